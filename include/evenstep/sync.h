@@ -19,7 +19,7 @@
 #ifndef EVENSTEP_SYNC_H
 #define EVENSTEP_SYNC_H
 
-#include <evenstep/comm.h>
+#include <evenstep/comm_costs.h>
 #include <evenstep/telemetry.h>
 
 #ifdef __cplusplus
@@ -66,6 +66,8 @@ typedef struct even_sync_params {
   size_t parameter_count;
   size_t bucket_bytes;       /* cap of a bucket; 0: 4 MiB. A larger parameter has a bucket of its own */
   size_t first_bucket_bytes; /* cap of the bucket reduced first; 0: 256 KiB */
+  size_t bucket_elements;    /* not 0: the cap in elements, whatever their dtype, in place of bucket_bytes, and of the
+                                first    bucket where that is less than first_bucket_bytes */
   size_t arena_offset;       /* where in the group's arena the buckets may begin; a multiple of 64 */
   even_dtype wire; /* F16 or BF16: what fp32 gradients travel as; F32 (0): as they are. The same on all ranks */
   even_sync_encoding encoding; /* with one, `wire` is F32. These four are the same on all ranks: */
@@ -144,6 +146,38 @@ EVEN_PUBLIC even_status even_sync_left_out(even_sync *sync, size_t index, int of
 /* Between rounds: nothing has been left out so far, and steps count their rounds anew (which is in the seed), as after
  * even_sync_open. EVEN_ERR_STATE inside a round. */
 EVEN_PUBLIC even_status even_sync_forget(even_sync *sync) EVEN_MUST_USE;
+
+/* ---- sizes of buckets by measurement ---- */
+
+/* What was measured of rounds. Seconds count from any moment, the same for all. */
+typedef struct even_sync_course {
+  size_t size;                 /* sizeof(even_sync_course) */
+  const double *ready_seconds; /* one a parameter: when its gradient is there, on the rank that has it last */
+  double end_seconds;          /* when backward has ended, and what is not there will not come */
+  even_comm_costs *costs;      /* what an all_reduce of this shape and engine costs by the way "call" */
+  const char *shape;
+  const char *engine;
+  size_t arena_bytes; /* that there are; 0: enough */
+} even_sync_course;
+
+typedef struct even_sync_sizes {
+  size_t bucket_bytes; /* as of even_sync_params */
+  size_t first_bucket_bytes;
+  double before_seconds; /* when the exchange ends with the sizes that were given, by the model */
+  double seconds;        /* and with these */
+} even_sync_sizes;
+
+/* When the exchange of a round ends with these params: its buckets go one after the other, each once all ranks have all
+ * its gradients, and cost what an all_reduce of their bytes does (the pipeline of Li et al., section 3.2). Costs of
+ * packing, and what the engine's thread takes from backward where no core is spare, are not in it. EVEN_ERR_ARGUMENT;
+ * EVEN_ERR_NOT_FOUND where the costs know nothing of such calls; those of even_sync_arena_bytes. Any thread. */
+EVEN_PUBLIC even_status even_sync_predict(const even_sync_params *params, const even_sync_course *course,
+                                          double *end_seconds) EVEN_MUST_USE;
+/* The sizes by which that is soonest, of 256 KiB to 32 MiB (the first bucket: 64 KiB to 4 MiB); those of `params`
+ * where none is a thousandth sooner. The same numbers give the same sizes; one rank decides for all. Sums do not depend
+ * on sizes: the same bits with all, but with an `encoding`. */
+EVEN_PUBLIC even_status even_sync_choose_sizes(const even_sync_params *params, const even_sync_course *course,
+                                               even_sync_sizes *out) EVEN_MUST_USE;
 
 #ifdef __cplusplus
 }

@@ -517,6 +517,7 @@ class Sync:
         way: int = 0,
         ratio: float = 0.0,
         seed: int = 0,
+        bucket_elements: int = 0,
     ) -> Sync: ...
     @staticmethod
     def arena_bytes(
@@ -524,7 +525,19 @@ class Sync:
         bucket_bytes: int = 0,
         first_bucket_bytes: int = 0,
         wire: int = 0,
+        bucket_elements: int = 0,
     ) -> int: ...
+    @staticmethod
+    def choose_sizes(
+        parameters: Sequence[tuple[int, int] | tuple[int, int, bool]],
+        ready: Sequence[float],
+        end: float,
+        costs: CommCosts,
+        shape: str,
+        engine: str,
+        arena_bytes: int = 0,
+        wire: int = 0,
+    ) -> tuple[int, int, float, float]: ...
     def offset(self, index: int, /) -> int: ...
     def begin(self, weight: float, step: int = 0, /) -> None: ...
     def ready(self, index: int, address: int, /) -> None: ...

@@ -4,6 +4,7 @@
 
 #include "ext.h"
 
+#include <evenstep/comm_costs.h>
 #include <evenstep/flight.h>
 #include <stdbool.h>
 
@@ -96,6 +97,8 @@ PyObject *even_ext_mpi_version(PyObject *module, PyObject *arguments);
 PyObject *even_ext_mpi_place(PyObject *module, PyObject *arguments);
 
 /* costs.c */
+/* The table of a CommCosts, NULL for None; false with an exception for anything else. */
+bool even_ext_take_costs(PyObject *object, even_comm_costs **out);
 PyObject *even_ext_comm_choose(PyObject *object, PyObject *arguments, PyObject *names);
 PyObject *even_ext_comm_measure(PyObject *object, PyObject *arguments);
 int even_ext_add_costs(PyObject *module);

@@ -119,8 +119,7 @@ static PyObject *costs_rows(PyObject *object, PyObject *unused) {
 
 /* ---- groups ---- */
 
-/* The table of a CommCosts, NULL for None; false with an exception for anything else. */
-static bool take(PyObject *object, even_comm_costs **out) {
+bool even_ext_take_costs(PyObject *object, even_comm_costs **out) {
   *out = NULL;
   if (object == Py_None) {
     return true;
@@ -143,7 +142,7 @@ PyObject *even_ext_comm_choose(PyObject *object, PyObject *arguments, PyObject *
   if (comm == NULL ||
       !PyArg_ParseTupleAndKeywords(arguments, names, "|Ozzd:choose", keywords, &costs, &params.shape, &params.way,
                                    &params.measure_seconds) ||
-      !take(costs, &params.costs)) {
+      !even_ext_take_costs(costs, &params.costs)) {
     return NULL;
   }
   even_ext_comm_begin(self);
@@ -162,7 +161,7 @@ PyObject *even_ext_comm_measure(PyObject *object, PyObject *arguments) {
   even_status status = EVEN_OK;
   even_comm *comm = even_ext_comm_open_group(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, "Osd:measure", &object_of_costs, &shape, &seconds) ||
-      !take(object_of_costs, &costs)) {
+      !even_ext_take_costs(object_of_costs, &costs)) {
     return NULL;
   }
   even_ext_comm_begin(self);

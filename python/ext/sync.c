@@ -1,4 +1,5 @@
 /* _core.Sync: the gradient engine of one group. Gradients cross as addresses; finish releases the GIL. */
+#include "comm.h"
 #include "ext.h"
 
 #include <evenstep/checkpoint.h>
@@ -49,32 +50,95 @@ static int to_parameters(PyObject *sequence, even_sync_parameter **out, size_t *
 }
 
 static PyObject *sync_arena_bytes(PyObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"parameters", "bucket_bytes", "first_bucket_bytes", "wire", NULL};
+  static char *keywords[] = {"parameters", "bucket_bytes", "first_bucket_bytes", "wire", "bucket_elements", NULL};
   PyObject *sequence = NULL;
   Py_ssize_t bucket_bytes = 0;
   Py_ssize_t first_bucket_bytes = 0;
+  Py_ssize_t bucket_elements = 0;
   int wire = EVEN_F32;
   even_sync_params params = {.size = sizeof params};
   even_sync_parameter *parameters = NULL;
   size_t bytes = 0;
   (void)type;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|nni:arena_bytes", keywords, &sequence, &bucket_bytes,
-                                   &first_bucket_bytes, &wire) ||
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|nnin:arena_bytes", keywords, &sequence, &bucket_bytes,
+                                   &first_bucket_bytes, &wire, &bucket_elements) ||
       to_parameters(sequence, &parameters, &params.parameter_count) != 0) {
     return NULL;
   }
-  if (bucket_bytes < 0 || first_bucket_bytes < 0) {
+  if (bucket_bytes < 0 || first_bucket_bytes < 0 || bucket_elements < 0) {
     even_free(parameters);
-    PyErr_SetString(PyExc_ValueError, "bucket_bytes and first_bucket_bytes cannot be negative");
+    PyErr_SetString(PyExc_ValueError, "sizes of buckets cannot be negative");
     return NULL;
   }
   params.parameters = parameters;
   params.bucket_bytes = (size_t)bucket_bytes;
   params.first_bucket_bytes = (size_t)first_bucket_bytes;
+  params.bucket_elements = (size_t)bucket_elements;
   params.wire = (even_dtype)wire;
   even_status status = even_sync_arena_bytes(&params, &bytes);
   even_free(parameters);
   return status == EVEN_OK ? PyLong_FromSize_t(bytes) : even_ext_raise(status);
+}
+
+/* The doubles of a sequence of `count` into *out (free with even_free). */
+static int to_seconds(PyObject *sequence, size_t count, double **out) {
+  PyObject *list = PySequence_List(sequence);
+  if (list == NULL) {
+    return -1;
+  }
+  if ((size_t)PyList_Size(list) != count) {
+    PyErr_Format(PyExc_ValueError, "%zd moments of %zu parameters", PyList_Size(list), count);
+    Py_DECREF(list);
+    return -1;
+  }
+  even_status status = EVEN_NEW_ARRAY(out, count);
+  if (status != EVEN_OK) {
+    (void)even_ext_raise(status);
+  }
+  for (size_t i = 0; status == EVEN_OK && i < count; i++) {
+    (*out)[i] = PyFloat_AsDouble(PyList_GetItem(list, (Py_ssize_t)i)); /* borrowed */
+  }
+  Py_DECREF(list);
+  return PyErr_Occurred() == NULL ? 0 : -1;
+}
+
+/* (bucket_bytes, first_bucket_bytes, seconds before, seconds) of the sizes with which the exchange ends first. */
+static PyObject *sync_choose_sizes(PyObject *type, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"parameters", "ready", "end", "costs", "shape", "engine", "arena_bytes", "wire", NULL};
+  PyObject *sequence = NULL;
+  PyObject *ready = NULL;
+  PyObject *costs = NULL;
+  Py_ssize_t arena_bytes = 0;
+  int wire = EVEN_F32;
+  even_sync_course course = {.size = sizeof course};
+  even_sync_params params = {.size = sizeof params};
+  even_sync_parameter *parameters = NULL;
+  double *seconds = NULL;
+  even_sync_sizes sizes;
+  (void)type;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OOdOss|ni:choose_sizes", keywords, &sequence, &ready,
+                                   &course.end_seconds, &costs, &course.shape, &course.engine, &arena_bytes, &wire) ||
+      !even_ext_take_costs(costs, &course.costs) ||
+      to_parameters(sequence, &parameters, &params.parameter_count) != 0) {
+    return NULL;
+  }
+  PyObject *result = NULL;
+  if (course.costs == NULL || arena_bytes < 0) {
+    PyErr_SetString(PyExc_ValueError, "sizes are chosen by costs, for an arena of 0 bytes or more");
+  } else if (to_seconds(ready, params.parameter_count, &seconds) == 0) {
+    params.parameters = parameters;
+    params.wire = (even_dtype)wire;
+    course.ready_seconds = seconds;
+    course.arena_bytes = (size_t)arena_bytes;
+    even_status status = even_sync_choose_sizes(&params, &course, &sizes);
+    result = status == EVEN_OK
+                 ? Py_BuildValue("(nndd)", (Py_ssize_t)sizes.bucket_bytes, (Py_ssize_t)sizes.first_bucket_bytes,
+                                 sizes.before_seconds, sizes.seconds)
+                 : even_ext_raise(status);
+  }
+  even_free(seconds);
+  even_free(parameters);
+  return result;
 }
 
 static int take_handles(sync_object *self, PyObject *comm, PyObject *telemetry) {
@@ -115,14 +179,25 @@ static int open_engine(sync_object *self, even_sync_params *params) {
 }
 
 static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"comm",         "parameters", "bucket_bytes", "first_bucket_bytes",
-                             "arena_offset", "telemetry",  "wire",         "encoding",
-                             "way",          "ratio",      "seed",         NULL};
+  static char *keywords[] = {"comm",
+                             "parameters",
+                             "bucket_bytes",
+                             "first_bucket_bytes",
+                             "arena_offset",
+                             "telemetry",
+                             "wire",
+                             "encoding",
+                             "way",
+                             "ratio",
+                             "seed",
+                             "bucket_elements",
+                             NULL};
   PyObject *comm = NULL;
   PyObject *sequence = NULL;
   PyObject *telemetry = NULL;
   Py_ssize_t bucket_bytes = 0;
   Py_ssize_t first_bucket_bytes = 0;
+  Py_ssize_t bucket_elements = 0;
   Py_ssize_t arena_offset = 0;
   int wire = EVEN_F32;
   int encoding = EVEN_SYNC_PLAIN;
@@ -130,13 +205,13 @@ static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   unsigned long long seed = 0;
   even_sync_params params = {.size = sizeof params};
   even_sync_parameter *parameters = NULL;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOiiidK:Sync", keywords, &comm, &sequence, &bucket_bytes,
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOiiidKn:Sync", keywords, &comm, &sequence, &bucket_bytes,
                                    &first_bucket_bytes, &arena_offset, &telemetry, &wire, &encoding, &way,
-                                   &params.ratio, &seed)) {
+                                   &params.ratio, &seed, &bucket_elements)) {
     return NULL;
   }
-  if (bucket_bytes < 0 || first_bucket_bytes < 0 || arena_offset < 0) {
-    return PyErr_Format(PyExc_ValueError, "sizes in bytes cannot be negative");
+  if (bucket_bytes < 0 || first_bucket_bytes < 0 || bucket_elements < 0 || arena_offset < 0) {
+    return PyErr_Format(PyExc_ValueError, "sizes cannot be negative");
   }
   allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
   sync_object *self = (sync_object *)make(type, 0);
@@ -151,6 +226,7 @@ static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
     params.parameters = parameters;
     params.bucket_bytes = (size_t)bucket_bytes;
     params.first_bucket_bytes = (size_t)first_bucket_bytes;
+    params.bucket_elements = (size_t)bucket_elements;
     params.arena_offset = (size_t)arena_offset;
     params.wire = (even_dtype)wire;
     params.encoding = (even_sync_encoding)encoding;
@@ -321,8 +397,11 @@ static PyObject *sync_close(PyObject *object, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"arena_bytes", (PyCFunction)(void (*)(void))sync_arena_bytes, METH_VARARGS | METH_KEYWORDS | METH_STATIC,
-     "arena_bytes(parameters, bucket_bytes=0, first_bucket_bytes=0, wire=DTYPE_F32): bytes of arena that [(count, "
-     "dtype), …] need"},
+     "arena_bytes(parameters, bucket_bytes=0, first_bucket_bytes=0, wire=DTYPE_F32, bucket_elements=0): bytes of arena "
+     "that [(count, dtype), …] need"},
+    {"choose_sizes", (PyCFunction)(void (*)(void))sync_choose_sizes, METH_VARARGS | METH_KEYWORDS | METH_STATIC,
+     "choose_sizes(parameters, ready, end, costs, shape, engine, arena_bytes=0, wire=DTYPE_F32): (bucket_bytes, "
+     "first_bucket_bytes, seconds until now, seconds) of the exchange that ends first; 0, 0: as it is"},
     {"offset", sync_offset, METH_VARARGS, "offset(index): where the parameter's slot lies in the arena, in bytes"},
     {"begin", sync_begin, METH_VARARGS, "begin(weight, step=0): opens a round"},
     {"ready", sync_ready, METH_VARARGS, "ready(index, address): the gradient is there and stays until finish"},

@@ -27,10 +27,21 @@ static even_status slot_bytes(const even_sync_params *params, size_t index, size
   return EVEN_OK;
 }
 
-/* Puts the parameters that are `late` or not into buckets; a place's offset is still the one inside its bucket. */
-static even_status fill(const even_sync_params *params, bool late, even_sync_layout *layout) {
+/* What a bucket of this dtype may hold; the first one is that which is reduced first. */
+static size_t limit_of(const even_sync_params *params, even_dtype dtype, bool first) {
   size_t cap = params->bucket_bytes > 0 ? params->bucket_bytes : DEFAULT_BUCKET_BYTES;
   size_t first_cap = params->first_bucket_bytes > 0 ? params->first_bucket_bytes : DEFAULT_FIRST_BUCKET_BYTES;
+  if (params->bucket_elements > 0) {
+    if (!even_multiply_size(params->bucket_elements, even_dtype_bytes(dtype), &cap)) {
+      cap = SIZE_MAX;
+    }
+    first_cap = first_cap < cap ? first_cap : cap;
+  }
+  return first ? first_cap : cap;
+}
+
+/* Puts the parameters that are `late` or not into buckets; a place's offset is still the one inside its bucket. */
+static even_status fill(const even_sync_params *params, bool late, even_sync_layout *layout) {
   size_t open[DTYPES] = {NO_BUCKET, NO_BUCKET, NO_BUCKET, NO_BUCKET};
   for (size_t index = params->parameter_count; index-- > 0;) {
     size_t bytes = 0;
@@ -42,7 +53,7 @@ static even_status fill(const even_sync_params *params, bool late, even_sync_lay
     size_t *current = &open[params->parameters[index].dtype];
     bool full = *current == NO_BUCKET;
     if (!full) {
-      size_t limit = *current == 0 ? first_cap : cap;
+      size_t limit = limit_of(params, params->parameters[index].dtype, *current == 0);
       full = !even_add_size(layout->buckets[*current].bytes, bytes, &grown) || grown > limit;
     }
     if (full) {
