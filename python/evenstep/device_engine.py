@@ -29,7 +29,7 @@ class BucketEngine:
 
     def __init__(self, parameters: Sequence[torch.Tensor], options: EngineOptions) -> None:
         self._parameters = parameters
-        self._limit = options.bucket_bytes or BUCKET_BYTES
+        self._options = options
         self._weight, self._step = 0.0, 0
         self.views = [torch.empty(0)] * len(parameters)
         self._lay_out(list(reversed(range(len(parameters)))), [])
@@ -41,8 +41,9 @@ class BucketEngine:
             filling: dict[tuple[torch.device, torch.dtype], list[int]] = {}
             for index in part:
                 parameter = self._parameters[index]
+                limit = self._options.bucket_limit(parameter.element_size(), BUCKET_BYTES)
                 indices = filling.setdefault((parameter.device, parameter.dtype), [])
-                if indices and sum(self._bytes(one) for one in (*indices, index)) > self._limit:
+                if indices and sum(self._bytes(one) for one in (*indices, index)) > limit:
                     self._add(indices)
                     indices = filling[(parameter.device, parameter.dtype)] = []
                 indices.append(index)

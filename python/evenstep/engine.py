@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from evenstep import _core
+from evenstep import _core, comm_costs
 from evenstep.compression import ENCODINGS, WAYS, WIRES, Compression
 from evenstep.exchange import Exchange
 from evenstep.group import DTYPES, Group
@@ -27,11 +27,16 @@ class EngineOptions:
     engine: str | None = None  # "shared", "torch"; None: chosen
     compression: Compression | None = None
     bucket_bytes: int = 0  # 0: the engine's own
+    bucket_elements: int = 0  # or the same in elements
     adasum: bool = False
     seed: int = 0  # of what is rounded at random
     way: str = (
         "auto"  # of what is encoded: "gather" to all, "parts" that are added up by one rank each; auto: the cheaper
     )
+
+    def bucket_limit(self, element_bytes: int, own: int) -> int:
+        """Bytes of a bucket of such elements, where an engine has a size of its own."""
+        return self.bucket_elements * element_bytes or self.bucket_bytes or own
 
     @property
     def gathers(self) -> bool:
@@ -109,11 +114,14 @@ class SharedEngine:
         self._slots: list[torch.Tensor] = []
         self._addresses: list[int] = []
         self._place = list(range(len(parameters)))  # of each parameter in the engine in C
+        self._late: frozenset[int] = frozenset()
+        self._sizes = 0, 0  # of buckets and of the first; 0: as the options say
+        self.shape = comm_costs.followed  # of the group, on its rank 0, which has just been opened
         self.nonfinite: list[tuple[int, bool]] = []  # as evenstep.nonfinite.Found, of the last round
         self._open(_shapes(parameters))
 
     def _open(self, shapes: Sequence[tuple[int, int] | tuple[int, int, bool]]) -> None:
-        self._sync = _core.Sync(self._comm, shapes, telemetry=self._telemetry, **_in_c(self._options))
+        self._sync = _core.Sync(self._comm, shapes, telemetry=self._telemetry, **_in_c(self._options, self._sizes))
         arena = self._comm.arena()
         self._slots.clear()
         self._addresses.clear()
@@ -133,17 +141,56 @@ class SharedEngine:
         """Between rounds: fills the buckets with the parameters of `order` as they come there, those of `late` in buckets of
         their own, reduced last. The views are other memory then. False, and nothing done, where the arena is too small
         for it. The same on all ranks."""
-        lately = set(late)
-        reduced = [*order, *late]
-        whole = _shapes(self._parameters)
-        shapes = [(*whole[index], index in lately) for index in reversed(reduced)]  # buckets are filled from the end
-        if _core.Sync.arena_bytes(shapes, **_layout_in_c(self._options)) > len(self._comm.arena()):
+        return self._lay_out([*order, *late], frozenset(late), self._sizes)
+
+    def resize(self, bucket_bytes: int, first_bucket_bytes: int) -> bool:
+        """Between rounds: buckets of other sizes (0: as the options say), as `reorder` does it. Sums are the same to the bit."""
+        return self._lay_out(self._reduced, self._late, (bucket_bytes, first_bucket_bytes))
+
+    @property
+    def _reduced(self) -> list[int]:
+        """The parameters in the order in which buckets take them."""
+        return sorted(
+            range(len(self._place)), key=self._place.__getitem__, reverse=True
+        )  # they are filled from the end
+
+    def _lay_out(self, reduced: Sequence[int], late: frozenset[int], sizes: tuple[int, int]) -> bool:
+        shapes = self._shapes_of(reduced, late)
+        if _core.Sync.arena_bytes(shapes, **_layout_in_c(self._options, sizes)) > len(self._comm.arena()):
             return False
         for place, index in enumerate(reversed(reduced)):
             self._place[index] = place
+        self._late, self._sizes = late, sizes
         self._sync.close()
         self._open(shapes)
         return True
+
+    def _shapes_of(self, reduced: Sequence[int], late: frozenset[int]) -> list[tuple[int, int, bool]]:
+        whole = _shapes(self._parameters)
+        return [(*whole[index], index in late) for index in reversed(reduced)]
+
+    @property
+    def chooses_sizes(self) -> bool:
+        """Whether buckets may have other sizes: nobody said which, and sums do not depend on it."""
+        options = self._options
+        said = options.bucket_bytes or options.bucket_elements or options.encodes
+        return not said and self._comm.ranks > 1 and self.plain
+
+    @property
+    def comm(self) -> _core.Comm:
+        return self._comm
+
+    def better_sizes(
+        self, ready: Sequence[float], end: float, costs: _core.CommCosts, shape: str
+    ) -> tuple[int, int, float, float]:
+        """Of buckets and of the first (0, 0: as it is) by what calls cost, and when the exchange ends, by that, as it is and
+        then. ready: seconds after which each parameter's gradient is there; end: backward is over."""
+        reduced = self._reduced
+        shapes = self._shapes_of(reduced, self._late)
+        moments = [ready[index] for index in reversed(reduced)]
+        room = len(self._comm.arena())
+        wire = _layout_in_c(self._options)["wire"]
+        return _core.Sync.choose_sizes(shapes, moments, end, costs, shape, self._comm.engine, room, wire)
 
     @property
     def memory(self) -> Sequence[torch.Tensor]:
@@ -204,16 +251,18 @@ class SharedEngine:
         return used, Report(communication_ns, peer_wait_ns, exposed_ns, moved, full)
 
 
-def _layout_in_c(options: EngineOptions) -> dict[str, int]:
-    """The same for the engine in C: what decides where gradients lie."""
-    first = min(options.bucket_bytes, FIRST_BUCKET_BYTES)
+def _layout_in_c(options: EngineOptions, sizes: tuple[int, int] = (0, 0)) -> dict[str, int]:
+    """The same for the engine in C: what decides where gradients lie. sizes: where not 0 they take the place of the options'."""
+    cap = sizes[0] or options.bucket_bytes
+    first = sizes[1] or min(options.bucket_bytes, FIRST_BUCKET_BYTES)
     wire = WIRES.get(options.compression.name, torch.float32) if options.compression is not None else torch.float32
-    return {"bucket_bytes": options.bucket_bytes, "first_bucket_bytes": first, "wire": DTYPES[wire]}
+    layout = {"bucket_bytes": cap, "first_bucket_bytes": first, "wire": DTYPES[wire]}
+    return {**layout, "bucket_elements": options.bucket_elements}
 
 
-def _in_c(options: EngineOptions) -> dict[str, Any]:
+def _in_c(options: EngineOptions, sizes: tuple[int, int]) -> dict[str, Any]:
     """And all of them."""
-    whole: dict[str, Any] = dict(_layout_in_c(options))
+    whole: dict[str, Any] = dict(_layout_in_c(options, sizes))
     if options.compression is not None and options.encodes:
         whole["encoding"] = ENCODINGS[options.compression.name]
         whole["way"] = WAYS[options.way]
@@ -243,8 +292,8 @@ class TorchEngine:
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for index in reversed(range(len(parameters))):
             kinds.setdefault((parameters[index].device, parameters[index].dtype), []).append(index)
-        limit = options.bucket_bytes or BUCKET_BYTES
         for (device, dtype), indices in kinds.items():
+            limit = options.bucket_limit(dtype.itemsize, BUCKET_BYTES)
             bucket: list[int] = []
             size = 0
             for index in indices:

@@ -7,14 +7,16 @@ stays None where no rank has one). The weights of the ranks sum to 1, so what wa
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.agreement import first_differing
+from evenstep.bucket_sizes import BucketSizes, sizes_of
 from evenstep.engine import Engine, Report
 from evenstep.kept import KeptGradients
 from evenstep.learned_order import LearnedOrder
@@ -66,6 +68,8 @@ class GradientSync:
         self._fired: set[int] = set()
         self._submitted: set[int] = set()
         self._order = LearnedOrder()
+        self._sizes: BucketSizes | None = sizes_of(engine, name)
+        self._sees = True  # when gradients come
         self._refired = False
         self._open = False
         self._ids = {id(p) for p in self.parameters}
@@ -107,8 +111,8 @@ class GradientSync:
                 self._fired_again(index, p)
                 return
             fired.add(index)
-            if self._order.learning and self.local is None and self.stale is None:
-                self._order.seen.append(index)
+            if self._sees and self.local is None and self.stale is None:
+                self._saw(index)
             if self.enabled and self._stash is None and not self.defer and self.local is None and not self.idle:
                 submit(index, p)
 
@@ -130,6 +134,7 @@ class GradientSync:
         self._kept = KeptGradients(engine.views, engine.memory)
         self._kept.own.update(own)
         self._order = LearnedOrder()
+        self._sizes, self._sees = sizes_of(engine, self.name), True
         self._whole.clear()
         self._fired.clear()
         self._submitted.clear()
@@ -177,6 +182,12 @@ class GradientSync:
 
     # -- during backward --
 
+    def _saw(self, index: int) -> None:
+        if self._order.learning:
+            self._order.seen.append(index)
+        if self._sizes is not None:
+            self._sizes.saw(index)
+
     def _fired_again(self, index: int, parameter: torch.Tensor) -> None:
         if index >= self._dense:
             return
@@ -221,6 +232,8 @@ class GradientSync:
         weight = self._current_weight()
         if self._order.wanted is not None and not self._open:
             self._reorder(*self._order.wanted)
+        if self._sizes is not None and not self._open:
+            self._resize(self._sizes)
         if self.stale is not None and self.enabled:
             self.stale.check_once_a_step(self._steps.step)
         if empty:
@@ -393,6 +406,8 @@ class GradientSync:
             with self._steps.blocking():
                 self._order.agree(self._steps.group, used)
         self._order.learning = False
+        if self._sizes is not None:
+            self._size_buckets(self._sizes, report)
         views = self.engine.views
         for index, parameter in enumerate(self.parameters[: self._dense]):
             if used[index]:
@@ -487,11 +502,34 @@ class GradientSync:
         self._order.learning = order is None
         self._reorder(*(order or (list(reversed(range(self._dense))), [])))
 
-    @torch.no_grad()
+    def _size_buckets(self, sizes: BucketSizes, report: Report) -> None:
+        """After a round, which the ranks make together."""
+        sizes.round_ends(report)
+        if sizes.due:
+            with self._steps.blocking():
+                measuring = sizes.decide(self._steps.group)
+            self._steps.times.blocks(measuring)  # in a group that counts none of its waiting there
+            if sizes.words and self._steps.group.rank == 0:
+                self._steps.telemetry.event(_core.EVENT_MESSAGE, self._steps.step, 0, sizes.words)
+        self._sees = sizes.watching
+
+    def _resize(self, sizes: BucketSizes) -> None:
+        if sizes.wanted is not None:
+            wanted, sizes.wanted = sizes.wanted, None
+            self._lay_out(lambda: self.engine.resize(*wanted))  # type: ignore[attr-defined]
+        if sizes.done:
+            self._sizes = None
+        else:
+            sizes.backward_begins()
+
     def _reorder(self, order: list[int], late: list[int]) -> None:
-        """Before the round after the first: the buckets in the order in which gradients come. What p.grad still holds of
-        the engine's memory gets memory of its own."""
+        """Before the round after the first: the buckets in the order in which gradients come."""
         self._order.wanted = None
+        self._lay_out(lambda: self.engine.reorder(order, late))  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def _lay_out(self, anew: Callable[[], bool]) -> None:
+        """Between rounds: `anew` moves the engine's views. What p.grad still holds of its memory gets memory of its own."""
         parameters = self.parameters[: self._dense]
         self._kept.let_go(parameters)
         for index in self._kept.in_memory(parameters):
@@ -499,7 +537,7 @@ class GradientSync:
             assert gradient is not None
             gradient = parameters[index].grad = gradient.clone()
             self._whole[index] = weakref.ref(gradient)
-        if self.engine.reorder(order, late):  # type: ignore[attr-defined]
+        if anew():
             own, self._kept = self._kept.own, KeptGradients(self.engine.views, self.engine.memory)
             self._kept.own.update(own)
 

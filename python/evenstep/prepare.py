@@ -74,6 +74,7 @@ def prepare(
     compression: str | None = None,
     reduction: str = "mean",
     bucket_cap_mb: float | None = None,
+    reduce_bucket_size: float | None = None,
     sync: Mode | None = None,
     find_unused_parameters: bool | None = None,
     static_graph: bool = False,
@@ -109,9 +110,10 @@ def prepare(
 
     compression: "fp16", "bf16", "int8", "onebit", "topk:0.01" or "powersgd:4": gradients travel as fewer bytes, and are
     no longer exact (docs/compression.md); None: what EVENSTEP_COMPRESSION says, else none; "none". reduction="adasum":
-    Adasum instead of the weighted mean. bucket_cap_mb: how many MiB of gradients are exchanged at once, instead of the
-    engine's own choice. sync: es.LocalSGD(every=8), es.DiLoCo(every=32) or es.Stale(steps=1): ranks that exchange less often,
-    or later (docs/asynchronous.md).
+    Adasum instead of the weighted mean. bucket_cap_mb: how many MiB of gradients are exchanged at once, instead of a
+    size chosen by measurement (docs/communication.md); reduce_bucket_size: the same in elements, as in DeepSpeed. sync:
+    es.LocalSGD(every=8), es.DiLoCo(every=32) or es.Stale(steps=1): ranks that exchange less often, or later
+    (docs/asynchronous.md).
 
     As in DistributedDataParallel: find_unused_parameters needs not be asked for; False makes a parameter that has no
     gradient on any rank an error. static_graph=True makes it an error when other parameters have gradients than in the
@@ -179,7 +181,9 @@ def prepare(
             )
         current = session()
         use_frequency(current, checkpoint_frequency)
-        options = engine_options(current.environment, engine, compression, reduction, bucket_cap_mb)
+        trained = [one for one in given if isinstance(one, nn.Module)]
+        sizes = bucket_cap_mb, reduce_bucket_size, trained
+        options = engine_options(current.environment, engine, compression, reduction, *sizes)
         ddp = DDPOptions(find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers)
         check_mode(sync, options, ddp)
         adapt = adapt_asked(current, adapt_batch, train and any(isinstance(one, DataLoader) for one in given))

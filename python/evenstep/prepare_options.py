@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep._core import EvenstepError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from evenstep.session import Session
 
 _MOST_MB = 1 << 20
+_MOST_ELEMENTS = 1 << 40
 _MOST_BUCKET = 1 << 20  # EVEN_MOST_BUCKET
 
 
@@ -44,6 +46,8 @@ def engine_options(
     compression: str | None,
     reduction: str,
     bucket_cap_mb: float | None,
+    reduce_bucket_size: float | None = None,
+    models: Iterable[nn.Module] = (),
 ) -> EngineOptions:
     """Raises ValueError, or EvenstepError where the launcher's variables are wrong."""
     if engine not in (None, "shared", "torch"):
@@ -69,10 +73,32 @@ def engine_options(
             f"es.prepare(reduction='adasum') adds up pairs of ranks, and the job has {ranks}\n"
             "  fix: start 2, 4, 8, … ranks"
         )
-    if bucket_cap_mb is not None and not (0 < bucket_cap_mb <= _MOST_MB and math.isfinite(bucket_cap_mb)):
-        raise ValueError(f"es.prepare(bucket_cap_mb={bucket_cap_mb!r}): give MiB, more than 0 and up to {_MOST_MB}")
-    cap = 0 if bucket_cap_mb is None else max(1, int(bucket_cap_mb * (1 << 20)))
-    return EngineOptions(engine, chosen, cap, adasum, environment.seed or 0, parse_way(environment.compression_way))
+    sizes = _bucket_sizes(bucket_cap_mb, reduce_bucket_size, models)
+    return EngineOptions(engine, chosen, *sizes, adasum, environment.seed or 0, parse_way(environment.compression_way))
+
+
+def _bucket_sizes(cap_mb: float | None, elements: float | None, models: Iterable[nn.Module]) -> tuple[int, int]:
+    """In bytes and in elements, 0: not said. Raises TypeError or ValueError."""
+    if cap_mb is not None and not (0 < cap_mb <= _MOST_MB and math.isfinite(cap_mb)):
+        raise ValueError(f"es.prepare(bucket_cap_mb={cap_mb!r}): give MiB, more than 0 and up to {_MOST_MB}")
+    cap = 0 if cap_mb is None else max(1, int(cap_mb * (1 << 20)))
+    if elements is None:
+        return cap, 0
+    if isinstance(elements, bool) or not isinstance(elements, (int, float)):
+        raise TypeError(f"es.prepare(reduce_bucket_size={elements!r}): give a number of elements, as DeepSpeed's (5e8)")
+    if not (1 <= elements <= _MOST_ELEMENTS and elements == int(elements)):
+        raise ValueError(
+            f"es.prepare(reduce_bucket_size={elements!r}): give a whole number of elements, from 1 to {_MOST_ELEMENTS}"
+        )
+    if cap == 0:
+        return 0, int(elements)
+    for size in sorted({p.element_size() for model in models for p in model.parameters() if p.requires_grad} or {4}):
+        if int(elements) * size != cap:
+            raise ValueError(
+                f"es.prepare(bucket_cap_mb={cap_mb!r}, reduce_bucket_size={elements!r}): so many elements of {size} bytes "
+                f"are {int(elements) * size / (1 << 20):g} MiB\n  fix: give one of the two"
+            )
+    return cap, 0
 
 
 def frequency_of(value: int | str | None, call: str) -> tuple[int, float] | None:
