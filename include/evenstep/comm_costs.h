@@ -92,7 +92,8 @@ typedef struct even_comm_choosing {
  * that are passed on, or "whole" from the root; reduce_scatter and all_gather with all at once ("direct") or one after
  * the other ("pairs"). "hosts", of more than 1 MB (what is no all_reduce: 64 KB): "lanes", "overlap" or "turns";
  * all_gather and broadcast also "direct", between all ranks. EVEN_ERR_ARGUMENT names the ways where `way` is none of
- * any engine; one of another engine's is passed over. Without this call groups choose by what their own calls cost.
+ * any engine; one of another engine's is passed over. Those of "shm" count inside each host of "hosts", too. Without
+ * this call groups choose by what their own calls cost.
  * Errors are the same on all ranks. */
 EVEN_PUBLIC even_status even_comm_choose(even_comm *comm, const even_comm_choosing *params) EVEN_MUST_USE;
 

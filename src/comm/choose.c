@@ -1,5 +1,6 @@
 /* Choosing by costs: what a group's rank 0 is told, and what is measured at first use. */
 #include "comm/engine.h"
+#include "comm/pieces.h"
 #include "comm/ways.h"
 
 #include "base/alloc.h"
@@ -26,7 +27,7 @@ typedef struct verdict {
 static bool is_known(const char *way) {
   static const char *const words[] = {"parts",   "whole", "fitted", "direct",      "pairs",         "turns",
                                       "overlap", "lanes", "chain",  "past-caches", "through-caches"};
-  bool known = strncmp(way, "pieces-", 7) == 0;
+  bool known = even_pieces_named(way) != 0;
   for (size_t i = 0; !known && i < sizeof words / sizeof words[0]; i++) {
     known = strcmp(way, words[i]) == 0;
   }

@@ -3,12 +3,37 @@
  * each size is tried, now and then, against its neighbour. */
 #include "comm/pieces.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A trial: calls of the current size, then as many of the other. */
 #define CALLS 3u
 #define SHORTEST_PAUSE 8u
 #define LONGEST_PAUSE 256u
+
+void even_pieces_name(size_t bytes, char name[EVEN_PIECES_NAME]) {
+  bool large = bytes >= (size_t)1 << 20 && bytes % ((size_t)1 << 20) == 0;
+  if ((bytes & EVEN_PIECES_CHAINED) != 0) {
+    (void)snprintf(name, EVEN_PIECES_NAME, "%s", EVEN_PIECES_CHAIN);
+  } else {
+    (void)snprintf(name, EVEN_PIECES_NAME, "pieces-%zu%c", large ? bytes >> 20 : bytes >> 10, large ? 'M' : 'K');
+  }
+}
+
+size_t even_pieces_named(const char *name) {
+  static const char prefix[] = "pieces-";
+  const char *digits = name + sizeof prefix - 1;
+  char *end = NULL;
+  if (strncmp(name, prefix, sizeof prefix - 1) != 0 || digits[0] < '1' || digits[0] > '9') {
+    return 0;
+  }
+  unsigned long long number = strtoull(digits, &end, 10);
+  if ((*end != 'K' && *end != 'M') || end[1] != '\0' || number > 1 << 20) {
+    return 0;
+  }
+  return (size_t)number << (*end == 'K' ? 10 : 20);
+}
 
 void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crowded) {
   memset(pieces, 0, sizeof *pieces);

@@ -23,6 +23,16 @@ typedef struct even_pieces {
   bool chain; /* the chain is forced */
 } even_pieces;
 
+/* In a size: it is the chain. */
+#define EVEN_PIECES_CHAINED ((uint64_t)1)
+
+/* What users call a size: "pieces-256K", and the chain. */
+#define EVEN_PIECES_NAME 32
+#define EVEN_PIECES_CHAIN "chain"
+void even_pieces_name(size_t bytes, char name[EVEN_PIECES_NAME]);
+/* The size of such a name, not of the chain's; 0 where it is none. */
+size_t even_pieces_named(const char *name);
+
 /* Sizes from `least` on, each four times the one before, up to `most`. `crowded`: ranks share cores, so that each
  * meeting costs a turn of the scheduler: the largest first. */
 void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crowded);
@@ -31,7 +41,6 @@ void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crow
 void even_pieces_add_chain(even_pieces *pieces);
 /* Always the chain, whether it is one of the choices or not. */
 void even_pieces_force_chain(even_pieces *pieces);
-#define EVEN_PIECES_CHAINED ((uint64_t)1)
 /* Begins with size `index`, which costs less than the others as far as is known; the next trial comes after a pause. */
 void even_pieces_prefer(even_pieces *pieces, uint32_t index);
 /* Always size `index`. */

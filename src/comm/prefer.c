@@ -6,39 +6,13 @@
 #include "comm/costs.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Trials compare costs for each byte of calls of many sizes: they are kept as those of a call of this one. */
 #define KEPT_BYTES ((uint64_t)16 << 20)
 
-static const char chain_name[] = "chain";
 static const char through_name[] = "through-caches";
 static const char past_name[] = "past-caches";
-
-/* "pieces-256K" */
-static void way_name(size_t bytes, char name[EVEN_COMM_COSTS_WORD]) {
-  if ((bytes & EVEN_PIECES_CHAINED) != 0) {
-    (void)snprintf(name, EVEN_COMM_COSTS_WORD, "%s", chain_name);
-    return;
-  }
-  bool large = bytes >= (size_t)1 << 20 && bytes % ((size_t)1 << 20) == 0;
-  (void)snprintf(name, EVEN_COMM_COSTS_WORD, "pieces-%zu%c", large ? bytes >> 20 : bytes >> 10, large ? 'M' : 'K');
-}
-
-/* The size of a way's name; 0 where it is none of this engine's. */
-static size_t way_bytes(const char *way) {
-  static const char prefix[] = "pieces-";
-  char *end = NULL;
-  if (strncmp(way, prefix, sizeof prefix - 1) != 0 || way[sizeof prefix - 1] < '1' || way[sizeof prefix - 1] > '9') {
-    return 0;
-  }
-  unsigned long long number = strtoull(way + sizeof prefix - 1, &end, 10);
-  if ((*end != 'K' && *end != 'M') || end[1] != '\0' || number > 1 << 20) {
-    return 0;
-  }
-  return (size_t)number << (*end == 'K' ? 10 : 20);
-}
 
 static bool has_chain(const even_pieces *pieces) {
   return (pieces->bytes[pieces->sizes - 1] & EVEN_PIECES_CHAINED) != 0;
@@ -64,9 +38,9 @@ static void recall(even_comm *comm) {
   double least = 0;
   uint32_t best = 0;
   for (uint32_t i = 0; i < comm->pieces.sizes; i++) {
-    char name[EVEN_COMM_COSTS_WORD];
+    char name[EVEN_PIECES_NAME];
     double seconds = 0;
-    way_name(comm->pieces.bytes[i], name);
+    even_pieces_name(comm->pieces.bytes[i], name);
     const even_comm_cost_key key = key_of(comm, name);
     bool known = even_comm_costs_find(comm->costs, &key, &seconds);
     if (!known && (comm->pieces.bytes[i] & EVEN_PIECES_CHAINED) != 0) {
@@ -92,8 +66,8 @@ static even_writing_way writing_way(const char *way) {
 }
 
 even_status even_shared_follow(even_comm *comm, const even_comm_following *by, size_t *lacking) {
-  size_t forced = by->way == NULL ? 0 : way_bytes(by->way);
-  bool chain = by->way != NULL && strcmp(by->way, chain_name) == 0;
+  size_t forced = by->way == NULL ? 0 : even_pieces_named(by->way);
+  bool chain = by->way != NULL && strcmp(by->way, EVEN_PIECES_CHAIN) == 0;
   even_writing_way writing = writing_way(by->way);
   *lacking = 0;
   if (by->way != NULL && forced == 0 && !chain && writing == EVEN_WRITING_MEASURED) {
@@ -117,9 +91,9 @@ even_status even_shared_follow(even_comm *comm, const even_comm_following *by, s
 void even_shared_keep_costs(even_comm *comm) {
   even_pieces *pieces = &comm->pieces;
   for (uint32_t i = 0; i < pieces->sizes && comm->costs != NULL; i++) {
-    char name[EVEN_COMM_COSTS_WORD];
+    char name[EVEN_PIECES_NAME];
     if (pieces->learnt[i] > 0) {
-      way_name(pieces->bytes[i], name);
+      even_pieces_name(pieces->bytes[i], name);
       const even_comm_cost_key key = key_of(comm, name);
       double seconds = (double)pieces->learnt[i] * (double)(KEPT_BYTES >> 10) * 1e-9;
       if (even_comm_costs_add(comm->costs, &key, seconds) != EVEN_OK) {
@@ -141,9 +115,9 @@ void *even_shared_choice(even_comm *comm, int number, size_t *bytes) {
 
 /* Of calls of KEPT_BYTES, in ms; 0: not known. */
 static double known_ms(const even_comm *comm, uint32_t index) {
-  char name[EVEN_COMM_COSTS_WORD];
+  char name[EVEN_PIECES_NAME];
   double seconds = (double)comm->pieces.learnt[index] * (double)(KEPT_BYTES >> 10) * 1e-9;
-  way_name(comm->pieces.bytes[index], name);
+  even_pieces_name(comm->pieces.bytes[index], name);
   const even_comm_cost_key key = key_of(comm, name);
   if (comm->pieces.learnt[index] == 0 && (comm->costs == NULL || !even_comm_costs_find(comm->costs, &key, &seconds))) {
     return 0;
@@ -165,10 +139,10 @@ void even_shared_describe_pieces(const even_comm *comm, char *text, size_t bytes
   }
   length = snprintf(text, bytes, " (%.3g ms for %llu MB", own, (unsigned long long)(KEPT_BYTES >> 20));
   for (uint32_t i = 0; i < pieces->sizes && length > 0 && (size_t)length < bytes; i++) {
-    char name[EVEN_COMM_COSTS_WORD];
+    char name[EVEN_PIECES_NAME];
     double other = known_ms(comm, i);
     if (i != pieces->current && other > 0) {
-      way_name(pieces->bytes[i], name);
+      even_pieces_name(pieces->bytes[i], name);
       length += snprintf(text + length, bytes - (size_t)length, "; %s %.3g", name, other);
     }
   }

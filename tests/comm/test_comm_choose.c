@@ -2,6 +2,7 @@
  */
 #include "base/fail.h"
 #include "comm/group.h"
+#include "comm/hosts/group.h"
 #include "comm/ranks.h"
 #include "comm/ways.h"
 #include "support/fault.h"
@@ -254,9 +255,49 @@ static void whole_calls_are_measured(void **state) {
 }
 
 static bool describes(const even_comm *comm, const char *words) {
-  char text[2048];
+  char text[4096];
   even_comm_describe(comm, text, sizeof text);
   return strstr(text, words) != NULL;
+}
+
+/* What the ranks of each host do among themselves takes the ways of shared memory, on the hosts of other leaders, too.
+ */
+static int ask_inside(even_comm *comm, void *argument) {
+  static const struct {
+    const char *way;
+    size_t piece_bytes; /* 0: not asked for */
+    bool chained;
+    even_writing_way writing;
+  } asked[] = {{"pieces-4M", 4 << 20, false, EVEN_WRITING_MEASURED},
+               {"past-caches", 0, false, EVEN_WRITING_PAST},
+               {"chain", 0, true, EVEN_WRITING_MEASURED},
+               {"turns", 0, false, EVEN_WRITING_MEASURED},
+               {NULL, 0, false, EVEN_WRITING_MEASURED}};
+  static float values[COUNT];
+  const even_comm *inside = even_hosts_within(comm)->inside;
+  (void)argument;
+  for (size_t i = 0; i < sizeof asked / sizeof asked[0]; i++) {
+    const even_comm_choosing params = by(NULL, asked[i].way, 0);
+    RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
+    for (int k = 0; k < COUNT; k++) {
+      values[k] = (float)(k + even_comm_rank(comm));
+    }
+    RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, COUNT, EVEN_F32, EVEN_SUM) == EVEN_OK);
+    for (int k = 0; k < COUNT; k++) {
+      RANKS_EXPECT(comm, values[k] == (float)(4 * k + 6));
+    }
+    RANKS_EXPECT(comm, inside->writing.forced == asked[i].writing && (inside->chained || !asked[i].chained));
+    RANKS_EXPECT(comm, asked[i].piece_bytes == 0 || inside->piece_bytes == asked[i].piece_bytes);
+    RANKS_EXPECT(comm, even_comm_rank(comm) != 0 || describes(comm, ", as asked for") == (asked[i].way != NULL));
+  }
+  return even_comm_barrier(comm) != EVEN_OK;
+}
+
+static void a_way_of_shared_memory_is_taken_inside_each_host(void **state) {
+  static const int host_of[] = {0, 1, 0, 1};
+  ranks_setup setup = {.ranks = 4, .timeout_seconds = 60, .spin = -1, .engine = RANKS_HOSTS, .host_of = host_of};
+  (void)state;
+  assert_int_equal(ranks_run(&setup, ask_inside, NULL, NULL), 0);
 }
 
 /* On one host: the size of pieces is asked for, or known. */
@@ -344,6 +385,8 @@ static int ask_for_nonsense(even_comm *comm, void *argument) {
   (void)argument;
   RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_ERR_ARGUMENT && mentions("'sideways' is no way"));
   RANKS_EXPECT(comm, strstr(even_error_last()->fix, "parts, whole") != NULL);
+  params.way = "pieces-many";
+  RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_ERR_ARGUMENT && mentions("'pieces-many' is no way"));
   params.way = "whole"; /* another engine's, or this one's */
   RANKS_EXPECT(comm, even_comm_choose(comm, &params) == EVEN_OK);
   params.size = 3;
@@ -391,6 +434,7 @@ int main(int count, char **words) {
       cmocka_unit_test(only_who_chooses_tells_of_the_choice),
       cmocka_unit_test(what_is_lacking_is_measured_once),
       cmocka_unit_test(what_is_moved_has_its_ways_too),
+      cmocka_unit_test(a_way_of_shared_memory_is_taken_inside_each_host),
   };
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(whole_calls_are_measured),

@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "os/clock.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const char *const way_names[] = {"lanes", "overlap", "turns", "direct"};
@@ -85,4 +86,33 @@ even_status even_hosts_by_cost(even_hosts_group *group, even_hosts_call call, si
   even_ways_call_ends(ways, bytes, even_clock_ns());
   even_ways_size *decided = even_ways_decided(ways, bytes);
   return decided == NULL ? EVEN_OK : share(group, decided, sizeof *decided);
+}
+
+/* ---- what is done inside a host ---- */
+
+/* Whether `way` is one of it. By costs there, too: its own calls', of which none are kept. */
+static bool take_inside(const even_hosts_group *group, const char *way) {
+  const even_comm_engine *engine = even_comm_engine_of(group->inside);
+  const even_comm_following by = {.engine = engine->name, .way = way};
+  size_t lacking = 0;
+  if (engine->follow == NULL || engine->follow(group->inside, &by, &lacking) == EVEN_OK) {
+    return engine->follow != NULL && way != NULL;
+  }
+  even_error_clear(); /* it is none of it */
+  return false;
+}
+
+bool even_hosts_ask_inside(even_hosts_group *group, const char *way) {
+  bool known = way != NULL && strlen(way) < sizeof group->inner_way && take_inside(group, way);
+  (void)snprintf(group->inner_way, sizeof group->inner_way, "%s", known ? way : "");
+  return known;
+}
+
+void even_hosts_follow_inside(even_hosts_group *group) {
+  const even_comm_engine *engine = even_comm_engine_of(group->inside);
+  size_t bytes = 0;
+  (void)take_inside(group, group->inner_way[0] == '\0' ? NULL : group->inner_way);
+  for (int number = 0; engine->choice != NULL && engine->choice(group->inside, number, &bytes) != NULL; number++) {
+    /* all of the host's ranks have what its first one has: they follow the same words */
+  }
 }

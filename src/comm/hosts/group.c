@@ -336,11 +336,19 @@ static void describe(const even_comm *comm, char *text, size_t bytes) {
   }
 }
 
-/* All ranks' choices are rank 0's. */
+/* All ranks' choices are rank 0's; asked behind the last, each follows inside its host what was asked for. */
 static void *choice(even_comm *comm, int number, size_t *bytes) {
   even_hosts_group *group = even_hosts_of(comm);
-  *bytes = sizeof group->ways[0].choice;
-  return number < EVEN_HOSTS_CALLS ? &group->ways[number].choice : NULL;
+  if (number < EVEN_HOSTS_CALLS) {
+    *bytes = sizeof group->ways[0].choice;
+    return &group->ways[number].choice;
+  }
+  *bytes = sizeof group->inner_way;
+  if (number > EVEN_HOSTS_CALLS) {
+    even_hosts_follow_inside(group);
+    return NULL;
+  }
+  return group->inner_way;
 }
 
 /* The leaders' part has a choice, too; rank 0 leads the first host. */
@@ -349,7 +357,8 @@ static even_status follow(even_comm *comm, const even_comm_following *by, size_t
   even_comm *between = group->between;
   even_comm_following outer = *by;
   even_status status = EVEN_OK;
-  outer.way = by->way != NULL && even_ways_named(group->ways, by->way) >= 0 ? NULL : by->way;
+  bool inner = even_hosts_ask_inside(group, by->way);
+  outer.way = by->way != NULL && (inner || even_ways_named(group->ways, by->way) >= 0) ? NULL : by->way;
   if (between != NULL && even_comm_engine_of(between)->follow != NULL) {
     status = even_comm_engine_of(between)->follow(between, &outer, lacking);
   }

@@ -60,9 +60,10 @@ typedef struct even_hosts_group {
   unsigned char **places; /* and where it lies */
   unsigned char *scratch;
   size_t scratch_bytes;
-  even_ways ways[EVEN_HOSTS_CALLS]; /* the same choices on all ranks */
-  _Atomic uint64_t hidden_ns;       /* what carriers waited while this rank did other things, */
-  _Atomic uint64_t awaited_ns;      /* and what it waited for them */
+  even_ways ways[EVEN_HOSTS_CALLS];     /* the same choices on all ranks */
+  char inner_way[EVEN_COMM_COSTS_WORD]; /* what was asked for of the engine inside a host; "": it chooses */
+  _Atomic uint64_t hidden_ns;           /* what carriers waited while this rank did other things, */
+  _Atomic uint64_t awaited_ns;          /* and what it waited for them */
 } even_hosts_group;
 
 static inline even_hosts_group *even_hosts_of(even_comm *comm) {
@@ -110,6 +111,10 @@ typedef even_status even_hosts_run(even_hosts_group *group, void *job, int lanes
 /* Between the beginning and the end of a call: the way that costs least, where it is large enough to have a choice. */
 even_status even_hosts_by_cost(even_hosts_group *group, even_hosts_call call, size_t bytes, even_hosts_run *run,
                                void *job) EVEN_MUST_USE;
+/* Rank 0: whether `way` (NULL: none) is one of what is done inside a host, where all are to take it then. */
+bool even_hosts_ask_inside(even_hosts_group *group, const char *way);
+/* All ranks, when they have rank 0's inner_way: takes it. */
+void even_hosts_follow_inside(even_hosts_group *group);
 
 /* ---- stream.c: all-reduces in pieces ---- */
 
