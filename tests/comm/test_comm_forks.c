@@ -38,8 +38,23 @@ static void *call_on(void *argument) {
   return NULL;
 }
 
+/* What it may do besides: open a group of its own, but over MPI, which is its parent's. */
+static int open_own(const char *mpi) {
+  float value = 3;
+  even_comm *own = ranks_open_alone(0);
+  RANKS_EXPECT(own, own != NULL && even_comm_all_reduce(own, &value, 1, EVEN_F32, EVEN_SUM) == EVEN_OK && value == 3);
+  even_comm_close(own);
+  if (mpi != NULL) {
+    const even_comm_params params = {.size = sizeof params, .ranks = 1, .timeout_seconds = 60};
+    const even_comm_network network = {.size = sizeof network, .library = mpi};
+    RANKS_EXPECT(NULL, even_comm_open_mpi(&params, &network, &own) == EVEN_ERR_STATE && own == NULL);
+    RANKS_EXPECT(NULL, strstr(even_error_last()->what, "was forked from one that had started MPI") != NULL);
+  }
+  return 0;
+}
+
 /* What a forked process may do with a group that it finds: it is refused, or nothing comes of it. */
-static int be_child(even_comm *comm, even_comm_request *begun) {
+static int be_child(even_comm *comm, even_comm_request *begun, const char *mpi) {
   float value = 1;
   size_t bytes[4] = {0};
   char text[2048];
@@ -62,7 +77,7 @@ static int be_child(even_comm *comm, even_comm_request *begun) {
   even_comm_revoke(comm);
   even_comm_leave(comm);
   even_comm_close(comm);
-  return 0;
+  return open_own(mpi);
 }
 
 static int fork_in_the_middle(even_comm *comm, void *argument) {
@@ -76,7 +91,6 @@ static int fork_in_the_middle(even_comm *comm, void *argument) {
   even_comm_request *begun = NULL;
   even_comm_request *sending = NULL;
   pthread_t thread;
-  (void)argument;
   RANKS_EXPECT(comm, even_comm_receive_begin(comm, &came, sizeof came, before, 7, &begun) == EVEN_OK);
   RANKS_EXPECT(comm, pthread_create(&thread, NULL, call_on, &own) == 0);
   int wrong = 0;
@@ -84,7 +98,7 @@ static int fork_in_the_middle(even_comm *comm, void *argument) {
     int ended = -1;
     pid_t child = fork();
     if (child == 0) {
-      _exit(be_child(comm, begun));
+      _exit(be_child(comm, begun, argument));
     }
     wrong += child < 0 || waitpid(child, &ended, 0) != child || ended != 0;
   }
@@ -115,6 +129,22 @@ static void test_over_ucx(void **state) {
   assert_int_equal(ranks_run(&setup, fork_in_the_middle, NULL, NULL), 0);
 }
 
+static void test_over_mpi(void **state) {
+  static char library[] = FAKE_MPI_NUMBERS;
+  static const int host_of[] = {0, 0, 1};
+  ranks_setup alone = {.ranks = 2, .timeout_seconds = 100, .spin = -1, .engine = RANKS_NETWORK, .mpi = library};
+  ranks_setup hosts = {.ranks = 3,
+                       .timeout_seconds = 100,
+                       .spin = -1,
+                       .engine = RANKS_HOSTS,
+                       .host_of = host_of,
+                       .lanes = 2,
+                       .mpi = library};
+  (void)state;
+  assert_int_equal(ranks_run(&alone, fork_in_the_middle, library, NULL), 0);
+  assert_int_equal(ranks_run(&hosts, fork_in_the_middle, library, NULL), 0);
+}
+
 static void test_over_hosts(void **state) {
   static const int host_of[] = {0, 0, 1};
   ranks_setup setup = {
@@ -130,6 +160,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_in_shared_memory),
       cmocka_unit_test(test_over_ucx),
+      cmocka_unit_test(test_over_mpi),
       cmocka_unit_test(test_over_hosts),
   };
   return cmocka_run_group_tests_name("forks", tests, NULL, NULL);

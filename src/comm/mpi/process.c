@@ -21,7 +21,7 @@ static pthread_mutex_t listed = PTHREAD_MUTEX_INITIALIZER;
 static even_mpi_process process;
 static bool started;
 static bool ours;
-static uint32_t mark; /* of the process that started it */
+static _Atomic uint32_t mark; /* of the process that started it */
 static _Atomic bool failed;
 static even_ucx_group *groups;
 
@@ -188,13 +188,16 @@ even_status even_mpi_start(const char *library, const even_mpi_process **out) {
   const even_mpi *mpi = NULL;
   int over = 0;
   EVEN_TRY(even_mpi_library_get(library, &mpi));
-  (void)pthread_mutex_lock(&starting);
   even_status status = EVEN_OK;
-  if (mark != 0 && mark != even_process_mark()) {
+  *out = NULL;
+  uint32_t starter = atomic_load(&mark);
+  if (starter != 0 && starter != even_process_mark()) { /* before the lock, which a thread that is not there may hold */
     (void)even_fail(EVEN_ERR_STATE, "process %d was forked from one that had started MPI, which is the parent's",
                     (int)even_own_process());
-    status = even_error_fix("start the child by \"spawn\", outside of the job, or use shared memory there");
-  } else if (!started) {
+    return even_error_fix("start the child by \"spawn\", outside of the job, or use shared memory there");
+  }
+  (void)pthread_mutex_lock(&starting);
+  if (!started) {
     mark = even_process_mark();
     status = start_once(mpi);
     started = status == EVEN_OK;
