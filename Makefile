@@ -78,7 +78,7 @@ soak: ## 1,000 faults of all kinds within an hour, then an hour of 8 ranks on 2 
 	@scripts/bootstrap.sh test
 	@scripts/soak.sh $(ARGS)
 
-large: ## collectives of more than 4 GiB, checked byte by byte (9 GB of memory)
+large: ## collectives of more than 4 GiB, checked byte by byte (18 GB of memory)
 	@scripts/bootstrap.sh test
 	@scripts/large.sh
 

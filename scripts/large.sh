@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Collectives of more than 4 GiB, checked byte by byte; takes 9 GB of memory. See large.py.
+# Collectives of more than 4 GiB, checked byte by byte; takes 18 GB of memory. See large.py.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
