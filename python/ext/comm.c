@@ -298,7 +298,7 @@ static PyObject *comm_wait_ns(PyObject *object, void *closure) {
 }
 static PyObject *comm_description(PyObject *object, void *closure) {
   even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
-  char text[2048];
+  char text[4096];
   (void)closure;
   if (comm == NULL) {
     return NULL;

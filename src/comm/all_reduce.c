@@ -4,7 +4,6 @@
 #include "base/fail.h"
 #include "comm/group.h"
 #include "comm/writing.h"
-#include "os/clock.h"
 
 #include <string.h>
 
@@ -207,7 +206,7 @@ static even_status reduce_staged(even_comm *comm, const reduction *job) {
   pipeline pipe = plan_pipeline(comm, job);
   bool large = job->bytes >= comm->large_bytes;
   pipe.backwards = turns_back(comm, large);
-  even_pieces_begin(&comm->pieces, job->bytes, even_clock_ns());
+  even_shared_staged_begins(comm, job->bytes);
   for (size_t stage = 0; stage < pipe.pieces + 2; stage++) {
     bool full = stage >= 2 && stage < pipe.pieces;
     bool past_caches = even_writing_begin(comm, full);
@@ -226,17 +225,13 @@ static even_status reduce_staged(even_comm *comm, const reduction *job) {
     }
     even_writing_end(comm, pipe.chunk * job->element);
   }
-  even_pieces_end(&comm->pieces, job->bytes, even_clock_ns());
-  even_shared_keep_costs(comm);
-  return EVEN_OK;
+  return even_shared_staged_ends(comm, job->bytes);
 }
 
 static even_status reduce_by_chain(even_comm *comm, const reduction *job) {
-  even_pieces_begin(&comm->pieces, job->bytes, even_clock_ns());
+  even_shared_staged_begins(comm, job->bytes);
   EVEN_TRY(even_chain_reduce(comm, job, turns_back(comm, job->bytes >= 2 * comm->large_bytes / (size_t)comm->ranks)));
-  even_pieces_end(&comm->pieces, job->bytes, even_clock_ns());
-  even_shared_keep_costs(comm);
-  return EVEN_OK;
+  return even_shared_staged_ends(comm, job->bytes);
 }
 
 static even_status reduce_large(even_comm *comm, const reduction *job) {

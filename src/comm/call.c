@@ -158,7 +158,7 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
     hash = mix(hash, counts[rank]);
   }
   comm->call.signature = hash;
-  comm->call.piece_bytes = comm->rank == 0 ? even_pieces_bytes(&comm->pieces) : 0;
+  comm->call.piece_bytes = comm->rank == 0 ? even_shared_pieces_word(comm) : 0;
   comm->call.arena_offset = arena_offset(comm, arena_data, arena_data_bytes);
   comm->call_count++;
   size_t parity = comm->call_count & 1u;
@@ -201,8 +201,9 @@ even_status even_call_meet(even_comm *comm) {
     }
   }
   uint64_t pieces = comm->controls[0].call[parity].piece_bytes;
-  comm->piece_bytes = (size_t)(pieces & ~EVEN_PIECES_CHAINED);
+  comm->piece_bytes = (size_t)(pieces & ~(EVEN_PIECES_CHAINED | EVEN_PIECES_TIMED));
   comm->chained = (pieces & EVEN_PIECES_CHAINED) != 0;
+  comm->timed = (pieces & EVEN_PIECES_TIMED) != 0;
   return EVEN_OK;
 }
 

@@ -40,6 +40,7 @@ static uint64_t mark_of(int from, int to, size_t bytes, uint32_t elements) {
 /* What a rank's row says of its parts for others. */
 typedef struct outgoing {
   bool in_slot;
+  size_t total;   /* bytes of all of them */
   size_t before;  /* bytes of the parts for lower ranks than the one in question */
   size_t largest; /* of the parts */
   size_t parts;   /* that are not empty */
@@ -59,6 +60,7 @@ static outgoing read_row(const even_comm *comm, const exchange *job, int from, i
     out.largest = bytes > out.largest ? bytes : out.largest;
     total += bytes; /* checked by its rank: it does not overflow */
   }
+  out.total = total;
   out.in_slot = total <= room;
   return out;
 }
@@ -186,6 +188,7 @@ static void copy_own(const even_comm *comm, const exchange *job) {
 
 static even_status run(even_comm *comm, exchange *job) {
   size_t rounds = 0;
+  size_t most = 0; /* that a rank stages */
   job->slot = comm->slot++;
   announce(comm, job);
   EVEN_TRY(even_call_meet(comm));
@@ -194,10 +197,12 @@ static even_status run(even_comm *comm, exchange *job) {
     outgoing out = read_row(comm, job, rank, 0);
     size_t needed = rounds_of(comm, &out);
     rounds = needed > rounds ? needed : rounds;
+    most = !out.in_slot && out.total > most ? out.total : most;
   }
   outgoing own = read_row(comm, job, comm->rank, 0);
   copy_own(comm, job);
   take(comm, job, 0, true);
+  even_shared_staged_begins(comm, most);
   for (size_t round = 0; round < rounds; round++) {
     if (!own.in_slot) {
       stage_cells(comm, job, &own, round);
@@ -205,7 +210,7 @@ static even_status run(even_comm *comm, exchange *job) {
     EVEN_TRY(even_call_next(comm));
     take(comm, job, round, false);
   }
-  return EVEN_OK;
+  return even_shared_staged_ends(comm, most);
 }
 
 even_status even_shared_all_to_all(even_comm *comm, const even_comm_exchange *given) {

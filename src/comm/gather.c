@@ -88,6 +88,7 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
   size_t parts = parts_before(job->counts, comm->ranks); /* 0 where there is nothing to reduce: no round then */
   size_t cell = comm->piece_bytes / (parts > 0 ? parts : 1) / EVEN_COMM_LINE * EVEN_COMM_LINE / job->element;
   size_t common = smallest(job->counts, comm->ranks);
+  even_shared_staged_begins(comm, job->bytes);
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, comm->rank, round & 1u);
     size_t begin = 0;
@@ -108,7 +109,7 @@ static even_status scatter_staged(even_comm *comm, const scatter *job) {
     }
     even_writing_end(comm, cell * job->element);
   }
-  return EVEN_OK;
+  return even_shared_staged_ends(comm, job->bytes);
 }
 
 static even_status scatter_large(even_comm *comm, const scatter *job) {
@@ -158,6 +159,7 @@ static even_status gather_staged(even_comm *comm, const gathering *job) {
   size_t cell = comm->piece_bytes;
   size_t own_bytes = job->counts[comm->rank] * job->element;
   size_t common = smallest(job->counts, comm->ranks) * job->element;
+  even_shared_staged_begins(comm, job->bytes);
   for (size_t first = 0, round = 0; first < job->largest; first += cell, round++) {
     bool past_caches = even_writing_begin(comm, first + cell <= common);
     if (first < own_bytes) {
@@ -176,7 +178,7 @@ static even_status gather_staged(even_comm *comm, const gathering *job) {
     }
     even_writing_end(comm, cell);
   }
-  return EVEN_OK;
+  return even_shared_staged_ends(comm, job->bytes);
 }
 
 static even_status gather_large(even_comm *comm, const gathering *job) {
@@ -214,15 +216,16 @@ static even_status broadcast_small(even_comm *comm, void *data, size_t bytes, in
 }
 
 static even_status broadcast_large(even_comm *comm, unsigned char *data, size_t bytes, int root) {
-  size_t cell = comm->piece_bytes;
   bool past_caches = bytes >= PAST_CACHES;
   EVEN_TRY(even_call_meet(comm));
+  const size_t cell = comm->piece_bytes; /* as the meeting says */
   if (comm->controls[root].call[comm->call_count & 1u].arena_offset != EVEN_NOT_IN_ARENA) {
     if (comm->rank != root) {
       copy(data, even_call_arena_data(comm, root), bytes, past_caches);
     }
     return even_call_next(comm);
   }
+  even_shared_staged_begins(comm, bytes);
   for (size_t first = 0, round = 0; first < bytes; first += cell, round++) {
     unsigned char *staging = even_comm_staging_of(comm, root, round & 1u);
     size_t part = even_least_size(cell, bytes - first);
@@ -236,7 +239,7 @@ static even_status broadcast_large(even_comm *comm, unsigned char *data, size_t 
     }
     even_writing_end(comm, cell);
   }
-  return EVEN_OK;
+  return even_shared_staged_ends(comm, bytes);
 }
 
 even_status even_shared_broadcast(even_comm *comm, unsigned char *data, size_t bytes, int root) {

@@ -41,17 +41,13 @@ static void choose_patience(even_comm *comm, int spin) {
 static even_status join(even_comm *comm, int spin) {
   EVEN_TRY(even_peers_introduce(comm));
   even_nodes_place(comm);
-  even_pieces_start(&comm->pieces, comm->layout.least_piece, comm->layout.least_piece, false);
+  even_shared_start_pieces(comm, comm->layout.least_piece, comm->layout.least_piece, false);
   comm->arrival = (even_comm_patience){0};
   EVEN_TRY(even_call_begin(comm, EVEN_CALL_OPEN, 0, 0, 0, 0, NULL, NULL, 0));
   even_status status = even_call_end(comm, even_call_meet(comm));
   choose_patience(comm, spin);
   comm->large_bytes = EVEN_COMM_LARGE_BYTES;
-  bool crowded = !even_peers_have_cpus(comm);
-  even_pieces_start(&comm->pieces, comm->layout.least_piece, comm->layout.most_piece, crowded);
-  if (crowded && comm->ranks > 1) {
-    even_pieces_add_chain(&comm->pieces);
-  }
+  even_shared_start_pieces(comm, comm->layout.least_piece, comm->layout.most_piece, !even_peers_have_cpus(comm));
   return status;
 }
 
@@ -176,19 +172,25 @@ static void describe(const even_comm *comm, char *text, size_t bytes) {
   char staged[64];
   char figures[160];
   char written[128];
+  char moves[640];
   even_nodes_describe(comm, lies, sizeof lies);
-  if (comm->chained || (comm->rank == 0 && comm->pieces.chain)) {
+  /* who does not choose knows of the last call */
+  uint64_t pieces = comm->rank == 0 ? even_pieces_bytes(&comm->pieces[EVEN_STAGED_ALL_REDUCE])
+                    : comm->chained ? EVEN_PIECES_CHAINED
+                                    : comm->piece_bytes;
+  if ((pieces & EVEN_PIECES_CHAINED) != 0) {
     (void)snprintf(staged, sizeof staged, "by a chain");
   } else {
-    (void)snprintf(staged, sizeof staged, "staged in pieces of %zu KB", comm->piece_bytes >> 10);
+    (void)snprintf(staged, sizeof staged, "staged in pieces of %zu KB", (size_t)pieces >> 10);
   }
   even_shared_describe_pieces(comm, figures, sizeof figures);
   even_writing_describe(comm, written, sizeof written);
+  even_shared_describe_moves(comm, moves, sizeof moves);
   (void)snprintf(text, bytes,
                  "shared memory%s%s, %d ranks, %s: up to %zu bytes in one meeting; in the arena where they lie, in "
-                 "claimed pieces; else %s%s, %s; polls %u times before it sleeps; %s",
+                 "claimed pieces; else %s%s, %s%s; polls %u times before it sleeps; %s",
                  file ? " in a file of " : "", file ? folder : "", comm->ranks, comm->kernels->name,
-                 EVEN_COMM_SLOT_BYTES, staged, figures, written, comm->progress.polls, lies);
+                 EVEN_COMM_SLOT_BYTES, staged, figures, written, moves, comm->progress.polls, lies);
 }
 
 static size_t flight(const even_comm *comm, int rank, even_flight_call *out, size_t limit) {

@@ -11,6 +11,16 @@
 
 #include <stdbool.h>
 
+/* The collectives whose data pass through staging, each in pieces of a size of its own. */
+typedef enum even_staged_kind {
+  EVEN_STAGED_ALL_REDUCE,
+  EVEN_STAGED_REDUCE_SCATTER,
+  EVEN_STAGED_ALL_GATHER,
+  EVEN_STAGED_BROADCAST,
+  EVEN_STAGED_ALL_TO_ALL,
+  EVEN_STAGED_KINDS /* how many */
+} even_staged_kind;
+
 /* How long to poll before sleeping, learnt from how waiting went lately. */
 typedef struct even_comm_patience {
   uint32_t polls;
@@ -80,9 +90,10 @@ struct even_comm {
   size_t piece_bytes;          /* of this call, the same on all ranks from even_call_meet on */
   size_t large_bytes;          /* staged calls of so many bytes do not find their data in the caches; on all ranks */
   bool chained;                /* this call may go by a chain; on all ranks */
+  bool timed;                  /* this call is one that rank 0 measures, if it is large enough; on all ranks */
   even_comm_chain chain;
-  bool backwards;     /* the next of these begins at its data's end, as on all ranks */
-  even_pieces pieces; /* of rank 0 */
+  bool backwards;                        /* the next of these begins at its data's end, as on all ranks */
+  even_pieces pieces[EVEN_STAGED_KINDS]; /* of rank 0 */
   even_comm_writing writing;
   even_comm_costs *costs; /* of rank 0: NULL, or what the trials of `pieces` add to (prefer.c) */
   char shape[EVEN_COMM_COSTS_SHAPE];
@@ -138,12 +149,20 @@ static inline bool even_group_whole(const even_comm *comm) {
 
 /* prefer.c: which size of pieces a group begins with, and what is kept of what it learns. */
 even_status even_shared_follow(even_comm *comm, const even_comm_following *by, size_t *lacking) EVEN_MUST_USE;
-/* After a staged call: keeps what a trial that has ended with it found. */
-void even_shared_keep_costs(even_comm *comm);
+/* The sizes that a group begins with. `crowded`: ranks share cores. */
+void even_shared_start_pieces(even_comm *comm, size_t least, size_t most, bool crowded);
+/* Rank 0: what the call under way announces of its pieces. */
+uint64_t even_shared_pieces_word(const even_comm *comm);
+/* A staged call of so many bytes, the same on all ranks, begins, all being there, and has ended well; then all meet
+ * where it is measured, and what a trial that has ended with it found is kept. */
+void even_shared_staged_begins(even_comm *comm, size_t bytes);
+even_status even_shared_staged_ends(even_comm *comm, size_t bytes) EVEN_MUST_USE;
 /* What of it all ranks know alike. */
 void *even_shared_choice(even_comm *comm, int number, size_t *bytes);
-/* " (9.1 ms for 16 MB; chain 12)": the figures by which rank 0 has chosen the pieces, as far as there are any. */
+/* How rank 0 has chosen the pieces of all_reduce, " (9.1 ms for 16 MB; chain 12)", and of the others, "; broadcast in
+ * pieces-1M (2.1 ms for 16 MB; pieces-256K 2.4)": as far as there are figures. */
 void even_shared_describe_pieces(const even_comm *comm, char *text, size_t bytes);
+void even_shared_describe_moves(const even_comm *comm, char *text, size_t bytes);
 
 /* What the engine's table (group.c) names; each where its subject is. */
 even_status even_shared_all_reduce(even_comm *comm, const even_comm_reduction *job) EVEN_MUST_USE;

@@ -74,6 +74,10 @@ size_t even_pieces_bytes(const even_pieces *pieces) {
   return pieces->bytes[tries_other(pieces) && !pieces->forced ? pieces->other : pieces->current];
 }
 
+bool even_pieces_tries(const even_pieces *pieces) {
+  return in_trial(pieces) && pieces->sizes > 1 && !pieces->forced;
+}
+
 /* The neighbour to try: in the direction last taken, or the other way where there is none. The chain and pieces of 1 MB
  * are neighbours: larger ones are for ranks that must all meet, which the chain spares them. */
 static void begin_trial(even_pieces *pieces) {
@@ -89,6 +93,10 @@ static void begin_trial(even_pieces *pieces) {
     pieces->other = pieces->up ? pieces->current + 1 : pieces->current - 1;
   }
   pieces->cost[0] = pieces->cost[1] = 0;
+}
+
+void even_pieces_begin_with(even_pieces *pieces, uint32_t index) {
+  pieces->current = pieces->other = index;
 }
 
 void even_pieces_prefer(even_pieces *pieces, uint32_t index) {

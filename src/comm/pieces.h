@@ -23,8 +23,9 @@ typedef struct even_pieces {
   bool chain; /* the chain is forced */
 } even_pieces;
 
-/* In a size: it is the chain. */
+/* In the word that announces a size: it is the chain; and it is one of a trial, so that all meet when it is done. */
 #define EVEN_PIECES_CHAINED ((uint64_t)1)
+#define EVEN_PIECES_TIMED ((uint64_t)2)
 
 /* What users call a size: "pieces-256K", and the chain. */
 #define EVEN_PIECES_NAME 32
@@ -36,17 +37,19 @@ size_t even_pieces_named(const char *name);
 /* Sizes from `least` on, each four times the one before, up to `most`. `crowded`: ranks share cores, so that each
  * meeting costs a turn of the scheduler: the largest first. */
 void even_pieces_start(even_pieces *pieces, size_t least, size_t most, bool crowded);
-/* Makes the chain (chain.c) one of the choices, with which it begins. What is no all-reduce then has pieces of 1 MB, or
- * what is nearest. */
+/* Makes the chain (chain.c) one of the choices, with which it begins. */
 void even_pieces_add_chain(even_pieces *pieces);
 /* Always the chain, whether it is one of the choices or not. */
 void even_pieces_force_chain(even_pieces *pieces);
 /* Begins with size `index`, which costs less than the others as far as is known; the next trial comes after a pause. */
 void even_pieces_prefer(even_pieces *pieces, uint32_t index);
+/* Begins with size `index`, which is tried against its neighbours at once. */
+void even_pieces_begin_with(even_pieces *pieces, uint32_t index);
 /* Always size `index`. */
 void even_pieces_force(even_pieces *pieces, uint32_t index);
-/* The size for the next call. */
+/* The size for the next call, and whether that is one of a trial, if it is large enough. */
 size_t even_pieces_bytes(const even_pieces *pieces);
+bool even_pieces_tries(const even_pieces *pieces);
 /* A staged call of `bytes` begins, or ends well: now_ns by one clock. Only calls of at least EVEN_PIECES_MEASURED bytes
  * are learnt from. */
 #define EVEN_PIECES_MEASURED ((size_t)4 << 20)

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 10u
+#define EVEN_COMM_VERSION 11u
 #define EVEN_COMM_MAX_RANKS 4096
 #define EVEN_COMM_RECORD_ONLY UINT64_MAX /* in place of arena_bytes: a board, which moves no data */
 /* Messages up to this size go through the slots, with one synchronisation. */
@@ -63,8 +63,8 @@ struct even_comm_call {
   uint32_t op;
   int32_t root;
   uint64_t count;
-  uint64_t piece_bytes;  /* of rank 0: how large a staged piece is in this call, and 1 where it may go by a chain; over
-                            UCX: which way it goes */
+  uint64_t piece_bytes;  /* of rank 0: how large a staged piece is in this call, with EVEN_PIECES_CHAINED and _TIMED;
+                            over UCX: which way it goes */
   uint64_t arena_offset; /* where in the arena the data lies, EVEN_NOT_IN_ARENA where elsewhere */
   uint64_t signature;    /* of all but piece_bytes and arena_offset, and of all counts */
 };

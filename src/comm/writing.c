@@ -46,12 +46,12 @@ bool even_writing_begin(even_comm *comm, bool full) {
     writing->counted = false;
     return even_writing_goes_past(comm);
   }
-  if (in_trial(writing) && writing->piece_bytes != comm->piece_bytes) {
-    writing->stages = 0; /* larger stages leave the caches whichever way they are written: they do not compare */
-  }
   writing->counted = full && !another_kind(writing, comm->call.kind);
   if (!writing->counted) {
     return writing->past_caches;
+  }
+  if (in_trial(writing) && writing->piece_bytes != comm->piece_bytes) {
+    writing->stages = 0; /* larger stages leave the caches whichever way they are written: they do not compare */
   }
   if (writing->stages == 0) {
     writing->kind = comm->call.kind;
