@@ -86,15 +86,15 @@ typedef struct even_comm_choosing {
  * the same bits. What rank 0's costs lack is measured at once, for `measure_seconds` at most and the call under way
  * then. "ucx", "hosts" (between the hosts): all_reduce of more than 8 KB and up to 1 MB (64 KB of many ranks): "parts"
  * (each rank reduces a part and sends it on) or "whole" (each sends all its data to each other, and all reduce all).
- *   "shm": staged data pass in "pieces-256K", "pieces-1M", "pieces-4M" or "pieces-16M", or what is nearest, or by a
- * "chain" of ranks; never measured beforehand: costs say which size a group begins with. "ucx", of 4 MB and more
- * between links of different speeds: "fitted" (parts by the speeds) or "parts"; of more than 8 KB: broadcast in "parts"
- * that are passed on, or "whole" from the root; reduce_scatter and all_gather with all at once ("direct") or one after
- * the other ("pairs"). "hosts", of more than 1 MB (what is no all_reduce: 64 KB): "lanes", "overlap" or "turns";
- * all_gather and broadcast also "direct", between all ranks. EVEN_ERR_ARGUMENT names the ways where `way` is none of
- * any engine; one of another engine's is passed over. Those of "shm" count inside each host of "hosts", too. Without
- * this call groups choose by what their own calls cost.
- * Errors are the same on all ranks. */
+ *   "shm": staged data pass in "pieces-256K", "pieces-1M", "pieces-4M" or "pieces-16M", or what is nearest, of each
+ * collective for itself; all_reduces also by a "chain" of ranks; never measured beforehand: costs say which size a
+ * group begins with. "ucx", of 4 MB and more between links of different speeds: "fitted" (parts by the speeds) or
+ * "parts"; of more than 8 KB: broadcast in "parts" that are passed on, or "whole" from the root; reduce_scatter and
+ * all_gather with all at once ("direct") or one after the other ("pairs"). "hosts", of more than 1 MB (what is no
+ * all_reduce: 64 KB): "lanes", "overlap" or "turns"; all_gather and broadcast also "direct", between all ranks.
+ * EVEN_ERR_ARGUMENT names the ways where `way` is none of any engine; one of another engine's is passed over. Those of
+ * "shm" count inside each host of "hosts", too. Without this call groups choose by what their own calls cost. Errors
+ * are the same on all ranks. */
 EVEN_PUBLIC even_status even_comm_choose(even_comm *comm, const even_comm_choosing *params) EVEN_MUST_USE;
 
 /* Collective. What whole calls cost in this group, into rank 0's `costs` (NULL on the others), as way "call" of the

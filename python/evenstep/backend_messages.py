@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from evenstep import _core
+from evenstep import _core, sites
 from evenstep.backend_tensors import is_ours, kind_of, plain
 
 _ANY_RANK = -1
@@ -45,10 +45,11 @@ class MessageWork(dist.Work):
     def is_completed(self) -> bool:
         if not self._request.done():
             return False
-        try:
-            self._end(0)
-        except _core.EvenstepError:
-            pass  # whoever waits is told
+        if self._target is not None:
+            try:
+                self._end(0)
+            except _core.EvenstepError:
+                pass  # whoever waits is told
         return True
 
     def is_success(self) -> bool:
@@ -95,7 +96,8 @@ class MessagesMixin:
         if tensor is None or self._comm is None:
             return self._under(tensors[0]).send(tensors, destination, tag)
         data = plain(tensor.detach())
-        request = self._comm.send(data.data_ptr(), data.nbytes, destination, tag, kind_of(data.dtype, 0))
+        kind, site = kind_of(data.dtype, 0), sites.of_message()
+        request = self._comm.send(data.data_ptr(), data.nbytes, destination, tag, kind, site)
         return self._begun(request, data)
 
     def _receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
-from evenstep import _core
+from evenstep import _core, sites
 from evenstep.comm_arena import Arena
 from evenstep.comm_data import (
     Data,
@@ -228,7 +228,8 @@ class Group:
     def isend(self, data: Any, to: int, tag: int = 0) -> Request:
         """Begins to send. The array stays as it is until the request is done."""
         view = data_of(data)
-        return self._begun(Request(self._comm.send(view.address, view.bytes, to, tag, view.kind), view, data))
+        request = self._comm.send(view.address, view.bytes, to, tag, view.kind, sites.of_message())
+        return self._begun(Request(request, view, data))
 
     def irecv(self, data: Any, source: int = ANY, tag: int = 0) -> Request:
         """Begins to receive."""

@@ -49,6 +49,8 @@ void even_ext_comm_ask_over(PyObject *over, even_comm_params *params);
 
 /* Around each call of the group: it is counted, and where it was made in Python is asked for if it fails. Ends with
  * None, or NULL with an exception. */
+/* Whether this thread is inside a call from Python, and may be asked where. */
+void even_ext_comes_from_python(bool comes);
 void even_ext_comm_begin(even_ext_comm *self);
 PyObject *even_ext_comm_done(even_ext_comm *self, even_status status);
 

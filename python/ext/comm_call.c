@@ -81,6 +81,10 @@ void even_ext_comm_prepare(even_comm *comm, const even_ext_comm_patience *patien
   even_comm_on_stall(comm, patience->stall_seconds, even_ext_tell_stall, NULL);
 }
 
+void even_ext_comes_from_python(bool comes) {
+  from_python = comes;
+}
+
 void even_ext_comm_begin(even_ext_comm *self) {
   self->calls++;
   from_python = true;

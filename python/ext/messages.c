@@ -53,9 +53,11 @@ static PyObject *request_wait(PyObject *object, PyObject *arguments) {
     return NULL;
   }
   even_comm_request *request = ((request_object *)object)->request;
+  even_ext_comes_from_python(true); /* it may be asked where it waits */
   Py_BEGIN_ALLOW_THREADS;
   status = even_comm_request_wait(request, seconds, &peer);
   Py_END_ALLOW_THREADS;
+  even_ext_comes_from_python(false);
   return status == EVEN_OK ? PyLong_FromLong(peer) : even_ext_raise(status);
 }
 
@@ -81,9 +83,9 @@ static PyObject *begin_message(PyObject *object, PyObject *arguments, bool sends
   even_comm_called called = {0};
   even_comm_request *request = NULL;
   even_comm *comm = even_ext_comm_open_group(self);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, sends ? "O&O&iO&|O&:send" : "O&O&iO&|O&:receive",
+  if (comm == NULL || !PyArg_ParseTuple(arguments, sends ? "O&O&iO&|O&z:send" : "O&O&iO&|O&:receive",
                                         even_ext_to_address, &data, even_ext_to_size, &bytes, &peer, even_ext_to_size,
-                                        &tag, even_ext_to_elements, &called.elements)) {
+                                        &tag, even_ext_to_elements, &called.elements, &called.site)) {
     return NULL;
   }
   even_status status = EVEN_OK;

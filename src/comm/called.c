@@ -26,10 +26,10 @@ void even_called_take(const even_comm_base *base, even_comm_call *call) {
   next = (even_comm_called){0};
 }
 
-uint32_t even_called_take_message(void) {
-  uint32_t elements = next.elements;
+even_comm_called even_called_take_message(void) {
+  const even_comm_called taken = next;
   next = (even_comm_called){0};
-  return elements;
+  return taken;
 }
 
 void even_called_again(const even_comm_call *call) {

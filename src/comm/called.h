@@ -16,6 +16,7 @@ typedef struct even_comm_called {
   int32_t root;      /* of these */
   uint64_t count;    /* of these: what all ranks name alike; a reduce's elements, else bytes of one rank's part */
   uint32_t elements; /* of a call that does not reduce, and of a message; 0: not said */
+  const char *site;  /* of a message that is sent: where, as far as it is known; it is read during that call */
 } even_comm_called;
 
 /* Of the calling thread's next collective or message, which takes it. NULL: of none; who has called says so, for a call
@@ -25,8 +26,8 @@ void even_comm_call_as(const even_comm_called *called);
 /* Of an engine, at a call's beginning: writes into `call` what was said of it, on this thread or (elements) of all
  * calls of the group, and keeps none of it for another. */
 void even_called_take(const even_comm_base *base, even_comm_call *call);
-/* The same at a message's beginning: its elements. */
-uint32_t even_called_take_message(void);
+/* The same at a message's beginning. */
+even_comm_called even_called_take_message(void);
 /* The calling thread's next collective, of a part of a larger group, is to that part what `call` is to the whole. */
 void even_called_again(const even_comm_call *call);
 /* The elements of all calls of a part of a larger group, as of the call under way there. */

@@ -7,10 +7,11 @@
 /* What precedes every message in the stream; messages are padded to its size. */
 typedef struct even_message_header {
   uint64_t tag;
-  uint64_t what; /* its bytes, and in the upper bits which elements they are (called.h) */
+  uint64_t what; /* its bytes, and in the upper bits where it was sent, and which elements they are (called.h) */
 } even_message_header;
 #define EVEN_MESSAGE_ELEMENTS_SHIFT 48
-#define EVEN_MESSAGE_MOST_BYTES (((uint64_t)1 << EVEN_MESSAGE_ELEMENTS_SHIFT) - 1)
+#define EVEN_MESSAGE_SITE_SHIFT 43
+#define EVEN_MESSAGE_MOST_BYTES (((uint64_t)1 << EVEN_MESSAGE_SITE_SHIFT) - 1)
 
 /* Puts as many of `bytes` at `data` into the stream to rank `to` as there is room for, in multiples of a header's size
  * (the last may be shorter: it is padded); returns how many. */

@@ -23,6 +23,23 @@ static even_status check_process(const even_comm_base *base) {
       "open a group of the child's own, or start it by \"spawn\" or \"forkserver\" (multiprocessing)");
 }
 
+/* Where a message of this rank has fitted nowhere, it is told at its next call, in place of that. */
+static even_status check_refused(even_comm *comm) {
+  const even_comm_engine *engine = even_comm_engine_of(comm);
+  return engine->refused != NULL && engine->refused(comm) ? even_error_last()->status : EVEN_OK;
+}
+
+/* Before a collective: the others, who would wait in it, have the error, too. */
+static even_status check_told(even_comm *comm) {
+  even_status status = check_refused(comm);
+  if (status == EVEN_OK) {
+    return EVEN_OK;
+  }
+  const even_error why = *even_error_last();
+  even_comm_engine_of(comm)->end(comm, &why);
+  return even_error_restore(&why);
+}
+
 /* ---- collectives ---- */
 
 static even_call_record called(even_recorded_call what, int dtype, int op, int peer, size_t bytes) {
@@ -38,6 +55,7 @@ even_status even_comm_all_reduce(even_comm *comm, void *data, size_t count, even
   EVEN_TRY(even_check_data(data, count, dtype, &job.bytes));
   job.element = even_dtype_bytes(dtype);
   even_call_record call = called(EVEN_RECORDED_ALL_REDUCE, (int)dtype, (int)op, -1, job.bytes);
+  EVEN_TRY(check_told(comm));
   even_recording_begin(comm, &call);
   return even_recording_end(comm, &call, base->engine->all_reduce(comm, &job));
 }
@@ -55,6 +73,7 @@ even_status even_comm_reduce_scatter(even_comm *comm, const void *input, void *o
   EVEN_TRY(even_check_data(output, counts[base->rank], dtype, &own_bytes));
   job.element = even_dtype_bytes(dtype);
   even_call_record call = called(EVEN_RECORDED_REDUCE_SCATTER, (int)dtype, (int)op, -1, job.bytes);
+  EVEN_TRY(check_told(comm));
   even_recording_begin(comm, &call);
   return even_recording_end(comm, &call, base->engine->reduce_scatter(comm, &job));
 }
@@ -71,6 +90,7 @@ even_status even_comm_all_gather(even_comm *comm, const void *input, void *outpu
   job.element = even_dtype_bytes(dtype);
   job.largest *= job.element;
   even_call_record call = called(EVEN_RECORDED_ALL_GATHER, (int)dtype, EVEN_CALL_NONE, -1, job.bytes);
+  EVEN_TRY(check_told(comm));
   even_recording_begin(comm, &call);
   return even_recording_end(comm, &call, base->engine->all_gather(comm, &job));
 }
@@ -84,6 +104,7 @@ even_status even_comm_broadcast(even_comm *comm, void *data, size_t bytes, int r
   }
   EVEN_TRY(even_check_data(data, bytes, EVEN_U8, &checked));
   even_call_record call = called(EVEN_RECORDED_BROADCAST, EVEN_CALL_NONE, EVEN_CALL_NONE, root, bytes);
+  EVEN_TRY(check_told(comm));
   even_recording_begin(comm, &call);
   return even_recording_end(comm, &call, base->engine->broadcast(comm, data, bytes, root));
 }
@@ -112,6 +133,7 @@ even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, con
   EVEN_TRY(check_parts(base->ranks, (const void *const *)outputs, output_bytes, &received));
   even_call_record call =
       called(EVEN_RECORDED_ALL_TO_ALL, EVEN_CALL_NONE, EVEN_CALL_NONE, -1, sent > received ? sent : received);
+  EVEN_TRY(check_told(comm));
   even_recording_begin(comm, &call);
   return even_recording_end(comm, &call, base->engine->all_to_all(comm, &job));
 }
@@ -119,6 +141,7 @@ even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, con
 even_status even_comm_barrier(even_comm *comm) {
   EVEN_TRY(check_process(even_comm_base_of(comm)));
   even_call_record call = called(EVEN_RECORDED_BARRIER, EVEN_CALL_NONE, EVEN_CALL_NONE, -1, 0);
+  EVEN_TRY(check_told(comm));
   even_recording_begin(comm, &call);
   return even_recording_end(comm, &call, even_comm_engine_of(comm)->barrier(comm));
 }
@@ -129,7 +152,7 @@ bool even_comm_has_messages(const even_comm *comm) {
   return even_comm_engine_of(comm)->has_messages(comm);
 }
 
-static even_status check_message(const even_comm *comm, const void *data, size_t bytes, int peer, bool receives) {
+static even_status check_message(even_comm *comm, const void *data, size_t bytes, int peer, bool receives) {
   int ranks = even_comm_base_of(comm)->ranks;
   EVEN_TRY(check_process(even_comm_base_of(comm)));
   if (!even_comm_has_messages(comm)) {
@@ -143,7 +166,7 @@ static even_status check_message(const even_comm *comm, const void *data, size_t
   if (bytes > 0 && data == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "no data for a message of %zu bytes", bytes);
   }
-  return EVEN_OK;
+  return check_refused(comm);
 }
 
 static void record_message(even_comm *comm, even_comm_request *request, even_recorded_call what, int peer, size_t bytes,
@@ -171,8 +194,12 @@ even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, i
   return EVEN_OK;
 }
 
-static const even_comm_base *base_of_request(const even_comm_request *request) {
-  return even_comm_base_of(((const even_comm_request_base *)(const void *)request)->comm);
+static even_comm_request_base *request_base(even_comm_request *request) {
+  return (even_comm_request_base *)(void *)request;
+}
+
+static const even_comm_base *base_of_request(even_comm_request *request) {
+  return even_comm_base_of(request_base(request)->comm);
 }
 
 bool even_comm_request_done(even_comm_request *request) {
@@ -192,6 +219,7 @@ bool even_comm_request_done(even_comm_request *request) {
 even_status even_comm_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
   const even_comm_engine *engine = base_of_request(request)->engine;
   EVEN_TRY(check_process(base_of_request(request)));
+  EVEN_TRY(request_base(request)->sends ? check_refused(request_base(request)->comm) : EVEN_OK);
   if (!even_recording_has_message(request)) {
     return engine->request_wait(request, timeout_seconds, peer);
   }

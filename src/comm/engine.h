@@ -38,9 +38,10 @@ typedef struct even_comm_base {
 } even_comm_base;
 
 /* And what every engine's request begins with. */
-#define EVEN_COMM_REQUEST_BASE \
-  even_comm *comm;             \
-  even_recorded_message recorded /* comm.c's */
+#define EVEN_COMM_REQUEST_BASE                   \
+  even_comm *comm;                               \
+  even_recorded_message recorded; /* comm.c's */ \
+  bool sends
 
 typedef struct even_comm_request_base {
   EVEN_COMM_REQUEST_BASE;
@@ -140,6 +141,9 @@ struct even_comm_engine {
   void (*request_free)(even_comm_request *request);
   void *(*arena)(even_comm *comm); /* called where arena_bytes is not 0 */
   void (*revoke)(even_comm *comm);
+  /* NULL, or whether a message that this rank has sent fitted nowhere where it was received, and this rank has not
+   * heard so: the calling thread's last error says it then, once. Any thread. */
+  bool (*refused)(even_comm *comm);
   /* Ends the group as a revocation does, but with this error where the engine can hand it to all ranks. */
   void (*end)(even_comm *comm, const even_error *why);
   bool (*has_ended)(const even_comm *comm); /* any thread */

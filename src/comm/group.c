@@ -247,6 +247,7 @@ static const even_comm_engine shared_engine = {
     .request_free = even_shared_request_free,
     .arena = arena,
     .revoke = revoke_group,
+    .refused = even_shared_refused,
     .end = end_group,
     .has_ended = has_ended,
     .why = why_ended,

@@ -136,6 +136,12 @@ static inline even_comm_channel *even_comm_channel_of(const even_comm *comm, int
   return (even_comm_channel *)(void *)(even_comm_memory(comm) + comm->layout.channels +
                                        number * comm->layout.channel_stride);
 }
+/* NULL in groups without messages. */
+static inline even_comm_mail *even_comm_mail_of(const even_comm *comm, int rank) {
+  return comm->layout.ring_bytes == 0 ? NULL
+                                      : (even_comm_mail *)(void *)(even_comm_memory(comm) + comm->layout.mails +
+                                                                   (size_t)rank * comm->layout.mail_stride);
+}
 static inline unsigned char *even_comm_arena_of(const even_comm *comm, int rank) {
   return even_comm_memory(comm) + comm->layout.arenas + (size_t)rank * comm->layout.arena_stride;
 }
@@ -179,6 +185,22 @@ even_status even_shared_receive_begin(even_comm *comm, void *data, size_t bytes,
 bool even_shared_request_done(even_comm_request *request);
 even_status even_shared_request_wait(even_comm_request *request, double timeout_seconds, int *peer) EVEN_MUST_USE;
 void even_shared_request_free(even_comm_request *request);
+
+/* refusal.c: messages that do not fit where they are received */
+
+/* Tells a sender so, with the words of that receive's error, and takes it back where the message has been received
+ * after all, unless the sender has heard it. */
+void even_refusal_say(even_comm *comm, int sender, uint64_t tag, const even_error *why);
+void even_refusal_withdraw(even_comm *comm, int sender, uint64_t tag);
+/* Whether a message of this rank was refused that it has not heard of: the calling thread's last error then, once. Any
+ * thread. */
+bool even_shared_refused(even_comm *comm);
+/* The same, which goes on. */
+bool even_refusal_stands(const even_comm *comm);
+/* The number of the text of a site of this rank's messages, and the text; 0: not known, or there are too many. With the
+ * messages' lock held. */
+uint32_t even_message_site_number(even_comm *comm, const char *text);
+void even_message_site_of(const even_comm *comm, int rank, uint32_t number, char *text, size_t bytes);
 
 /* peers.c: how are the processes of the others? */
 

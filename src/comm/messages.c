@@ -9,6 +9,7 @@
 #include "os/thread.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static void describe(const even_comm_request *request, char *text, size_t bytes) {
   const char *verb = request->sends ? "send" : "receive";
@@ -244,14 +245,15 @@ static void queue(even_comm *comm, even_comm_request *request) {
 
 static even_status begin(even_comm *comm, const even_comm_request *wanted, even_comm_request **out) {
   *out = NULL;
-  const uint32_t elements = even_called_take_message();
+  const even_comm_called called = even_called_take_message();
   if (wanted->bytes > EVEN_MESSAGE_MOST_BYTES) {
     return even_fail(EVEN_ERR_OVERFLOW, "a message of %zu bytes is more than memory can hold", wanted->bytes);
   }
   EVEN_TRY(EVEN_NEW(out));
   **out = *wanted;
-  (*out)->elements = elements;
+  (*out)->elements = called.elements;
   (void)pthread_mutex_lock(&comm->messages->lock);
+  (*out)->site = wanted->sends ? even_message_site_number(comm, called.site) : 0;
   even_status status = check_open(comm, wanted);
   if (status == EVEN_OK) {
     queue(comm, *out);
@@ -312,6 +314,18 @@ static void time_out(even_comm_request *request, uint64_t limit_ns) {
   fail_all(comm);
 }
 
+/* Of a receive that a message did not fit: who waits for it knows where that is. */
+static void tell_sender(even_comm_request *request) {
+  const even_flight_writer *flight = &request->comm->flight;
+  char site[EVEN_FLIGHT_SITE_BYTES];
+  request->untold = false;
+  if (flight->ask != NULL && flight->ask(flight->context, site, sizeof site)) {
+    size_t length = strlen(request->error.what);
+    (void)snprintf(request->error.what + length, sizeof request->error.what - length, "; received at %s", site);
+  }
+  even_refusal_say(request->comm, request->refused_from, request->tag, &request->error);
+}
+
 even_status even_shared_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
   even_comm *comm = request->comm;
   even_messages *messages = comm->messages;
@@ -320,7 +334,8 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
   uint64_t limit = timeout_seconds > 0 ? even_comm_limit_ns(timeout_seconds) : comm->timeout_ns;
   (void)pthread_mutex_lock(&messages->lock);
   messages->waiters++;
-  for (uint32_t polls = 0; !request->done;) {
+  bool refused = false;
+  for (uint32_t polls = 0; !request->done && !refused;) {
     if (!even_group_whole(comm)) {
       fail_all(comm);
       continue;
@@ -346,10 +361,17 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
       checked = now;
       check_lives(comm, true);
     }
+    refused = !request->done && even_group_whole(comm) && even_shared_refused(comm);
   }
   messages->waiters--;
   leave_to_background(comm);
   (void)pthread_mutex_unlock(&messages->lock);
+  if (refused) {
+    return even_error_last()->status; /* of another message: this one goes on */
+  }
+  if (request->untold) {
+    tell_sender(request);
+  }
   if (peer != NULL) {
     *peer = request->peer;
   }

@@ -6,28 +6,32 @@
 
 #include <pthread.h>
 
+/* What the header of a message that comes in says. */
+typedef struct even_message_words {
+  uint64_t tag;
+  size_t bytes;
+  uint32_t elements;
+  uint32_t site; /* 0: not known */
+  bool refused;  /* a receive has found that it does not fit */
+} even_message_words;
+
 struct even_comm_request {
   EVEN_COMM_REQUEST_BASE;
   even_comm_request *next;
-  bool sends;
   bool headed; /* its header has been moved */
   bool done;
   unsigned char *data;
   size_t bytes;
   size_t moved;
   uint32_t elements; /* called.h */
+  uint32_t site;     /* of a send */
   int peer;          /* EVEN_COMM_ANY_RANK until matched */
   uint64_t tag;
+  bool untold; /* a receive that did not fit, of which its sender has not been told: */
+  int refused_from;
   even_status status; /* once done */
   even_error error;
 };
-
-/* What the header of a message that comes in says. */
-typedef struct even_message_words {
-  uint64_t tag;
-  size_t bytes;
-  uint32_t elements;
-} even_message_words;
 
 /* A message that came before anybody asked for it. */
 typedef struct even_kept_message {

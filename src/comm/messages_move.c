@@ -34,8 +34,9 @@ static bool send_to(even_comm *comm, int rank) {
   while (stream->first != NULL) {
     even_comm_request *request = stream->first;
     if (!request->headed) {
-      const even_message_header header = {
-          .tag = request->tag, .what = request->bytes | (uint64_t)request->elements << EVEN_MESSAGE_ELEMENTS_SHIFT};
+      const even_message_header header = {.tag = request->tag,
+                                          .what = request->bytes | (uint64_t)request->site << EVEN_MESSAGE_SITE_SHIFT |
+                                                  (uint64_t)request->elements << EVEN_MESSAGE_ELEMENTS_SHIFT};
       request->headed = even_channel_write(comm, rank, &header, sizeof header) == sizeof header;
       moved = moved || request->headed;
     }
@@ -63,19 +64,26 @@ static bool fits(const even_comm_request *request, const even_message_words *wor
   return request->bytes == words->bytes && (words->bytes == 0 || even_called_fits(words->elements, request->elements));
 }
 
-static even_status refuse(const even_comm_request *request, int from, const even_message_words *words) {
+/* Where it is received, is known to who waits for it alone (messages.c), who tells the sender, too. */
+static even_status refuse(even_comm_request *request, int from, even_message_words *words) {
   char sent[48];
   char wanted[48];
+  char site[EVEN_FLIGHT_SITE_BYTES];
+  words->refused = true;
+  request->untold = true;
+  request->refused_from = from;
+  even_message_site_of(request->comm, from, words->site, site, sizeof site);
   even_call_describe_elements(words->elements, sent, sizeof sent);
   even_call_describe_elements(request->elements, wanted, sizeof wanted);
-  (void)even_fail(EVEN_ERR_MISMATCH, "rank %d sent %zu bytes%s with tag %llu, but rank %d receives %zu%s", from,
-                  words->bytes, sent, (unsigned long long)request->tag, request->comm->rank, request->bytes, wanted);
+  (void)even_fail(EVEN_ERR_MISMATCH, "rank %d sent %zu bytes%s with tag %llu, but rank %d receives %zu%s%s%s", from,
+                  words->bytes, sent, (unsigned long long)request->tag, request->comm->rank, request->bytes, wanted,
+                  site[0] == '\0' ? "" : "; sent at ", site);
   (void)even_error_place(from, NULL);
   return even_error_fix(EVEN_MESSAGE_DIFFERS_FIX);
 }
 
 /* The first receive that waits for such a message; those that expect another size or dtype fail. */
-static even_comm_request *find_taker(even_comm *comm, int from, const even_message_words *words) {
+static even_comm_request *find_taker(even_comm *comm, int from, even_message_words *words) {
   even_comm_request *request = comm->messages->receives;
   while (request != NULL) {
     even_comm_request *next = request->next;
@@ -100,12 +108,20 @@ static even_comm_request *first_wanting(const even_comm *comm, int from) {
   return request;
 }
 
+/* It has come to a receive that it fits. */
+static void take_back(even_comm *comm, int from, const even_message_words *words) {
+  if (words->refused) {
+    even_refusal_withdraw(comm, from, words->tag);
+  }
+}
+
 /* Decides where the message that comes in goes. False where nobody wants anything from there. */
 static bool direct(even_comm *comm, even_message_stream *stream, int from) {
   stream->taker = find_taker(comm, from, &stream->words);
   if (stream->taker != NULL) {
     stream->taker->headed = true;
     stream->taker->peer = from;
+    take_back(comm, from, &stream->words);
     return true;
   }
   even_comm_request *wanting = first_wanting(comm, from);
@@ -141,6 +157,7 @@ static void deliver(even_comm_request *request, const even_kept_message *message
     memcpy(request->data, message->data, message->words.bytes);
   }
   request->peer = message->from;
+  take_back(request->comm, message->from, &message->words);
   even_messages_unlink(request);
   even_messages_finish(request, EVEN_OK);
 }
@@ -152,6 +169,7 @@ static void arrive(even_comm *comm, even_message_stream *stream) {
   } else {
     /* Somebody may have asked for it meanwhile. */
     even_comm_request *taker = find_taker(comm, stream->keeper->from, &stream->words);
+    stream->keeper->words = stream->words;
     if (taker != NULL) {
       deliver(taker, stream->keeper);
       even_free(stream->keeper);
@@ -172,6 +190,7 @@ static bool read_words(even_comm *comm, even_message_stream *stream, int from) {
   }
   stream->words = (even_message_words){.tag = header.tag,
                                        .bytes = (size_t)(header.what & EVEN_MESSAGE_MOST_BYTES),
+                                       .site = (uint32_t)(header.what >> EVEN_MESSAGE_SITE_SHIFT) & EVEN_MESSAGE_SITES,
                                        .elements = (uint32_t)(header.what >> EVEN_MESSAGE_ELEMENTS_SHIFT)};
   return true;
 }

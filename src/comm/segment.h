@@ -4,6 +4,7 @@
 #define EVEN_COMM_SEGMENT_H
 
 #include <evenstep/comm.h>
+#include <evenstep/flight.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -110,6 +111,24 @@ typedef struct even_comm_end_words {
 void even_comm_end_words_write(even_comm_end_words *words, const even_error *why);
 void even_comm_end_words_read(const even_comm_end_words *words, even_error *out);
 
+/* What the receiver of a message tells its sender: it does not fit. One at a time, by whoever finds it free. */
+typedef struct even_comm_refusal {
+  _Atomic uint32_t state; /* EVEN_REFUSAL_… */
+  int32_t from;           /* the receiver */
+  uint64_t tag;           /* of the message */
+  even_comm_end_words words;
+} even_comm_refusal;
+#define EVEN_REFUSAL_NONE 0u
+#define EVEN_REFUSAL_HELD 1u /* somebody writes or reads it */
+#define EVEN_REFUSAL_SAID 2u
+
+/* Of a rank, beside its messages. */
+#define EVEN_MESSAGE_SITES 31u
+typedef struct even_comm_mail {
+  even_comm_refusal refusal;
+  char sites[EVEN_MESSAGE_SITES][EVEN_FLIGHT_SITE_BYTES]; /* where it has sent some, written once; numbers from 1 on */
+} even_comm_mail;
+
 typedef struct even_comm_header {
   uint64_t magic;
   uint32_t version;
@@ -128,6 +147,8 @@ typedef struct even_comm_layout {
   size_t controls;
   size_t flights; /* rank r's record: at flights + r * flight_stride */
   size_t flight_stride;
+  size_t mails; /* rank r's: at mails + r * mail_stride */
+  size_t mail_stride;
   size_t slots; /* rank r: at slots + r * slot_stride, two of EVEN_COMM_SLOT_BYTES */
   size_t slot_stride;
   size_t stagings; /* rank r: at stagings + r * staging_stride */

@@ -146,8 +146,11 @@ static even_status add_place(const even_comm *comm, const char *call) {
   return cause.fix[0] == '\0' ? cause.status : even_error_fix("%s", cause.fix);
 }
 
+/* A message of this rank that was refused comes first: whoever refused it may be gone for that. */
 even_status even_group_failure_in(const even_comm *comm, const char *call) {
-  (void)!even_group_cause(comm);
+  if (!even_refusal_stands(comm)) {
+    (void)!even_group_cause(comm);
+  }
   return add_place(comm, call);
 }
 
@@ -178,6 +181,16 @@ static bool look_for_the_lost(even_comm *comm, int from, uint64_t now_ns) {
     }
   }
   return false;
+}
+
+/* Whoever was sent what does not fit may never come. */
+static bool ends_for_refusal(even_comm *comm) {
+  if (!even_shared_refused(comm)) {
+    return false;
+  }
+  const even_error why = *even_error_last();
+  even_group_end_told(comm, &why);
+  return true;
 }
 
 /* Ends the group for a rank that has not come, unless it has ended otherwise meanwhile. */
@@ -215,7 +228,7 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
         even_group_end(comm, EVEN_GROUP_REVOKED);
         continue;
       }
-      if (look_for_the_lost(comm, missing, now)) {
+      if (ends_for_refusal(comm) || look_for_the_lost(comm, missing, now)) {
         continue;
       }
       even_stall_inspect(comm, missing, now);

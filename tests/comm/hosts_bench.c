@@ -11,6 +11,7 @@
 #include <string.h>
 
 #define TIMES 5
+#define SMALL_TIMES 101 /* of calls of up to 64 KB */
 /* Of 1514 bytes of a packet's so many are data; the shaping counts all. */
 #define DATA_OF_PACKET (1448.0 / 1514.0)
 
@@ -72,16 +73,17 @@ static even_status reduce_inside(even_comm *comm, float *data, size_t bytes) {
 /* The median, each call begun together; ms. */
 /* `all`: until all ranks are done, and not this one. */
 static even_status time_calls(even_comm *comm, one_call *call, float *data, size_t bytes, bool all, double *median) {
-  double took[TIMES + 1];
-  for (int i = 0; i <= TIMES; i++) {
+  double took[SMALL_TIMES + 1];
+  int times = bytes > (size_t)64 << 10 ? TIMES : SMALL_TIMES;
+  for (int i = 0; i <= times; i++) {
     EVEN_TRY(even_comm_barrier(comm));
     uint64_t began = even_clock_ns();
     EVEN_TRY(call(comm, data, bytes));
     EVEN_TRY(all ? even_comm_barrier(comm) : EVEN_OK);
     took[i] = (double)(even_clock_ns() - began) * 1e-6;
   }
-  qsort(took + 1, TIMES, sizeof took[0], by_time); /* the first one warms up, and measures links */
-  *median = took[1 + TIMES / 2];
+  qsort(took + 1, (size_t)times, sizeof took[0], by_time); /* the first one warms up, and measures links */
+  *median = took[1 + times / 2];
   return EVEN_OK;
 }
 
@@ -183,6 +185,24 @@ static int measure_network(even_comm *comm, float *data, size_t bytes) {
   return 0;
 }
 
+/* Calls of up to 64 KB: on the hosts and between them, and, what forms no sums, between all ranks. */
+static int measure_smallest(even_comm *comm, float *data, size_t bytes) {
+  bool prints = even_comm_rank(comm) == 0;
+  for (size_t i = 0; i < OTHERS; i++) {
+    double ours = 0;
+    double direct = 0;
+    RANKS_EXPECT(comm, time_calls(comm, others[i].call, data, bytes, true, &ours) == EVEN_OK);
+    RANKS_EXPECT(comm,
+                 time_calls(even_hosts_of(comm)->everyone, others[i].call, data, bytes, true, &direct) == EVEN_OK);
+    if (prints) {
+      print_size(bytes, others[i].name);
+      print_time(ours, "on the hosts and between them", false);
+      print_time(direct, others[i].sums ? "between all ranks (another order of sums)" : "between all ranks", true);
+    }
+  }
+  return 0;
+}
+
 /* All-reduces that do not go in pieces: their two ways between the hosts. */
 static int measure_small_reduce(even_comm *comm, float *data, size_t bytes) {
   bool prints = even_comm_rank(comm) == 0;
@@ -235,6 +255,9 @@ int hosts_bench_measure(even_comm *comm, void *argument) {
   int wrong = data == NULL;
   if (even_comm_rank(comm) == 0) {
     (void)printf("%s\n", links->what);
+  }
+  for (size_t bytes = (size_t)1 << 10; bytes <= (size_t)64 << 10 && !wrong && !links->parts; bytes *= 4) {
+    wrong = measure_smallest(comm, data, bytes);
   }
   for (size_t bytes = (size_t)128 << 10; bytes < (size_t)1 << 20 && !wrong && !links->parts; bytes *= 4) {
     wrong = measure_small_reduce(comm, data, bytes) + measure_others(comm, data, bytes);

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "comm/messages.h"
 #include "comm/ranks.h"
+#include "comm/steps.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -428,24 +429,34 @@ static void test_timeout(void **state) {
 static int wrong_size(even_comm *comm, void *argument) {
   char words[8] = "1234567";
   char more[16];
-  (void)argument;
   if (even_comm_rank(comm) == 0) {
     RANKS_EXPECT(comm, send_now(comm, words, 8, 1, 0) == EVEN_OK);
     RANKS_EXPECT(comm, send_now(comm, words, 1, 1, 1) == EVEN_OK);
+    steps_reach(argument, 1);
+    steps_await(argument, 2); /* in a call it would be told */
     return even_comm_barrier(comm) != EVEN_OK;
   }
+  steps_await(argument, 1);
   RANKS_EXPECT(comm, receive_now(comm, words, 4, 0, 0, NULL) == EVEN_ERR_MISMATCH);
   RANKS_EXPECT(comm, strstr(even_error_last()->what, "rank 0 sent 8 bytes with tag 0, but rank 1 receives 4") != NULL);
   RANKS_EXPECT(comm, receive_now(comm, words, 1, 0, 1, NULL) == EVEN_OK); /* the other is kept meanwhile */
   RANKS_EXPECT(comm, receive_now(comm, words, 4, 0, 0, NULL) == EVEN_ERR_MISMATCH);
   RANKS_EXPECT(comm, receive_now(comm, more, sizeof more, 0, 0, NULL) == EVEN_ERR_MISMATCH);
   RANKS_EXPECT(comm, receive_now(comm, words, 8, 0, 0, NULL) == EVEN_OK && strcmp(words, "1234567") == 0);
+  steps_reach(argument, 2);
   return even_comm_barrier(comm) != EVEN_OK;
 }
 
 static void test_wrong_size(void **state) {
+  ranks_setup threads = two;
+  threads.threads = true;
+  steps *step = steps_make();
   (void)state;
-  on_both(&two, wrong_size, NULL);
+  assert_non_null(step);
+  assert_int_equal(ranks_run(&two, wrong_size, step, NULL), 0);
+  atomic_store(step, 0);
+  assert_int_equal(ranks_run(&threads, wrong_size, step, NULL), 0);
+  steps_free(step);
 }
 
 static int give_up(even_comm *comm, void *argument) {

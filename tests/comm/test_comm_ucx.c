@@ -386,7 +386,7 @@ static void senders_wait_for_receivers_that_do_not_ask(void **state) {
   assert_int_equal(run(2, 60, give_up_waiting, NULL, NULL), 0);
 }
 
-/* Rank 0 takes from anybody, first one of a wrong size, then as they come. */
+/* Rank 0 takes from anybody as they come. */
 static int take_from_anybody(even_comm *comm, void *argument) {
   int own = even_comm_rank(comm);
   int ranks = even_comm_ranks(comm);
@@ -398,10 +398,6 @@ static int take_from_anybody(even_comm *comm, void *argument) {
     even_comm_request_free(request);
     return even_comm_barrier(comm) != EVEN_OK;
   }
-  char wrong[3];
-  RANKS_EXPECT(comm, even_comm_receive_begin(comm, wrong, sizeof wrong, 1, 3, &request) == EVEN_OK);
-  RANKS_EXPECT(comm, even_comm_request_wait(request, 0, NULL) == EVEN_ERR_MISMATCH && mentions("sent 4 bytes"));
-  even_comm_request_free(request);
   int seen = 0;
   for (int i = 1; i < ranks; i++) {
     int value = -1;

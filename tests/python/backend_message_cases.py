@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from datetime import timedelta
@@ -13,6 +14,7 @@ import torch.distributed as dist
 import evenstep
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+SITES = re.compile(r"; sent at \S+cases\.py:\d+ in case_failures; received at \S+cases\.py:\d+ in <lambda>")
 
 
 def case_every_dtype() -> None:
@@ -124,18 +126,22 @@ def expect(status: str, words: str, call) -> None:  # type: ignore[no-untyped-de
         call()
     except evenstep.EvenstepError as error:
         assert error.status == status and words in str(error), error
+        assert "; sent at " not in words or SITES.search(str(error)), error
     else:
         raise AssertionError(f"no {status}")
 
 
-def mean_other_dtypes() -> None:
+def mean_other_dtypes(store: dist.Store) -> None:
     """As many bytes of another dtype are refused, however they are asked for, and left where they are; bytes are what
-    the other side says."""
+    the other side says. Meanwhile the sender is in no call: it would be told."""
     if RANK == 0:
         dist.send(torch.tensor([1.5, 2.5]), 1, tag=3)
         dist.send(torch.tensor([1.5, 2.5]), 1)
         dist.send(torch.tensor([3.5]).view(torch.uint8), 1)
+        store.set("sent", "1")
+        store.wait(["taken"])
         return
+    store.wait(["sent"])
     other = torch.zeros(2, dtype=torch.int32)
     batch = [dist.P2POp(dist.irecv, other, 0)]
     calls = (
@@ -151,13 +157,16 @@ def mean_other_dtypes() -> None:
     dist.recv(raw, 0)
     dist.recv(one, 0)
     assert whole.tolist() == raw.view(torch.float32).tolist() == [1.5, 2.5] and one.item() == 3.5
+    store.set("taken", "1")
 
 
 def case_failures() -> None:
     store = dist.distributed_c10d._get_default_store()
-    mean_other_dtypes()
+    mean_other_dtypes(store)
+    both = "rank 0 sent 12 bytes of F32 with tag 0, but rank 1 receives 8 of F32; sent at "
     if RANK == 0:
         dist.send(torch.zeros(3), 1)
+        expect("EVEN_ERR_MISMATCH", both, lambda: dist.recv(torch.zeros(1), 1, tag=6))  # told while it waits
         work = dist.irecv(torch.zeros(1), 1, tag=5)
         assert work.exception() is None and not work.is_success()  # and neither waits for it
         expect("EVEN_ERR_TIMEOUT", "with tag 5", lambda: work.wait(timedelta(seconds=0.2)))
@@ -165,7 +174,7 @@ def case_failures() -> None:
         store.set("late", "1")
         store.wait(["over"])
     else:
-        expect("EVEN_ERR_MISMATCH", "rank 0 sent 12 bytes", lambda: dist.recv(torch.zeros(2), 0))
+        expect("EVEN_ERR_MISMATCH", both, lambda: dist.recv(torch.zeros(2), 0))
         store.wait(["late"])
         expect("EVEN_ERR_TIMEOUT", "", lambda: dist.recv(torch.zeros(3), 0))
         store.set("over", "1")

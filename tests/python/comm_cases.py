@@ -99,11 +99,15 @@ def messages(group: es.comm.Group) -> None:
     sent.wait()
     assert sent.done()
     two = np.array([1.5, 2.5], "f4")
+    both = ("8 bytes of F32", "8 of I32", "; sent at ", "comm_cases.py:", "in messages; received at ", "in <lambda>")
     if rank == 0:
         group.send(two, size - 1, tag=6)
+        refused(lambda: group.recv(bytearray(1), size - 1, tag=8), *both, status="EVEN_ERR_MISMATCH")  # told, too
+        group.send(np.ones(1), size - 1, tag=7)
     if rank == size - 1:
         wrong = np.zeros(2, "i4")
-        refused(lambda: group.recv(wrong, 0, tag=6), "8 bytes of F32", "8 of I32", status="EVEN_ERR_MISMATCH")
+        refused(lambda: group.recv(wrong, 0, tag=6), *both, status="EVEN_ERR_MISMATCH")
+        group.recv(np.zeros(1), 0, tag=7)
         raw = bytearray(8)  # bytes are what the other side says
         group.recv(raw, 0, tag=6)
         assert raw == two.tobytes()

@@ -280,7 +280,11 @@ static void set_site(even_comm *comm, const char *text) {
 }
 
 static void ask_site(even_comm *comm, even_comm_site_call *call, void *context) {
-  even_flight_ask_site(&even_hosts_of(comm)->flight, call, context);
+  even_hosts_group *group = even_hosts_of(comm);
+  even_flight_ask_site(&group->flight, call, context);
+  if (group->everyone != NULL) {
+    even_comm_ask_site(group->everyone, call, context); /* of its messages */
+  }
 }
 
 /* What a part says of its own wait, and what the whole group is in. */
@@ -412,6 +416,7 @@ static const even_comm_engine hosts_engine = {
     .receive_begin = receive_begin,
     .arena = arena,
     .revoke = revoke_group,
+    .refused = even_hosts_refused,
     .end = end_group,
     .has_ended = has_ended,
     .why = why_ended,

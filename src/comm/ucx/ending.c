@@ -134,13 +134,15 @@ void even_ucx_end_silent(even_ucx_group *group, int peer, uint64_t silent_ns) {
   even_ucx_end(group);
 }
 
+/* A message of this rank that was refused comes first: whoever refused it may be gone for that. */
 even_status even_ucx_failure(const even_ucx_group *group, const char *doing) {
+  const even_error why = even_ucx_refusal_stands(group) ? *even_error_last() : group->end;
   int own = group->peers[group->rank].number;
   char reached[EVEN_FLIGHT_REACHED];
   even_flight_reached(&group->flight, reached, sizeof reached);
-  (void)even_fail(group->end.status, "%.400s; rank %d was in %s%s", group->end.what, own, doing, reached);
-  (void)even_error_place(group->end.rank, NULL);
-  return group->end.fix[0] == '\0' ? group->end.status : even_error_fix("%s", group->end.fix);
+  (void)even_fail(why.status, "%.400s; rank %d was in %s%s", why.what, own, doing, reached);
+  (void)even_error_place(why.rank, NULL);
+  return why.fix[0] == '\0' ? why.status : even_error_fix("%s", why.fix);
 }
 
 /* Another host's number for a status: what is none of them, or none of an end, must not pass for success. */
@@ -181,6 +183,10 @@ static void take_notice(even_ucx_group *group) {
       break;
     case EVEN_UCX_RETURNS:
       even_ucx_take_room_back(group, notice);
+      break;
+    case EVEN_UCX_REFUSES:
+    case EVEN_UCX_ACCEPTS:
+      even_ucx_take_refusal(group, notice);
       break;
     default:
       break;

@@ -256,6 +256,7 @@ static void revoke_group(even_comm *comm) {
       .request_free = even_ucx_request_free,     \
       .arena = arena,                            \
       .revoke = revoke_group,                    \
+      .refused = even_ucx_refused,               \
       .end = end_group,                          \
       .has_ended = has_ended,                    \
       .why = why_ended,                          \

@@ -70,7 +70,9 @@ typedef enum even_ucx_word {
   EVEN_UCX_ENDED,    /* the group has ended: why */
   EVEN_UCX_ASKS,     /* what does the receiver do, and how are the ranks of its host? */
   EVEN_UCX_REPORTS,  /* what a rank does */
-  EVEN_UCX_RETURNS   /* room for messages to the sender */
+  EVEN_UCX_RETURNS,  /* room for messages to the sender */
+  EVEN_UCX_REFUSES,  /* a message of the receiver's, which does not fit here; */
+  EVEN_UCX_ACCEPTS   /* it has been received after all */
 } even_ucx_word;
 
 /* Why a group has ended. */
@@ -91,6 +93,13 @@ typedef struct even_ucx_news {
   int32_t unwatched;       /* that rank has no watcher */
 } even_ucx_news;
 
+/* Of a message that does not fit where it is received: its number, and the words of that receive's error. */
+typedef struct even_ucx_refusal {
+  uint64_t number;
+  char what[400];
+  char fix[128];
+} even_ucx_refusal;
+
 typedef struct even_ucx_notice {
   int32_t word; /* even_ucx_word */
   int32_t sender;
@@ -98,6 +107,7 @@ typedef struct even_ucx_notice {
     even_ucx_end_words end;
     even_ucx_news news;
     uint64_t room;
+    even_ucx_refusal refusal;
     int32_t hosts; /* whether those who are asked answer for their host, too */
   };
 } even_ucx_notice;
@@ -167,9 +177,12 @@ typedef struct even_ucx_group {
   even_watch watch;
 
   pthread_mutex_t lock; /* over UCX, and all that follows but the call's own */
-  int sleepers;         /* threads that sleep on the descriptor */
-  _Atomic bool ended;   /* set with the lock held */
-  even_error end;       /* why; its text lacks what this rank was doing */
+  _Atomic bool refused; /* a message of this rank was, and it has not heard so; written with the lock held, as: */
+  int refused_by;
+  even_ucx_refusal refusal;
+  int sleepers;       /* threads that sleep on the descriptor */
+  _Atomic bool ended; /* set with the lock held */
+  even_error end;     /* why; its text lacks what this rank was doing */
   bool has_left;
   bool drained;          /* it has left, and nothing that others sent it is under way any more */
   even_comm_whole whole; /* that this group is part of; ranks 0: of none */
@@ -356,6 +369,18 @@ void even_ucx_give_room_back(even_ucx_group *group, int sender, size_t bytes);
 void even_ucx_give_owed_room_back(even_ucx_group *group);
 /* The notice of a receiver. */
 void even_ucx_take_room_back(even_ucx_group *group, const even_ucx_notice *notice);
+
+/* ---- refusal.c: messages that do not fit where they are received; with the lock held ---- */
+
+/* Tells the sender, with the words of that receive's error; and takes it back. */
+void even_ucx_refuse(even_ucx_group *group, int sender, uint64_t number, const even_error *why);
+void even_ucx_accept(even_ucx_group *group, int sender, uint64_t number);
+/* Either notice. */
+void even_ucx_take_refusal(even_ucx_group *group, const even_ucx_notice *notice);
+/* Whether a message of this rank was refused that it has not heard of: the calling thread's last error then; and,
+ * without the lock, once. */
+bool even_ucx_refusal_stands(const even_ucx_group *group);
+bool even_ucx_refused(even_comm *comm);
 
 /* ---- messages.c ---- */
 

@@ -1,7 +1,7 @@
 /* Messages between two ranks over the network. A header says the tag and the size, since UCX matches by one word; the
  * data follow under a number of their own, so that they land where they belong. */
+#include "comm/ucx/messages.h"
 #include "comm/called.h"
-#include "comm/ucx/group.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -10,52 +10,6 @@
 
 #include <stdio.h>
 #include <string.h>
-
-typedef struct even_ucx_header {
-  uint64_t tag;
-  uint64_t bytes;
-  uint64_t number; /* among those from this sender to this receiver */
-  int32_t sender;
-  uint32_t elements; /* called.h */
-} even_ucx_header;
-
-typedef struct even_ucx_request {
-  EVEN_COMM_REQUEST_BASE;
-  struct even_ucx_request *next;
-  bool sends;
-  bool begun;   /* a send: it is announced */
-  bool matched; /* a receive: it is known which message is its */
-  bool done;
-  unsigned char *data;
-  size_t bytes;
-  int peer; /* EVEN_COMM_ANY_RANK until matched */
-  uint64_t tag;
-  uint32_t elements;
-  even_ucx_header header;
-  even_ucx_transfer parts[2]; /* the header's and the data's */
-  even_status status;         /* once done */
-  even_error error;
-} even_ucx_request;
-
-/* A message whose header has come before anybody asked for it. */
-typedef struct announced {
-  struct announced *next;
-  bool returned; /* its room has been given back: something else of its sender is asked for */
-  even_ucx_header header;
-} announced;
-
-struct even_ucx_messages {
-  pthread_cond_t work;    /* for the thread: something to do in the background, or stop */
-  even_ucx_request *open; /* not done, in the order of the calls */
-  announced *waiting;     /* in the order in which they came */
-  announced *incoming;    /* where the next header lands */
-  void *incoming_request;
-  size_t waiters; /* threads that wait for a request and do all the moving */
-  bool started;
-  bool stop;
-  bool gave_up; /* something was not done when the group was left */
-  pthread_t thread;
-};
 
 static void describe(const even_ucx_group *group, const even_ucx_request *request, char *text, size_t bytes) {
   if (request->peer == EVEN_COMM_ANY_RANK) {
@@ -68,8 +22,7 @@ static void describe(const even_ucx_group *group, const even_ucx_request *reques
                  (unsigned long long)request->tag);
 }
 
-/* Ends a request; its error is the calling thread's last one. */
-static void finish(even_ucx_group *group, even_ucx_request *request, even_status status) {
+void even_ucx_message_finish(even_ucx_group *group, even_ucx_request *request, even_status status) {
   even_ucx_request **at = &group->messages->open;
   while (*at != request) {
     at = &(*at)->next;
@@ -87,12 +40,13 @@ static void finish(even_ucx_group *group, even_ucx_request *request, even_status
 /* A header that names no rank of the group as its sender is none: ranks are places in tables. */
 static void append(even_ucx_group *group) {
   even_ucx_messages *messages = group->messages;
-  announced *message = messages->incoming;
-  announced **at = &messages->waiting;
+  even_ucx_announced *message = messages->incoming;
+  even_ucx_announced **at = &messages->waiting;
   if (message->header.sender < 0 || message->header.sender >= group->ranks) {
     return; /* the next header lands there */
   }
   messages->incoming = NULL;
+  message->header.site[sizeof message->header.site - 1] = '\0';
   while (*at != NULL) {
     at = &(*at)->next;
   }
@@ -136,8 +90,8 @@ static bool hear_headers(even_ucx_group *group) {
   return heard;
 }
 
-static announced **find_message(even_ucx_messages *messages, const even_ucx_request *request) {
-  announced **at = &messages->waiting;
+static even_ucx_announced **find_message(even_ucx_messages *messages, const even_ucx_request *request) {
+  even_ucx_announced **at = &messages->waiting;
   while (*at != NULL && !((*at)->header.tag == request->tag &&
                           (request->peer == EVEN_COMM_ANY_RANK || request->peer == (*at)->header.sender))) {
     at = &(*at)->next;
@@ -150,58 +104,25 @@ static bool fits(const even_ucx_request *request, const even_ucx_header *header)
          (header->bytes == 0 || even_called_fits(header->elements, request->elements));
 }
 
-static void refuse(even_ucx_group *group, even_ucx_request *request, const even_ucx_header *header) {
-  char name[128];
-  char sent[48];
-  char wanted[48];
-  even_ucx_name(group, header->sender, name, sizeof name);
-  even_call_describe_elements(header->elements, sent, sizeof sent);
-  even_call_describe_elements(request->elements, wanted, sizeof wanted);
-  (void)even_fail(EVEN_ERR_MISMATCH, "%s sent %llu bytes%s with tag %llu, but rank %d receives %zu%s", name,
-                  (unsigned long long)header->bytes, sent, (unsigned long long)header->tag,
-                  group->peers[group->rank].number, request->bytes, wanted);
-  (void)even_error_place(group->peers[header->sender].number, NULL);
-  finish(group, request, even_error_fix(EVEN_MESSAGE_DIFFERS_FIX));
-}
-
-/* Whether an earlier message, which nobody has asked for yet, has the same number for the transport's tags. */
-static bool is_taken(const even_ucx_group *group, const announced *message) {
-  const announced *other = group->message_numbers == 0 ? NULL : group->messages->waiting;
-  for (; other != NULL; other = other->next) {
-    if (other->header.sender == message->header.sender && other->header.number < message->header.number &&
-        other->header.bytes > 0 && (message->header.number - other->header.number) % group->message_numbers == 0) {
-      return true;
-    }
-  }
-  return false;
-}
-
-static void refuse_number(even_ucx_group *group, even_ucx_request *request, const even_ucx_header *header) {
-  char name[128];
-  even_ucx_name(group, header->sender, name, sizeof name);
-  (void)even_fail(EVEN_ERR_UNSUPPORTED,
-                  "%llu messages and more of %s wait to be received: %s cannot tell the next ones apart",
-                  (unsigned long long)group->message_numbers, name, group->transport->library);
-  (void)even_error_place(group->peers[header->sender].number, NULL);
-  finish(group, request, even_error_fix("receive messages in about the order in which they are sent"));
-}
-
 /* Gives a receive its message, where that has been announced; whether it was. */
 static bool match(even_ucx_group *group, even_ucx_request *request) {
-  announced **at = find_message(group->messages, request);
-  announced *message = *at;
+  even_ucx_announced **at = find_message(group->messages, request);
+  even_ucx_announced *message = *at;
   if (message == NULL) {
     return false;
   }
   if (!fits(request, &message->header)) {
-    refuse(group, request, &message->header);
+    even_ucx_message_refuse(group, request, message);
     return true;
   }
-  if (request->bytes > 0 && is_taken(group, message)) {
-    refuse_number(group, request, &message->header);
+  if (request->bytes > 0 && even_ucx_number_is_taken(group, message)) {
+    even_ucx_message_refuse_number(group, request, &message->header);
     return true;
   }
   *at = message->next;
+  if (message->refused) {
+    even_ucx_accept(group, message->header.sender, message->header.number);
+  }
   if (!message->returned) {
     even_ucx_give_room_back(group, message->header.sender, message->header.bytes);
   }
@@ -241,7 +162,7 @@ static void make_room(even_ucx_group *group) {
   if (group->messages->waiting == NULL || !find_asked(group)) {
     return;
   }
-  for (announced *message = group->messages->waiting; message != NULL; message = message->next) {
+  for (even_ucx_announced *message = group->messages->waiting; message != NULL; message = message->next) {
     if (!message->returned && group->asked[message->header.sender]) {
       message->returned = true;
       even_ucx_give_room_back(group, message->header.sender, message->header.bytes);
@@ -256,7 +177,7 @@ static void fail_all(even_ucx_group *group) {
     char doing[128];
     describe(group, request, doing, sizeof doing);
     even_ucx_abandon(group, request->parts, 2);
-    finish(group, request, even_ucx_failure(group, doing));
+    even_ucx_message_finish(group, request, even_ucx_failure(group, doing));
   }
 }
 
@@ -279,7 +200,7 @@ bool even_ucx_messages_move(even_ucx_group *group) {
     bool begun = request->sends ? request->begun : request->matched;
     if (!request->done && begun && even_ucx_settled(group, &request->parts[0]) &&
         even_ucx_settled(group, &request->parts[1])) {
-      finish(group, request, EVEN_OK);
+      even_ucx_message_finish(group, request, EVEN_OK);
       moved = true;
     }
   }
@@ -378,9 +299,9 @@ void even_ucx_messages_stop(even_ucx_group *group) {
     char doing[128];
     describe(group, request, doing, sizeof doing);
     even_ucx_abandon(group, request->parts, 2);
-    finish(group, request,
-           even_fail(EVEN_ERR_STATE, "rank %d left the group before its %s was done", group->peers[group->rank].number,
-                     doing));
+    even_ucx_message_finish(group, request,
+                            even_fail(EVEN_ERR_STATE, "rank %d left the group before its %s was done",
+                                      group->peers[group->rank].number, doing));
   }
   messages->stop = true;
   messages->started = false;
@@ -414,7 +335,7 @@ void even_ucx_messages_free(even_ucx_group *group) {
   }
   even_free(messages->incoming);
   while (messages->waiting != NULL) {
-    announced *message = messages->waiting;
+    even_ucx_announced *message = messages->waiting;
     messages->waiting = message->next;
     even_free(message);
   }
@@ -441,13 +362,10 @@ static void start_send(even_ucx_group *group, even_ucx_request *request) {
   even_ucx_peer *peer = &group->peers[request->peer];
   request->begun = true;
   even_ucx_take_room(group, request->peer, request->bytes);
-  request->header = (even_ucx_header){.tag = request->tag,
-                                      .bytes = request->bytes,
-                                      .number = peer->sent++,
-                                      .sender = group->rank,
-                                      .elements = request->elements};
+  request->header.bytes = request->bytes;
+  request->header.number = peer->sent++;
   even_ucx_send(group, &request->parts[0], request->peer, even_ucx_tag(EVEN_UCX_HEADER, group->rank, 0),
-                &request->header, sizeof request->header);
+                &request->header, offsetof(even_ucx_header, site) + strlen(request->header.site) + 1);
   if (request->bytes > 0) {
     even_ucx_send(group, &request->parts[1], request->peer,
                   even_ucx_tag(EVEN_UCX_PAYLOAD, group->rank, request->header.number), request->data, request->bytes);
@@ -482,11 +400,13 @@ static void queue(even_ucx_group *group, even_ucx_request *request) {
 }
 
 static even_status begin(even_ucx_group *group, const even_ucx_request *wanted, even_comm_request **out) {
-  const uint32_t elements = even_called_take_message();
+  const even_comm_called called = even_called_take_message();
   even_ucx_request *request = NULL;
   EVEN_TRY(EVEN_NEW(&request));
   *request = *wanted;
-  request->elements = elements;
+  request->elements = called.elements;
+  request->header = (even_ucx_header){.tag = wanted->tag, .sender = group->rank, .elements = called.elements};
+  (void)snprintf(request->header.site, sizeof request->header.site, "%s", called.site == NULL ? "" : called.site);
   (void)pthread_mutex_lock(&group->lock);
   even_status status = check_open(group, wanted);
   if (status == EVEN_OK) {
@@ -543,7 +463,7 @@ static void time_out(even_ucx_group *group, even_ucx_request *request, uint64_t 
   const even_error why = *even_error_last();
   even_ucx_end(group);
   even_ucx_abandon(group, request->parts, 2);
-  finish(group, request, even_error_restore(&why));
+  even_ucx_message_finish(group, request, even_error_restore(&why));
   fail_all(group);
 }
 
@@ -553,10 +473,11 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
   uint64_t began = even_clock_ns();
   uint64_t limit = timeout_seconds > 0 ? even_comm_limit_ns(timeout_seconds) : atomic_load(&group->timeout_ns);
   uint32_t polls = 0;
+  bool refused = false;
   (void)pthread_mutex_lock(&group->lock);
   group->messages->waiters++;
   (void)even_ucx_move(group);
-  while (!request->done) {
+  while (!request->done && !refused) {
     uint64_t waited = even_clock_ns() - began;
     if (waited >= limit) {
       time_out(group, request, limit);
@@ -566,11 +487,18 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
     if (!request->done) {
       look_for_the_stopped(group);
       check_lives(group);
+      refused = !request->done && !group->ended && group->refused;
     }
   }
   group->messages->waiters--;
   leave_to_background(group);
   (void)pthread_mutex_unlock(&group->lock);
+  if (refused && even_ucx_refused(request->comm)) {
+    return even_error_last()->status; /* of another message: this one goes on */
+  }
+  if (request->untold) {
+    even_ucx_message_tell_sender(group, request);
+  }
   if (peer != NULL) {
     *peer = request->peer;
   }
@@ -587,7 +515,7 @@ void even_ucx_request_free(even_comm_request *handle) {
     even_ucx_end(group);
     fail_all(group);
   } else if (!request->done) {
-    finish(group, request, EVEN_OK);
+    even_ucx_message_finish(group, request, EVEN_OK);
   }
   (void)pthread_mutex_unlock(&group->lock);
   even_free(request);

@@ -2,6 +2,7 @@
  * another dtype, and parts of other sizes. */
 #include "comm/called.h"
 #include "comm/ranks.h"
+#include "comm/steps.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,21 +54,28 @@ static even_status receive_as(even_comm *comm, uint32_t elements, void *data, si
   return end(begin_as(comm, elements, data, bytes, from, tag, false), NULL);
 }
 
-static int send_all(even_comm *comm, unsigned char *data) {
+/* While a rank tries what does not fit, and then receives it, its sender is in no call: it would be told. */
+static int send_all(even_comm *comm, unsigned char *data, steps *step) {
   RANKS_EXPECT(comm, send_as(comm, F32, memcpy(data, "\1\2\3", 4), 4, 1, 1) == EVEN_OK);
   RANKS_EXPECT(comm, send_as(comm, I32, data, 4, 1, 2) == EVEN_OK);
   RANKS_EXPECT(comm, send_as(comm, U8, data, 4, 1, 3) == EVEN_OK);
   RANKS_EXPECT(comm, send_as(comm, F32, data, 4, 1, 4) == EVEN_OK);
   RANKS_EXPECT(comm, send_as(comm, NOT_SAID, data, 4, 1, 5) == EVEN_OK);
   RANKS_EXPECT(comm, send_as(comm, F32, data, 0, 1, 6) == EVEN_OK);
+  steps_reach(step, 1);
+  steps_await(step, 2);
   RANKS_EXPECT(comm, receive_as(comm, NOT_SAID, data, 1, 1, 7) == EVEN_OK); /* the receiver waits for the next one */
   RANKS_EXPECT(comm, send_as(comm, F32, data, 4, 1, 8) == EVEN_OK);
-  RANKS_EXPECT(comm, send_as(comm, F32, data, LARGE, 1, 9) == EVEN_OK);
+  even_comm_request *large = begin_as(comm, F32, data, LARGE, 1, 9, true);
+  steps_reach(step, 3);
+  steps_await(step, 4);
+  RANKS_EXPECT(comm, end(large, NULL) == EVEN_OK);
   return 0;
 }
 
-static int receive_all(even_comm *comm, unsigned char *data) {
+static int receive_all(even_comm *comm, unsigned char *data, steps *step) {
   int peer = -1;
+  steps_await(step, 1);
   RANKS_EXPECT(comm, receive_as(comm, I32, data, 4, 0, 2) == EVEN_OK); /* the one before is there, and kept */
   RANKS_EXPECT(comm, receive_as(comm, I32, data, 4, 0, 1) == EVEN_ERR_MISMATCH && even_error_last()->rank == 0);
   RANKS_EXPECT(comm, mentions("sent 4 bytes of F32 with tag 1, but rank 1 receives 4 of I32"));
@@ -76,8 +84,10 @@ static int receive_all(even_comm *comm, unsigned char *data) {
   RANKS_EXPECT(comm, receive_as(comm, U8, data, 4, 0, 4) == EVEN_OK);
   RANKS_EXPECT(comm, receive_as(comm, I32, data, 4, 0, 5) == EVEN_OK);
   RANKS_EXPECT(comm, receive_as(comm, I32, data, 0, 0, 6) == EVEN_OK);
+  steps_reach(step, 2);
   even_comm_request *early = begin_as(comm, I64, data, 4, 0, 8, false);
   RANKS_EXPECT(comm, send_as(comm, I32, data, 1, 0, 7) == EVEN_OK);
+  steps_await(step, 3);
   RANKS_EXPECT(comm, end(early, NULL) == EVEN_ERR_MISMATCH && mentions("4 bytes of F32 with tag 8"));
   RANKS_EXPECT(comm, receive_as(comm, F32, data, 4, 0, 8) == EVEN_OK);
   RANKS_EXPECT(comm, receive_as(comm, I32, data, LARGE, 0, 9) == EVEN_ERR_MISMATCH && mentions("of F32 with tag 9"));
@@ -86,16 +96,20 @@ static int receive_all(even_comm *comm, unsigned char *data) {
   RANKS_EXPECT(comm, even_error_last()->rank == 2 && mentions("sent 4 bytes of F32 with tag 10"));
   early = begin_as(comm, F32, data, 4, EVEN_COMM_ANY_RANK, 10, false);
   RANKS_EXPECT(comm, end(early, &peer) == EVEN_OK && peer == 2);
+  steps_reach(step, 4);
   return 0;
 }
 
 static int pass_messages(even_comm *comm, void *argument) {
   unsigned char *data = calloc(1, LARGE);
   int own = even_comm_rank(comm);
-  (void)argument;
-  int wrong = own == 0   ? send_all(comm, data)
-              : own == 1 ? receive_all(comm, data)
+  int wrong = own == 0   ? send_all(comm, data, argument)
+              : own == 1 ? receive_all(comm, data, argument)
                          : send_as(comm, F32, data, 4, 1, 10) != EVEN_OK;
+  if (wrong != 0) {
+    steps_reach(argument, 4); /* nobody waits for it */
+  }
+  steps_await(argument, 4);
   free(data);
   return wrong != 0 || even_comm_barrier(comm) != EVEN_OK;
 }
@@ -192,7 +206,10 @@ static int exchange_parts(even_comm *comm, void *argument) {
 /* ---- over every engine ---- */
 
 static void check(const ranks_setup *setup) {
-  assert_int_equal(ranks_run(setup, pass_messages, NULL, NULL), 0);
+  steps *step = steps_make();
+  assert_non_null(step);
+  assert_int_equal(ranks_run(setup, pass_messages, step, NULL), 0);
+  steps_free(step);
   for (difference what = DTYPE; what < DIFFERENCES; what++) {
     assert_int_equal(ranks_run(setup, exchange_parts, &what, NULL), 0);
   }

@@ -1,0 +1,236 @@
+/* Messages that do not fit where they are received, on every engine: the sender is told at its next call, with both
+ * lines, or nothing where the message is received after all. */
+#include "comm/called.h"
+#include "comm/ranks.h"
+#include "comm/steps.h"
+
+#include <evenstep/flight.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define LARGE ((size_t)3 << 20) /* more than goes while nobody receives it */
+#define F32 EVEN_CALLED_DTYPE(EVEN_F32)
+#define I32 EVEN_CALLED_DTYPE(EVEN_I32)
+
+static const int HOST_OF[] = {0, 0, 1};
+
+/* How the first rank comes to hear of it; the last one receives. */
+typedef enum hearing {
+  IN_A_SEND,
+  IN_A_COLLECTIVE,
+  WAITING_TO_RECEIVE,
+  WAITING_TO_SEND,
+  WAITING_IN_A_COLLECTIVE,
+  AT_THE_END,
+  NOT_AT_ALL
+} hearing;
+
+typedef struct scene {
+  hearing how;
+  steps *step;
+} scene;
+
+static bool say_site(void *context, char *text, size_t bytes) {
+  (void)snprintf(text, bytes, "%s", (const char *)context);
+  return true;
+}
+
+static even_comm_request *begin(even_comm *comm, bool sends, uint32_t elements, void *data, size_t bytes, int peer,
+                                uint64_t tag) {
+  const even_comm_called called = {.elements = elements, .site = sends ? "there.py:7" : NULL};
+  even_comm_request *request = NULL;
+  even_comm_call_as(&called);
+  even_status status = sends ? even_comm_send_begin(comm, data, bytes, peer, tag, &request)
+                             : even_comm_receive_begin(comm, data, bytes, peer, tag, &request);
+  even_comm_call_as(NULL);
+  return status == EVEN_OK ? request : NULL;
+}
+
+static even_status end(even_comm_request *request) {
+  even_status status = request == NULL ? even_error_last()->status : even_comm_request_wait(request, 0, NULL);
+  even_comm_request_free(request);
+  return status;
+}
+
+/* The words of the error, on both sides. */
+static bool names_both(const even_comm *comm, size_t bytes) {
+  char words[128];
+  const char *what = even_error_last()->what;
+  (void)snprintf(words, sizeof words, "sent %zu bytes of F32 with tag 5, but rank %d receives %zu of I32", bytes,
+                 even_comm_ranks(comm) - 1, bytes);
+  return strstr(what, words) != NULL && strstr(what, "; sent at there.py:7; received at here.py:9") != NULL;
+}
+
+/* What was said is heard in the first one at the latest. */
+static int meet_twice(even_comm *comm) {
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  return 0;
+}
+
+/* The word of it may be on its way while all are in one. */
+static even_status meet_until_told(even_comm *comm) {
+  even_status status = EVEN_OK;
+  while (status == EVEN_OK) {
+    status = even_comm_barrier(comm);
+  }
+  return status;
+}
+
+static int hear(even_comm *comm, const scene *of, unsigned char *data) {
+  int last = even_comm_ranks(comm) - 1;
+  size_t bytes = of->how == WAITING_TO_SEND ? LARGE : 8;
+  even_comm_request *sent = begin(comm, true, F32, data, bytes, last, 5);
+  even_comm_request *other = NULL;
+  even_status status = EVEN_OK;
+  RANKS_EXPECT(comm, sent != NULL);
+  if (of->how == IN_A_SEND || of->how == NOT_AT_ALL) {
+    RANKS_EXPECT(comm, even_comm_request_wait(sent, 0, NULL) == EVEN_OK);
+  }
+  steps_reach(of->step, 1);
+  switch (of->how) {
+    case IN_A_SEND: /* in one of these, as soon as the word of it has come */
+      steps_await(of->step, 2);
+      while (status == EVEN_OK) {
+        status = end(begin(comm, true, F32, data, 1, last, 6));
+      }
+      break;
+    case IN_A_COLLECTIVE:
+      steps_await(of->step, 2);
+      status = meet_until_told(comm);
+      break;
+    case WAITING_TO_RECEIVE:
+      other = begin(comm, false, F32, data, 1, last, 7);
+      RANKS_EXPECT(comm, other != NULL || even_error_last()->status == EVEN_ERR_MISMATCH);
+      status = other == NULL ? EVEN_ERR_MISMATCH : even_comm_request_wait(other, 0, NULL);
+      break;
+    case WAITING_TO_SEND:
+      status = even_comm_request_wait(sent, 0, NULL);
+      break;
+    case WAITING_IN_A_COLLECTIVE:
+    case AT_THE_END:
+      status = even_comm_barrier(comm);
+      break;
+    case NOT_AT_ALL:
+      steps_await(of->step, 3);
+      even_comm_request_free(sent);
+      return meet_twice(comm);
+  }
+  RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && even_error_last()->rank == last && names_both(comm, bytes));
+  steps_reach(of->step, 4);
+  if (of->how == IN_A_SEND) { /* it is said once */
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  }
+  even_comm_request_free(other);
+  even_comm_request_free(sent);
+  return 0;
+}
+
+static int refuse(even_comm *comm, const scene *of, unsigned char *data) {
+  size_t bytes = of->how == WAITING_TO_SEND ? LARGE : 8;
+  even_comm_ask_site(comm, say_site, (void *)(uintptr_t)"here.py:9");
+  steps_await(of->step, 1);
+  RANKS_EXPECT(comm, end(begin(comm, false, I32, data, bytes, 0, 5)) == EVEN_ERR_MISMATCH);
+  RANKS_EXPECT(comm, even_error_last()->rank == 0 && names_both(comm, bytes));
+  steps_reach(of->step, 2);
+  switch (of->how) {
+    case NOT_AT_ALL:
+      RANKS_EXPECT(comm, end(begin(comm, false, F32, data, 8, EVEN_COMM_ANY_RANK, 5)) == EVEN_OK);
+      RANKS_EXPECT(comm, memcmp(data, "1234567", 8) == 0);
+      steps_reach(of->step, 3);
+      return meet_twice(comm);
+    case IN_A_SEND:
+      return even_comm_barrier(comm) != EVEN_OK;
+    case IN_A_COLLECTIVE: /* the others, too, have the error */
+      RANKS_EXPECT(comm, meet_until_told(comm) == EVEN_ERR_MISMATCH && names_both(comm, bytes));
+      return 0;
+    case AT_THE_END:
+      return 0; /* it leaves, as a script that did not expect the error */
+    default:
+      steps_await(of->step, 4);
+      return 0;
+  }
+}
+
+static int play(even_comm *comm, void *argument) {
+  const scene *of = argument;
+  unsigned char *data = calloc(1, LARGE);
+  int own = even_comm_rank(comm);
+  int wrong = 0;
+  memcpy(data, "1234567", 8);
+  if (own == 0) {
+    wrong = hear(comm, of, data);
+  } else if (own == even_comm_ranks(comm) - 1) {
+    memset(data, 0, 8);
+    wrong = refuse(comm, of, data);
+  } else {
+    bool passes = of->how == IN_A_SEND || of->how == NOT_AT_ALL;
+    even_status status = of->how == IN_A_COLLECTIVE ? meet_until_told(comm) : even_comm_barrier(comm);
+    status = of->how == NOT_AT_ALL && status == EVEN_OK ? even_comm_barrier(comm) : status;
+    wrong = passes ? status != EVEN_OK : status == EVEN_OK;
+  }
+  if (wrong != 0) {
+    steps_reach(of->step, 100); /* nobody waits for it */
+  }
+  free(data);
+  return wrong;
+}
+
+static void play_all(ranks_setup setup) {
+  setup.timeout_seconds = 200;
+  setup.spin = -1;
+  for (int how = 0; how <= NOT_AT_ALL; how++) {
+    scene of = {.how = (hearing)how, .step = steps_make()};
+    assert_non_null(of.step);
+    int wrong = ranks_run(&setup, play, &of, NULL);
+    if (wrong != 0) {
+      print_error("hearing %d\n", how);
+    }
+    assert_int_equal(wrong, 0);
+    steps_free(of.step);
+  }
+}
+
+static void in_shared_memory(void **state) {
+  (void)state;
+  play_all((ranks_setup){.ranks = 2});
+  play_all((ranks_setup){.ranks = 3, .threads = true});
+}
+
+static void over_mpi(void **state) {
+  (void)state;
+  play_all((ranks_setup){.ranks = 2, .engine = RANKS_NETWORK, .mpi = FAKE_MPI_NUMBERS});
+}
+
+static void over_ucx(void **state) {
+  (void)state;
+  if (!ranks_have_ucx()) {
+    skip();
+  }
+  play_all((ranks_setup){.ranks = 2, .engine = RANKS_NETWORK});
+}
+
+static void over_hosts(void **state) {
+  (void)state;
+  if (!ranks_have_ucx()) {
+    skip();
+  }
+  play_all((ranks_setup){.ranks = 3, .engine = RANKS_HOSTS, .host_of = HOST_OF});
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(in_shared_memory),
+      cmocka_unit_test(over_mpi),
+      cmocka_unit_test(over_ucx),
+      cmocka_unit_test(over_hosts),
+  };
+  return cmocka_run_group_tests_name("comm_refusals", tests, NULL, NULL);
+}
