@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/stop.h"
+#include "checkpoint/xxh3.h"
 #include "os/stream.h"
 
 #include <evenstep/checkpoint.h>
@@ -13,6 +14,7 @@
 #include <xxhash.h>
 
 struct even_chunk_sums {
+  const even_xxh3 *by;
   XXH3_state_t *state; /* wants 64-byte alignment, which even_alloc does not promise */
   void *memory;
   size_t chunk_bytes;
@@ -39,6 +41,7 @@ even_status even_chunk_sums_open(size_t chunk_bytes, even_chunk_sums **out) {
   uintptr_t address = ((uintptr_t)sums->memory + STATE_ALIGNMENT - 1) & ~(uintptr_t)(STATE_ALIGNMENT - 1);
   sums->state = (XXH3_state_t *)address;
   sums->chunk_bytes = chunk_bytes;
+  sums->by = even_xxh3_best();
   (void)XXH3_64bits_reset(sums->state);
   *out = sums;
   return EVEN_OK;
@@ -65,7 +68,7 @@ even_status even_chunk_sums_update(even_chunk_sums *sums, const void *data, size
   while (bytes > 0) {
     size_t room = even_chunk_sums_room(sums);
     size_t piece = bytes < room ? bytes : room;
-    (void)XXH3_64bits_update(sums->state, at, piece);
+    sums->by->update(sums->state, at, piece);
     at += piece;
     bytes -= piece;
     sums->filled += piece;
@@ -155,7 +158,7 @@ even_status even_checkpoint_file_checksums(const char *path, size_t chunk_bytes,
 }
 
 uint64_t even_checkpoint_checksum(const void *data, size_t bytes) {
-  return XXH3_64bits(data, bytes);
+  return even_xxh3_best()->whole(data, bytes);
 }
 
 void even_checkpoint_free(void *pointer) {
