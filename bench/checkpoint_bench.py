@@ -6,8 +6,9 @@ One process, alternating rounds, medians. A state is a model of linear layers wi
 ends with an fsync of what was written (on disk), loading begins with a cold page cache (on disk) and ends with the values in
 the model and the optimizer. `copy` writes and reads the same number of bytes from and to one buffer that was touched
 before: one thread, through the page cache, cold or warm as for the others, no page faults, no checksums. What else is
-compared takes the faults of its own memory in its time. `copy, new memory` reads to memory that nobody has touched, as a
-first load must. The bound of loading from memory is a copy by all cores. `stall` is how long es.checkpoint(wait=False) keeps training
+compared takes the faults of its own memory in its time; es.load_checkpoint reads into the model's memory and the optimizer's.
+`first load` is that of an optimizer that has no state yet, as a process that begins has it: its memory is new, as that of `copy,
+new memory` is, which reads to memory that nobody has touched. The bound of loading from memory is a copy by all cores. `stall` is how long es.checkpoint(wait=False) keeps training
 from going on, beside one copy of the state in memory;
 `slowed` compares a step with a checkpoint every tenth with a step without.
 """
@@ -148,11 +149,13 @@ class Bench:
                     began = time.perf_counter()
                     self.loads(folder)[way]()
                     load = time.perf_counter() - began
-                    if way == "copy":
+                    if way in ("copy", "evenstep"):
                         if on_disk:
                             forget_tree(folder)
+                        if way == "evenstep":
+                            self.optimizer.state.clear()
                         began = time.perf_counter()
-                        self.loads(folder)["copy, new memory"]()
+                        self.loads(folder)["copy, new memory" if way == "copy" else way]()
                         new = time.perf_counter() - began
                 finally:
                     shutil.rmtree(folder)
@@ -160,7 +163,7 @@ class Bench:
                     one = found.setdefault(way, {"save": [], "load": []})
                     one["save"].append(self.bytes / save)
                     one["load"].append(self.bytes / load)
-                    if way == "copy":
+                    if way in ("copy", "evenstep"):
                         one.setdefault("new", []).append(self.bytes / new)
         return found
 
@@ -228,9 +231,11 @@ def main() -> None:
                 ratio = statistics.median(a / b for a, b in zip(speeds[what], found["copy"][what]))
                 row += [f"{statistics.median(speeds[what]) / 1e9:10.2f}", f"{ratio:8.2f}"]
             print(f"  {way:10} {' '.join(row)}")
-        new = found["copy"]["new"]
-        ratio = statistics.median(a / b for a, b in zip(found["evenstep"]["load"], new))
-        print(f"  copy, new memory: load {statistics.median(new) / 1e9:.2f} GB/s; evenstep {ratio:.2f} of that")
+        new, first = found["copy"]["new"], found["evenstep"]["new"]
+        of_new = statistics.median(a / b for a, b in zip(first, new))
+        of_copy = statistics.median(a / b for a, b in zip(first, found["copy"]["load"]))
+        print(f"  copy, new memory: load {statistics.median(new) / 1e9:.2f} GB/s")
+        print(f"  first load: {statistics.median(first) / 1e9:.2f} GB/s: {of_new:.2f} of that, {of_copy:.2f} of copy")
         if name == "memory":
             bound = figures["bound"] = bench.bound()
             reached = statistics.median(found["evenstep"]["load"]) / bound

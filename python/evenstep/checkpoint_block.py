@@ -8,16 +8,19 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
 from evenstep import _core
+from evenstep._core import EvenstepError
 
 # A smaller file's tensors get memory of their own each.
 LEAST = 4 << 20
 # Where a tensor must begin: a cache line, as in torch's own memory.
 ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class Block:
@@ -40,33 +43,42 @@ class Block:
         return values if begin % ALIGNMENT == 0 else values.clone()
 
 
+def has_room_in_huge_pages(size: int) -> bool:
+    """Whether new memory of this size is had in huge pages, as far as the kernel says, and is a small part of what is left."""
+    try:
+        offered = "[never]" not in _HUGE_PAGES.read_text(encoding="ascii")
+        return offered and 4 * size < _core.Memory().read()[2]
+    except (OSError, EvenstepError):
+        return False
+
+
 def move(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """Copies the second of each pair to the first by several threads, where both are plain memory of the host of one form,
-    and no other's first lies in a part of it. Which of them were."""
+    and no other's first lies in a part of it; nothing where both are the same memory. Which of them were."""
     pairs = list(pairs)
     plain = [
-        _is_plain(to) and _is_plain(values) and to.dtype == values.dtype and to.shape == values.shape
+        is_plain(to) and is_plain(values) and to.dtype == values.dtype and to.shape == values.shape
         for to, values in pairs
     ]
-    apart = _apart({_range(to) for (to, _), is_plain in zip(pairs, plain) if is_plain})
+    apart = ranges_apart({range_of(to) for (to, _), may in zip(pairs, plain) if may})
     done = []
     moves = {}  # tied parameters are one memory
-    for (to, values), is_plain in zip(pairs, plain):
-        begin, end = _range(to) if is_plain else (0, 0)
-        done.append(is_plain and (begin == end or (begin, end) in apart))
-        if done[-1] and begin < end:
+    for (to, values), may in zip(pairs, plain):
+        begin, end = range_of(to) if may else (0, 0)
+        done.append(may and (begin == end or (begin, end) in apart))
+        if done[-1] and begin < end and begin != values.data_ptr():
             moves[begin] = (begin, values.data_ptr(), end - begin)
             torch.autograd.graph.increment_version(to)
     _core.move_bytes(tuple(moves.values()))
     return done
 
 
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
+def range_of(tensor: torch.Tensor) -> tuple[int, int]:
     begin = tensor.data_ptr()
     return begin, begin + tensor.numel() * tensor.element_size()
 
 
-def _apart(ranges: set[tuple[int, int]]) -> set[tuple[int, int]]:
+def ranges_apart(ranges: set[tuple[int, int]]) -> set[tuple[int, int]]:
     """Those that share no byte with another."""
     ordered = sorted((begin, end) for begin, end in ranges if begin < end)
     apart = set()
@@ -78,7 +90,7 @@ def _apart(ranges: set[tuple[int, int]]) -> set[tuple[int, int]]:
     return apart
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.device.type == "cpu"

@@ -1,5 +1,6 @@
-"""Reads a checkpoint's files back: each once, by several threads, its checksums compared on the way, into memory of its
-own. Nothing that was not compared is given to anybody."""
+"""Reads a checkpoint's files back by several threads, their checksums compared on the way: into memory of its own, once; or,
+where their tensors have memory already and that costs less, first to compare them and then, once all else is right, into that.
+Nothing that was not compared is given to anybody."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ import torch
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_block import LEAST, Block
+from evenstep.checkpoint_block import LEAST, Block, has_room_in_huge_pages
 from evenstep.checkpoint_files import Place, TensorFile, compare, damage_of
+from evenstep.checkpoint_homes import fitting, without_shared
 
 Tensors = dict[str, torch.Tensor]
 T = TypeVar("T")
@@ -39,15 +41,45 @@ class StoredFiles:
         self._entries = {entry["name"]: entry for entry in manifest["files"]}
         self._read: dict[str, Tensors] = {}
         self._right: set[str] = set()  # files whose checksums were compared
+        self._homes: dict[str, Tensors] = {}  # of files that `fill` reads into memory that is there
+        self._to_fill: dict[str, tuple[tuple[Place, ...], Tensors]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
+    def expect(self, homes: dict[str, Tensors], copied: Iterable[str]) -> None:
+        """Memory in which tensors of these files may be put: what fits there is compared when its file is read, and read into it
+        by `fill`. copied: files whose tensors come into it in any case, copied from memory of their own else."""
+        copied = set(copied)
+        found = []
+        for name in homes:
+            if self._costs_less_twice(name, name in copied):
+                try:
+                    with TensorFile(self._folder / name) as file:
+                        found.append((name, fitting(file, homes[name])))
+                except (EvenstepError, OSError):
+                    continue  # who reads it says what is wrong
+        self._homes = without_shared(found)
+
     def read(self, names: Iterable[str]) -> None:
-        """Reads these files whole, those that were not yet."""
+        """Reads these files whole, those that were not yet. What is to go to memory that is there is that memory, and not yet right."""
         for name in names:
             if name not in self._read:
                 self._read[name] = self._read_file(name)
+
+    def fill(self) -> None:
+        """Reads into the memory that is there what was compared."""
+        for name, (places, homes) in self._to_fill.items():
+            try:
+                self._compare(name, places)
+            except EvenstepError as error:
+                raise EvenstepError(
+                    f"{str(error).splitlines()[0]}; it was right a moment before, so it changed while it was loaded, and what was "
+                    "prepared holds parts of it by now\n  fix: load a checkpoint, this one or another, before training goes on"
+                ) from error
+            for home in homes.values():
+                torch.autograd.graph.increment_version(home)
+        self._to_fill.clear()
 
     def drop(self, names: Iterable[str]) -> None:
         """What was given out of these files belongs to who has it."""
@@ -92,26 +124,39 @@ class StoredFiles:
             raise
 
     def _read_tensors(self, name: str, file: TensorFile) -> Tensors:
-        if self._comes_from_disk(name):
+        homes = self._homes.get(name, {})
+        if not homes and self._is_large(name):
             return self._read_block(name, file)
         header = ctypes.create_string_buffer(len(file.head))
-        places = [(0, len(file.head), ctypes.addressof(header))]
+        places, later = [(0, len(file.head), ctypes.addressof(header))], []
         tensors = {}
         for key, begin in file.by_place():
-            tensors[key] = values = file.empty(key)
+            if key in homes:
+                tensors[key] = homes[key].detach()
+                later.append((begin, file.bytes_of(key), homes[key].data_ptr()))
+                continue
+            values = file.empty(key)
+            tensors[key] = file.as_saved(key, values)
             size = values.numel() * values.element_size()
             if size > 0:
                 places.append((begin, size, values.data_ptr()))
         self._compare(name, tuple(places))
         if header.raw != file.head:
             raise damage_of(self._folder, f"{name} changed while it was read")
-        return {key: file.as_saved(key, values) for key, values in tensors.items()}
+        if later:
+            self._to_fill[name] = tuple(later), homes
+        return tensors
 
-    def _comes_from_disk(self, name: str) -> bool:
-        """Where a device writes into memory, best into one block of it. What is in memory is copied, best to where the allocator
-        has memory already."""
-        large = name in self._entries and self._entries[name]["bytes"] >= LEAST
-        return large and not _core.file_is_cached(self._folder / name)
+    def _costs_less_twice(self, name: str, copied: bool) -> bool:
+        """To read a file once to compare it and once into memory that is there. Not where a disk had to be read twice, and not
+        where it saves no copy and new memory is to be had in huge pages, which the kernel clears in less time than a second
+        reading takes."""
+        if not self._is_large(name) or name in self._read or not _core.file_is_cached(self._folder / name):
+            return False
+        return copied or not has_room_in_huge_pages(self._entries[name]["bytes"])
+
+    def _is_large(self, name: str) -> bool:
+        return name in self._entries and bool(self._entries[name]["bytes"] >= LEAST)
 
     def _read_block(self, name: str, file: TensorFile) -> Tensors:
         size = self._entries[name]["bytes"]

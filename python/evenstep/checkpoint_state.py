@@ -18,6 +18,7 @@ from evenstep._core import EvenstepError
 from evenstep.checkpoint_block import move
 from evenstep.checkpoint_encoding import decode, encode
 from evenstep.checkpoint_files import find_tied, index_of, shard_name, total_bytes
+from evenstep.checkpoint_homes import homes_in_model, homes_in_state
 from evenstep.checkpoint_keeping import lineage_of, order_for
 from evenstep.checkpoint_reading import StoredFiles, files_of, on_all_ranks
 
@@ -453,6 +454,9 @@ class Loader:
         ]
 
         def read_and_check() -> None:
+            if isinstance(self._folder, Path):
+                models = [file for kind, _, _, saved in wanted if kind == "models" for file in files_of(saved)]
+                self.files.expect(_homes_of(wanted, names), models)
             self.files.read(name for kind, _, _, saved in wanted if kind in _WITH_FILES for name in files_of(saved))
             for kind, name, live, saved in wanted:
                 getattr(self, f"_check_{kind}")(name, live, saved, names)
@@ -462,7 +466,11 @@ class Loader:
         if wanted or rest:
             on_all_ranks(self._session, read_and_check)
         # what runs code of others, which may still refuse, comes first
+        filled = False
         for kind, name, live, saved in reversed(wanted):
+            if kind in _WITH_FILES and not filled and isinstance(self._folder, Path):
+                on_all_ranks(self._session, self.files.fill)
+                filled = True
             getattr(self, f"_load_{kind}")(live, saved, names)
             self._done.add((kind, name))
 
@@ -554,6 +562,21 @@ def _check_class(kind: str, name: str, live: Any, saved: dict[str, Any]) -> None
             f"{kind} {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(live)} "
             f"here\n  fix: use the same {kind}, or load without: es.load_checkpoint(path, {kind}s=False)"
         )
+
+
+def _homes_of(wanted: list[tuple[str, str, Any, Any]], names: dict[int, str]) -> dict[str, Tensors]:
+    """By file: memory that is there for its tensors."""
+    found: dict[str, Tensors] = {}
+    for kind, _, live, saved in wanted:
+        if kind == "models":
+            found.update(dict.fromkeys(files_of(saved), homes_in_model(live)))
+        elif kind == "optimizers" and "whole" not in saved:
+            state, homes = live.state_dict(), Tensors()
+            groups = _groups_of(live, state, names) if _has_torch_form(state) else []
+            for index, key, _ in (one for group in groups for one in group):
+                homes.update(homes_in_state(saved["state"].get(key), state["state"].get(index)))
+            found.update(dict.fromkeys(files_of(saved), homes))
+    return found
 
 
 def _all_named(optimizer: Any, names: dict[int, str]) -> bool:

@@ -107,7 +107,7 @@ even_status even_content_write_side_by_side(const even_content *content, even_ou
   EVEN_TRY(even_output_go_direct(output, content->bytes));
   EVEN_TRY(EVEN_NEW_ARRAY(&job.sums, *count));
   const even_items_job items = {.count = *count,
-                                .most = EVEN_ITEMS_MOST_THREADS,
+                                .most = EVEN_ITEMS_USUAL_THREADS,
                                 .context = &job,
                                 .open = open_own,
                                 .close = even_summing_close,
@@ -155,8 +155,10 @@ static even_status copy_chunk(void *context, void *own, size_t item) {
 
 even_status even_contents_copy(const even_content_copy *copies, size_t count) {
   copy_job job = {.copies = copies, .count = count};
-  even_items_job items = {
-      .most = EVEN_ITEMS_MOST_THREADS, .context = &job, .work = copy_chunk, .what = "the state of training was copied"};
+  even_items_job items = {.most = EVEN_ITEMS_USUAL_THREADS,
+                          .context = &job,
+                          .work = copy_chunk,
+                          .what = "the state of training was copied"};
   uint64_t bytes = 0;
   for (size_t i = 0; i < count; i++) {
     EVEN_TRY(even_content_fetch(copies[i].content, copies[i].to));
@@ -199,7 +201,7 @@ even_status even_content_compare(const even_content *content, const uint64_t *su
     }
   }
   const even_items_job items = {.count = count,
-                                .most = EVEN_ITEMS_MOST_THREADS,
+                                .most = EVEN_ITEMS_USUAL_THREADS,
                                 .context = &job,
                                 .open = open_own,
                                 .close = even_summing_close,

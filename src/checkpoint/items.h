@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Two threads sum and copy as fast as the memory of a small host; more of them keep a disk busy. */
-enum { EVEN_ITEMS_MOST_THREADS = 4 };
+enum { EVEN_ITEMS_USUAL_THREADS = 4, EVEN_ITEMS_MOST_THREADS = 8 };
 
 typedef struct even_items_job {
   size_t count; /* of items; each is done once, begun in their order */

@@ -34,7 +34,7 @@ static even_status move_piece(void *context, void *own, size_t item) {
 even_status even_checkpoint_bytes_move(const even_checkpoint_move *moves, size_t count) {
   moving_job job = {.moves = moves, .count = count};
   even_items_job items = {
-      .most = EVEN_ITEMS_MOST_THREADS, .context = &job, .work = move_piece, .what = "a checkpoint was put in place"};
+      .most = EVEN_ITEMS_USUAL_THREADS, .context = &job, .work = move_piece, .what = "a checkpoint was put in place"};
   for (size_t i = 0; i < count; i++) {
     items.count += pieces_of(&moves[i]);
   }

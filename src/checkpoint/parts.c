@@ -55,7 +55,7 @@ static even_status sum_piece(void *context, void *own, size_t item) {
 even_status even_parts_sum_all(const even_content *content) {
   even_content whole = *content;
   const even_items_job items = {.count = content->count,
-                                .most = EVEN_ITEMS_MOST_THREADS,
+                                .most = EVEN_ITEMS_USUAL_THREADS,
                                 .context = &whole,
                                 .work = sum_piece,
                                 .what = "a checkpoint was written"};

@@ -116,6 +116,14 @@ static even_status check_reading(const even_checkpoint_reading *reading) {
   return EVEN_OK;
 }
 
+/* A disk wants more readers than the memory of a small host; by its first chunk, for where a part of it lies matters
+ * little. */
+static size_t readers(const even_checkpoint_reading *reading, const even_input *input) {
+  size_t bytes = reading->bytes < reading->chunk_bytes ? (size_t)reading->bytes : reading->chunk_bytes;
+  return input->direct > 0 && !even_input_is_cached(input, 0, bytes) ? EVEN_ITEMS_MOST_THREADS
+                                                                     : EVEN_ITEMS_USUAL_THREADS;
+}
+
 static even_status check_size(const even_checkpoint_reading *reading, uint64_t there) {
   if (there == reading->bytes) {
     return EVEN_OK;
@@ -137,7 +145,7 @@ even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) {
       even_pages_prefer_huge(reading->places[i].data, reading->places[i].bytes);
     }
     const even_items_job items = {.count = reading->sum_count,
-                                  .most = EVEN_ITEMS_MOST_THREADS,
+                                  .most = readers(reading, &job.input),
                                   .context = &job,
                                   .open = open_memory,
                                   .close = even_summing_close,

@@ -220,7 +220,7 @@ static even_status sync_one(void *context, void *own, size_t item) {
 /* What was written is on the disk, all of it, or an error. */
 static even_status sync_files(even_checkpoint_writer *writer) {
   const even_items_job items = {.count = writer->unsynced_count,
-                                .most = EVEN_ITEMS_MOST_THREADS,
+                                .most = EVEN_ITEMS_USUAL_THREADS,
                                 .context = writer,
                                 .work = sync_one,
                                 .what = "a checkpoint was synced"};
