@@ -157,7 +157,7 @@ function showSpans(spans) {
 const endedWell = (words) => !words || words.includes("ended well") || words.includes("stopped");
 
 /* monitor/faults.h; with value 0 one is over */
-const FAULTS = new Set(["hang", "nonfinite", "parameters", "loss_spike", "gpu", "straggler"]);
+const FAULTS = new Set(["hang", "nonfinite", "parameters", "loss_spike", "gpu", "link", "straggler"]);
 
 const EVENT_WORDS = {
   shares: (e) => `shares ${e.words}`, checkpoint: (e) => `checkpoint ${e.words} is whole`, epoch: (e) => `epoch ${e.value} begins`,

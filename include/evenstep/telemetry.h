@@ -37,7 +37,8 @@ typedef enum even_record_kind {
   EVEN_RECORD_SPAN = 1,
   EVEN_RECORD_STEP = 2,
   EVEN_RECORD_EVENT = 3,
-  EVEN_RECORD_CALL = 5 /* 4 is the rings' own */
+  EVEN_RECORD_CALL = 5, /* 4 is the rings' own */
+  EVEN_RECORD_LEG = 6
 } even_record_kind;
 
 /* CLOCK_MONOTONIC in nanoseconds: what all times of records are. The same for all processes of a host. Any thread. */
@@ -65,6 +66,17 @@ typedef struct even_step_record {
   float loss;              /* weighted mean over all ranks; NaN when unknown */
   float predicted_seconds; /* of this step, by the balancer, before it ran; NaN when unknown */
 } even_step_record;
+
+/* What the way between two hosts took, as a rank at one end saw it, since its record before: of transfers between ranks
+ * that had all come to the exchange, each from its beginning to its end. */
+typedef struct even_leg_record {
+  uint32_t own;  /* mark of this rank's host, */
+  uint32_t peer; /* and of the other end's */
+  uint64_t at_ns;
+  uint32_t transfers; /* that came from there */
+  uint64_t bytes;
+  uint64_t ns; /* of all of them together, if each had cost the median of the last ones a byte */
+} even_leg_record;
 
 /* What happened, with a few words. */
 typedef enum even_event {
@@ -201,6 +213,7 @@ typedef struct even_record {
     even_step_record step;
     even_event_record event;
     even_call_record call;
+    even_leg_record leg;
   } as;
 } even_record;
 
@@ -223,6 +236,7 @@ EVEN_PUBLIC void even_telemetry_close(even_telemetry *telemetry);
 EVEN_PUBLIC void even_telemetry_span(even_telemetry *telemetry, const even_span_record *record);
 EVEN_PUBLIC void even_telemetry_step(even_telemetry *telemetry, const even_step_record *record);
 EVEN_PUBLIC void even_telemetry_event(even_telemetry *telemetry, const even_event_record *record);
+EVEN_PUBLIC void even_telemetry_leg(even_telemetry *telemetry, const even_leg_record *record);
 
 /* Adds the call to the rank's totals and, where records of calls are wanted (even_telemetry_reader_want_calls), writes
  * one; `step` of the record is filled in from the last step record. Any thread, wait-free. */

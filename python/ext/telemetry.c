@@ -252,10 +252,14 @@ static PyObject *record_as_tuple(const even_record *record) {
   const even_span_record *span = &record->as.span;
   const even_step_record *step = &record->as.step;
   const even_event_record *event = &record->as.event;
+  const even_leg_record *leg = &record->as.leg;
   int rank = (int)record->rank;
   switch (record->kind) {
     case EVEN_RECORD_CALL:
       return call_as_tuple(rank, &record->as.call);
+    case EVEN_RECORD_LEG:
+      return Py_BuildValue("siIIKIKK", "leg", rank, leg->own, leg->peer, (unsigned long long)leg->at_ns, leg->transfers,
+                           (unsigned long long)leg->bytes, (unsigned long long)leg->ns);
     case EVEN_RECORD_SPAN:
       return Py_BuildValue("siIIKKK", "span", rank, span->span, span->step, (unsigned long long)span->start_ns,
                            (unsigned long long)span->duration_ns, (unsigned long long)span->bytes);

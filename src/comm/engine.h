@@ -169,6 +169,9 @@ struct even_comm_engine {
   /* NULL, or the parts, from 0 on until NULL, of what all ranks have to know alike of the ways that rank 0 follows:
    * read there, written on the others; asked behind the last, when all have them. */
   void *(*choice)(even_comm *comm, int number, size_t *bytes);
+  /* NULL where nothing goes between hosts; else telemetry is told what the way to each takes, from the next call on;
+   * NULL: not any more. Between calls. EVEN_ERR_MEMORY. */
+  even_status (*tell_legs)(even_comm *comm, even_telemetry *telemetry);
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*describe)(const even_comm *comm, char *text, size_t bytes);
   void (*leave)(even_comm *comm);

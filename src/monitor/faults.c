@@ -57,6 +57,10 @@ const char *even_faults_hang(const even_state *state) {
   return lasts(state, EVEN_FAULT_HANG) ? state->faults[EVEN_FAULT_HANG].lasting_words : NULL;
 }
 
+const char *even_faults_link(const even_state *state) {
+  return lasts(state, EVEN_FAULT_LINK) ? state->faults[EVEN_FAULT_LINK].lasting_words : NULL;
+}
+
 const char *even_faults_lasting(const even_state *state) {
   for (size_t kind = 0; kind < EVEN_FAULT_COUNT; kind++) {
     if (lasts(state, kind)) {

@@ -17,6 +17,8 @@ void even_faults_restart(even_state_fault *faults);
 const char *even_faults_lasting(const even_state *state);
 /* The words of a hang that lasts, NULL for none. */
 const char *even_faults_hang(const even_state *state);
+/* Which link is slow, NULL: none is. */
+const char *even_faults_link(const even_state *state);
 /* "2 hangs, the first at step 120; the last: …", a line each kind that there was, two blanks before it. */
 void even_faults_lines(const even_state *state, even_text *out);
 /* A member "faults": [{kind, count, first_step, lasts, rank, step, words}]. */

@@ -234,6 +234,10 @@ static void begin(even_monitor *monitor, int rank, const even_lag *lag) {
   tell(monitor, rank, false, lag->from_ns);
 }
 
+bool even_lagging_lasts(const even_monitor *monitor, int rank) {
+  return monitor->lagging != NULL && rank < monitor->lagging->ranks && monitor->lagging->rank[rank].told;
+}
+
 void even_lagging_end(even_monitor *monitor, int rank) {
   even_lagging *lagging = monitor->lagging;
   if (lagging == NULL || rank >= lagging->ranks) {

@@ -19,6 +19,8 @@ void even_lagging_close(even_lagging *lagging);
 void even_lagging_step(even_monitor *monitor, int rank, const even_step_record *record);
 /* In each tick. `looked`: the ranks' usage was just looked at, so that causes may be seen. */
 void even_lagging_look(even_monitor *monitor, uint64_t now_ns, bool looked);
+/* Whether it is told to be slower than it was, and is. */
+bool even_lagging_lasts(const even_monitor *monitor, int rank);
 /* The rank's process has ended, or another one begins: what lasted is over. */
 void even_lagging_end(even_monitor *monitor, int rank);
 void even_lagging_end_all(even_monitor *monitor);

@@ -75,6 +75,8 @@ typedef struct even_measure {
   unsigned long long lost_records;
   bool shares_moving; /* the shares changed in the window's second half */
   const char *hang;   /* what a rank is told to hang in, NULL: none does */
+  const char *link;   /* which link is slow, NULL: none is told to be */
+  int link_rank;      /* a rank at its end */
   int ranks;
   even_measure_rank *rank;
 } even_measure;

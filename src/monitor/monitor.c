@@ -8,6 +8,7 @@
 #include "monitor/lagging.h"
 #include "monitor/parts.h"
 #include "monitor/report.h"
+#include "monitor/slow_links.h"
 #include "monitor/thin.h"
 #include "monitor/view.h"
 #include "os/clock.h"
@@ -73,6 +74,9 @@ even_status even_monitor_tick(even_monitor *monitor) {
   }
   even_monitor_gpus_look(monitor);
   even_lagging_look(monitor, now, due);
+  if (due) {
+    even_slow_links_look(monitor, now);
+  }
   monitor->begins = monitor->begins && monitor->state->attempt_steps < FIRST_STEPS;
   if (now - monitor->committed_ns >= COMMIT_EVERY_NS || monitor->begins) {
     monitor->committed_ns = now;
@@ -89,6 +93,7 @@ void even_monitor_attempt(even_monitor *monitor, int attempt) {
   (void)pthread_mutex_lock(&monitor->lock);
   even_monitor_drain_ended(monitor); /* what the ranks of the attempt before wrote is still theirs */
   even_lagging_end_all(monitor);
+  even_slow_links_end(monitor);
   even_state_attempt(monitor->state, attempt, even_clock_ns());
   monitor->begins = true;
   even_spikes_forget(&monitor->spikes);
@@ -250,6 +255,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   EVEN_TRY(even_alloc(ranks, sizeof *monitor->pending, (void **)&monitor->pending));
   EVEN_TRY(even_telemetry_reader_open(params->telemetry_fd, &monitor->reader));
   EVEN_TRY(even_lagging_open(params->ranks, &monitor->lagging));
+  EVEN_TRY(even_links_open(&monitor->links));
   monitor->state->started_ns = even_clock_ns();
   monitor->state->started_wall_ns = even_clock_wall_ns();
   monitor->state->last_end_ns = monitor->state->started_ns;
@@ -278,6 +284,7 @@ static void release(even_monitor *monitor) {
   even_server_close(monitor->server);
   even_gpu_watch_close(monitor->gpus);
   even_lagging_close(monitor->lagging);
+  even_links_close(monitor->links);
   even_database_close(monitor->database);
   even_telemetry_reader_close(monitor->reader);
   even_state_close(monitor->state);
@@ -320,6 +327,7 @@ static bool any_runs(const even_state *state) {
 }
 
 static void watch_no_more(even_monitor *monitor) {
+  even_slow_links_end(monitor);
   even_lagging_end_all(monitor);
   even_lagging_close(monitor->lagging);
   monitor->lagging = NULL;
@@ -387,6 +395,7 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
   look(monitor, even_clock_ns());
   even_monitor_gpus_look(monitor);
   even_lagging_end_all(monitor);
+  even_slow_links_end(monitor);
   monitor->state->ended_ns = even_clock_ns();
   monitor->state->exit_code = exit_code;
   for (int rank = 0; rank < monitor->state->ranks; rank++) {

@@ -41,6 +41,8 @@ struct even_monitor {
   even_spikes spikes;
   even_gpu_watch *gpus; /* NULL: none */
   struct even_lagging *lagging;
+  struct even_links *links;
+  uint32_t link_since; /* about the step since which one is slow */
   void (*notice)(void *context, const char *text);
   void *notice_context;
 };

@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "base/utf8.h"
 #include "monitor/lagging.h"
+#include "monitor/links.h"
 #include "monitor/parts.h"
 #include "os/clock.h"
 
@@ -194,6 +195,9 @@ static void take(even_monitor *monitor, const even_record *record) {
       break;
     case EVEN_RECORD_CALL:
       take_call(monitor, rank, &record->as.call);
+      break;
+    case EVEN_RECORD_LEG:
+      even_links_take(monitor->links, rank, &record->as.leg);
       break;
   }
 }

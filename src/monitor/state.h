@@ -25,11 +25,12 @@ enum {
   EVEN_EVENT_RANK_STARTED = 101,
   EVEN_EVENT_RANK_ENDED = 102,
   EVEN_EVENT_LOST = 103,
-  EVEN_EVENT_HANG = 104,           /* value 1: the rank hangs; 0: it goes on after all */
-  EVEN_EVENT_SPIKE = 105,          /* value 1: the loss has jumped; 0: it is back */
-  EVEN_EVENT_GPU = 106,            /* value 1: the rank's GPU is held down, 0: no more, -1: another fault of it */
-  EVEN_EVENT_STRAGGLER = 107,      /* value: the percentage of its usual time that the rank takes; 0: no more */
-  EVEN_EVENT_STRAGGLER_ENDED = 108 /* the rank is ended because it holds the others up */
+  EVEN_EVENT_HANG = 104,      /* value 1: the rank hangs; 0: it goes on after all */
+  EVEN_EVENT_SPIKE = 105,     /* value 1: the loss has jumped; 0: it is back */
+  EVEN_EVENT_GPU = 106,       /* value 1: the rank's GPU is held down, 0: no more, -1: another fault of it */
+  EVEN_EVENT_STRAGGLER = 107, /* value: the percentage of its usual time that the rank takes; 0: no more */
+  EVEN_EVENT_STRAGGLER_ENDED = 108, /* the rank is ended because it holds the others up */
+  EVEN_EVENT_LINK = 109 /* value: the percentage of its usual time that a transfer over a link takes; 0: no more */
 };
 
 /* X(name, event, of one, of several): what goes wrong while all ranks live (monitor/faults.h) */
@@ -39,6 +40,7 @@ enum {
   X(PARAMETERS, EVEN_EVENT_PARAMETERS, "time that parameters differed", "times that parameters differed")             \
   X(SPIKE, EVEN_EVENT_SPIKE, "jump of the loss", "jumps of the loss")                                                 \
   X(GPU, EVEN_EVENT_GPU, "fault of a GPU", "faults of GPUs")                                                          \
+  X(LINK, EVEN_EVENT_LINK, "slow link", "slow links")                                                                 \
   X(STRAGGLER, EVEN_EVENT_STRAGGLER, "straggler", "stragglers")
 
 enum {

@@ -13,6 +13,7 @@
   X(CPU_TAKEN, "cpu_taken", "CPU taken by others") /* other programs, or more threads than CPUs */          \
   X(CLOCK, "clock", "low CPU clock")               /* far below its highest, and the other rank's is not */ \
   X(DATA, "data", "slow data loading")             /* its loader takes the time that it is behind */        \
+  X(LINK, "link", "slow link")                     /* between hosts; of all ranks (monitor/links.h) */      \
   X(GPU_CLOCK, "gpu_clock", "low GPU clock")       /* held down by heat or power, or below its like's */    \
   X(GPU_TAKEN, "gpu_taken", "GPU taken by others") /* other processes' kernels run on it */                 \
   X(GPU_IDLE, "gpu_idle", "GPU kept waiting")      /* its CPU does not keep its GPU busy, and the other rank's does */

@@ -193,6 +193,12 @@ static bool communication(const even_measure *measure, const facts *found, even_
   } else {
     say(out->limit, sizeof out->limit, "communication: every rank stands still %.0f%% of each step", 100 * open);
   }
+  if (measure->link != NULL) {
+    out->cause = EVEN_STRAGGLER_LINK;
+    out->rank = measure->link_rank;
+    say(out->advice, sizeof out->advice, "%s; look at its cable, its switch and who else uses it", measure->link);
+    return true;
+  }
   for (int r = 0; r < measure->ranks; r++) {
     even_straggler_find(measure, r, r, &why);
     if (why.words[0] != '\0') { /* the exchange needs CPU time too */

@@ -31,6 +31,7 @@ static const struct {
               {EVEN_EVENT_GPU, "gpu"},
               {EVEN_EVENT_STRAGGLER, "straggler"},
               {EVEN_EVENT_STRAGGLER_ENDED, "straggler_ended"},
+              {EVEN_EVENT_LINK, "link"},
               {EVEN_EVENT_COMPRESSION, "compression"},
               {EVEN_EVENT_STALL, "stall"},
               {EVEN_EVENT_GROUP, "group"},
@@ -305,6 +306,8 @@ void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out) {
                         .epoch = state->epoch,
                         .lost_records = state->lost_records,
                         .hang = even_faults_hang(state),
+                        .link = even_faults_link(state),
+                        .link_rank = state->faults[EVEN_FAULT_LINK].rank,
                         .ranks = state->ranks,
                         .rank = state->measure_ranks};
   out->elapsed_seconds = now > state->started_ns ? (double)(now - state->started_ns) / 1e9 : 0;

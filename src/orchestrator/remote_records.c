@@ -27,6 +27,10 @@ static void pass_on(even_telemetry *ring, even_record *record, int64_t offset) {
       shift(&record->as.call.start_ns, offset);
       even_telemetry_call(ring, &record->as.call);
       break;
+    case EVEN_RECORD_LEG:
+      shift(&record->as.leg.at_ns, offset);
+      even_telemetry_leg(ring, &record->as.leg);
+      break;
     default:
       break;
   }

@@ -76,6 +76,15 @@ void even_record_pack_call(const even_call_record *record, even_record_slot word
                  : pair(record->number, (uint32_t)record->dtype | (uint32_t)record->op << 8);
 }
 
+void even_record_pack_leg(const even_leg_record *record, even_record_slot words) {
+  words[0] = head(0, EVEN_RECORD_LEG, 0);
+  words[1] = record->at_ns;
+  words[2] = pair(record->own, record->peer);
+  words[3] = record->transfers;
+  words[4] = record->bytes;
+  words[5] = record->ns;
+}
+
 size_t even_record_pack_event(const even_event_record *record, even_record_slot out[EVEN_RECORD_MOST_SLOTS]) {
   size_t length = strnlen(record->words, sizeof record->words - 1);
   size_t taken = length < EVEN_RECORD_WORDS_FIRST ? length : EVEN_RECORD_WORDS_FIRST;
@@ -166,6 +175,15 @@ static bool unpack_call(const even_record_slot words, uint32_t step, uint32_t de
   return out->call >= EVEN_RECORDED_ALL_REDUCE && out->call < EVEN_RECORDED_COUNT;
 }
 
+static void unpack_leg(const even_record_slot words, even_leg_record *out) {
+  *out = (even_leg_record){.own = (uint32_t)words[2],
+                           .peer = (uint32_t)(words[2] >> 32),
+                           .at_ns = words[1],
+                           .transfers = (uint32_t)words[3],
+                           .bytes = words[4],
+                           .ns = words[5]};
+}
+
 bool even_record_unpack(const even_record_slot words, even_record *out, unsigned *more) {
   uint32_t step = (uint32_t)words[0];
   uint32_t detail = detail_of(words[0]);
@@ -184,6 +202,9 @@ bool even_record_unpack(const even_record_slot words, even_record *out, unsigned
       return detail >= EVEN_EVENT_SHARES && detail <= EVEN_EVENT_LAST && *more < EVEN_RECORD_MOST_SLOTS;
     case EVEN_RECORD_CALL:
       return unpack_call(words, step, detail, &out->as.call) && *more == 0;
+    case EVEN_RECORD_LEG:
+      unpack_leg(words, &out->as.leg);
+      return detail == 0 && *more == 0;
     default:
       return false;
   }

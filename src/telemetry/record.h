@@ -22,6 +22,7 @@ typedef uint64_t even_record_slot[EVEN_RING_PAYLOAD_WORDS];
 void even_record_pack_span(const even_span_record *record, even_record_slot out);
 void even_record_pack_step(const even_step_record *record, even_record_slot out);
 void even_record_pack_call(const even_call_record *record, even_record_slot out);
+void even_record_pack_leg(const even_leg_record *record, even_record_slot out);
 /* Returns how many slots it took. */
 size_t even_record_pack_event(const even_event_record *record, even_record_slot out[EVEN_RECORD_MOST_SLOTS]);
 /* The first slot of a record; *more: how many slots of it follow. false: the words are no such slot. */

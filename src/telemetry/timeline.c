@@ -152,6 +152,8 @@ static void write_record(even_timeline *timeline, const even_record *record) {
     case EVEN_RECORD_CALL:
       write_call(timeline, &record->as.call);
       break;
+    case EVEN_RECORD_LEG:
+      break;
   }
 }
 

@@ -109,6 +109,14 @@ void even_telemetry_event(even_telemetry *telemetry, const even_event_record *re
   }
 }
 
+void even_telemetry_leg(even_telemetry *telemetry, const even_leg_record *record) {
+  even_record_slot slots[1] = {{0}};
+  if (telemetry != NULL) {
+    even_record_pack_leg(record, slots[0]);
+    publish(telemetry, slots, 1);
+  }
+}
+
 /* ---- calls ---- */
 
 bool even_telemetry_wants_calls(const even_telemetry *telemetry) {

@@ -1,9 +1,12 @@
 /* Hosts made of network namespaces, joined by a bridge over links of different speeds: what the engine between hosts
  * does on a network, when one of its processes dies, and when a link is cut. Needs root, ip and tc; skipped without.
  *
- *   test_comm_namespaces bench     measures all-reduce over the shaped links instead */
+ *   test_comm_namespaces bench           measures all-reduce over the shaped links instead
+ *   test_comm_namespaces legs KILOBYTES  prints what each way takes, usually, with a slow link, with
+ *                                        a late host */
 #include "base/fail.h"
 #include "comm/hosts_bench.h"
+#include "os/clock.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -105,6 +108,8 @@ static void enter_host(int rank) {
   }
   (void)close(fd);
   (void)setenv("UCX_NET_DEVICES", "eth0", 1);
+  (void)snprintf(path, sizeof path, "host-%d", HOST_OF[rank]);
+  (void)setenv("EVENSTEP_HOST_ID", path, 1);
 }
 
 static int run(double timeout_seconds, ranks_body *body, void *argument, int *results) {
@@ -207,6 +212,69 @@ static int bench(void) {
   return result;
 }
 
+/* ---- legs ---- */
+
+enum { PHASES = 4, CALLS = 160 };
+static const char *const phases[PHASES] = {"usual", "host 1 at 100 Mbit/s", "usual again", "host 1 is 20 ms late"};
+static int ring_fd = -1;
+static size_t leg_bytes;
+
+static int make_phases(even_comm *comm, void *argument) {
+  even_telemetry *telemetry = NULL;
+  int rank = even_comm_rank(comm);
+  unsigned char *data = calloc(1, leg_bytes);
+  (void)argument;
+  RANKS_EXPECT(comm, data != NULL && even_telemetry_open(ring_fd, rank, &telemetry) == EVEN_OK);
+  RANKS_EXPECT(comm, even_comm_record(comm, telemetry, "test/legs") == EVEN_OK);
+  for (int phase = 0; phase < PHASES; phase++) {
+    RANKS_EXPECT(comm, rank != 0 || shape(1, phase == 1 ? 100 : 1000));
+    RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+    const even_event_record mark = {.event = EVEN_EVENT_MESSAGE, .value = phase};
+    even_telemetry_event(telemetry, &mark);
+    uint64_t began = even_clock_ns();
+    for (int call = 0; call < CALLS; call++) {
+      if (phase == 3 && HOST_OF[rank] == 1) {
+        even_clock_sleep_ns(20000000);
+      }
+      RANKS_EXPECT(comm, even_comm_all_reduce(comm, data, leg_bytes / 4, EVEN_F32, EVEN_MAX) == EVEN_OK);
+    }
+    if (rank == 0) {
+      (void)printf("%s: %.2f ms a call\n", phases[phase], (double)(even_clock_ns() - began) / 1e6 / CALLS);
+      (void)fflush(stdout);
+    }
+  }
+  free(data);
+  return 0;
+}
+
+static void print_legs(even_telemetry_reader *reader) {
+  static even_record records[4096];
+  size_t count = even_telemetry_reader_drain(reader, records, sizeof records / sizeof records[0], NULL);
+  for (size_t i = 0; i < count; i++) {
+    const even_leg_record *leg = &records[i].as.leg;
+    if (records[i].kind == EVEN_RECORD_EVENT) {
+      (void)printf("rank %u: %s\n", records[i].rank, phases[records[i].as.event.value]);
+    } else if (records[i].kind == EVEN_RECORD_LEG) {
+      (void)printf("rank %u, %08x from %08x: %u transfers of %.0f KB, %.0f us each\n", records[i].rank, leg->own,
+                   leg->peer, leg->transfers, (double)leg->bytes / 1e3 / leg->transfers,
+                   (double)leg->ns / 1e3 / leg->transfers);
+    }
+  }
+}
+
+static int measure_legs(size_t kilobytes) {
+  even_telemetry_reader *reader = NULL;
+  leg_bytes = kilobytes << 10;
+  bool made = even_telemetry_create_segment(RANKS, 0, &ring_fd) == EVEN_OK &&
+              even_telemetry_reader_open(ring_fd, &reader) == EVEN_OK && shape(0, 1000) && shape(2, 1000);
+  int result = made ? run(600, make_phases, NULL, NULL) : 1;
+  if (made) {
+    print_legs(reader);
+  }
+  even_telemetry_reader_close(reader);
+  return result;
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(hosts_add_up),
@@ -221,6 +289,8 @@ int main(int argc, char **argv) {
     (void)fprintf(stderr, "network namespaces are not tested: they need root, ip and tc, and a kernel that has them\n");
   } else if (argc > 1 && strcmp(argv[1], "bench") == 0) {
     result = bench();
+  } else if (argc > 2 && strcmp(argv[1], "legs") == 0) {
+    result = measure_legs(strtoul(argv[2], NULL, 10));
   } else {
     result = cmocka_run_group_tests(tests, NULL, NULL);
   }

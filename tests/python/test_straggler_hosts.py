@@ -6,7 +6,9 @@ import contextlib
 import os
 import pathlib
 import re
+import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -88,6 +90,58 @@ def test_a_slow_rank_of_another_host_is_ended(
         seen = history.execute("SELECT rank, host FROM stragglers").fetchall()
     assert [rank for rank, _ in told] == [3] and words in told[0][1], told
     assert (3, hosts.names[1]) in seen, seen
+    assert "the link" not in text, text  # it is late to each exchange, and no link is slow
+
+
+# Until "stop" is there; says when it has trained for long enough for what is usual to be known.
+EXCHANGES = """
+import os, time, torch
+import evenstep as es
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(128, 128)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+data = TensorDataset(torch.randn(4096, 128))
+model, optimizer, loader = es.prepare(model, optimizer, DataLoader(data, batch_size=16))
+begun, said = time.monotonic(), False
+for epoch in es.epochs(1000000):
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not said and es.step() > 600 and time.monotonic() - begun > 10:
+            said = print("usual", flush=True) is None
+        if es.reduce_mean(float(os.path.exists("stop") or time.monotonic() - begun > 240)) > 0:
+            break
+    else:
+        continue
+    break
+"""
+
+
+@pytest.mark.skipif(shutil.which("tc") is None, reason="no tc (apt-get install iproute2)")
+def test_a_link_that_becomes_slow_is_told(hosts: two_hosts.Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    def shape(words: str) -> None:
+        subprocess.run(["tc", "-n", hosts.names[1], "qdisc", *words.split()], check=True, capture_output=True)
+
+    job = hosts.start("--name", "a", "--log-rank", "0", script(EXCHANGES), monitor=True)
+    job.wait_for("usual")
+    shape("add dev eth0 root tbf rate 5mbit burst 16kb latency 300ms")
+    try:
+        job.wait_for(
+            r"the link between hosts \S+ and \S+ is \S+x slower than usual: a transfer takes \S+ ms instead of"
+        )
+    finally:
+        shape("del dev eth0 root")
+    job.wait_for(r"the link between hosts \S+ and \S+ was \S+x slower from about step \d+ to \d+")
+    (tmp_path / "stop").touch()
+    code, text = job.finish()
+    assert code == 0, text
+    assert "slower since step" not in text, text  # no rank was
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
+        told = history.execute("SELECT value FROM events WHERE event='link' ORDER BY at_ns").fetchall()
+    assert len(told) == 2 and told[0][0] > 300 and told[1][0] == 0, told
 
 
 of_three = three_hosts.names  # fixture

@@ -313,6 +313,18 @@ static void on_stall(even_comm *comm, double seconds, even_comm_stall_call *call
   }
 }
 
+/* The lanes are what goes between hosts of each reduction. */
+static even_status tell_legs(even_comm *comm, even_telemetry *telemetry) {
+  const even_hosts_group *group = even_hosts_of(comm);
+  for (int lane = 0; lane < group->lanes; lane++) {
+    even_comm *carried = group->lane[lane];
+    if (carried != NULL && even_comm_engine_of(carried)->tell_legs != NULL) {
+      EVEN_TRY(even_comm_engine_of(carried)->tell_legs(carried, telemetry));
+    }
+  }
+  return EVEN_OK;
+}
+
 static uint64_t wait_ns(const even_comm *comm) {
   const even_hosts_group *group = (const even_hosts_group *)(const void *)comm;
   uint64_t waited = atomic_load(&group->awaited_ns) - atomic_load(&group->hidden_ns);
@@ -428,6 +440,7 @@ static const even_comm_engine hosts_engine = {
     .on_stall = on_stall,
     .follow = follow,
     .choice = choice,
+    .tell_legs = tell_legs,
     .wait_ns = wait_ns,
     .describe = describe,
     .leave = leave_group,

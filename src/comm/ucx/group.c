@@ -91,6 +91,7 @@ static void close_group(even_comm *comm) {
   even_free(group->fit.ends);
   even_free(group->fit.times);
   even_free(group->fit.cuts);
+  even_free(group->legs.each);
   even_free(group->arena);
   even_free(group);
 }
@@ -270,6 +271,7 @@ static void revoke_group(even_comm *comm) {
       .on_stall = even_ucx_on_stall,             \
       .follow = follow,                          \
       .stir = stir,                              \
+      .tell_legs = even_ucx_tell_legs,           \
       .wait_ns = wait_ns,                        \
       .describe = describe,                      \
       .leave = leave_group,                      \

@@ -40,6 +40,7 @@ static inline uint64_t even_ucx_tag(even_ucx_kind kind, int sender, uint64_t res
 typedef struct even_ucx_transfer {
   void *request;
   int peer;
+  bool watched; /* legs.c wants to know when it is done */
   size_t bytes;
 } even_ucx_transfer;
 
@@ -53,6 +54,7 @@ typedef struct even_ucx_peer {
   int process;
   char host[EVEN_UCX_HOST_BYTES];
   int host_number;      /* the first rank of its host */
+  uint32_t mark;        /* of its host, for telemetry */
   uint64_t sent;        /* messages to it */
   uint64_t on_way;      /* bytes of messages to it that it has not returned (credit.c) */
   uint64_t owed;        /* bytes of its messages that are to be returned to it */
@@ -149,6 +151,23 @@ typedef struct even_ucx_fit {
   even_ways ways; /* of rank 0: of all_reduces that may be fitted */
 } even_ucx_fit;
 
+#define EVEN_UCX_LEG_COSTS 16
+
+/* What came from a peer in exchanges that were measured (legs.c), since it was told. */
+typedef struct even_ucx_leg {
+  uint32_t transfers;
+  uint64_t bytes;
+  double costs[EVEN_UCX_LEG_COSTS]; /* ns a byte, of the last ones */
+} even_ucx_leg;
+
+typedef struct even_ucx_legs {
+  even_telemetry *telemetry; /* is told; NULL: nothing is measured */
+  even_ucx_leg *each;        /* one a rank; NULL before it is asked for */
+  bool measures;     /* the first exchange of the call under way */
+  uint64_t began_ns; /* the exchange that was measured last */
+  uint64_t told_ns;
+} even_ucx_legs;
+
 /* The collectives that have two ways and are no all-reduce (by_cost.c). */
 typedef enum even_ucx_moved {
   EVEN_UCX_ALL_GATHER,    /* way 0: all parts at once; 1: one pair after the other */
@@ -215,6 +234,7 @@ typedef struct even_ucx_group {
   even_ways reduce_ways;               /* of rank 0: of all_reduce, */
   even_ways move_ways[EVEN_UCX_MOVES]; /* and of the others */
   even_ucx_fit fit;
+  even_ucx_legs legs;
 } even_ucx_group;
 
 #define EVEN_UCX_TRANSFERS 8
@@ -337,6 +357,23 @@ even_status even_ucx_call_end(even_ucx_group *group, even_status status);
 void even_ucx_await_site(even_ucx_group *group, int rank);
 /* The tag of a step of the call under way; steps count from 1. */
 uint64_t even_ucx_call_tag(const even_ucx_group *group, int sender, uint64_t step);
+
+/* ---- legs.c: what the way to each other host takes ---- */
+
+/* 32 bits of a host's identity. */
+uint32_t even_ucx_host_mark(const char *host, size_t bytes);
+/* Tells telemetry, once a second, from the next call on; NULL: not any more. */
+even_status even_ucx_tell_legs(even_comm *comm, even_telemetry *telemetry) EVEN_MUST_USE;
+/* In a large call, after all have met. */
+void even_ucx_legs_begin(even_ucx_group *group);
+/* With the lock held: this rank begins an exchange; whether it is the one that is measured. */
+bool even_ucx_legs_start(even_ucx_group *group);
+/* The same, where it is: it has begun to receive a part of it. */
+void even_ucx_legs_watch(even_ucx_group *group, even_ucx_transfer *transfer, bool measured);
+/* One of them is done. */
+void even_ucx_legs_settled(even_ucx_group *group, const even_ucx_transfer *transfer);
+/* The call has ended well. */
+void even_ucx_legs_end(even_ucx_group *group);
 
 /* ---- the collectives ---- */
 

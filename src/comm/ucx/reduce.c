@@ -112,6 +112,8 @@ static void begin_scatter(even_ucx_group *group, const even_comm_reduction *job,
   even_ucx_transfer *transfer = even_ucx_transfers_of(group, number, false);
   uint64_t step = even_ucx_scatter_step(number);
   span own = chunk_of(job, pipe, number, group->rank);
+  bool measured =
+      job->flow == NULL && even_ucx_legs_start(group); /* else hosts have their first piece at other times */
   for (int turn = 1; turn < group->ranks; turn++) {
     int from = (group->rank + group->ranks - turn) % group->ranks;
     int to = (group->rank + turn) % group->ranks;
@@ -119,6 +121,7 @@ static void begin_scatter(even_ucx_group *group, const even_comm_reduction *job,
     if (own.bytes > 0) {
       even_ucx_receive(group, transfer++, from, even_ucx_call_tag(group, from, step),
                        even_ucx_staging_of(group, from, number), own.bytes);
+      even_ucx_legs_watch(group, transfer - 1, measured);
     }
     if (other.bytes > 0) {
       even_ucx_send(group, transfer++, to, even_ucx_call_tag(group, group->rank, step), other.at, other.bytes);
@@ -131,12 +134,14 @@ static void begin_gather(even_ucx_group *group, const even_comm_reduction *job, 
   even_ucx_transfer *transfer = even_ucx_transfers_of(group, number, true);
   uint64_t step = even_ucx_gather_step(number);
   span own = chunk_of(job, pipe, number, group->rank);
+  bool measured = even_ucx_legs_start(group); /* who begins this has something of everybody */
   for (int turn = 1; turn < group->ranks; turn++) {
     int from = (group->rank + group->ranks - turn) % group->ranks;
     int to = (group->rank + turn) % group->ranks;
     span other = chunk_of(job, pipe, number, from);
     if (other.bytes > 0) {
       even_ucx_receive(group, transfer++, from, even_ucx_call_tag(group, from, step), other.at, other.bytes);
+      even_ucx_legs_watch(group, transfer - 1, measured);
     }
     if (own.bytes > 0) {
       even_ucx_send(group, transfer++, to, even_ucx_call_tag(group, group->rank, step), own.at, own.bytes);
@@ -234,11 +239,13 @@ static even_status reduce_whole(even_ucx_group *group, const even_comm_reduction
   even_ucx_transfer *transfer = group->transfers;
   void *target = job->data;
   (void)pthread_mutex_lock(&group->lock);
+  bool measured = even_ucx_legs_start(group);
   for (int step = 1; step < group->ranks; step++) {
     int from = (group->rank + group->ranks - step) % group->ranks;
     int to = (group->rank + step) % group->ranks;
     even_ucx_receive(group, transfer++, from, even_ucx_call_tag(group, from, even_ucx_scatter_step(0)),
                      even_ucx_staging_of(group, from, 0), job->bytes);
+    even_ucx_legs_watch(group, transfer - 1, measured);
     even_ucx_send(group, transfer++, to, even_ucx_call_tag(group, group->rank, even_ucx_scatter_step(0)), job->data,
                   job->bytes);
   }
@@ -277,6 +284,7 @@ static uint64_t way_of(const even_ucx_group *group) {
 static even_status reduce_middling(even_ucx_group *group, const even_comm_reduction *job) {
   group->call.piece_bytes = group->rank == 0 ? (uint64_t)even_ways_next(&group->reduce_ways, job->bytes) : PARTS;
   EVEN_TRY(even_ucx_call_meet(group, 0, NULL));
+  even_ucx_legs_begin(group);
   even_ways_call_begins(&group->reduce_ways, even_clock_ns());
   EVEN_TRY(way_of(group) == WHOLE ? reduce_whole(group, job) : reduce_parts(group, job, false));
   even_ways_call_ends(&group->reduce_ways, job->bytes, even_clock_ns());
@@ -295,6 +303,7 @@ static even_status reduce_large(even_ucx_group *group, const even_comm_reduction
   if (fits) {
     EVEN_TRY(even_ucx_fit_measure(group, &measured));
   }
+  even_ucx_legs_begin(group);
   if (measured) {
     return reduce_parts(group, job, group->fit.unequal);
   }
@@ -325,8 +334,10 @@ static even_status reduce(even_ucx_group *group, const even_comm_reduction *job)
     return reduce_small(group, job);
   }
   EVEN_TRY(even_ucx_need_staging(group));
-  return job->flow == NULL && job->bytes <= even_ucx_choice_bytes(group) ? reduce_middling(group, job)
-                                                                         : reduce_large(group, job);
+  bool middling = job->flow == NULL && job->bytes <= even_ucx_choice_bytes(group);
+  EVEN_TRY(middling ? reduce_middling(group, job) : reduce_large(group, job));
+  even_ucx_legs_end(group);
+  return EVEN_OK;
 }
 
 even_status even_ucx_all_reduce(even_comm *comm, const even_comm_reduction *job) {

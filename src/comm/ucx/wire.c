@@ -58,6 +58,10 @@ bool even_ucx_settled(even_ucx_group *group, even_ucx_transfer *transfer) {
   }
   group->transport->release(group, transfer->request);
   group->peers[transfer->peer].under_way -= transfer->bytes;
+  if (transfer->watched) {
+    transfer->watched = false;
+    even_ucx_legs_settled(group, transfer);
+  }
   transfer->request = status < 0 ? (void *)(intptr_t)status : NULL;
   return status >= 0;
 }
