@@ -37,6 +37,10 @@ void even_monitor_gpu_told(even_monitor *monitor, int rank, const even_gpu_sampl
 
 void even_monitor_gpus_look(even_monitor *monitor) {
   even_gpu_news news;
+  if (even_gpu_watch_is_over(monitor->gpus)) {
+    even_gpu_watch_close(monitor->gpus);
+    monitor->gpus = NULL;
+  }
   for (int rank = 0; monitor->gpus != NULL && rank < monitor->state->ranks; rank++) {
     even_gpu_sample sample;
     if (!monitor->state->rank[rank].elsewhere) {

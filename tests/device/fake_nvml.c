@@ -2,7 +2,9 @@
  * With FAKE_WHOLE it has what only newer ones have, and the file that EVENSTEP_FAKE_NVML_STATE names says how GPU 0 is,
  * in words and numbers: "reasons 64", "clock 900", "busy 40", "user 4711" (a process that takes "used 60" percent),
  * "uncorrected 2", "lost 1"; one beside it, NAME.xid, "79", is an event, taken once. "deaf 1": waiting for events is
- * refused at once. fake_nvml_counts says how often that was called, and how often a GPU's utilisation was. */
+ * refused at once. fake_nvml_counts says how often that was called, and how often a GPU's utilisation was. nvmlInit does
+ * not return as long as the file that EVENSTEP_FAKE_NVML_HELD names is there; fake_nvml_beginning says how many are in
+ * it. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +18,7 @@ typedef struct nvml_memory {
 } nvml_memory;
 
 int nvmlInit_v2(void);
+unsigned fake_nvml_beginning(void);
 int nvmlShutdown(void);
 int nvmlSystemGetDriverVersion(char *out, unsigned size);
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvml_device *out);
@@ -59,8 +62,20 @@ int nvmlDeviceGetProcessUtilization(nvml_device device, nvml_process *out, unsig
 #pragma GCC visibility push(default)
 #endif
 
+static atomic_uint beginning;
+
+unsigned fake_nvml_beginning(void) {
+  return atomic_load(&beginning);
+}
+
 int nvmlInit_v2(void) {
   const char *error = getenv("EVENSTEP_FAKE_NVML_ERROR");
+  const char *held = getenv("EVENSTEP_FAKE_NVML_HELD");
+  (void)atomic_fetch_add(&beginning, 1u);
+  while (held != NULL && access(held, F_OK) == 0) {
+    (void)usleep(1000); /* as a driver that has much to wake up */
+  }
+  (void)atomic_fetch_sub(&beginning, 1u);
   return error == NULL ? 0 : atoi(error);
 }
 

@@ -30,10 +30,11 @@ static int set_up(void **state) {
 }
 
 static int tear_down(void **state) {
-  static const char *const suffixes[] = {".new", ".xid"};
+  static const char *const suffixes[] = {".new", ".xid", ".held"};
   (void)state;
   (void)unsetenv("EVENSTEP_FAKE_NVML_STATE");
   (void)unsetenv("EVENSTEP_FAKE_NVML_ERROR");
+  (void)unsetenv("EVENSTEP_FAKE_NVML_HELD");
   for (size_t i = 0; i < sizeof suffixes / sizeof suffixes[0]; i++) { /* of a test that failed */
     char name[96];
     (void)snprintf(name, sizeof name, "%s%s", state_path, suffixes[i]);
@@ -144,6 +145,14 @@ static void faults_are_news(void **state) {
   even_gpu_watch_close(watch);
 }
 
+static void *symbol_of(const char *name, void **library) {
+  *library = dlopen(FAKE_NVML, RTLD_NOW);
+  assert_non_null(*library);
+  void *found = dlsym(*library, name);
+  assert_non_null(found);
+  return found;
+}
+
 /* With a GPU that is lost, the driver refuses to wait at once, and the thread waits by itself. */
 static void a_wait_that_is_refused_does_not_spin(void **state) {
   unsigned waits = 0;
@@ -151,10 +160,8 @@ static void a_wait_that_is_refused_does_not_spin(void **state) {
   (void)state;
   say("", "deaf 1\n");
   even_gpu_watch *watch = open_watch();
-  void *library = dlopen(FAKE_NVML, RTLD_NOW);
-  assert_non_null(library);
-  void *found = dlsym(library, "fake_nvml_counts");
-  assert_non_null(found);
+  void *library = NULL;
+  void *found = symbol_of("fake_nvml_counts", &library);
   void (*counts)(unsigned *, unsigned *) = NULL;
   memcpy(&counts, &found, sizeof counts);
   counts(&waits, &samples);
@@ -170,28 +177,68 @@ static void a_wait_that_is_refused_does_not_spin(void **state) {
   (void)dlclose(library);
 }
 
+/* As of a driver that wakes its GPUs up for minutes. */
+static void who_opens_it_does_not_wait_until_nvml_has_begun(void **state) {
+  char held[96];
+  void *library = NULL;
+  void *found = symbol_of("fake_nvml_beginning", &library);
+  unsigned (*beginning)(void) = NULL;
+  (void)state;
+  memcpy(&beginning, &found, sizeof beginning);
+  (void)snprintf(held, sizeof held, "%s.held", state_path);
+  say(".held", "");
+  assert_int_equal(setenv("EVENSTEP_FAKE_NVML_HELD", held, 1), 0);
+  even_gpu_watch *watch = open_watch();
+  while (beginning() == 0) {
+    (void)usleep(1000);
+  }
+  even_gpu_sample sample;
+  even_gpu_news news;
+  even_gpu_watch_look(watch, 0, &sample);
+  assert_int_equal(sample.at_ns, 0);
+  assert_false(even_gpu_watch_news(watch, &news));
+  assert_false(even_gpu_watch_is_over(watch));
+  assert_int_equal(beginning(), 1);
+  assert_int_equal(unlink(held), 0);
+  assert_float_equal(first_sample(watch, 0).clock_mhz, 1755, 0);
+  even_gpu_watch_close(watch);
+  assert_int_equal(unsetenv("EVENSTEP_FAKE_NVML_HELD"), 0);
+  (void)dlclose(library);
+}
+
+/* Its thread finds that out. */
+static void expect_nothing(const char *library, const char *const *names, size_t count) {
+  const even_device_source source = {.root = "", .nvml_library = library};
+  even_gpu_watch *watch = NULL;
+  even_gpu_sample sample;
+  even_gpu_news news;
+  assert_int_equal(even_gpu_watch_open(&source, names, count, fast_ns, &watch), EVEN_OK);
+  assert_non_null(watch);
+  while (!even_gpu_watch_is_over(watch)) {
+    (void)usleep(1000);
+  }
+  even_gpu_watch_look(watch, 0, &sample);
+  assert_int_equal(sample.at_ns, 0);
+  assert_false(even_gpu_watch_news(watch, &news));
+  even_gpu_watch_close(watch);
+}
+
 static void without_nvml_or_gpus_there_is_nothing(void **state) {
   static const char *const none[2] = {"", NULL};
   static const char *const strangers[1] = {"GPU-f1000000"};
-  even_device_source source = {.root = "", .nvml_library = FAKE_NVML};
+  const even_device_source source = {.root = "", .nvml_library = FAKE_NVML};
   even_gpu_watch *watch = NULL;
   even_gpu_sample sample;
   even_gpu_news news;
   (void)state;
   assert_int_equal(even_gpu_watch_open(&source, none, 2, fast_ns, &watch), EVEN_OK);
   assert_null(watch);
-  assert_int_equal(even_gpu_watch_open(&source, strangers, 1, fast_ns, &watch), EVEN_OK);
-  assert_null(watch);
-  source.nvml_library = FAKE_NVML_OLD; /* knows no UUIDs */
-  assert_int_equal(even_gpu_watch_open(&source, uuids, 3, fast_ns, &watch), EVEN_OK);
-  assert_null(watch);
-  source.nvml_library = "libevenstep-absent.so";
-  assert_int_equal(even_gpu_watch_open(&source, uuids, 3, fast_ns, &watch), EVEN_OK);
-  assert_null(watch);
+  expect_nothing(FAKE_NVML, strangers, 1);
+  expect_nothing(FAKE_NVML_OLD, uuids, 3); /* knows no UUIDs */
+  expect_nothing("libevenstep-absent.so", uuids, 3);
   assert_int_equal(setenv("EVENSTEP_FAKE_NVML_ERROR", "9", 1), 0);
-  source.nvml_library = FAKE_NVML;
-  assert_int_equal(even_gpu_watch_open(&source, uuids, 3, fast_ns, &watch), EVEN_OK);
-  assert_null(watch);
+  expect_nothing(FAKE_NVML, uuids, 3);
+  assert_false(even_gpu_watch_is_over(NULL));
   even_gpu_watch_look(NULL, 0, &sample);
   assert_int_equal(sample.at_ns, 0);
   assert_false(even_gpu_watch_news(NULL, &news));
@@ -203,6 +250,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(gpus_are_sampled, set_up, tear_down),
       cmocka_unit_test_setup_teardown(faults_are_news, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_wait_that_is_refused_does_not_spin, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_opens_it_does_not_wait_until_nvml_has_begun, set_up, tear_down),
       cmocka_unit_test_setup_teardown(without_nvml_or_gpus_there_is_nothing, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_NEWS = 64, PROCESS_SAMPLES = 512 };
+enum { MOST_NEWS = 64, PROCESS_SAMPLES = 512, UUID_BYTES = 96 };
 static const unsigned long long XID_EVENT = 0x8;
 /* nvmlClocksEventReasons: of these alone it is slower than it was built for. A cap on power by software (0x4) is usual
  * under full load. */
@@ -30,6 +30,7 @@ static const uint64_t patience_ns = 2000000000u;
 static const unsigned long long first_us = 2000000u;
 
 typedef struct watched {
+  char uuid[UUID_BYTES];
   even_nvml_device device; /* NULL: none */
   bool lost;
   unsigned long long seen_us; /* the newest of the samples of processes */
@@ -37,7 +38,8 @@ typedef struct watched {
 } watched;
 
 struct even_gpu_watch {
-  even_nvml nvml;
+  char *library;
+  even_nvml nvml; /* the thread's alone */
   even_nvml_process processes[PROCESS_SAMPLES];
   watched *gpus;
   size_t count;
@@ -260,22 +262,6 @@ static void wait_until(even_gpu_watch *watch, uint64_t due_ns) {
   }
 }
 
-static void *body(void *argument) {
-  even_gpu_watch *watch = argument;
-  while (!stops(watch)) {
-    uint64_t due = even_clock_ns() + watch->every_ns;
-    sample_all(watch);
-    wait_until(watch, due);
-  }
-  if (watch->events != NULL) {
-    (void)watch->nvml.events_free(watch->events);
-  }
-  (void)watch->nvml.shutdown();
-  atomic_store(&watch->ended, 1u);
-  even_futex_wake_all(&watch->ended);
-  return NULL;
-}
-
 /* Xid events of all GPUs; none where one call of it is refused. */
 static void listen(even_gpu_watch *watch) {
   const even_nvml *from = &watch->nvml;
@@ -296,39 +282,73 @@ static void listen(even_gpu_watch *watch) {
   }
 }
 
-static bool find(even_gpu_watch *watch, const char *const *uuids) {
+static bool find(even_gpu_watch *watch) {
   bool any = false;
   for (size_t i = 0; i < watch->count; i++) {
-    if (uuids[i] != NULL && uuids[i][0] != '\0' && watch->nvml.by_uuid(uuids[i], &watch->gpus[i].device) != 0) {
-      watch->gpus[i].device = NULL;
+    watched *gpu = &watch->gpus[i];
+    if (gpu->uuid[0] != '\0' && watch->nvml.by_uuid(gpu->uuid, &gpu->device) != 0) {
+      gpu->device = NULL;
     }
-    any = any || watch->gpus[i].device != NULL;
+    any = any || gpu->device != NULL;
   }
   return any;
 }
 
-static void release(even_gpu_watch *watch) {
-  even_nvml_close(&watch->nvml);
-  (void)pthread_mutex_destroy(&watch->lock);
-  even_free(watch->gpus);
-  even_free(watch);
-}
-
 /* Whether there is something to watch; NVML is open then. */
-static bool begin(even_gpu_watch *watch, const even_device_source *source, const char *const *uuids) {
-  if (even_nvml_open(source->nvml_library, &watch->nvml) != EVEN_OK) {
+static bool begin(even_gpu_watch *watch) {
+  if (even_nvml_open(watch->library, &watch->nvml) != EVEN_OK) {
     even_error_clear();
     return false;
   }
   if (watch->nvml.by_uuid == NULL || watch->nvml.init() != 0) {
     return false;
   }
-  if (!find(watch, uuids)) {
+  if (!find(watch)) {
     (void)watch->nvml.shutdown();
     return false;
   }
   listen(watch);
   return true;
+}
+
+static void watch_all(even_gpu_watch *watch) {
+  while (!stops(watch)) {
+    uint64_t due = even_clock_ns() + watch->every_ns;
+    sample_all(watch);
+    wait_until(watch, due);
+  }
+  if (watch->events != NULL) {
+    (void)watch->nvml.events_free(watch->events);
+  }
+  (void)watch->nvml.shutdown();
+}
+
+static void *body(void *argument) {
+  even_gpu_watch *watch = argument;
+  if (begin(watch)) {
+    watch_all(watch);
+  }
+  atomic_store(&watch->ended, 1u);
+  even_futex_wake_all(&watch->ended);
+  return NULL;
+}
+
+static void release(even_gpu_watch *watch) {
+  even_nvml_close(&watch->nvml);
+  (void)pthread_mutex_destroy(&watch->lock);
+  even_free(watch->library);
+  even_free(watch->gpus);
+  even_free(watch);
+}
+
+/* The thread may still begin when whoever asked has let go of the names. */
+static even_status keep_names(even_gpu_watch *watch, const char *library, const char *const *uuids) {
+  EVEN_TRY(even_duplicate(library, &watch->library));
+  EVEN_TRY(EVEN_NEW_ARRAY(&watch->gpus, watch->count));
+  for (size_t i = 0; i < watch->count; i++) {
+    (void)snprintf(watch->gpus[i].uuid, sizeof watch->gpus[i].uuid, "%s", uuids[i] == NULL ? "" : uuids[i]);
+  }
+  return EVEN_OK;
 }
 
 even_status even_gpu_watch_open(const even_device_source *source, const char *const *uuids, size_t count,
@@ -346,20 +366,18 @@ even_status even_gpu_watch_open(const even_device_source *source, const char *co
   (void)pthread_mutex_init(&watch->lock, NULL);
   watch->count = count;
   watch->every_ns = every_ns;
-  even_status status = EVEN_NEW_ARRAY(&watch->gpus, count);
-  if (status == EVEN_OK && begin(watch, source, uuids)) {
-    status = even_thread_start(body, watch, &watch->thread);
-    if (status == EVEN_OK) {
-      *out = watch;
-      return EVEN_OK;
-    }
-    if (watch->events != NULL) {
-      (void)watch->nvml.events_free(watch->events);
-    }
-    (void)watch->nvml.shutdown();
+  even_status status = keep_names(watch, source->nvml_library, uuids);
+  status = status == EVEN_OK ? even_thread_start(body, watch, &watch->thread) : status;
+  if (status != EVEN_OK) {
+    release(watch);
+    return status;
   }
-  release(watch);
-  return status;
+  *out = watch;
+  return EVEN_OK;
+}
+
+bool even_gpu_watch_is_over(even_gpu_watch *watch) {
+  return watch != NULL && atomic_load(&watch->ended) != 0;
 }
 
 void even_gpu_watch_look(even_gpu_watch *watch, size_t gpu, even_gpu_sample *out) {

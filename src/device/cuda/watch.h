@@ -48,16 +48,19 @@ typedef struct even_gpu_news {
 
 typedef struct even_gpu_watch even_gpu_watch;
 
-/* GPUs by their UUID ("GPU-…"; "" for a place without one). *out NULL where there is no NVML, or none of these GPUs: no
- * error. EVEN_ERR_MEMORY, EVEN_ERR_SYSTEM. */
+/* GPUs by their UUID ("GPU-…"; "" for a place without one). Returns at once: NVML, which may take minutes to begin, is
+ * begun by the watch's thread. *out NULL: no place has one. EVEN_ERR_MEMORY, EVEN_ERR_SYSTEM. */
 even_status even_gpu_watch_open(const even_device_source *source, const char *const *uuids, size_t count,
                                 uint64_t every_ns, even_gpu_watch **out) EVEN_MUST_USE;
-/* The newest sample of a GPU; at_ns 0: none. NULL is allowed here and below. Any thread. */
+/* There is no NVML, or it knows none of these GPUs: nothing comes of it any more, and it can be closed. NULL is allowed
+ * here and below. */
+bool even_gpu_watch_is_over(even_gpu_watch *watch);
+/* The newest sample of a GPU; at_ns 0: none. Any thread. */
 void even_gpu_watch_look(even_gpu_watch *watch, size_t gpu, even_gpu_sample *out);
 /* The oldest news that was not taken yet; false: there is none. Of more than 64 that nobody takes the later are lost.
  */
 bool even_gpu_watch_news(even_gpu_watch *watch, even_gpu_news *out);
-/* Waits up to 2 s for NVML; a call that does not return is left behind, with its memory. */
+/* Waits up to 2 s for NVML; a call that does not return, its beginning too, is left behind, with its memory. */
 void even_gpu_watch_close(even_gpu_watch *watch);
 
 #endif
