@@ -111,6 +111,13 @@ static void on_usage(void *context, int rank, const even_rank_usage *usage, cons
   }
 }
 
+static void on_gpu_fault(void *context, const even_gpu_news *news) {
+  running_job *job = context;
+  if (job->monitor != NULL) {
+    even_monitor_gpu_fault(job->monitor, news);
+  }
+}
+
 static even_status follow_monitor(running_job *job);
 
 /* Into the attempt that runs: the page and the history have its ranks from now on. */
@@ -194,6 +201,7 @@ static even_status run(running_job *job, int *exit_code) {
                                                  .hang = on_hang,
                                                  .straggler_ended = on_straggler_ended,
                                                  .usage = on_usage,
+                                                 .gpu_fault = on_gpu_fault,
                                                  .interrupted = on_interrupted,
                                                  .host_joined = on_host_joined,
                                                  .notice = on_notice}};

@@ -17,8 +17,12 @@ even_status even_monitor_gpus_open(even_monitor *monitor, const even_monitor_par
 }
 
 static void take_news(even_monitor *monitor, const even_gpu_news *news) {
-  const even_state_rank *at = &monitor->state->rank[news->gpu];
+  even_state_rank *at = &monitor->state->rank[news->gpu];
   bool lasts = news->fault == EVEN_GPU_SLOW;
+  if (lasts && at->gpu_slow == (news->value != 0)) {
+    return;
+  }
+  at->gpu_slow = lasts ? news->value != 0 : at->gpu_slow;
   char words[sizeof((even_state_event *)NULL)->words];
   (void)snprintf(words, sizeof words, "GPU of rank %zu (%s): %s", news->gpu, at->device, news->words);
   even_monitor_note(monitor, EVEN_EVENT_GPU, (int)news->gpu, !lasts ? -1 : news->value != 0 ? 1 : 0, words);
@@ -33,6 +37,14 @@ void even_monitor_gpu_told(even_monitor *monitor, int rank, const even_gpu_sampl
     at->gpu = *sample;
     EVEN_HISTORY(even_database_gpu(monitor->database, rank, sample));
   }
+}
+
+void even_monitor_gpu_fault(even_monitor *monitor, const even_gpu_news *news) {
+  (void)pthread_mutex_lock(&monitor->lock);
+  if (news->gpu < (size_t)monitor->state->ranks) {
+    take_news(monitor, news);
+  }
+  (void)pthread_mutex_unlock(&monitor->lock);
 }
 
 void even_monitor_gpus_look(even_monitor *monitor) {

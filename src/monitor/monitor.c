@@ -327,6 +327,9 @@ static bool any_runs(const even_state *state) {
 }
 
 static void watch_no_more(even_monitor *monitor) {
+  for (int rank = 0; rank < monitor->state->ranks; rank++) {
+    monitor->state->rank[rank].gpu_slow = false; /* numbers go to other GPUs */
+  }
   even_slow_links_end(monitor);
   even_lagging_end_all(monitor);
   even_lagging_close(monitor->lagging);

@@ -150,6 +150,7 @@ typedef struct even_state_rank {
   even_rank_usage usage_told;  /* of one elsewhere, what its agent said; at_ns 0: taken, or nothing */
   even_state_calls calls;
   even_gpu_sample gpu; /* the last; at_ns 0: none */
+  bool gpu_slow;       /* its clock is held down, and that was told */
 } even_state_rank;
 
 typedef struct even_state {

@@ -173,7 +173,7 @@ even_status even_adopt_open(const even_agent_params *params, even_job **out) {
   EVEN_TRY(even_estate_continue(params->estate, job));
   even_text_clear(&job->run_folder);
   EVEN_TRY(even_job_make_folders(job));
-  even_usages_close(job->usages); /* whoever watches the job looks here by himself now */
+  even_usages_hand_over(job->usages, job); /* whoever watches the job looks here by himself now */
   job->usages = NULL;
   EVEN_TRY(even_stragglers_open(job, &job->stragglers));
   even_stragglers_begin(job->stragglers);

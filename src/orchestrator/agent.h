@@ -43,6 +43,8 @@ typedef struct even_agent_observer {
   /* once a second: what a rank of another host takes there, by the word of its agent; `gpu` NULL: it has none. Of those
    * processes that use that one and are no ranks users[0] is the sum */
   void (*usage)(void *context, int rank, const even_rank_usage *usage, const even_gpu_sample *gpu);
+  /* a fault of the GPU of a rank of another host (news->gpu: the rank), by the word of its agent */
+  void (*gpu_fault)(void *context, const even_gpu_news *news);
   /* a rank that holds the others up is about to be ended: why */
   void (*straggler_ended)(void *context, int rank, const char *words);
   /* the user ends the job by this signal (SIGINT, SIGTERM, SIGHUP): once, before the ranks are asked to end. What they

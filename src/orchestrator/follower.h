@@ -8,6 +8,8 @@
 /* Called by the job (job->follower is there) instead of deciding anything itself. */
 /* Sends the JSON that `text` holds, and frees it. */
 void even_job_follower_send(even_job *job, even_message_kind kind, even_text *text);
+/* Whether anybody leads: else what is sent is lost. */
+bool even_job_follower_is_heard(const even_job *job);
 void even_job_follower_tell_end(even_job *job, const even_job_rank *rank);
 void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal);
 /* Ranks that hang are marked. */

@@ -5,6 +5,7 @@
 #include "orchestrator/follower_words.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/usages.h"
 #include "os/folder.h"
 #include "os/path.h"
 #include "os/pipe.h"
@@ -231,6 +232,7 @@ static even_status run_ranks(even_follower *follower) {
     return EVEN_OK;
   }
   follower->running = false;
+  even_usages_tell_faults(job->usages, job); /* what has ended a rank, before its end */
   return even_job_finish_attempt(job, status);
 }
 

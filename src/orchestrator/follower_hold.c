@@ -7,6 +7,7 @@
 #include "orchestrator/gifts.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/usages.h"
 #include "os/pipe.h"
 
 #include <string.h>
@@ -96,6 +97,7 @@ even_status even_follower_adopted(even_follower *follower, const json_t *content
   follower->held = false;
   follower->taken = true;
   even_boards_retell(&follower->job);
+  even_usages_retell(follower->job.usages);
   even_follower_say_ranks(follower);
   return EVEN_OK;
 }

@@ -60,6 +60,10 @@ void even_job_follower_send(even_job *job, even_message_kind kind, even_text *te
   even_follower_tell(job->follower, kind, text, NULL, 0);
 }
 
+bool even_job_follower_is_heard(const even_job *job) {
+  return !job->follower->held;
+}
+
 void even_follower_forward_records(even_follower *follower) {
   size_t got = follower->reader == NULL || follower->held ? 0 : EVEN_FOLLOWER_RECORDS;
   while (got == EVEN_FOLLOWER_RECORDS && even_link_has_room(&follower->link)) {

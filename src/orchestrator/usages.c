@@ -9,6 +9,8 @@
 #include "os/clock.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 static const uint64_t EVERY_NS = 1000000000u;
 /* In one message: a rank takes some 500 bytes. */
@@ -17,6 +19,9 @@ enum { AT_ONCE = 64 };
 typedef struct seen {
   pid_t pid;
   even_rank_usage usage;
+  bool slow_told; /* the leader knows whether the clock of its GPU is held down: */
+  uint64_t slow;
+  char slow_words[sizeof((even_gpu_news *)NULL)->words];
 } seen;
 
 struct even_usages {
@@ -125,7 +130,8 @@ static bool look_at(even_usages *usages, const even_job *job, size_t rank, uint6
     return false;
   }
   if (at->pid != pid) {
-    *at = (seen){.pid = pid, .usage = {.throttled_seconds = NAN}};
+    at->pid = pid; /* what is known of its GPU stays */
+    at->usage = (even_rank_usage){.throttled_seconds = NAN};
   }
   if (!even_usage_look(pid, now_ns, &at->usage, &usage)) {
     return false;
@@ -160,10 +166,119 @@ bool even_usages_report(even_usages *usages, const even_job *job, size_t *next, 
   return told > 0;
 }
 
+static void write_fault(even_json *json, const even_gpu_news *news) {
+  even_json_object(json, NULL);
+  even_json_unsigned(json, "rank", news->gpu);
+  even_json_integer(json, "fault", news->fault);
+  even_json_unsigned(json, "value", news->value);
+  even_json_unsigned(json, "at_ns", news->at_ns);
+  even_json_string(json, "words", news->words);
+  even_json_object_end(json);
+}
+
+/* Of a GPU whose clock was not held down since it began to be watched. */
+static const char usual_words[] = "its clock is held down no more";
+
+/* Whether a clock is held down is told to each leader anew, once anything is known of the GPU. */
+static int add_slow(even_usages *usages, const even_job *job, even_json *json) {
+  int told = 0;
+  for (size_t rank = 0; rank < usages->count; rank++) {
+    seen *at = &usages->ranks[rank];
+    even_gpu_sample gpu = {.at_ns = 0};
+    if (!at->slow_told && even_job_is_here(job, rank)) {
+      even_gpu_watch_look(usages->gpus, rank, &gpu);
+    }
+    if (gpu.at_ns == 0) {
+      continue;
+    }
+    even_gpu_news news = {.gpu = rank, .fault = EVEN_GPU_SLOW, .value = at->slow, .at_ns = gpu.at_ns};
+    (void)snprintf(news.words, sizeof news.words, "%s", at->slow_words[0] != '\0' ? at->slow_words : usual_words);
+    write_fault(json, &news);
+    at->slow_told = true;
+    told++;
+  }
+  return told;
+}
+
+/* What lasts is kept, and told by add_slow. */
+static bool take_news(even_usages *usages, even_gpu_news *news) {
+  if (!even_gpu_watch_news(usages->gpus, news)) {
+    return false;
+  }
+  if (news->fault == EVEN_GPU_SLOW) {
+    seen *at = &usages->ranks[news->gpu];
+    at->slow = news->value;
+    at->slow_told = false;
+    (void)snprintf(at->slow_words, sizeof at->slow_words, "%s", news->words);
+  }
+  return true;
+}
+
+bool even_usages_report_faults(even_usages *usages, const even_job *job, even_text *out) {
+  even_gpu_news news;
+  even_json json = even_json_begin(out, 0);
+  int told = 0;
+  even_json_object(&json, NULL);
+  even_json_array(&json, "ranks");
+  even_json_array_end(&json);
+  even_json_array(&json, "faults");
+  while (take_news(usages, &news)) {
+    if (news.fault != EVEN_GPU_SLOW) {
+      write_fault(&json, &news);
+      told++;
+    }
+  }
+  told += add_slow(usages, job, &json);
+  even_json_array_end(&json);
+  even_json_object_end(&json);
+  return told > 0;
+}
+
+void even_usages_tell_faults(even_usages *usages, even_job *job) {
+  even_text text = EVEN_TEXT_EMPTY;
+  if (usages == NULL || usages->gpus == NULL || job->follower == NULL || !even_job_follower_is_heard(job)) {
+    return; /* what there is waits for the next leader */
+  }
+  if (even_usages_report_faults(usages, job, &text)) {
+    even_job_follower_send(job, EVEN_MESSAGE_USAGE, &text);
+  } else {
+    even_text_free(&text);
+  }
+}
+
+void even_usages_retell(even_usages *usages) {
+  for (size_t rank = 0; usages != NULL && rank < usages->count; rank++) {
+    usages->ranks[rank].slow_told = false;
+  }
+}
+
+void even_usages_hand_over(even_usages *usages, const even_job *job) {
+  const even_agent_observer *observer = &job->params->observer;
+  even_gpu_news news;
+  while (usages != NULL && take_news(usages, &news)) {
+    if (news.fault != EVEN_GPU_SLOW && observer->gpu_fault != NULL) {
+      observer->gpu_fault(observer->context, &news);
+    }
+  }
+  even_usages_close(usages);
+}
+
+static void close_idle_watch(even_usages *usages) {
+  if (even_gpu_watch_is_over(usages->gpus)) {
+    even_gpu_watch_close(usages->gpus);
+    usages->gpus = NULL;
+  }
+}
+
 void even_usages_tick(even_usages *usages, even_job *job) {
   uint64_t now = even_clock_ns();
-  if (usages == NULL || job->follower == NULL || now - usages->looked_ns < EVERY_NS) {
+  if (usages == NULL || job->follower == NULL) {
     return; /* or it leads by now, and whoever watches the job looks here by himself */
+  }
+  close_idle_watch(usages);
+  even_usages_tell_faults(usages, job);
+  if (now - usages->looked_ns < EVERY_NS) {
+    return;
   }
   usages->looked_ns = now;
   for (size_t next = 0; next < job->count;) {
@@ -246,8 +361,39 @@ static even_status take_rank(even_job *job, const even_host_agent *agent, const 
   return EVEN_OK;
 }
 
+static bool read_fault(const json_t *said, even_gpu_news *out) {
+  bool fits = json_is_object(said);
+  const char *words = json_string_value(json_object_get(said, "words"));
+  uint64_t rank = whole(said, "rank", &fits);
+  uint64_t fault = whole(said, "fault", &fits);
+  *out = (even_gpu_news){.gpu = (size_t)rank,
+                         .fault = (even_gpu_fault)fault,
+                         .value = whole(said, "value", &fits),
+                         .at_ns = whole(said, "at_ns", &fits)};
+  if (!fits || fault > EVEN_GPU_LOST || words == NULL || words[0] == '\0' || strlen(words) >= sizeof out->words) {
+    return false;
+  }
+  (void)snprintf(out->words, sizeof out->words, "%s", words);
+  return true;
+}
+
+static even_status take_fault(even_job *job, const even_host_agent *agent, const json_t *said) {
+  const even_agent_observer *observer = &job->params->observer;
+  even_gpu_news news;
+  if (!read_fault(said, &news) || !even_host_agent_has(agent, news.gpu)) {
+    return even_fail(EVEN_ERR_INPUT, "a fault of a GPU of host %s that is none, or of a rank that is not there",
+                     agent->name);
+  }
+  news.at_ns += (uint64_t)agent->link->offset_ns; /* to this host's clock */
+  if (observer->gpu_fault != NULL) {
+    observer->gpu_fault(observer->context, &news);
+  }
+  return EVEN_OK;
+}
+
 even_status even_usages_take(even_job *job, const even_host_agent *agent, const json_t *content) {
   const json_t *ranks = json_object_get(content, "ranks");
+  const json_t *faults = json_object_get(content, "faults"); /* NULL: this one tells of none */
   size_t at = 0;
   json_t *said = NULL;
   if (!json_is_array(ranks)) {
@@ -255,6 +401,12 @@ even_status even_usages_take(even_job *job, const even_host_agent *agent, const 
   }
   json_array_foreach(ranks, at, said) {
     EVEN_TRY(take_rank(job, agent, said));
+  }
+  if (faults != NULL && !json_is_array(faults)) {
+    return even_fail(EVEN_ERR_INPUT, "what ails GPUs of host %s, in no list", agent->name);
+  }
+  json_array_foreach(faults, at, said) {
+    EVEN_TRY(take_fault(job, agent, said));
   }
   return EVEN_OK;
 }

@@ -1,5 +1,6 @@
 /* What keeps ranks from their work on other hosts: each agent looks at its own ranks' processes and GPUs, once a
- * second, and tells the leader (USAGE), whose observer hears of all alike. */
+ * second, and tells the leader (USAGE), whose observer hears of all alike. Faults of GPUs are told as they come; while
+ * nobody leads they wait. */
 #ifndef EVEN_ORCHESTRATOR_USAGES_H
 #define EVEN_ORCHESTRATOR_USAGES_H
 
@@ -14,11 +15,19 @@ typedef struct even_usages even_usages;
 even_status even_usages_open(const even_job *job, even_usages **out) EVEN_MUST_USE;
 /* NULL is allowed, here and below. */
 void even_usages_close(even_usages *usages);
-/* Looks, and tells the leader, where a second has passed; several times a second. */
+/* Looks, and tells the leader, where a second has passed, and of faults at once; several times a second. */
 void even_usages_tick(even_usages *usages, even_job *job);
 /* What a USAGE says, of this host's ranks from *next on as many as one takes; false: there is nothing to say. *next:
  * the rank to go on with, job->count behind the last. */
 bool even_usages_report(even_usages *usages, const even_job *job, size_t *next, even_text *out);
+/* What a USAGE says of faults of this host's GPUs since the last one; false: there is nothing to say. */
+bool even_usages_report_faults(even_usages *usages, const even_job *job, even_text *out);
+/* Tells the leader of those, if anybody leads: also before this host says that its ranks have ended. */
+void even_usages_tell_faults(even_usages *usages, even_job *job);
+/* Another one leads, and knows nothing of what lasts. */
+void even_usages_retell(even_usages *usages);
+/* This host leads: its observer hears what nobody was told; closed. */
+void even_usages_hand_over(even_usages *usages, const even_job *job);
 
 /* ---- of the leader ---- */
 

@@ -106,10 +106,38 @@ static void others_on_a_gpu_are_told_apart(void **state) {
   (void)unlink(monitored_path(made, "nvml"));
 }
 
+/* By the word of its host's agent, which may say again what lasts. */
+static void faults_of_gpus_elsewhere_are_told_alike(void **state) {
+  monitored *made = *state;
+  even_gpu_news news = {.gpu = 1, .fault = EVEN_GPU_SLOW, .words = "its clock is held down no more"};
+  monitored_listen(made);
+  monitored_start(made);
+  even_monitor_gpu_fault(made->monitor, &news); /* as it was */
+  assert_null(strstr(monitored_heard(), "GPU"));
+  news.value = 1;
+  (void)strcpy(news.words, "its clock is held down by heat");
+  even_monitor_gpu_fault(made->monitor, &news);
+  even_monitor_gpu_fault(made->monitor, &news);
+  const even_gpu_news xid = {.gpu = 1, .fault = EVEN_GPU_XID, .value = 79, .words = "Xid 79: gone"};
+  even_monitor_gpu_fault(made->monitor, &xid);
+  const even_gpu_news stranger = {.gpu = 7, .fault = EVEN_GPU_XID, .value = 79, .words = "Xid 79: a stranger's"};
+  even_monitor_gpu_fault(made->monitor, &stranger);
+  news.value = 0;
+  even_monitor_gpu_fault(made->monitor, &news);
+  assert_non_null(strstr(monitored_heard(), "GPU of rank 1 (cpu:1): Xid 79: gone|"));
+  assert_null(strstr(monitored_heard(), "stranger"));
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_int_equal(monitored_number(made, "SELECT count(*) FROM events WHERE event='gpu' AND rank=1"), 3);
+  assert_int_equal(monitored_number(made, "SELECT count(*) FROM events WHERE event='gpu' AND value=1"), 1);
+  assert_int_equal(monitored_number(made, "SELECT count(*) FROM events WHERE event='gpu' AND value=0"), 1);
+  assert_int_equal(monitored_number(made, "SELECT count(*) FROM events WHERE event='gpu' AND value=-1"), 1);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(gpus_are_shown_and_their_faults_told, monitored_set_up, monitored_tear_down),
       cmocka_unit_test_setup_teardown(others_on_a_gpu_are_told_apart, monitored_set_up, monitored_tear_down),
+      cmocka_unit_test_setup_teardown(faults_of_gpus_elsewhere_are_told_alike, monitored_set_up, monitored_tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

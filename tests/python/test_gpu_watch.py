@@ -10,7 +10,9 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+import test_run_hosts as two_hosts
 
+names, hosts = two_hosts.names, two_hosts.hosts  # fixtures
 DEVICE = pathlib.Path(__file__).resolve().parents[1] / "device"
 
 WAITS = """
@@ -26,22 +28,28 @@ WAITS = """
 """
 
 
-def test_a_jobs_gpus_are_sampled_and_an_xid_is_told(
-    program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str], script: Callable[[str], str]
-) -> None:
+@pytest.fixture
+def libraries(tmp_path: pathlib.Path) -> dict[str, str]:
+    """The variables with which a program finds the made-up libraries."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler for the made-up libraries")
     for source, name in (("fake_cuda.c", "libcuda.so.1"), ("fake_nvml.c", "libnvidia-ml.so.1")):
         words = [compiler, "-std=c11", "-D_GNU_SOURCE", "-DFAKE_WHOLE", "-shared", "-fPIC", str(DEVICE / source)]
         subprocess.run([*words, "-o", str(tmp_path / name)], check=True)
+    return {"LD_LIBRARY_PATH": str(tmp_path), "EVENSTEP_FAKE_GPUS": "1"}
+
+
+def test_a_jobs_gpus_are_sampled_and_an_xid_is_told(
+    program: pathlib.Path,
+    tmp_path: pathlib.Path,
+    environment: dict[str, str],
+    libraries: dict[str, str],
+    script: Callable[[str], str],
+) -> None:
     (tmp_path / "nvml").touch()
     (tmp_path / "nvml.xid").write_text("48")
-    added = {
-        "LD_LIBRARY_PATH": str(tmp_path),
-        "EVENSTEP_FAKE_GPUS": "1",
-        "EVENSTEP_FAKE_NVML_STATE": str(tmp_path / "nvml"),
-    }
+    added = libraries | {"EVENSTEP_FAKE_NVML_STATE": str(tmp_path / "nvml")}
     ended = subprocess.run(
         [str(program), "run", "--devices", "cuda:0", "--name", "a", script(WAITS)],
         cwd=tmp_path,
@@ -55,3 +63,19 @@ def test_a_jobs_gpus_are_sampled_and_an_xid_is_told(
     with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
         told = history.execute("SELECT rank, value, words FROM events WHERE event = 'gpu'").fetchall()
     assert told == [(0, -1, "GPU of rank 0 (cuda:0): Xid 48: a memory error of two bits")]
+
+
+def test_an_xid_of_another_hosts_gpu_is_told_where_the_job_was_started(
+    hosts: two_hosts.Hosts, tmp_path: pathlib.Path, libraries: dict[str, str], script: Callable[[str], str]
+) -> None:
+    (tmp_path / "nvml").touch()
+    (tmp_path / "nvml.xid").write_text("79")
+    hosts.environment = hosts.environment | libraries
+    there = f"env EVENSTEP_FAKE_NVML_STATE={tmp_path / 'nvml'}"
+    code, text = hosts.run("--name", "a", script(WAITS), before=there, monitor=True)
+    assert code == 0, text
+    words = f"GPU of rank 1 (cuda:0 on {hosts.names[1]}): Xid 79: the GPU has fallen off the bus"
+    assert f"evenstep: {words}" in text, text
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
+        told = history.execute("SELECT rank, value, words FROM events WHERE event = 'gpu'").fetchall()
+    assert told == [(1, -1, words)]
