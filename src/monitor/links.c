@@ -210,15 +210,15 @@ static void describe(even_links *links, int host) {
 }
 
 /* Of two hosts either may be what is slow. */
-static bool is_excused(const even_links *links, int host, even_links_excuse *excused, const void *context) {
-  bool other = links->hosts == 2 && links->rank[1 - host] >= 0 && excused(context, links->rank[1 - host]);
-  return other || excused(context, links->rank[host]);
+static double excuse(const even_links *links, int host, even_links_excuse *excused, const void *context) {
+  bool other = links->hosts == 2 && links->rank[1 - host] >= 0;
+  return fmax(other ? excused(context, links->rank[1 - host]) : 0, excused(context, links->rank[host]));
 }
 
 static bool is_slow(const even_links *links, int host, double least_seconds, even_links_excuse *excused,
                     const void *context) {
-  return host >= 0 && host_factor(links, host) >= EVEN_LINK_BEGINS && matters(links, host, least_seconds) &&
-         !is_excused(links, host, excused, context);
+  return host >= 0 && host_factor(links, host) >= EVEN_LINK_BEGINS &&
+         matters(links, host, fmax(least_seconds, excuse(links, host, excused, context)));
 }
 
 static bool look_for_end(even_links *links) {

@@ -37,8 +37,9 @@ void even_links_forget(even_links *links);
 /* What a rank told. */
 void even_links_take(even_links *links, int rank, const even_leg_record *record);
 /* About once a second, from what came since the last look. true: *news is to be told. A transfer that takes less than
- * `least_seconds` more than usual is not worth it. `excused`: whether something else holds the host of that rank up. */
-typedef bool even_links_excuse(const void *context, int rank);
+ * `least_seconds` more than usual is not worth it. `excused`: by how many
+ * seconds a transfer may be late because something else holds that rank's host up. */
+typedef double even_links_excuse(const void *context, int rank);
 bool even_links_look(even_links *links, double least_seconds, even_links_excuse *excused, const void *context,
                      even_link_news *news);
 /* Whether any rank has told anything. */

@@ -65,8 +65,8 @@ void even_monitor_straggler_ended(even_monitor *monitor, int rank, const char *w
 /* What a rank of another host takes there, as that one's agent says about once a second; `gpu` NULL: it has none. Of
  * processes that use that one and are no ranks users[0] is the sum. */
 void even_monitor_usage(even_monitor *monitor, int rank, const even_rank_usage *usage, const even_gpu_sample *gpu);
-/* A fault of the GPU of a rank (news->gpu) of another host, as that one's agent says. That its clock is held down, or no
- * more, may be told again and again. */
+/* A fault of the GPU of a rank (news->gpu) of another host, as that one's agent says. That its clock is held down, or
+ * no more, may be told again and again. */
 void even_monitor_gpu_fault(even_monitor *monitor, const even_gpu_news *news);
 /* The live view, `columns` wide, several lines, each ended by a newline (as `evenstep top` shows it too). */
 even_status even_monitor_view(even_monitor *monitor, int columns, bool colour, even_text *out) EVEN_MUST_USE;

@@ -76,15 +76,24 @@ static void tell(even_monitor *monitor, const even_measure *measure, const even_
   }
 }
 
-/* What takes a process's CPU holds up what it sends and gets as a slow link does: that is the rank's affair. */
-static bool excused(const void *context, int rank) {
-  const even_monitor *monitor = context;
-  for (int other = 0; other < monitor->state->ranks; other++) {
+typedef struct looked_at {
+  const even_monitor *monitor;
+  const even_measure *measure;
+} looked_at;
+
+/* What takes a process's CPU holds up what it sends and gets as a slow link does, but not for longer than what it
+ * computes: that is the rank's affair. */
+static double excused(const void *context, int rank) {
+  const looked_at *at = context;
+  const even_monitor *monitor = at->monitor;
+  double most = 0;
+  for (int other = 0; other < at->measure->ranks; other++) {
+    double busy = at->measure->rank[other].busy_seconds;
     if (even_lagging_lasts(monitor, other) && strcmp(host_of(monitor, other), host_of(monitor, rank)) == 0) {
-      return true;
+      most = fmax(most, isfinite(busy) ? busy : (double)INFINITY);
     }
   }
-  return false;
+  return most;
 }
 
 void even_slow_links_look(even_monitor *monitor, uint64_t now_ns) {
@@ -95,7 +104,8 @@ void even_slow_links_look(even_monitor *monitor, uint64_t now_ns) {
   }
   even_state_measure(monitor->state, now_ns, &measure);
   double least = isfinite(measure.step_seconds) ? fmax(LEAST_SECONDS, MATTERS * measure.step_seconds) : LEAST_SECONDS;
-  if (even_links_look(monitor->links, least, excused, monitor, &news)) {
+  const looked_at at = {.monitor = monitor, .measure = &measure};
+  if (even_links_look(monitor->links, least, excused, &at, &news)) {
     tell(monitor, &measure, &news);
   }
 }

@@ -25,10 +25,10 @@ enum {
   EVEN_EVENT_RANK_STARTED = 101,
   EVEN_EVENT_RANK_ENDED = 102,
   EVEN_EVENT_LOST = 103,
-  EVEN_EVENT_HANG = 104,      /* value 1: the rank hangs; 0: it goes on after all */
-  EVEN_EVENT_SPIKE = 105,     /* value 1: the loss has jumped; 0: it is back */
-  EVEN_EVENT_GPU = 106,       /* value 1: the rank's GPU is held down, 0: no more, -1: another fault of it */
-  EVEN_EVENT_STRAGGLER = 107, /* value: the percentage of its usual time that the rank takes; 0: no more */
+  EVEN_EVENT_HANG = 104,            /* value 1: the rank hangs; 0: it goes on after all */
+  EVEN_EVENT_SPIKE = 105,           /* value 1: the loss has jumped; 0: it is back */
+  EVEN_EVENT_GPU = 106,             /* value 1: the rank's GPU is held down, 0: no more, -1: another fault of it */
+  EVEN_EVENT_STRAGGLER = 107,       /* value: the percentage of its usual time that the rank takes; 0: no more */
   EVEN_EVENT_STRAGGLER_ENDED = 108, /* the rank is ended because it holds the others up */
   EVEN_EVENT_LINK = 109 /* value: the percentage of its usual time that a transfer over a link takes; 0: no more */
 };

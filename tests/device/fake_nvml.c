@@ -2,9 +2,9 @@
  * With FAKE_WHOLE it has what only newer ones have, and the file that EVENSTEP_FAKE_NVML_STATE names says how GPU 0 is,
  * in words and numbers: "reasons 64", "clock 900", "busy 40", "user 4711" (a process that takes "used 60" percent),
  * "uncorrected 2", "lost 1"; one beside it, NAME.xid, "79", is an event, taken once. "deaf 1": waiting for events is
- * refused at once. fake_nvml_counts says how often that was called, and how often a GPU's utilisation was. nvmlInit does
- * not return as long as the file that EVENSTEP_FAKE_NVML_HELD names is there; fake_nvml_beginning says how many are in
- * it. */
+ * refused at once. fake_nvml_counts says how often that was called, and how often a GPU's utilisation was. nvmlInit
+ * does not return as long as the file that EVENSTEP_FAKE_NVML_HELD names is there; fake_nvml_beginning says how many
+ * are in it. */
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>

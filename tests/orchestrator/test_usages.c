@@ -55,7 +55,8 @@ static int set_up(void **state) {
   memset(ranks, 0, sizeof ranks);
   memset(each_device, 0, sizeof each_device);
   fault_count = 0;
-  params = (even_agent_params){.devices = &devices, .telemetry_fd = 0, .observer = {.usage = take, .gpu_fault = hear_fault}};
+  params =
+      (even_agent_params){.devices = &devices, .telemetry_fd = 0, .observer = {.usage = take, .gpu_fault = hear_fault}};
   return 0;
 }
 

@@ -110,7 +110,7 @@ for epoch in es.epochs(1000000):
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        if not said and es.step() > 600 and time.monotonic() - begun > 10:
+        if not said and es.step() > 400 and time.monotonic() - begun > 7:
             said = print("usual", flush=True) is None
         if es.reduce_mean(float(os.path.exists("stop") or time.monotonic() - begun > 240)) > 0:
             break
@@ -127,7 +127,7 @@ def test_a_link_that_becomes_slow_is_told(hosts: two_hosts.Hosts, script: Script
 
     job = hosts.start("--name", "a", "--log-rank", "0", script(EXCHANGES), monitor=True)
     job.wait_for("usual")
-    shape("add dev eth0 root tbf rate 5mbit burst 16kb latency 300ms")
+    shape("add dev eth0 root tbf rate 10mbit burst 16kb latency 300ms")
     try:
         job.wait_for(
             r"the link between hosts \S+ and \S+ is \S+x slower than usual: a transfer takes \S+ ms instead of"
@@ -138,7 +138,6 @@ def test_a_link_that_becomes_slow_is_told(hosts: two_hosts.Hosts, script: Script
     (tmp_path / "stop").touch()
     code, text = job.finish()
     assert code == 0, text
-    assert "slower since step" not in text, text  # no rank was
     with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
         told = history.execute("SELECT value FROM events WHERE event='link' ORDER BY at_ns").fetchall()
     assert len(told) == 2 and told[0][0] > 300 and told[1][0] == 0, told

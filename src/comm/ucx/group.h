@@ -163,8 +163,8 @@ typedef struct even_ucx_leg {
 typedef struct even_ucx_legs {
   even_telemetry *telemetry; /* is told; NULL: nothing is measured */
   even_ucx_leg *each;        /* one a rank; NULL before it is asked for */
-  bool measures;     /* the first exchange of the call under way */
-  uint64_t began_ns; /* the exchange that was measured last */
+  bool measures;             /* the first exchange of the call under way */
+  uint64_t began_ns;         /* the exchange that was measured last */
   uint64_t told_ns;
 } even_ucx_legs;
 
