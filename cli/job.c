@@ -437,9 +437,12 @@ static even_status follow_hosts(running_job *job) {
   return EVEN_OK;
 }
 
-/* Other places of this host take part. */
+/* Other places take part. */
 static even_status follow_places(running_job *job) {
   job->aside.changed = false;
+  if (job->setup.hosts != NULL) {
+    return follow_hosts(job); /* whose lists are cut */
+  }
   even_status status = even_job_setup_without(job->options, &job->aside, &job->all, &job->setup);
   /* also after a failure: what was shown by is freed */
   even_job_view_ranks(&job->view, job->setup.shown, job->setup.labels, (int)job->setup.devices.count);

@@ -4,6 +4,31 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 
+#include <string.h>
+
+even_status even_job_check_aside(const even_job_options *options) {
+  bool several = options->hosts != NULL;
+  if (!options->set_aside) {
+    return EVEN_OK;
+  }
+  if (options->max_ranks > 0) {
+    (void)even_fail(EVEN_ERR_USAGE,
+                    "--set-aside is of places that the job has from its beginning, not with --max-ranks");
+    return even_error_fix("leave one of the two out");
+  }
+  if (several && options->cpu_quota != NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "--set-aside on several hosts knows nothing of --cpu-quota");
+    return even_error_fix("leave one of the two out");
+  }
+  if (several && strcmp(options->recovery, "restart") != 0 && !options->keep_leader) {
+    (void)even_fail(EVEN_ERR_USAGE,
+                    "--set-aside on several hosts, with --recovery %s, is not known to who takes a leader's place",
+                    options->recovery);
+    return even_error_fix("give --no-replace-leader, too, or leave out --set-aside");
+  }
+  return EVEN_OK;
+}
+
 typedef struct even_job_part {
   even_device *items;
   double *quota;
@@ -19,7 +44,7 @@ static even_status cut(const even_aside *aside, const even_job_devices *all, eve
     EVEN_TRY(EVEN_NEW_ARRAY(&out->quota, all->devices.count));
   }
   for (size_t i = 0; i < all->devices.count; i++) {
-    if (even_aside_has(aside, i)) {
+    if (even_aside_has(aside, "", i)) {
       continue;
     }
     out->items[out->count] = all->devices.items[i];
@@ -56,11 +81,14 @@ even_status even_job_setup_without(const even_job_options *options, const even_a
   setup->devices = (even_device_list){.items = part.items, .count = part.count};
   setup->quota = part.quota;
   setup->shown = part.shown;
-  setup->local = part.count;
+  setup->local = part.count - setup->spares;
   even_free(setup->speeds);
   setup->speeds = NULL;
-  EVEN_TRY(even_job_read_speeds(options, setup));
-  return setup->speeds != NULL ? even_job_set_speeds(setup, part.count)
+  setup->devices.count = setup->local; /* spares have no speed */
+  even_status read = even_job_read_speeds(options, setup);
+  setup->devices.count = part.count;
+  EVEN_TRY(read);
+  return setup->speeds != NULL ? even_job_set_speeds(setup, setup->local)
                                : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", "");
 }
 

@@ -12,6 +12,8 @@ typedef struct even_job_devices {
   bool *shown;
 } even_job_devices;
 
+/* --set-aside, with what does not go together with it. */
+even_status even_job_check_aside(const even_job_options *options) EVEN_MUST_USE;
 /* Lets those devices of `all` (the setup's own, the first time) take part that are not set aside: ranks, quotas, what
  * is shown and speeds follow. */
 even_status even_job_setup_without(const even_job_options *options, const even_aside *aside, even_job_devices *all,

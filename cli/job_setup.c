@@ -1,5 +1,6 @@
 /* Options to a job: devices, quotas, speeds, environment; every wrong value named with its fix. */
 #include "cli/job_setup.h"
+#include "cli/job_aside.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -265,11 +266,7 @@ static even_status check_options(const even_job_options *options) {
                     (long long)options->memory_copies);
     return even_error_fix("say every how many steps a checkpoint is kept in memory: --checkpoint-memory 10");
   }
-  if (options->set_aside &&
-      (options->hosts != NULL || options->max_ranks > 0 || strcmp(options->recovery, "restart") != 0)) {
-    (void)even_fail(EVEN_ERR_USAGE, "--set-aside is of one host, and of --recovery restart");
-    return even_error_fix("leave it out: with --recovery replace a place that fails twice is set aside by itself");
-  }
+  EVEN_TRY(even_job_check_aside(options));
   EVEN_TRY(even_job_check_name(options));
   EVEN_TRY(even_job_fetch_limit(&fetch_seconds));
   EVEN_TRY(even_policy_parse(options->policy, &policy));

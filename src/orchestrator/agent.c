@@ -138,10 +138,23 @@ static size_t find_culprit(const even_job *job, const even_fault_facts *ends, ev
   return job->count;
 }
 
-/* Reports every rank's end, the one that began it first. *culprit == count: all ended well. *of_place: it may be the
- * fault of its place. */
+static size_t world(const even_job *job) {
+  return job->count - (size_t)job->params->spares;
+}
+
+/* With --recovery the first who was lost, without whom the others went on; else who ended the attempt. NULL: it may be
+ * the fault of no place, or nobody knows. */
+static const even_fault_facts *find_place(const even_job *job, const even_fault_facts *ends, size_t culprit) {
+  size_t first = even_job_lost(job, job->order[0]) ? 0 : culprit;
+  size_t count = first == culprit ? job->count : 1;
+  bool its = even_fault_is_of_place(ends, count, first) && (size_t)ends[first].rank < world(job);
+  return its ? &ends[first] : NULL;
+}
+
+/* Reports every rank's end, the one that began it first. *culprit == count: all ended well. *place: whose place
+ * may be at fault. */
 static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *culprit, even_fault_facts *its,
-                               bool *of_place) {
+                               const even_fault_facts **place) {
   even_fault_facts *room = NULL;
   EVEN_TRY(EVEN_NEW_ARRAY(&room, job->count));
   even_oom_watch_read(&job->oom);
@@ -151,7 +164,7 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   }
   *culprit = find_culprit(job, ends, room);
   even_free(room);
-  *of_place = even_fault_is_of_place(ends, job->count, *culprit);
+  *place = find_place(job, ends, *culprit);
   if (*culprit < job->count) {
     /* what it failed of came before our signal */
     ends[*culprit].stopped_by_agent = ends[*culprit].stopped_by_agent && job->interrupted != 0;
@@ -229,24 +242,41 @@ static const char *reason_of(const even_fault_facts *facts) {
   return facts->signal != 0 ? even_signal_name(facts->signal) : "its device is at fault";
 }
 
-/* Its rank ended the attempt, and maybe the one before: which places take part in the next one. */
-static void judge_place(even_job *job, const even_fault_facts *culprit, bool of_place) {
+static void tell_aside(even_job *job, const even_aside_place *one, const even_fault_facts *facts, size_t ranks) {
+  even_job_notice(job,
+                  "place %zu (%s)%s%s is set aside for %.0f s: its rank was the first to fail in %d attempts in a row "
+                  "(%s); the job goes on with %zu rank%s",
+                  one->place, one->device, one->host[0] == '\0' ? "" : " of host ", one->host,
+                  (double)(one->until_ns - even_clock_ns()) * 1e-9, EVEN_ASIDE_ATTEMPTS, reason_of(facts), ranks,
+                  ranks == 1 ? "" : "s");
+}
+
+/* Its rank ended the attempt, and maybe the one before: which places take part in the next one. `facts` NULL: nobody's.
+ */
+static void judge_place(even_job *job, const even_fault_facts *facts) {
   even_aside *aside = job->params->aside;
   const even_aside_place *one = NULL;
-  if (aside == NULL || job->hosts != NULL || job->params->shrink) {
+  if (aside == NULL) {
     return;
   }
-  even_aside_failed(aside, of_place ? culprit->rank : -1, culprit->device, job->count, (size_t)job->params->least_ranks,
-                    even_clock_ns(), &one);
+  size_t ranks = world(job);
+  size_t least = (size_t)job->params->least_ranks;
+  size_t host = 0;
+  int local = facts == NULL ? -1 : facts->rank;
+  if (facts != NULL && job->hosts != NULL) {
+    host = even_job_host_number(job, (size_t)facts->rank);
+    const even_host_agent *agent = &job->hosts->agents[host];
+    local -= (int)(host == 0 ? job->first : agent->first);
+    least = (host == 0 ? job->local : agent->count) < 2 ? ranks : least; /* no host does without all of its own */
+  }
+  even_aside_failed(aside, job->hosts == NULL ? "" : job->hosts->agents[host].name, local,
+                    facts == NULL ? "" : facts->device, ranks, least, even_clock_ns(), &one);
   if (one != NULL) {
-    even_job_notice(job,
-                    "place %zu (%s) is set aside for %.0f s: its rank was the first to fail in %d attempts in a row "
-                    "(%s); the job goes on with %zu rank%s",
-                    one->place, one->device, (double)(one->until_ns - even_clock_ns()) * 1e-9, EVEN_ASIDE_ATTEMPTS,
-                    reason_of(culprit), job->count - 1, job->count == 2 ? "" : "s");
+    tell_aside(job, one, facts, ranks - 1);
   }
   while ((one = even_aside_return(aside, even_clock_ns())) != NULL) {
-    even_job_notice(job, "place %zu (%s) takes part again", one->place, one->device);
+    even_job_notice(job, "place %zu (%s)%s%s takes part again", one->place, one->device,
+                    one->host[0] == '\0' ? "" : " of host ", one->host);
   }
 }
 
@@ -254,8 +284,8 @@ static void judge_place(even_job *job, const even_fault_facts *culprit, bool of_
 static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, bool *again) {
   size_t culprit = job->count;
   even_fault_facts its = {.rank = -1};
-  bool of_place = false;
-  EVEN_TRY(report_ends(job, ends, &culprit, &its, &of_place));
+  const even_fault_facts *place = NULL;
+  EVEN_TRY(report_ends(job, ends, &culprit, &its, &place));
   if (job->interrupted != 0) {
     *exit_code = 128 + job->interrupted;
     return EVEN_OK;
@@ -275,7 +305,7 @@ static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, 
   }
   EVEN_TRY(plan_restart(job, &its, again));
   if (*again) {
-    judge_place(job, &its, of_place);
+    judge_place(job, place);
   }
   return EVEN_OK;
 }
@@ -290,7 +320,7 @@ static even_status run_once(even_job *job, even_fault_facts *ends, int *exit_cod
   }
   EVEN_TRY(ran);
   EVEN_TRY(judge(job, ends, exit_code, again));
-  if (*again && job->params->aside != NULL && job->params->aside->changed) {
+  if (*again && job->hosts == NULL && job->params->aside != NULL && job->params->aside->changed) {
     *changed = true;
     return EVEN_OK;
   }

@@ -2,6 +2,7 @@
 #include "orchestrator/aside.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static const uint64_t first_ns = 60000000000u;
 static const uint64_t longest_ns = 3600000000000u;
@@ -14,28 +15,32 @@ void even_aside_close(even_aside *aside) {
   aside->past = (even_elastic_past){.kept = false};
 }
 
-static even_aside_place *find(even_aside *aside, size_t place) {
+static bool is_it(const even_aside_place *one, const char *host, size_t place) {
+  return one->place == place && strcmp(one->host, host) == 0;
+}
+
+static even_aside_place *find(even_aside *aside, const char *host, size_t place) {
   for (size_t i = 0; i < aside->count; i++) {
-    if (aside->items[i].place == place) {
+    if (is_it(&aside->items[i], host, place)) {
       return &aside->items[i];
     }
   }
   return NULL;
 }
 
-bool even_aside_has(const even_aside *aside, size_t place) {
+bool even_aside_has(const even_aside *aside, const char *host, size_t place) {
   for (size_t i = 0; i < aside->count; i++) {
-    if (aside->items[i].place == place) {
+    if (is_it(&aside->items[i], host, place)) {
       return aside->items[i].until_ns != 0;
     }
   }
   return false;
 }
 
-size_t even_aside_place_of(const even_aside *aside, size_t rank) {
+size_t even_aside_place_of(const even_aside *aside, const char *host, size_t rank) {
   size_t place = 0;
   for (size_t passed = 0;; place++) {
-    if (even_aside_has(aside, place)) {
+    if (even_aside_has(aside, host, place)) {
       continue;
     }
     if (passed++ == rank) {
@@ -52,25 +57,26 @@ static uint64_t pause_of(unsigned times) {
   return pause < longest_ns ? pause : longest_ns;
 }
 
-void even_aside_failed(even_aside *aside, int rank, const char *device, size_t ranks, size_t least, uint64_t now_ns,
-                       const even_aside_place **out) {
+void even_aside_failed(even_aside *aside, const char *host, int rank, const char *device, size_t ranks, size_t least,
+                       uint64_t now_ns, const even_aside_place **out) {
   *out = NULL;
   if (rank < 0) {
     aside->failed = 0;
     return;
   }
-  size_t place = even_aside_place_of(aside, (size_t)rank);
-  aside->failed = aside->failed > 0 && aside->last == place ? aside->failed + 1 : 1;
-  aside->last = place;
-  even_aside_place *one = find(aside, place);
+  even_aside_place its = {.place = even_aside_place_of(aside, host, (size_t)rank)};
+  (void)snprintf(its.host, sizeof its.host, "%s", host);
+  (void)snprintf(its.device, sizeof its.device, "%s", device);
+  aside->failed = aside->failed > 0 && is_it(&aside->last, host, its.place) ? aside->failed + 1 : 1;
+  aside->last = its;
+  even_aside_place *one = find(aside, host, its.place);
   if (aside->failed < EVEN_ASIDE_ATTEMPTS || ranks < 2 || ranks <= least ||
       (one == NULL && aside->count == EVEN_ASIDE_MOST)) {
     return;
   }
   if (one == NULL) {
     one = &aside->items[aside->count++];
-    *one = (even_aside_place){.place = place};
-    (void)snprintf(one->device, sizeof one->device, "%s", device);
+    *one = its;
   }
   one->until_ns = now_ns + pause_of(++one->times);
   aside->failed = 0;

@@ -1,16 +1,17 @@
-/* Places whose ranks end one attempt after the other: the next ones do without them, for a growing time (one host,
- * `evenstep run --set-aside`). Between two attempts even_agent_run then returns, and is called again with the devices
- * that take part; what the job is lies here meanwhile. Counted by place (the number in the list of devices that the job
- * was given), for several ranks may share one device, and numbers of ranks change. Pure, but for `past`. */
+/* Places whose ranks end one attempt after the other: the next ones do without them, for a growing time (`evenstep run
+ * --set-aside`). Between two attempts even_agent_run then returns, and is called again with the devices that take part;
+ * what a job of one host is lies here meanwhile. Counted by place (the host, and the number in the list of devices that
+ * it has for the job), for several ranks may share one device, and numbers of ranks change. Pure, but for `past`. */
 #ifndef EVEN_ORCHESTRATOR_ASIDE_H
 #define EVEN_ORCHESTRATOR_ASIDE_H
 
 #include "orchestrator/elastic.h"
 
-enum { EVEN_ASIDE_MOST = 64, EVEN_ASIDE_ATTEMPTS = 2 };
+enum { EVEN_ASIDE_MOST = 64, EVEN_ASIDE_ATTEMPTS = 2, EVEN_ASIDE_HOST = 128 };
 
 typedef struct even_aside_place {
-  size_t place;
+  char host[EVEN_ASIDE_HOST]; /* "" in a job of one host */
+  size_t place;               /* there */
   char device[64];
   unsigned times;    /* that it was set aside */
   uint64_t until_ns; /* 0: it takes part */
@@ -19,23 +20,23 @@ typedef struct even_aside_place {
 typedef struct even_aside {
   even_aside_place items[EVEN_ASIDE_MOST];
   size_t count;
-  size_t last;  /* the place of the rank that failed first in the attempt before, */
-  int failed;   /* and in how many in a row; 0: nobody's */
-  bool changed; /* other places than before take part from now on */
+  even_aside_place last; /* of the rank that failed first in the attempt before, */
+  int failed;            /* and in how many in a row; 0: nobody's */
+  bool changed;          /* other places than before take part from now on */
   even_elastic_past past;
 } even_aside;
 
 /* Frees what lies there of a job that does not go on. */
 void even_aside_close(even_aside *aside);
 /* Whether the place is set aside. */
-bool even_aside_has(const even_aside *aside, size_t place);
-/* The place of a rank of those that take part. */
-size_t even_aside_place_of(const even_aside *aside, size_t rank);
-/* An attempt of so many ranks has failed, and another one follows, in which `least` of them must be left. `rank` failed
- * first, and it may be its place's fault; -1: it is nobody's, and who failed before has not done so in a row. *out: the
- * place, where it is set aside now; else NULL. */
-void even_aside_failed(even_aside *aside, int rank, const char *device, size_t ranks, size_t least, uint64_t now_ns,
-                       const even_aside_place **out);
+bool even_aside_has(const even_aside *aside, const char *host, size_t place);
+/* The place of one of the host's ranks, `rank` counted there, of those that take part. */
+size_t even_aside_place_of(const even_aside *aside, const char *host, size_t rank);
+/* An attempt of so many ranks has failed, and another one follows, in which `least` of them must be left. The host's
+ * `rank` failed first, and it may be its place's fault; -1: it is nobody's, and who failed before has not done so in a
+ * row. *out: the place, where it is set aside now; else NULL. */
+void even_aside_failed(even_aside *aside, const char *host, int rank, const char *device, size_t ranks, size_t least,
+                       uint64_t now_ns, const even_aside_place **out);
 /* The first whose time is over takes part again: that place; NULL: there is none. Until there is none, again. */
 const even_aside_place *even_aside_return(even_aside *aside, uint64_t now_ns);
 

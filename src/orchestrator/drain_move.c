@@ -1,5 +1,6 @@
 /* Draining a host: who takes its ranks, step by step, while the job goes on. */
 #include "orchestrator/drain_move.h"
+#include "orchestrator/aside_hosts.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -354,6 +355,10 @@ even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *
   if (move->stage != EVEN_MOVE_NONE) {
     (void)even_fail(EVEN_ERR_STATE, "host %s is being drained", move->from);
     return even_error_fix("drain this one when that is done");
+  }
+  if (even_aside_hosts_any(job->hosts)) {
+    (void)even_fail(EVEN_ERR_STATE, "places of the job are, or were, set aside, and ranks do not move then");
+    return even_error_fix("drain it with --no-move: the other hosts go on with their own ranks");
   }
   *move = (even_move){.stage = EVEN_MOVE_NONE, .number = move->number + 1};
   even_status status = plan(job, from, command);

@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
-#include "orchestrator/aside.h"
+#include "orchestrator/aside_hosts.h"
 #include "orchestrator/growth.h"
 #include "orchestrator/hand_over.h"
 #include "orchestrator/remote.h"
@@ -127,7 +127,8 @@ static bool any_leaves(const even_job *job) {
 }
 
 static bool is_due(const even_job *job) {
-  return any_leaves(job) || even_guests_ranks(job->hosts) > 0;
+  const even_aside *aside = job->params->aside; /* other places take part */
+  return (aside != NULL && aside->changed) || any_leaves(job) || even_guests_ranks(job->hosts) > 0;
 }
 
 /* Hosts that join while the others train end no attempt. */
@@ -448,7 +449,11 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
   }
   *changed = is_due(job) || job->hosts->elastic->grown;
   job->hosts->alone = false;
-  return *changed ? even_elastic_rearrange(job) : EVEN_OK;
+  if (!*changed) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_elastic_rearrange(job));
+  return even_aside_hosts_cut(job);
 }
 
 /* Whether another attempt may follow: one without the host, or one for which it is waited for again. */

@@ -1,6 +1,7 @@
 /* The list of a job's hosts, between two attempts: who leaves goes out of it, who joins comes into it. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/aside_hosts.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
@@ -52,6 +53,7 @@ static void say_goodbye(even_host_agent *agent) {
   }
   even_host_agent_drop(agent);
   even_device_list_free(&agent->devices);
+  even_aside_host_close(agent);
   even_device_list_free(&agent->next.devices);
   agent->next.placed = false;
   agent->parted = true;

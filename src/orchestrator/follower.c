@@ -97,6 +97,7 @@ static void release(even_follower *follower) {
   even_loop_close(&follower->loop);
   even_remote_start_free(&follower->start);
   even_device_list_free(&follower->own);
+  even_device_list_free(&follower->whole);
   even_free(follower);
 }
 

@@ -31,7 +31,8 @@ struct even_follower {
   int recalled; /* the signal that shall end it before it was; 0: none */
   even_error why;
   even_remote_start start;
-  even_device_list own;
+  even_device_list own;   /* that take part, */
+  even_device_list whole; /* of all these, where some were set aside (aside_hosts.h); else empty */
   even_warm_part next;    /* of the attempt that follows */
   even_device_list world; /* placeholders but for its own */
   even_agent_params params;

@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "orchestrator/aside_hosts.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/remote.h"
@@ -80,6 +81,7 @@ even_status even_follower_check(even_follower *follower, const json_t *content) 
   EVEN_TRY(watch_leader(follower, json_object_get(content, "silence_ms")));
   EVEN_TRY(even_follower_open_parcels(follower));
   even_device_list_free(&follower->own);
+  even_device_list_free(&follower->whole);
   even_status chosen = even_device_select(NULL, (int)ranks, &follower->own);
   const char *trouble = chosen == EVEN_OK ? NULL : even_error_last()->what;
   if (trouble != NULL) {
@@ -130,6 +132,27 @@ static void tell_joined(const even_follower *follower) {
   follower->joins->taken(follower->joins->context, words);
 }
 
+/* Which of its devices take part, by the leader's word. */
+static even_status use_devices(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  const even_device_list *whole = follower->whole.count > 0 ? &follower->whole : &follower->own;
+  even_device_list used;
+  if (start->used == NULL) {
+    return EVEN_OK;
+  }
+  if (start->used[start->count - 1] >= whole->count) {
+    return even_fail(EVEN_ERR_INPUT, "an attempt on device %zu of %zu", start->used[start->count - 1], whole->count);
+  }
+  EVEN_TRY(even_aside_copy(whole, start->used, (size_t)start->count, &used));
+  if (follower->whole.count == 0) {
+    follower->whole = follower->own;
+  } else {
+    even_device_list_free(&follower->own);
+  }
+  follower->own = used;
+  return EVEN_OK;
+}
+
 static even_status take_start(even_follower *follower, const even_message *message) {
   if (follower->asked || follower->running) {
     return even_fail(EVEN_ERR_INPUT, "an attempt shall be started while another one runs");
@@ -137,6 +160,7 @@ static even_status take_start(even_follower *follower, const even_message *messa
   even_remote_start_free(&follower->start);
   EVEN_TRY(even_remote_start_read(message->json, message->json_bytes, &follower->start));
   even_warm_part_begins(&follower->next, (size_t)follower->start.count, &follower->own);
+  EVEN_TRY(use_devices(follower));
   if ((size_t)follower->start.count != follower->own.count) {
     return even_fail(EVEN_ERR_INPUT, "an attempt of %d ranks, where %zu devices were offered", follower->start.count,
                      follower->own.count);

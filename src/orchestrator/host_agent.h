@@ -37,6 +37,9 @@ typedef struct even_host_agent {
   bool fits;       /* it is here, and has all that the script needs */
   char node[128];  /* what the host calls itself */
   even_device_list devices;
+  even_device_list whole; /* with those whose places are set aside (aside_hosts.h); empty: none ever was */
+  size_t *used;           /* the numbers in it of its devices: */
+  size_t used_count;
   size_t first; /* of its ranks */
   size_t count;
   size_t

@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "orchestrator/aside_hosts.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/host_agent.h"
@@ -55,6 +56,13 @@ even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) {
                                   !hosts->begun));
   even_device_list devices = {NULL, 0};
   EVEN_TRY(even_host_facts_devices(facts, &devices));
+  if (agent->whole.count > 0) {
+    even_status status = even_aside_host_cut_again(agent, &devices);
+    if (status != EVEN_OK) {
+      even_device_list_free(&devices);
+      return status;
+    }
+  }
   if (agent->count != 0 && agent->count != devices.count) {
     even_device_list_free(&devices);
     return even_fail(EVEN_ERR_MISMATCH, "host %s had %zu devices before, and has %zu now", agent->name, agent->count,

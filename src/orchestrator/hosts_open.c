@@ -4,6 +4,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "base/stop.h"
+#include "orchestrator/aside_hosts.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/hold.h"
@@ -500,6 +501,7 @@ void even_hosts_close(even_hosts *hosts) {
     even_host_agent_drop(&hosts->agents[i]);
     json_decref(hosts->agents[i].runs);
     even_device_list_free(&hosts->agents[i].devices);
+    even_aside_host_close(&hosts->agents[i]);
     free_gone(hosts);
   }
   for (size_t i = 0; hosts->strangers != NULL && i < hosts->places; i++) {
@@ -517,6 +519,9 @@ void even_hosts_close(even_hosts *hosts) {
   even_loop_close(&hosts->loop);
   json_decref(hosts->facts);
   json_decref(hosts->data);
+  if (hosts->agents != NULL) {
+    even_aside_host_close(&hosts->agents[0]);
+  }
   even_free(hosts->agents);
   even_free(hosts->elastic);
   even_signals_pipe_restore(&hosts->pipe_before);

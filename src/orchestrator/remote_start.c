@@ -104,6 +104,18 @@ static void add_ranks(even_json *json, const even_job *job, size_t first, size_t
   even_json_array_end(json);
 }
 
+/* Which of its devices, where some were set aside: also those that are there again. */
+static void add_used(even_json *json, const even_host_agent *its) {
+  if (its == NULL || its->whole.count == 0) {
+    return;
+  }
+  even_json_array(json, "devices");
+  for (size_t i = 0; i < its->used_count; i++) {
+    even_json_unsigned(json, NULL, its->used[i]);
+  }
+  even_json_array_end(json);
+}
+
 void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, const even_host_agent *its,
                              even_text *out) {
   const even_agent_params *params = job->params;
@@ -128,6 +140,7 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   add_words(&json, "command", params->command);
   add_environment(&json, job);
   add_ranks(&json, job, first, count, its);
+  add_used(&json, its);
   even_json_string(&json, "run_folder", job->run_folder.data);
   const char *resume = NULL;
   bool late = its != NULL && its->late;
@@ -232,6 +245,28 @@ static even_status read_ranks(const json_t *object, even_remote_start *out) {
   return EVEN_OK;
 }
 
+/* One for each of its ranks, ascending. */
+static even_status read_used(const json_t *object, even_remote_start *out) {
+  const json_t *list = json_object_get(object, "devices");
+  if (list == NULL) {
+    return EVEN_OK;
+  }
+  if (json_array_size(list) != (size_t)out->count) {
+    return not_whole("devices");
+  }
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->used, (size_t)out->count));
+  for (size_t i = 0; i < (size_t)out->count; i++) {
+    const json_t *one = json_array_get(list, i);
+    json_int_t number = json_integer_value(one);
+    if (!json_is_integer(one) || number < 0 || number >= EVEN_TELEMETRY_MOST_RANKS ||
+        (i > 0 && (size_t)number <= out->used[i - 1])) {
+      return not_whole("devices");
+    }
+    out->used[i] = (size_t)number;
+  }
+  return EVEN_OK;
+}
+
 static even_status read_all(const json_t *object, even_remote_start *out) {
   enum { MOST = EVEN_TELEMETRY_MOST_RANKS };
   bool late = json_is_true(json_object_get(object, "late")); /* its places may be such as were kept: the last ones */
@@ -271,6 +306,7 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   EVEN_TRY(read_integer(object, "rings", out->world, MOST, &out->rings));
   out->telemetry = json_is_true(json_object_get(object, "telemetry"));
   out->calls = json_is_true(json_object_get(object, "calls"));
+  EVEN_TRY(read_used(object, out));
   return read_ranks(object, out);
 }
 
@@ -302,5 +338,6 @@ void even_remote_start_free(even_remote_start *start) {
   even_free(start->resume);
   even_free(start->quota);
   even_free(start->shown);
+  even_free(start->used);
   *start = (even_remote_start){.job = ""};
 }

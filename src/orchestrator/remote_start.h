@@ -29,6 +29,7 @@ typedef struct even_remote_start {
   char *resume;  /* NULL: anew */
   double *quota; /* of all ranks, NAN where it has none; NULL: of no rank */
   bool *shown;   /* of all ranks: whether the leader wants its lines */
+  size_t *used;  /* of the devices that it has for the job, a number for each of its ranks; NULL: as before */
   double hang_seconds;
   double notice_seconds;
   bool restart_hung;

@@ -13,7 +13,7 @@ static const uint64_t second = 1000000000u;
 /* Of four ranks. */
 static const even_aside_place *failed(even_aside *aside, int rank, uint64_t now) {
   const even_aside_place *one = NULL;
-  even_aside_failed(aside, rank, "cpu:0", 4, 1, now * second, &one);
+  even_aside_failed(aside, "", rank, "cpu:0", 4, 1, now * second, &one);
   return one;
 }
 
@@ -30,7 +30,8 @@ static void two_attempts_in_a_row(void **state) {
   assert_non_null(one);
   assert_int_equal(one->place, 1);
   assert_string_equal(one->device, "cpu:0");
-  assert_true(aside.changed && even_aside_has(&aside, 1) && !even_aside_has(&aside, 0) && !even_aside_has(&aside, 2));
+  assert_true(aside.changed && even_aside_has(&aside, "", 1) && !even_aside_has(&aside, "", 0) &&
+              !even_aside_has(&aside, "", 2));
   assert_int_equal(one->until_ns / second, 66);
 }
 
@@ -40,17 +41,17 @@ static void places_keep_their_numbers(void **state) {
   (void)state;
   assert_null(failed(&aside, 1, 1));
   assert_non_null(failed(&aside, 1, 1));
-  assert_int_equal(even_aside_place_of(&aside, 0), 0);
-  assert_int_equal(even_aside_place_of(&aside, 1), 2);
-  assert_int_equal(even_aside_place_of(&aside, 2), 3);
+  assert_int_equal(even_aside_place_of(&aside, "", 0), 0);
+  assert_int_equal(even_aside_place_of(&aside, "", 1), 2);
+  assert_int_equal(even_aside_place_of(&aside, "", 2), 3);
   assert_null(failed(&aside, 1, 2)); /* another place now */
   const even_aside_place *one = failed(&aside, 1, 2);
   assert_non_null(one);
   assert_int_equal(one->place, 2);
-  assert_int_equal(even_aside_place_of(&aside, 1), 3);
+  assert_int_equal(even_aside_place_of(&aside, "", 1), 3);
   assert_int_equal(even_aside_return(&aside, 61 * second)->place, 1);
-  assert_int_equal(even_aside_place_of(&aside, 1), 1);
-  assert_int_equal(even_aside_place_of(&aside, 2), 3);
+  assert_int_equal(even_aside_place_of(&aside, "", 1), 1);
+  assert_int_equal(even_aside_place_of(&aside, "", 2), 3);
   assert_null(even_aside_return(&aside, 61 * second));
 }
 
@@ -69,7 +70,7 @@ static void the_time_grows_to_an_hour(void **state) {
     aside.changed = false;
     assert_ptr_equal(even_aside_return(&aside, now * second), one);
     assert_true(aside.changed);
-    assert_false(even_aside_has(&aside, 1));
+    assert_false(even_aside_has(&aside, "", 1));
     assert_null(even_aside_return(&aside, now * second));
   }
 }
@@ -79,14 +80,30 @@ static void the_last_ranks_stay(void **state) {
   const even_aside_place *one = NULL;
   (void)state;
   for (int i = 0; i < 4; i++) {
-    even_aside_failed(&aside, 0, "cpu:0", 1, 1, second, &one);
+    even_aside_failed(&aside, "", 0, "cpu:0", 1, 1, second, &one);
     assert_null(one);
-    even_aside_failed(&aside, 1, "cpu:1", 2, 2, second, &one);
-    even_aside_failed(&aside, 1, "cpu:1", 2, 2, second, &one);
+    even_aside_failed(&aside, "", 1, "cpu:1", 2, 2, second, &one);
+    even_aside_failed(&aside, "", 1, "cpu:1", 2, 2, second, &one);
     assert_null(one);
   }
-  even_aside_failed(&aside, 1, "cpu:1", 3, 2, second, &one);
+  even_aside_failed(&aside, "", 1, "cpu:1", 3, 2, second, &one);
   assert_non_null(one);
+}
+
+/* Each host counts its own. */
+static void places_are_of_hosts(void **state) {
+  even_aside aside = {.count = 0};
+  const even_aside_place *one = NULL;
+  (void)state;
+  even_aside_failed(&aside, "a", 1, "cpu:1", 4, 1, second, &one);
+  even_aside_failed(&aside, "b", 1, "cpu:1", 4, 1, second, &one);
+  assert_null(one); /* another one's */
+  even_aside_failed(&aside, "b", 1, "cpu:1", 4, 1, second, &one);
+  assert_non_null(one);
+  assert_string_equal(one->host, "b");
+  assert_true(even_aside_has(&aside, "b", 1) && !even_aside_has(&aside, "a", 1));
+  assert_int_equal(even_aside_place_of(&aside, "a", 1), 1);
+  assert_int_equal(even_aside_place_of(&aside, "b", 1), 2);
 }
 
 /* More of them fail than are remembered: those stay in. */
@@ -96,20 +113,18 @@ static void many_places(void **state) {
   (void)state;
   for (size_t i = 0; i <= EVEN_ASIDE_MOST; i++) {
     for (int times = 0; times < 2; times++) {
-      even_aside_failed(&aside, 0, "cpu:0", 200 - i, 1, second, &one);
+      even_aside_failed(&aside, "", 0, "cpu:0", 200 - i, 1, second, &one);
     }
     assert_true((one != NULL) == (i < EVEN_ASIDE_MOST));
   }
-  assert_int_equal(even_aside_place_of(&aside, 0), EVEN_ASIDE_MOST);
+  assert_int_equal(even_aside_place_of(&aside, "", 0), EVEN_ASIDE_MOST);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(two_attempts_in_a_row),
-      cmocka_unit_test(places_keep_their_numbers),
-      cmocka_unit_test(the_time_grows_to_an_hour),
-      cmocka_unit_test(the_last_ranks_stay),
-      cmocka_unit_test(many_places),
+      cmocka_unit_test(two_attempts_in_a_row),     cmocka_unit_test(places_keep_their_numbers),
+      cmocka_unit_test(the_time_grows_to_an_hour), cmocka_unit_test(the_last_ranks_stay),
+      cmocka_unit_test(places_are_of_hosts),       cmocka_unit_test(many_places),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

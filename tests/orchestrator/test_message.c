@@ -141,6 +141,33 @@ static void a_start_of_a_host_that_joins_is_read(void **state) {
   even_remote_start_free(&start);
 }
 
+/* Which of its devices a host uses, where some are set aside. */
+static void a_start_without_some_devices_is_read(void **state) {
+  static const struct {
+    const char *devices;
+    even_status status;
+  } cases[] = {
+      {"[0,2]", EVEN_OK},           {"[1,2]", EVEN_OK},          {"[0]", EVEN_ERR_INPUT},
+      {"[0,1,2]", EVEN_ERR_INPUT},  {"[2,0]", EVEN_ERR_INPUT},   {"[1,1]", EVEN_ERR_INPUT},
+      {"[-1,1]", EVEN_ERR_INPUT},   {"[0,1.5]", EVEN_ERR_INPUT}, {"[0,99999]", EVEN_ERR_INPUT},
+      {"[0,null]", EVEN_ERR_INPUT}, {"3", EVEN_ERR_INPUT},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    even_remote_start start;
+    char to[64];
+    char text[sizeof START + 64];
+    (void)snprintf(to, sizeof to, "\"era\":0,\"devices\":%s", cases[i].devices);
+    replace(START, "\"era\":0", to, text, sizeof text);
+    assert_int_equal(even_remote_start_read(text, strlen(text), &start), cases[i].status);
+    if (cases[i].status == EVEN_OK) {
+      assert_int_equal(start.used[0], cases[i].devices[1] - '0');
+      assert_int_equal(start.used[1], 2);
+    }
+    even_remote_start_free(&start);
+  }
+}
+
 /* Whatever does not fit is refused as a whole, with its name, and nothing is left of it. */
 static void a_start_that_does_not_fit_is_refused(void **state) {
   static const char *const wrong[][2] = {
@@ -206,6 +233,7 @@ int main(void) {
       cmocka_unit_test(a_start_is_read),
       cmocka_unit_test(a_start_with_spares_is_read),
       cmocka_unit_test(a_start_of_a_host_that_joins_is_read),
+      cmocka_unit_test(a_start_without_some_devices_is_read),
       cmocka_unit_test(a_start_that_does_not_fit_is_refused),
       cmocka_unit_test(lack_of_memory_leaves_nothing),
       cmocka_unit_test(what_is_a_ranks_own_stays_here),

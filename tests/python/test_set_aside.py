@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+import test_run_hosts as two_hosts
 from run_jobs import Run
+
+names, hosts = two_hosts.names, two_hosts.hosts  # fixtures
 
 # ranks may share a device: who they are is seen by their quotas
 DIES = """
     import os, signal, sys
     world, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
-    print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "world", world, "speeds", os.environ["EVENSTEP_SPEEDS"], flush=True)
+    print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "world", world, "speeds", os.environ.get("EVENSTEP_SPEEDS", ""), flush=True)
     if world == 3:
         if rank == sys.argv[1]:
             os.kill(os.getpid(), signal.SIGBUS)
@@ -37,8 +41,56 @@ def test_it_is_left_out_with_the_reason(run: Run, script: Any, bad: str) -> None
 
 
 def test_where_it_does_not_go(run: Run, script: Any) -> None:
-    done = run("-n", "2", "--set-aside", "--recovery", "shrink", script(DIES), "1")
-    assert done.returncode == 2 and "--set-aside is of one host" in done.stderr
+    done = run("-n", "2", "--set-aside", "--max-ranks", "4", script(DIES), "1")
+    assert done.returncode == 2 and "not with --max-ranks" in done.stderr
+    done = run("--hosts", "a,b", "--set-aside", "--recovery", "shrink", script(DIES), "1")
+    assert done.returncode == 2 and "give --no-replace-leader" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["shrink", pytest.param("replace", marks=pytest.mark.more)])
+def test_with_recovery_what_ends_attempts_counts(run: Run, script: Any, way: str) -> None:
+    """Nobody has come to es.prepare: the others cannot go on without it."""
+    done = run(*WORDS, "--max-restarts", "3", "--set-aside", "--recovery", way, script(DIES), "1")
+    assert done.returncode == 0, done.stderr
+    assert "place 1 (cpu" in done.stderr and "the job goes on with 2 ranks" in done.stderr
+    assert done.stdout.count("attempt 2 world 2 speeds 0.5,0.25") == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (2, ()),
+        pytest.param(0, (), marks=pytest.mark.more),
+        pytest.param(2, ("--recovery", "shrink", "--no-replace-leader"), marks=pytest.mark.more),
+    ],
+)
+def test_a_host_leaves_one_of_its_places_out(
+    hosts: two_hosts.Hosts, script: Any, bad: int, words: tuple[str, ...]
+) -> None:
+    devices = """
+    import os, signal, sys
+    world, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
+    device = os.environ["EVENSTEP_DEVICE"]
+    print("host", os.environ["EVENSTEP_HOST_ID"], "attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "world", world, device, flush=True)
+    if world == 4:
+        if rank == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGBUS)
+        signal.pause()
+    """
+    job = ("--max-restarts", "3", "--log-rank", "all", "--set-aside", "--name", "a", *words)
+    code, text = hosts.run(*job, script(devices), str(bad), ranks=":2")
+    assert code == 0, text
+    host = hosts.names[bad // 2]
+    found = re.search(
+        rf"place 0 \((\S+)\) of host {host} is set aside for 60 s: its rank was the first to fail in 2", text
+    )
+    assert found is not None and "the job goes on with 3 ranks" in text, text
+    numbers = [1 if name == host else 2 for name in hosts.names]
+    assert "3 ranks on 2 hosts: " + ", ".join(f"{n} {c}" for n, c in zip(hosts.names, numbers)) in text, text
+    before = re.findall(rf"\[rank {bad}\b.*\] host {host} attempt 0 world 4 (\S+)", text)
+    after = re.findall(rf"host {host} attempt 2 world 3 (\S+)", text)
+    assert before == [found[1]] and len(after) == 1 and after != before, text
+    assert len(re.findall(r"attempt 2 world 3", text)) == 3, text
 
 
 @pytest.mark.more

@@ -1,0 +1,117 @@
+/* Cuts hosts' lists of devices down to the places that take part. */
+#include "orchestrator/aside_hosts.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+
+#include <string.h>
+
+bool even_aside_hosts_any(const even_hosts *hosts) {
+  for (size_t i = 0; hosts != NULL && i < hosts->count; i++) {
+    if (hosts->agents[i].whole.count > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void even_aside_host_close(even_host_agent *agent) {
+  even_device_list_free(&agent->whole);
+  even_free(agent->used);
+  agent->used = NULL;
+}
+
+/* Those of other hosts have no memory of their own here: who lists the ranks of all hosts has copies of them. */
+static even_status copy_device(const even_device *from, even_device *to) {
+  *to = *from;
+  if (from->cpus != NULL) {
+    EVEN_TRY(EVEN_NEW_ARRAY(&to->cpus, from->cpu_count + 1));
+    memcpy(to->cpus, from->cpus, from->cpu_count * sizeof *from->cpus);
+  }
+  return EVEN_OK;
+}
+
+even_status even_aside_copy(const even_device_list *from, const size_t *used, size_t count, even_device_list *out) {
+  *out = (even_device_list){NULL, 0};
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->items, count));
+  for (; out->count < count; out->count++) {
+    even_status status = copy_device(&from->items[used[out->count]], &out->items[out->count]);
+    if (status != EVEN_OK) {
+      even_device_list_free(out);
+      return status;
+    }
+  }
+  return EVEN_OK;
+}
+
+static bool any_aside(const even_host_agent *agent, const even_aside *aside, size_t count) {
+  for (size_t place = 0; place < count; place++) {
+    if (even_aside_has(aside, agent->name, place)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Keeps all that the host has for the job, from the first time on that a place of it is set aside. */
+static even_status keep_whole(even_host_agent *agent, const even_device_list *now) {
+  EVEN_TRY(EVEN_NEW_ARRAY(&agent->used, now->count));
+  for (size_t i = 0; i < now->count; i++) {
+    agent->used[i] = i;
+  }
+  return even_aside_copy(now, agent->used, now->count, &agent->whole);
+}
+
+static void choose(even_host_agent *agent, const even_aside *aside) {
+  agent->used_count = 0;
+  for (size_t place = 0; place < agent->whole.count; place++) {
+    if (!even_aside_has(aside, agent->name, place)) {
+      agent->used[agent->used_count++] = place;
+    }
+  }
+}
+
+static even_status cut(even_host_agent *agent, const even_aside *aside, const even_device_list *now,
+                       even_device_list *out) {
+  if (agent->whole.count == 0) {
+    EVEN_TRY(keep_whole(agent, now));
+  }
+  choose(agent, aside);
+  return even_aside_copy(&agent->whole, agent->used, agent->used_count, out);
+}
+
+even_status even_aside_hosts_cut(even_job *job) {
+  even_aside *aside = job->params->aside;
+  for (size_t i = 0; aside != NULL && i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    const even_device_list own = {job->params->devices->items + job->first, job->local};
+    const even_device_list *now = i == 0 ? &own : &agent->devices;
+    even_device_list left;
+    if (agent->whole.count == 0 && !any_aside(agent, aside, now->count)) {
+      continue;
+    }
+    EVEN_TRY(cut(agent, aside, now, &left));
+    if (i == 0) { /* taken by who counts this host's (even_hosts_own_devices) */
+      even_device_list_free(&agent->next.devices);
+      agent->next = (even_host_next){.placed = true, .devices = left};
+    } else {
+      even_device_list_free(&agent->devices);
+      agent->devices = left;
+      agent->count = left.count;
+    }
+  }
+  return EVEN_OK;
+}
+
+even_status even_aside_host_cut_again(even_host_agent *agent, even_device_list *devices) {
+  even_device_list left;
+  if (devices->count != agent->whole.count) {
+    return even_fail(EVEN_ERR_MISMATCH, "host %s had %zu devices before, and has %zu now", agent->name,
+                     agent->whole.count, devices->count);
+  }
+  EVEN_TRY(even_aside_copy(devices, agent->used, agent->used_count, &left));
+  even_device_list_free(&agent->whole);
+  agent->whole = *devices;
+  *devices = left;
+  return EVEN_OK;
+}
