@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class _Turns(Play):
-    """Each block has its random numbers to itself."""
+    """Each block has its random numbers to itself, and no 16-bit copies of weights from another: all threads have one cache of
+    autocast, which a block then finds empty at each turn, whoever runs beside it."""
 
     def __init__(self, sessions: Sequence[Session], randoms: Sequence[Randoms]) -> None:
         super().__init__(sessions)
@@ -30,6 +31,7 @@ class _Turns(Play):
     def act(self, rank: int, run: Callable[[int], Any]) -> Any:
         def begin(rank: int) -> Any:
             self._randoms[rank].begin()
+            torch.clear_autocast_cache()
             return run(rank)
 
         return super().act(rank, begin)
@@ -38,6 +40,7 @@ class _Turns(Play):
         self._randoms[rank].take()
         super().pass_on(rank)
         self._randoms[rank].put()
+        torch.clear_autocast_cache()
 
 
 class _BlockGroup:
@@ -129,6 +132,17 @@ class _Hand:
             self._done.release()
 
 
+class _Settings(NamedTuple):
+    threads: int
+    flushes: bool  # denormals
+    autocast: torch.dtype | None  # of a context around the training
+
+
+def _autocast_dtype() -> torch.dtype | None:
+    """Of the CPU, where alone blocks run side by side."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+
+
 def _flushes_denormals() -> bool:
     return bool(torch.tensor(2.0**-1060, dtype=torch.float64).mul(1.0) == 0)
 
@@ -168,7 +182,7 @@ class Stage:
             place.norm_calls = 0
             place.steps.forget_weight()
 
-        settings = torch.get_num_threads(), _flushes_denormals()
+        settings = _Settings(torch.get_num_threads(), _flushes_denormals(), _autocast_dtype())
 
         def one(number: int) -> None:
             results[number] = scene.act(number, lambda _: self._play(settings, work, number))
@@ -179,13 +193,16 @@ class Stage:
             raise scene.failure
         return results
 
-    def _play(self, settings: tuple[int, bool], work: Callable[[int, Session], Any], number: int) -> Any:
+    def _play(self, settings: _Settings, work: Callable[[int, Session], Any], number: int) -> Any:
         """These settings are a thread's own, and one that is kept does not hear of a change."""
-        if torch.get_num_threads() != settings[0]:
-            torch.set_num_threads(settings[0])
-        torch.set_flush_denormal(settings[1])
-        torch.set_autocast_cache_enabled(False)  # all threads have one: what a block finds in it is by who else runs
-        return work(number, self._places[number])
+        if torch.get_num_threads() != settings.threads:
+            torch.set_num_threads(settings.threads)
+        torch.set_flush_denormal(settings.flushes)
+        torch.set_autocast_cache_enabled(False)  # it would be empty after each meeting
+        if settings.autocast is None:
+            return work(number, self._places[number])
+        with torch.autocast("cpu", settings.autocast, cache_enabled=False):
+            return work(number, self._places[number])
 
     def _all_at_once(self, scene: Play, one: Callable[[int], None]) -> None:
         while len(self._hands) < scene.ranks:

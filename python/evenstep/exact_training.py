@@ -197,11 +197,14 @@ class BlockSteps:
         counts = [blocks_in(share, block) for share in plan.shares]
         sizes = [min(block, plan.total - at) for at in range(0, plan.total, block)]
         self._engine.begin_blocks(counts)
-        with observed_backward(None):
-            if any(norm.training for norm in self._norms):
-                self._side_by_side(batch, plan, sizes, counts)
-            else:
-                self._one_by_one(batch, plan, sizes[sum(counts[: self._session.rank]) :])
+        try:
+            with observed_backward(None):
+                if any(norm.training for norm in self._norms):
+                    self._side_by_side(batch, plan, sizes, counts)
+                else:
+                    self._one_by_one(batch, plan, sizes[sum(counts[: self._session.rank]) :])
+        finally:
+            torch.clear_autocast_cache()  # the optimizer writes the weights, of which a context around the loop keeps copies
 
     def optimizer_seed(self, plan: BatchPlan) -> None:
         """All ranks' generators alike: for optimizers that draw, and for what the script does between two steps."""
@@ -229,6 +232,7 @@ class BlockSteps:
         first = sum(plan.shares[: self._session.rank]) // self._blocks.block
         for number, part in enumerate(batch if plan.samples else []):
             seed_generators(self._seed(plan, first + number))
+            torch.clear_autocast_cache()
             loss, amount = self._compute(part, sizes[number])
             if self._void:  # heard of in a call that the script makes there
                 return

@@ -180,7 +180,8 @@ class Trainer:
         """
         if epochs < 0 or (steps is not None and steps < 0):
             raise ValueError(f"Trainer.fit(epochs={epochs}, steps={steps}): neither can be negative")
-        self._check_autocast()
+        if not self.config.exact:  # which keeps none from block to block
+            self._check_autocast()
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
         with deterministic() if self.config.exact else nullcontext():

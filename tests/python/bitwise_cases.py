@@ -131,6 +131,28 @@ def autocast(loss: Any, dtype: torch.dtype) -> Any:
     return cast
 
 
+def autocast_kept(loss: Any, dtype: torch.dtype) -> Any:
+    """By a context that is made once, where autocast keeps 16-bit copies of weights."""
+    context = torch.autocast("cpu", dtype)
+
+    def cast(model: nn.Module, batch: Any) -> Any:
+        with context:
+            assert torch.is_autocast_cache_enabled()
+            return loss(model, batch)
+
+    return cast
+
+
+def autocast_around(loss: Any) -> Any:
+    """By one around the training (see main)."""
+
+    def cast(model: nn.Module, batch: Any) -> Any:
+        assert torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") is torch.bfloat16
+        return loss(model, batch)
+
+    return cast
+
+
 class Recomputed(nn.Module):
     """Activation checkpointing: forward runs again in backward, with the same random numbers."""
 
@@ -172,6 +194,8 @@ def case(name: str) -> tuple[nn.Module, Any, Any, Any]:
         return model, data, collate, autocast(loss, torch.float16)
     if name == "gpt_autocast":
         return GPT(), Texts(), padded, autocast(text_loss, torch.bfloat16)
+    if name == "gpt_autocast_around":
+        return GPT(), Texts(), padded, autocast_around(text_loss)
     if name == "gpt_scaler":
         return GPT(), Texts(), padded, autocast(text_loss, torch.float16)
     if name == "gpt_recomputed":
@@ -180,6 +204,10 @@ def case(name: str) -> tuple[nn.Module, Any, Any, Any]:
         return gpt, Texts(), padded, text_loss
     if name == "cnn_autocast":
         return Shared(), Images(torch.float32), None, autocast(image_loss, torch.bfloat16)
+    if name == "cnn_autocast_kept":
+        return Shared(), Images(torch.float32), None, autocast_kept(image_loss, torch.bfloat16)
+    if name == "cnn_autocast_around":
+        return Shared(), Images(torch.float32), None, autocast_around(image_loss)
     if name == "cnn_recomputed":
         layers = cnn(torch.float32)
         return (
@@ -284,7 +312,8 @@ def main() -> None:
     trainer = es.Trainer(
         model, optimizer, train_step, scheduler=scheduler, scaler=scaler, on_step=on_step, config=config
     )
-    trainer.fit(loader, epochs=STEPS, steps=STEPS)
+    with torch.autocast("cpu", torch.bfloat16, enabled=name.endswith("around")):
+        trainer.fit(loader, epochs=STEPS, steps=STEPS)
     if scaler is not None:
         print(f"SCALE {scaler.get_scale()}")
     if es.is_main():

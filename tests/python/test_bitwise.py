@@ -66,7 +66,7 @@ def test_same_bits_over_twenty_histories(
     assert live(run_ranks, tmp_path / "checkpoints", case, seed) == whole(run_ranks, case)
 
 
-@pytest.mark.parametrize(("case", "ranks"), [("gpt_bf16", 2), ("exact_fp64", 2), ("cnn_autocast", 2)])
+@pytest.mark.parametrize(("case", "ranks"), [("gpt_bf16", 2), ("exact_fp64", 2), ("cnn_autocast_kept", 2)])
 def test_same_bits_in_other_types(run_ranks: Callable[..., list[Any]], case: str, ranks: int) -> None:
     assert end_of(run_ranks(SCRIPT, ranks=ranks, args=(case, "4"))) == whole(run_ranks, case)
 
@@ -74,7 +74,18 @@ def test_same_bits_in_other_types(run_ranks: Callable[..., list[Any]], case: str
 @pytest.mark.more
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize(
-    "case", ["gpt_autocast", "gpt_scaler", "gpt_recomputed", "cnn_autocast", "cnn_recomputed", "bert"]
+    "case",
+    [
+        "gpt_autocast",
+        "gpt_autocast_around",
+        "gpt_scaler",
+        "gpt_recomputed",
+        "cnn_autocast",
+        "cnn_autocast_kept",
+        "cnn_autocast_around",
+        "cnn_recomputed",
+        "bert",
+    ],
 )
 def test_same_bits_with_autocast_a_scaler_and_recomputed_activations(
     run_ranks: Callable[..., list[Any]], case: str, ranks: int
