@@ -60,6 +60,9 @@ class BatchAdapting:
         self._least = self.base if options.least is None else options.least
         self._probe = NoiseProbe(session.steps, options.stride, self._unit)
         self._mark = 0  # the last decision's number
+        self._epoch = 0  # whose batches have these sizes
+        self._looked = -1  # the step after which it has looked last whether the size is to change
+        self._factor_then: float | None = None  # of the rates, from the next look on
         self._said = ""  # why it stays, once
         self._begun = False
         session.steps.noise = self._probe
@@ -80,6 +83,7 @@ class BatchAdapting:
         if not self._begun:
             self._begun = True
             self._look()
+        self._epoch = epoch
         if batch == 0:
             self._batches.begin_epoch()
         self.between(epoch, batch)
@@ -93,16 +97,21 @@ class BatchAdapting:
                 "the global batch cannot be adapted: a prepared model's gradients are compressed, stay on their rank, come late, or "
                 "are added up by Adasum\n  fix: leave adapt_batch (--batch-adapt) out, or the other"
             )
-        if self._session.world_size == 1:
+        if self._session.world_size == 1 and not self._session.joining:
             self._tell_once("one rank has no other to compare its gradients with, so that no noise is measured")
 
     def between(self, epoch: int, batch: int) -> bool:
         """Between two batches, of which the next has this number: whether from it on the size is another one."""
-        if self._loader.fetched > 0:
+        if self._loader.fetched > 0 or self._session.joining:
             return False
-        shares = self._loader.shares
+        shares, recovery = self._loader.shares, self._session.recovery
+        self._looked = self._session.step
+        if self._factor_then is not None:
+            self._session.rates.factor, self._factor_then = self._factor_then, None
         if shares is not None and shares.short is not None:
             return self._shrink(shares.short, batch)
+        if recovery is not None and recovery.comes_again:
+            return False
         every = self._options.every
         mark = epoch if every == "epoch" else self._session.step // int(every)
         can = batch == 0 or (every != "epoch" and self._may_reopen())
@@ -125,7 +134,7 @@ class BatchAdapting:
     def fit(self, caps: Sequence[int | None]) -> int:
         """Before the first batch: the size that the script's caps of the ranks hold, at most the loader's."""
         known = [cap for cap in caps if cap is not None]
-        if len(known) == len(caps) and sum(known) < self.batch:
+        if len(known) == len(caps) and sum(known) < self.batch and not self._session.joining:
             self._shrink(sum(known), 0)
         return self.batch
 
@@ -188,7 +197,11 @@ class BatchAdapting:
     def _use_size(self) -> None:
         loader = self._loader
         loader.feed.batch_size = self.batch
-        if loader.shares is not None and loader.shares.batch != self.batch:
+        if loader.shares is None or loader.shares.batch == self.batch:
+            return
+        if self._session.joining:  # its shares are those of one that is alone
+            loader.shares.batch = self.batch
+        else:
             loader.set_shares(loader.shares.of_batch(self.batch))
 
     def expected(self, epochs: int, epoch: int, batch: int) -> int:
@@ -202,7 +215,7 @@ class BatchAdapting:
 
     def _tell(self, words: str) -> None:
         session = self._session
-        if session.rank == 0:
+        if session.rank == 0 and not session.joining:
             session.telemetry.event(_core.EVENT_BATCH, session.step, self.batch, f"batch {words}")
             sys.stderr.write(f"evenstep: step {session.step}: global batch {words}\n")
             sys.stderr.flush()
@@ -212,6 +225,39 @@ class BatchAdapting:
         if self._said != kind:
             self._said = kind
             self._tell(f"stays at {self.batch} samples: {why}")
+
+    # -- where ranks may be lost --
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """Of the epoch under way: from which batch on which counts."""
+        return self._batches.sizes
+
+    def go_back(self, epoch: int, batch: int, sizes: Sequence[tuple[int, int]]) -> None:
+        """To this batch of an epoch that had these sizes; of the epoch under way they have stayed, or memory has shrunk them."""
+        if epoch != self._epoch:
+            size = self.batch
+            self._epoch, self._batches.sizes = epoch, list(sizes)
+            if self.batch != size:
+                self._batches.change(batch, size)
+
+    def told(self) -> dict[str, Any] | None:
+        """To the members of a new generation; None of a process that joins."""
+        if self._session.joining:
+            return None
+        then = {} if self._factor_then is None else {"factor": self._factor_then}
+        return {**self.state(True), **then, "epoch": self._epoch, "looked": self._looked, "said": self._said}
+
+    def go_on(self, told: dict[str, Any]) -> None:
+        """With what was decided by whoever has come furthest, among the ranks that were there then. The step under way may stand, and
+        has the rates that it began with."""
+        self._batches.sizes = [(int(begin), int(size)) for begin, size in told["sizes"]]
+        self._factor_then = float(told["factor"])
+        self._mark, self._epoch, self._looked = int(told["mark"]), int(told["epoch"]), int(told["looked"])
+        self._said = told["said"]
+        self._loader.feed.batch_size = self.batch
+        if self._loader.shares is not None:  # others are made of them now
+            self._loader.shares.batch = self.batch
 
     # -- checkpoints --
 
@@ -238,11 +284,11 @@ class BatchAdapting:
         shrinks from there on."""
         self._batches.sizes = [(int(begin), int(size)) for begin, size in state["sizes"]]
         self._session.rates.factor = float(state["factor"])
-        self._probe.known.load(state["noise"])
+        self._probe.load(state["noise"])
         self._mark = int(state["mark"])
         caps = [] if self._loader.shares is None else self._loader.shares.given_caps
         known = [cap for cap in caps if cap is not None]
-        if caps and len(known) == len(caps) and sum(known) < self.batch:
+        if caps and len(known) == len(caps) and sum(known) < self.batch and not self._session.joining:
             self._shrink(sum(known), batch)
             return
         self._use_size()

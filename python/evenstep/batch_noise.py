@@ -107,6 +107,7 @@ class NoiseProbe:
         self._clean = False  # nothing of before was in p.grad
         self._hooks: list[Any] = []
         self._norms: dict[int, torch.Tensor] = {}  # by the number of the hook
+        self._stood = self.known.state()  # of the steps that are committed, where ranks may be lost
 
     def begin(self, first: bool) -> None:
         """Before a backward; the same on all ranks. first: since the last step."""
@@ -152,6 +153,21 @@ class NoiseProbe:
         finite = found is not None and all(math.isfinite(one) for one in found)
         if found is not None and finite and unit > 0 and all(clean for _, _, _, clean in told):
             self.known.add(found[0] / unit**2, found[1] / unit**2)
+
+    def load(self, state: Sequence[float]) -> None:
+        """What was known before."""
+        self.known.load(state)
+        self._stood = self.known.state()
+
+    def stands(self) -> None:
+        """The turn under way is committed."""
+        self._stood = self.known.state()
+
+    def take_back(self) -> None:
+        """What was measured since then counts nothing, or is measured a second time."""
+        self._let_go()
+        self._armed = False
+        self.known.load(self._stood)
 
     def _let_go(self) -> None:
         for hook in self._hooks:

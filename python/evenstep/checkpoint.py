@@ -32,7 +32,7 @@ from evenstep.checkpoint_keeping import (
 from evenstep.checkpoint_reading import check_sizes
 from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url
 from evenstep.checkpoint_room import Room
-from evenstep.checkpoint_state import KINDS, Loader, Snapshot, capture, load_random, pack_random
+from evenstep.checkpoint_state import KINDS, Loader, Snapshot, Wanted, capture, load_random, pack_random
 from evenstep.exchange_state import capture_exchange, restore_exchange
 from evenstep.generation_gift import Gift
 
@@ -469,14 +469,29 @@ def load_checkpoint(
     Everything is compared before anything is loaded."""
     session = _session("es.load_checkpoint")
     session.check_arrived("es.load_checkpoint")
-    folder = _agree(session, lambda: _newest_in(path))
-    assert folder is not None
-    manifest = read_manifest(folder)
-    loader = Loader(session, folder, manifest)
-    wanted = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
-    loader.check_complete(wanted)
-    loader.read_first(random)
-    loader.load(wanted, rest=loaders and optimizers)
+    kinds = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
+
+    found: tuple[Path, Loader, list[Wanted]] | None = None
+
+    def read() -> str:
+        """Whoever comes out of it knows that all have read what they need."""
+        nonlocal found
+        for sync in session.steps.syncs:
+            if sync.stale is not None:
+                sync.stale.wait()
+        folder = _agree(session, lambda: _newest_in(path))
+        assert folder is not None
+        loader = Loader(session, folder, read_manifest(folder))
+        loader.check_complete(kinds)
+        loader.read_first(random)
+        found = folder, loader, loader.read(kinds, rest=loaders and optimizers)
+        return os.fspath(folder)
+
+    session.call_by_all(read)  # by those that are left, where a rank is lost
+    assert found is not None
+    folder, loader, wanted = found
+    manifest = loader.manifest
+    loader.put(wanted)
     if models and optimizers:
         restore_exchange(session, loader.exchange())
     elif models:
@@ -491,6 +506,7 @@ def load_checkpoint(
         inherit(session, folder, state)
     if random:
         _restore_random(session, loader, state)
+    session.begin_pass_anew(models)
     facts = {key: state[key] for key in ("step", "epoch", "world_size")}
     return {"path": folder, "created": manifest["created"], "extra": extra, **facts}
 

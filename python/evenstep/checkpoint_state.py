@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -399,6 +399,7 @@ def load_random(files: StoredFiles, state: dict[str, Any], rank: int) -> Callabl
 
 _WITH_FILES = ("models", "optimizers")
 KINDS = ("models", "optimizers", "schedulers", "loaders", "objects")
+Wanted = tuple[str, str, Any, Any]  # its kind, its name, the object, what was saved of it
 
 
 class Loader:
@@ -409,7 +410,7 @@ class Loader:
         self.files = StoredFiles(folder, manifest) if isinstance(folder, Path) else folder.stored
         self._session = session
         self._folder = folder
-        self._state = manifest["state"]
+        self.manifest, self._state = manifest, manifest["state"]
         self._other = self.files.tensor_of(_OTHER_FILE)
         self._done: set[tuple[str, str]] = set()
 
@@ -440,10 +441,13 @@ class Loader:
         live = getattr(self._session, kind).items()
         return [(name, one, saved[name]) for name, one in live if name in saved and (kind, name) not in self._done]
 
-    def load(self, kinds: Iterable[str], later: bool = False, rest: bool = False) -> None:
+    def load(self, kinds: Iterable[str], later: bool = False) -> None:
         """Collective. Loads what is prepared and not yet loaded, nothing where one of it does not fit. later: more is to be
-        prepared, so that an optimizer whose model is not there yet may wait, and so may a model that the checkpoint does not know.
-        rest: what is left out has to be right, too."""
+        prepared, so that an optimizer whose model is not there yet may wait, and so may a model that the checkpoint does not know."""
+        self.put(self.read(kinds, later))
+
+    def read(self, kinds: Iterable[str], later: bool = False, rest: bool = False) -> list[Wanted]:
+        """Collective. What `load` puts in place, read and compared on all ranks. rest: what is left out has to be right, too."""
         names = parameter_names(self._session.models)
         wanted = [
             (kind, name, live, saved)
@@ -465,6 +469,11 @@ class Loader:
 
         if wanted or rest:
             on_all_ranks(self._session, read_and_check)
+        return wanted
+
+    def put(self, wanted: Sequence[Wanted]) -> None:
+        """In place, on this rank."""
+        names = parameter_names(self._session.models)
         # what runs code of others, which may still refuse, comes first
         filled = False
         for kind, name, live, saved in reversed(wanted):

@@ -1,12 +1,12 @@
-"""Engines that work when backward has ended: PowerSGD by torch's hook; Adasum; and, where the engine in C is not used (on
-accelerators, over torch's collectives), int8, onebit and topk. fp32 and 16-bit gradients are encoded; others travel as
+"""Engines that work when backward has ended: what those of PowerSGD and Adasum have in common; and, where the engine in C is not
+used (on accelerators, over torch's collectives), int8, onebit and topk. fp32 and 16-bit gradients are encoded; others travel as
 they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +14,11 @@ from evenstep import _core
 from evenstep.compression import encoding_of, in_parts
 from evenstep.encoded_engine import Leftovers
 from evenstep.engine import EngineOptions, TorchEngine
-from evenstep.exchange import Exchange, TorchExchange
+from evenstep.exchange import Exchange, SharedExchange
 from evenstep.group import Group
+
+if TYPE_CHECKING:
+    from evenstep.group import Bootstrap
 
 
 def all_finite(flats: Sequence[tuple[int, torch.Tensor]]) -> bool:
@@ -24,11 +27,46 @@ def all_finite(flats: Sequence[tuple[int, torch.Tensor]]) -> bool:
     return all(bool(torch.stack(one.aminmax()).isfinite().all()) for one in real)
 
 
-class _Gathering(TorchEngine):
+class GatheringEngine(TorchEngine):
     """Flats of the types that are encoded go to `_combine`, one after the other; the others are all-reduced."""
 
     _encoded: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     feedback_counts_as_mean = False  # whether what is still to come is the mean of the ranks' leftovers; else their sum
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        exchange: Exchange,
+        group: Group,
+        telemetry: _core.Telemetry,
+        options: EngineOptions,
+    ) -> None:
+        super().__init__(parameters, exchange, group, telemetry, options)
+        self._parameters, self._options = parameters, options
+
+    # -- where ranks may be lost --
+
+    @property
+    def plain(self) -> bool:
+        """Whether all parameters, and what adds them up, are in the host's memory."""
+        return isinstance(self._exchange, SharedExchange) and all(p.is_cpu for p in self._parameters)
+
+    def meet_again(self, bootstrap: Bootstrap) -> _core.Comm:
+        """The group in which another one for the same parameters adds up. Collective."""
+        comm = bootstrap.shared(0, "gradients")
+        assert comm is not None
+        return comm
+
+    def revoke(self) -> None:
+        """Ends what the other ranks wait for."""
+        assert isinstance(self._exchange, SharedExchange)
+        self._exchange.revoke()
+
+    def again(self, comm: _core.Comm) -> GatheringEngine:
+        """Another one for the same parameters; this one has ended, whatever round was open."""
+        return type(self)(self._parameters, SharedExchange(comm), self._group, self._telemetry, self._options)
+
+    # -- a round --
 
     def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
         moved, full = super()._reduce([one for one in flats if one[1].dtype not in self._encoded])
@@ -58,7 +96,7 @@ class _Gathering(TorchEngine):
         return payload.numel() * self._exchange.ranks // 2
 
 
-class CompressedEngine(Leftovers, _Gathering):
+class CompressedEngine(Leftovers, GatheringEngine):
     """sum over ranks, in their order, of what each has encoded; with error feedback where the encoding wants it. In parts,
     each rank adds up one of them and encodes the sum again. To the last bit what the engine in C makes of the same buckets
     on CPUs (include/evenstep/sync.h); this one is for accelerators, and for what torch's collectives alone connect."""
@@ -203,155 +241,3 @@ def _fill(values: torch.Tensor, parts: Sequence[slice], source: torch.Tensor | N
     """These parts of values become those of source, or zeros."""
     for part in parts:
         values[part] = source[part] if source is not None else 0.0
-
-
-class _Bucket:
-    """What torch's hook asks a bucket of DistributedDataParallel for."""
-
-    def __init__(self, number: int, last: bool, flat: torch.Tensor, gradients: list[torch.Tensor]) -> None:
-        self._number, self._last, self._flat, self._gradients = number, last, flat, gradients
-
-    def index(self) -> int:
-        return self._number
-
-    def is_last(self) -> bool:
-        return self._last
-
-    def buffer(self) -> torch.Tensor:
-        return self._flat
-
-    def gradients(self) -> list[torch.Tensor]:
-        return self._gradients
-
-
-class PowerSGDEngine(_Gathering):
-    """Low-rank factors by torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, whose first steps are a plain
-    all-reduce. The hook gives means over ranks, so each brings ranks * weight * gradient."""
-
-    PLAIN_STEPS = 10
-    feedback_counts_as_mean = True
-
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        exchange: TorchExchange,
-        group: Group,
-        telemetry: _core.Telemetry,
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(parameters, exchange, group, telemetry, options)
-        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
-
-        assert options.compression is not None
-        self._hook: Any = hooks.powerSGD_hook
-        self._shapes = [tuple(p.shape) or (1,) for p in parameters]
-        self._last = len(self._buckets) - 1
-        self._seed = options.seed & 0x7FFFFFFF
-        self.state = hooks.PowerSGDState(
-            exchange.process_group,
-            matrix_approximation_rank=int(options.compression.number),
-            start_powerSGD_iter=self.PLAIN_STEPS,
-            orthogonalization_epsilon=1e-8,
-            random_seed=self._seed,
-        )
-
-    def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
-        encoded = [number for number, flat in flats if flat.dtype in self._encoded and flat.numel() > 0]
-        self._last = max(encoded, default=-1)
-        before = self._memory()
-        costs = super()._reduce(flats)
-        if encoded and not all(map(any, self._group.exchange(bytes([all_finite(flats)])))):
-            self._put_back(*before)  # a GradScaler skips the step; what is not finite would stay in every later one
-        return costs
-
-    def _memory(self) -> tuple[Any, ...]:
-        """What the hook keeps between steps. It writes into the factors, and makes new errors."""
-        state = self.state
-        factors = ({n: one.clone() for n, one in kept.items()} for kept in (state.p_memory_dict, state.q_memory_dict))
-        return state.iter, dict(state.error_dict), *factors, state.rng.get_state()
-
-    def _put_back(self, steps: int, errors: Any, p: Any, q: Any, rng: Any) -> None:
-        state = self.state
-        state.iter, state.error_dict, state.p_memory_dict, state.q_memory_dict = steps, errors, p, q
-        state.rng.set_state(rng)
-
-    def _combine(self, number: int, flat: torch.Tensor) -> int:
-        state, size = self.state, flat.element_size()
-        gradients, at = [], 0
-        for index in self._buckets[number][1]:
-            count = self.views[index].numel()
-            if count:
-                gradients.append(flat[at : at + count].view(self._shapes[index]))
-            at += count
-        plain = state.iter < state.start_powerSGD_iter
-        before = state.total_numel_after_compression
-        left = state.error_dict.get(number)
-        flat.mul_(self._exchange.ranks)
-        result = self._hook(state, _Bucket(number, number == self._last, flat, gradients)).wait()
-        result = result[0] if isinstance(result, (list, tuple)) else result
-        if result.data_ptr() != flat.data_ptr():
-            flat.copy_(result)
-        if not plain:
-            for part in self._unused(number):
-                state.error_dict[number][part] = left[part] if left is not None else 0.0
-        return (flat.numel() if plain else int(state.total_numel_after_compression - before)) * size
-
-    def feedback_state(self) -> dict[str, torch.Tensor]:
-        state = {str(number): error for number, error in self.state.error_dict.items()}
-        for name, memory in (("p", self.state.p_memory_dict), ("q", self.state.q_memory_dict)):
-            state.update({f"{name}{number}": values for number, values in memory.items()})
-        state["iter"] = torch.tensor(self.state.iter)
-        return state
-
-    def load_feedback(self, state: dict[str, torch.Tensor]) -> None:
-        for kept in (self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict):
-            kept.clear()
-        self.state.iter = int(state.get("iter", 0))
-        for number, (flat, _) in enumerate(self._buckets):
-            if str(number) in state and state[str(number)].numel() == flat.numel():
-                self.state.error_dict[number] = state[str(number)].to(flat.device, flat.dtype, copy=True)
-                if f"p{number}" in state:
-                    self.state.p_memory_dict[number] = state[f"p{number}"].to(flat.device, flat.dtype, copy=True)
-                    self.state.q_memory_dict[number] = state[f"q{number}"].to(flat.device, flat.dtype, copy=True)
-        self.state.rng.seed(self._seed)
-        for _ in self.state.q_memory_dict:  # each has drawn its first factors from a seed of its own
-            self.state.rng.randint(1_000_000_000)
-
-
-class AdasumEngine(_Gathering):
-    """Adasum (Maleki et al., "Scaling distributed training with adaptive summation", MLSys 2021, section 3) of each
-    parameter's gradient: of pairs of ranks, then of pairs of these. Each rank brings ranks * weight * gradient: where all
-    point one way the result is their weighted mean, where they are orthogonal it is `ranks` times that."""
-
-    _encoded = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-    def _combine(self, number: int, flat: torch.Tensor) -> int:
-        wide = torch.promote_types(flat.dtype, torch.float32)
-        mine = (flat.to(wide) * self._exchange.ranks).view(torch.uint8)
-        values = [row.view(wide) for row in self._exchange.gather(mine)]
-        counts = [self.views[index].numel() for index in self._buckets[number][1]]
-        while len(values) > 1:
-            values = self._level(values, counts)
-        flat.copy_(values[0])
-        return self._gathered_bytes(mine)
-
-    def _level(self, values: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
-        """Pairs of neighbours; the factors are rank 0's, since a dot product's last bits depend on the threads."""
-        pairs = list(zip(values[::2], values[1::2]))
-        factors = torch.stack([_factors(a, b, counts) for a, b in pairs]).cpu().contiguous()
-        self._group.broadcast_(factors)
-        sizes = torch.tensor(counts, device=values[0].device)
-        merged = []
-        for (a, b), factor in zip(pairs, factors.to(values[0].device, values[0].dtype)):
-            of_a, of_b = (one.repeat_interleave(sizes) for one in factor)
-            merged.append(of_a * a + of_b * b)
-        return merged
-
-
-def _factors(a: torch.Tensor, b: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """1 - a·b / (2 |a|²) and 1 - a·b / (2 |b|²) of each parameter; a factor of what is zero is 1."""
-    rows = []
-    for x, y in zip(a.double().split(counts), b.double().split(counts)):
-        both, xx, yy = (x * y).sum(), (x * x).sum(), (y * y).sum()
-        rows.append(torch.stack([1 - both / (2 * xx) if xx > 0 else xx + 1, 1 - both / (2 * yy) if yy > 0 else yy + 1]))
-    return torch.stack(rows, 1)

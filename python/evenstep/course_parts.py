@@ -28,6 +28,7 @@ class Part:
     sampler: str
     position: Any  # of a stream
     backwards: int  # that had been begun
+    sizes: list[tuple[int, int]]  # of an epoch whose batch is adapted
     count: int = 0  # batches
 
 

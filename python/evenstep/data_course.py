@@ -296,6 +296,7 @@ class DataCourse:
                     self._sampler_state,
                     self._here,
                     self._session.steps.begun_backwards,
+                    [] if self.adapting is None else self.adapting.sizes,
                 )
             )
         self._parts[-1].count += 1
@@ -325,6 +326,8 @@ class DataCourse:
         self._last_place, self._before, self._stepped = part.place, part.before, part.stepped
         self._iterations.put_back(part.iterations)
         self._sampler_state = part.sampler
+        if self.adapting is not None:
+            self.adapting.go_back(part.epoch, part.batch, part.sizes)
         self._feed.load_state(part.sampler)
         self._feed.go_to(part.position)
         self._next_epoch, self._epoch_set, self._left = part.epoch + 1, False, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -14,6 +14,7 @@ from evenstep.generation_told import name
 
 if TYPE_CHECKING:
     from evenstep import _core
+    from evenstep.engine import Report
 
 State = dict[str, torch.Tensor]
 
@@ -54,6 +55,14 @@ class Leftovers:
     def feedback_state(self: KeepsLeftovers) -> State:
         """What this rank has left out so far, for a checkpoint."""
         return {key: values.cpu().clone() for key, values in named_leftovers(self)}
+
+    def of_ranks(self, state: State, ranks: int) -> State:
+        """What was left out while there were so many, for those that there are now."""
+        return state
+
+    def shared_state(self) -> State:
+        """Of that what all ranks have alike, for one that joins."""
+        return {}
 
     def load_feedback(self: KeepsLeftovers, state: State) -> None:
         """In place of all that is there: what is not in `state` begins at zero. What was left out of sums elsewhere counts
@@ -108,6 +117,11 @@ class EncodedEngine(Leftovers, SharedEngine):
     )
     _copies: State | None = None  # of it, where more rounds came
     _rounds = 0  # since then
+    _in_round = False  # where what is left out lies is not known then
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._leaves_out = any(self.left_out(index, False) for index in range(len(self.views)))
 
     def reorder(self, order: Sequence[int], late: Sequence[int]) -> bool:
         kept = self.feedback_state()
@@ -140,6 +154,12 @@ class EncodedEngine(Leftovers, SharedEngine):
         if self.takes_back:
             self._remember()
         super().begin(weight, step)
+        self._in_round = True
+
+    def finish(self) -> tuple[Sequence[int], Report]:
+        ended = super().finish()
+        self._in_round = False
+        return ended
 
     def _remember(self) -> None:
         """What is left out lies in one of two memories, and a round writes the other: the second round is the first that needs
@@ -171,7 +191,7 @@ class EncodedEngine(Leftovers, SharedEngine):
         self.stands()
 
     def lost_with(self, ranks: Sequence[int]) -> str:
-        if not any(self.left_out(index, False) for index in range(len(self.views))):
+        if not self._leaves_out:
             return ""
         return f"what {self._options.compression} left out of the gradients of {name(ranks, '')} is lost"
 
@@ -179,8 +199,8 @@ class EncodedEngine(Leftovers, SharedEngine):
         """Another one for the same parameters; what this rank has left out goes with it."""
         self._copy_before()
         kept = self._copies
-        if kept is None:
-            kept = {key: values.clone() for key, values in named_leftovers(self)}
+        if kept is None:  # es.Stale knows it of each round
+            kept = {} if self._in_round else {key: values.clone() for key, values in named_leftovers(self)}
         self.stands()
         other = super().again(comm)
         assert isinstance(other, EncodedEngine)

@@ -11,12 +11,14 @@ import torch.distributed as dist
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.adasum_engine import AdasumEngine
+from evenstep.compressed_engine import CompressedEngine
 from evenstep.compression import in_parts
 from evenstep.device_engine import DeviceEngine
 from evenstep.device_places import Place, makers_among, wanted_device_engine
 from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, EngineOptions, SharedEngine, TorchEngine
-from evenstep.exchange import Exchange, SharedExchange, TorchExchange
+from evenstep.exchange import SharedExchange, TorchExchange
 from evenstep.group import DTYPES, Bootstrap, Group
 from evenstep.hybrid_engine import hybrid_engine
 
@@ -63,7 +65,7 @@ def choose_engine(
     process_group = _torch_group(bootstrap, places, on_gpus)
     exchange = TorchExchange(process_group)
     if options.gathers:
-        return _gathering_engine(parameters, exchange, bootstrap, group, options, telemetry)
+        return _gathering_engine(parameters, exchange, group, options, telemetry)
     if on_gpus and _ours(places) and options.compression is None and not unsupported:
         return DeviceEngine(parameters, process_group, group, telemetry, options)
     return TorchEngine(parameters, exchange, group, telemetry, options)
@@ -117,7 +119,7 @@ def _shared_engine(
         comm = bootstrap.shared(0, "gradients", messages=messages)
         if comm is None:
             return None
-        return _gathering_engine(parameters, SharedExchange(comm), bootstrap, group, options, telemetry)
+        return _gathering_engine(parameters, SharedExchange(comm), group, options, telemetry)
     comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients")
     if comm is None:
         return None
@@ -126,20 +128,16 @@ def _shared_engine(
 
 def _gathering_engine(
     parameters: Sequence[torch.Tensor],
-    exchange: Exchange,
-    bootstrap: Bootstrap,
+    exchange: SharedExchange | TorchExchange,
     group: Group,
     options: EngineOptions,
     telemetry: _core.Telemetry,
 ) -> Engine:
-    from evenstep.compressed_engine import AdasumEngine, CompressedEngine, PowerSGDEngine
-
     if options.adasum:
         return AdasumEngine(parameters, exchange, group, telemetry, options)
     assert options.compression is not None
     if options.compression.name != "powersgd":
         return CompressedEngine(parameters, exchange, group, telemetry, options)
-    if not isinstance(exchange, TorchExchange):
-        # torch's hook wants a group of torch's, whose callbacks may wait for further collectives: none of ours
-        exchange = TorchExchange(bootstrap.gloo())
+    from evenstep.powersgd_engine import PowerSGDEngine  # wants a torch with torch.distributed
+
     return PowerSGDEngine(parameters, exchange, group, telemetry, options)

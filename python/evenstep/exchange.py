@@ -82,6 +82,10 @@ class SharedExchange:
         self._comm = comm
         self.ranks = comm.ranks
 
+    def revoke(self) -> None:
+        """Ends what the other ranks wait for."""
+        self._comm.revoke()
+
     def all_reduce(self, values: torch.Tensor) -> Any:
         staged = values.cpu()
         self._comm.all_reduce(staged.data_ptr(), staged.numel(), DTYPES[staged.dtype], _core.OP_SUM)

@@ -38,9 +38,9 @@ def own_exchange(session: Any) -> dict[str, Any]:
         if sync.local is not None:
             modes[sync.name] = sync.local.state()
         elif sync.stale is not None:
-            modes[sync.name] = {"mode": "Stale", "results": []}
+            modes[sync.name] = sync.stale.own_state()
         if hasattr(sync.engine, "feedback_state"):
-            models[sync.name] = {"compression": sync.compression, "ranks": [{}]}
+            models[sync.name] = {"compression": sync.compression, "ranks": [sync.engine.shared_state()]}
     return {"models": models, "modes": modes} if models or modes else {}
 
 

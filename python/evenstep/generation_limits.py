@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evenstep.compressed_engine import CompressedEngine, GatheringEngine
 from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, SharedEngine
 from evenstep.exact_engine import ExactEngine
-from evenstep.feeds import IndexFeed
 from evenstep.mended_group import MendedGroup
 from evenstep.pass_state import too_large
 from evenstep.regrouping import own_groups
@@ -30,26 +30,22 @@ def why_not(session: Session) -> str:
 
 def _of_models(session: Session) -> str:
     for sync in session.steps.syncs:
-        if sync.stale is not None and any(isinstance(engine, EncodedEngine) for engine in sync.engines):
-            return "gradients that are late travel encoded, and what was left out of them is not known by rounds"
         if not all(map(_goes_on, sync.engines)):
-            return "gradients are on GPUs, or summed by torch, by PowerSGD or by Adasum"
+            return "gradients are on GPUs, or summed by torch"
     return "" if session.steps.syncs else "no model is prepared"
 
 
 def _goes_on(engine: Engine) -> bool:
     """Whether it adds up in groups of ours, in the memory of hosts."""
-    return type(engine) in (ExactEngine, SharedEngine, EncodedEngine) and engine.plain  # type: ignore[attr-defined]
+    ours = type(engine) in (ExactEngine, SharedEngine, EncodedEngine)
+    gathers = isinstance(engine, GatheringEngine) and not isinstance(engine, CompressedEngine)  # Adasum, PowerSGD
+    return (ours or gathers) and engine.plain  # type: ignore[attr-defined]
 
 
 def _of_loops(session: Session) -> str:
     training = [loader for loader in session.loaders.values() if loader.train]
     if not training:
         return "it needs a prepared training loader, to give a batch again"
-    if any(loader.adapting is not None for loader in training):
-        return "the global batch is adapted, from gradients of all ranks"
-    if any(isinstance(loader.feed, IndexFeed) and loader.feed.skips for loader in training):
-        return "samples that cannot be read are left out, which the ranks settle before each batch"
     if any(loader.shares is None for loader in training):
         return "a training loader has no shares"
     if not session.optimizers:

@@ -69,6 +69,14 @@ class Passes:
         self._void_seen = False
         return True
 
+    def fetches_void(self) -> bool:
+        """A batch is fetched, in a call that all ranks make: whether the pass that it is of counts nothing, and each fetches by
+        itself."""
+        if self._void_seen:  # the loop was left, and the batch begins another pass
+            self._passes += 1
+            self._void_seen = False
+        return self.void
+
     def pass_comes_again(self) -> None:
         self._passes += 1
         self._turns, self._over, self._closures = 0, self._done, 0

@@ -30,6 +30,7 @@ class Told(NamedTuple):
     place: int | None = None  # among the ranks that the job began with; None: it has none yet
     closures: tuple[int, int, int] = (0, 0, 0)  # its turn, and how many closures it has begun in it
     late: Sequence[dict[int, float]] = ()  # of each model under es.Stale: its weight in each of the late rounds
+    adapted: dict[str, Any] | None = None  # where the global batch is adapted: what was decided of it
 
     def of_members(self) -> list[list[Any] | None]:
         """The timings of each member; of one that took a lost rank's place, what was measured of the last one lost."""
@@ -45,6 +46,12 @@ def late_weights(told: Sequence[Told], model: int, committed: int, most: int) ->
             if number < committed:
                 rounds[number] = rounds.get(number, 0.0) + weight
     return {number: rounds[number] for number in sorted(rounds)[-most:]}
+
+
+def adapted_by(told: Sequence[Told]) -> dict[str, Any] | None:
+    """What was decided of the global batch by whoever has come furthest; None where it is not adapted."""
+    known = [(one.adapted["looked"], one.position[1], one.adapted) for one in told if one.adapted is not None]
+    return max(known, key=lambda one: one[:2])[2] if known else None
 
 
 def closures_due(told: Sequence[Told], committed: int) -> dict[Turn, int]:

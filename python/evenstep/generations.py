@@ -31,6 +31,7 @@ from evenstep.mended_group import MendedGroup, is_lost, part_lost
 from evenstep.regrouping import (
     end_torch_groups,
     memory_pool,
+    own_adapted,
     own_buckets,
     own_caps,
     own_late,
@@ -117,6 +118,8 @@ class Recovery(Joins):
         self._commits()
         for sync in self._session.steps.syncs:
             sync.stands()
+        if self._session.steps.noise is not None:
+            self._session.steps.noise.stands()
         if self._leads:
             self._session.optimizer_steps.book()
 
@@ -288,7 +291,8 @@ class Recovery(Joins):
         place = (session.environment.device, host_name())
         facts = (*place, memory_pool(session), own_caps(session), own_buckets(session), own_workers(session))
         begun = self._pass if self._begun else 0
-        now = (own_place(session), (self._passes, self._turns, self._closures), own_late(session))
+        turn = (self._passes, self._turns, self._closures)
+        now = (own_place(session), turn, own_late(session), own_adapted(session))
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings(), *now)
         return comm, gather_objects(SharedGroup(comm), mine)
 

@@ -169,6 +169,8 @@ class OptimizerSteps:
             session.steps.passed_over()
         for sync in session.steps.syncs:
             sync.take_back()
+        if session.steps.noise is not None:
+            session.steps.noise.take_back()
         session.pass_state.put_back()
         session.recovery.turn_ended(counts=False)
 

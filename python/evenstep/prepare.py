@@ -27,7 +27,6 @@ from evenstep.batch_adapting import adapt_asked, check_adapt
 from evenstep.buffers import BufferSync
 from evenstep.chaos import spoil_when_asked
 from evenstep.device_places import place_of
-from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
 from evenstep.generation_limits import why_not
@@ -408,7 +407,7 @@ def _prepare_models(
             else:
                 assert bootstrap is not None
                 engines.append(choose_engine(parameters, bootstrap, group, places, options, current.telemetry))
-        if isinstance(engines[0], EncodedEngine):
+        if hasattr(engines[0], "takes_back"):
             engines[0].takes_back = current.recovery is not None and not isinstance(mode, Stale)
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression, sync.adds = str(options.compression or ""), options.adasum
@@ -416,7 +415,7 @@ def _prepare_models(
         sync.engine_tells, sync.tells_late = agreed_ways(group, engines[0], sync.parameters)
         sync.use_options(ddp)
         if isinstance(mode, Stale):
-            sync.stale, sync.defer = StaleRounds(engines, current.recovery), True
+            sync.stale, sync.defer = StaleRounds(engines, current.recovery, current.world_size), True
         elif mode is not None:
             sync.local = LocalTraining(mode, engines[0], sync.parameters, current.steps)
         current.steps.syncs.append(sync)

@@ -67,12 +67,6 @@ def engine_options(
             f"es.prepare(reduction='adasum', compression={str(chosen)!r}): Adasum needs the gradients as they are\n"
             "  fix: leave one of the two out (compression='none' where the launcher sets one)"
         )
-    ranks = environment.world_size
-    if adasum and ranks & (ranks - 1):
-        raise ValueError(
-            f"es.prepare(reduction='adasum') adds up pairs of ranks, and the job has {ranks}\n"
-            "  fix: start 2, 4, 8, … ranks"
-        )
     sizes = _bucket_sizes(bucket_cap_mb, reduce_bucket_size, models)
     return EngineOptions(engine, chosen, *sizes, adasum, environment.seed or 0, parse_way(environment.compression_way))
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from evenstep.caps import among_others, cap_of_joining
+from evenstep.compressed_engine import GatheringEngine
 from evenstep.engine import SharedEngine
 from evenstep.exact_engine import ExactEngine
-from evenstep.generation_told import late_weights
+from evenstep.generation_told import adapted_by, late_weights
 from evenstep.memory import RanksMemory
 from evenstep.share_schedule import places_among
 
@@ -71,12 +72,17 @@ def _take_in(session: Session, shares: Shares, told: Sequence[Told], number: int
     """The loader of this number's among those that have told."""
     known = told[0].of_members()
     measured = [None if one is None else one[number] for one in known]
-    said = [one.caps[number][1] for one in told]
-    caps, why = among_others([one.caps[number][0] for one in told], said, shares.batch)
+    buckets = [one.buckets[number] for one in told]
+    given, said = [one.caps[number][0] for one in told], [one.caps[number][1] for one in told]
+    held = sum(cap for cap in given if cap is not None)
+    short = shares.shrinks and None not in given and held < shares.batch
+    caps, why = ([None] * len(told), "") if short else among_others(given, said, shares.batch)
     if why and session.rank == 0:
         sys.stderr.write(f"evenstep: {why}\n")
-    made = shares.anew(own, caps, measured, [one.buckets[number] for one in told], session.places or ())
+    made = shares.anew(own, caps, measured, buckets, session.places or ())
     made.said_caps = said
+    if short:
+        made.shrink_soon(given, held)
     return made
 
 
@@ -95,6 +101,12 @@ def own_place(session: Session) -> int | None:
     if session.joining:
         return None
     return session.rank if session.places is None else session.places[session.rank]
+
+
+def own_adapted(session: Session) -> dict[str, Any] | None:
+    """Of the one training loader whose batch is adapted."""
+    adapting = (loader.adapting for loader in session.loaders.values() if loader.adapting is not None)
+    return next((one.told() for one in adapting), None)
 
 
 def own_late(session: Session) -> list[dict[int, float]]:
@@ -129,16 +141,20 @@ def regroup(
     for sync, of_model in zip(session.steps.syncs, arenas):
         engines = []
         for engine, arena in zip(sync.engines, of_model):
-            assert isinstance(engine, (SharedEngine, ExactEngine))
+            assert isinstance(engine, (SharedEngine, ExactEngine, GatheringEngine))
             engines.append(engine.again(arena))
         sync.go_on(engines)
         if sync.stale is not None:
-            sync.stale.go_on(engines, late_weights(told, late, committed, len(engines)))
+            sync.stale.go_on(engines, late_weights(told, late, committed, len(engines)), len(told))
             late += 1
     session.checks.begin_anew()
     session.nonfinite.begin_anew()
     if session.steps.memory is not None:
         session.steps.memory = RanksMemory(session.steps.memory.watch, [one.pool for one in told], session.rank)
+    adapted = adapted_by(told)
+    for loader in session.loaders.values():
+        if loader.adapting is not None and adapted is not None:
+            loader.adapting.go_on(adapted)
     made: dict[int, Shares] = {}
     for number, shares in enumerate(shares_in(session)):
         made[id(shares)] = _take_in(session, shares, told, number, own)

@@ -315,6 +315,12 @@ class Session:
             if self.recovery.void:
                 self.pass_state.want()
 
+    def begin_pass_anew(self, models: bool) -> None:
+        """What was loaded stays, whatever becomes of the pass under way. models: their values were."""
+        for sync in self.steps.syncs if models else ():
+            sync.stands()
+        self.keep_pass_state()
+
     def epoch_begins(self, loader: DataCourse, epoch: int) -> None:
         if self.rank == 0:
             self.telemetry.event(_core.EVENT_EPOCH, self.step, epoch)

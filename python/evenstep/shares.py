@@ -147,6 +147,14 @@ class Shares:
         self._caps.may_shrink = True
 
     @property
+    def shrinks(self) -> bool:
+        return self._caps.may_shrink
+
+    def shrink_soon(self, caps: Sequence[int | None], holds: int) -> None:
+        """These hold so many samples, fewer than the global batch; until that is smaller they do not count."""
+        self.given_caps, self._caps.short = list(caps), holds
+
+    @property
     def short(self) -> int | None:
         """Samples that the ranks hold together, where the global batch has more and is to shrink."""
         return self._caps.short

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from evenstep.generation_passes import Passes
 
 Result = dict[int, torch.Tensor]  # index of a parameter: its sum over ranks
+Leftovers = dict[str, torch.Tensor]  # what an engine has left out of the gradients so far
 
 
 @dataclass
@@ -26,14 +27,17 @@ class _Round:
     number: int  # turns that had been committed
     gradients: Result
     weight: float
+    left_out: Leftovers | None = None  # of what came before it; None: nothing is remembered
+    ranks: int = 1  # of which it was this rank's
+    whole: bool = False  # the gradients are the sum, the same on all ranks
 
 
 class StaleRounds:
     """One engine for each round under way, as many as the gradients are late."""
 
-    def __init__(self, engines: Sequence[Engine], passes: Passes | None = None) -> None:
-        """passes: where ranks may be lost and the others go on."""
-        self.engines = list(engines)
+    def __init__(self, engines: Sequence[Engine], passes: Passes | None = None, ranks: int = 1) -> None:
+        """passes: where ranks may be lost and the others go on; ranks: how many there are."""
+        self.engines, self._ranks = list(engines), ranks
         self._passes = passes
         self._kept: deque[_Round] = deque()
         self._free = deque(engines)
@@ -62,9 +66,11 @@ class StaleRounds:
             if not self._results:
                 reports.append(self._finish_oldest())
             due = self._results.popleft()
-        self._begin(gradients, weight, step)
         if self._passes is not None:
-            self._kept.append(_Round(self._passes.committed, gradients, weight))
+            engine: Any = self._free[0]
+            left_out = engine.feedback_state() if hasattr(engine, "feedback_state") else None
+            self._kept.append(_Round(self._passes.committed, gradients, weight, left_out, self._ranks))
+        self._begin(gradients, weight, step)
         self._last = step
         return due, reports
 
@@ -101,32 +107,52 @@ class StaleRounds:
             return ""
         return f"the gradients of {name(ranks, '')} that were late are lost: those steps use the others'"
 
-    def go_on(self, engines: Sequence[Engine], totals: Mapping[int, float]) -> None:
-        """With other engines, of the ranks that are there: each late round is made again among them. totals: these, and what
+    def go_on(self, engines: Sequence[Engine], totals: Mapping[int, float], ranks: int) -> None:
+        """With other engines, of so many ranks that are there: each late round is made again among them. totals: these, and what
         the ranks weigh in each together. Collective; who has joined gives nothing to them."""
         own = {one.number: one for one in self._kept}
-        self.engines, self._free = list(engines), deque(engines)
+        kept = [own.get(number) or _Round(number, {}, 0.0) for number in totals]
+        void = [one for one in self._kept if one.number > max(totals, default=-1)]
+        self.engines, self._free, self._ranks = list(engines), deque(engines), ranks
         self._under_way.clear()
         self._results.clear()
         self._last = -1
-        self._kept = deque(own.get(number, _Round(number, {}, 0.0)) for number in totals)
-        for one in self._kept:
+        self._kept = deque(kept)
+        self._remember_what_was_left_out([one for one in kept if not one.whole] or void)
+        for one in kept:
+            if one.whole:
+                self._results.append(one.gradients)
+                continue
             total = totals[one.number]
             self._begin(one.gradients, one.weight / total if total > 0 else 0.0, max(0, one.number))
 
+    def _remember_what_was_left_out(self, rounds: Sequence[_Round]) -> None:
+        """As before the first of those that are made again. Where it is remembered there is one engine alone."""
+        engine: Any = self.engines[0]
+        if rounds and rounds[0].left_out is not None:
+            engine.load_feedback(engine.of_ranks(rounds[0].left_out, rounds[0].ranks))
+
     # -- checkpoints --
+
+    def wait(self) -> None:
+        """For what is under way. Collective."""
+        while self._under_way:
+            self._finish_oldest()
 
     def state(self) -> dict[str, Any]:
         """Waits for what is under way. Collective; the same on all ranks."""
-        while self._under_way:
-            self._finish_oldest()
-        results = [{str(index): one for index, one in result.items()} for result in self._results]
-        return {"mode": "Stale", "results": results}
+        self.wait()
+        return {"mode": "Stale", "results": _named(self._results)}
+
+    def own_state(self) -> dict[str, Any]:
+        """Of that what this rank has without the others, for one that joins: sums of before a checkpoint. The other late ones are
+        made again with it."""
+        whole = [one.gradients for one in self._kept if one.whole]
+        return {"mode": "Stale", "results": _named(whole), "late": len(self._kept)}
 
     def load(self, state: dict[str, Any] | None, devices: Sequence[torch.device]) -> bool:
         """False where the checkpoint has no gradients that are late by as many steps: the first steps change nothing."""
-        while self._under_way:
-            self._finish_oldest()
+        self.wait()
         self._results.clear()
         self._kept.clear()
         self._last = -1
@@ -135,6 +161,10 @@ class StaleRounds:
         for saved in state["results"]:
             self._results.append({int(i): one.to(devices[int(i)], copy=True) for i, one in saved.items()})
         if self._passes is not None:  # the same on all ranks, so their mean is what they are
-            first = self._passes.committed - len(self._results)
-            self._kept.extend(_Round(first + i, one, 1.0) for i, one in enumerate(self._results))
+            first = self._passes.committed - state.get("late", len(self._results))
+            self._kept.extend(_Round(first + i, one, 1.0, whole=True) for i, one in enumerate(self._results))
         return True
+
+
+def _named(results: Iterable[Result]) -> list[dict[str, torch.Tensor]]:
+    return [{str(index): one for index, one in result.items()} for result in results]

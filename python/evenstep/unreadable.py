@@ -119,21 +119,31 @@ class Unreadable:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._told = False
+        self._of_step: tuple[int, set[tuple[int, int, str]]] = (-1, set())  # told in it: epoch, batch, words
 
     def settled(self, pairs: Iterator[tuple[BatchPlan, Fetched]]) -> Iterator[tuple[BatchPlan, Any]]:
         """The batches, with plans of what is in them. Collective at each."""
         for plan, fetched in pairs:
             missing = fetched.missing if plan.samples else []
             for index, words in missing:
-                self._tell(index, words)
+                self._tell(plan, index, words)
             counts = self._counts(plan.samples - len(missing))
-            if counts != plan.shares:
+            if counts is not None and counts != plan.shares:
                 plan = self._without(plan, counts)
             yield plan, fetched.batch
 
-    def _counts(self, mine: int) -> list[int]:
-        with self._session.steps.blocking():
-            return [int(_COUNT.unpack(one)[0]) for one in self._session.group.exchange(_COUNT.pack(mine))]
+    def _counts(self, mine: int) -> list[int] | None:
+        """Of each rank. None where one was lost: the pass that the batch is of counts nothing, and each makes it by itself."""
+        recovery = self._session.recovery
+        if recovery is not None and recovery.fetches_void():
+            return None
+        try:
+            with self._session.steps.blocking():
+                return [int(_COUNT.unpack(one)[0]) for one in self._session.group.exchange(_COUNT.pack(mine))]
+        except EvenstepError as error:
+            if recovery is None or not recovery.mends(error):
+                raise
+            return None
 
     def _without(self, plan: BatchPlan, counts: list[int]) -> BatchPlan:
         total = sum(counts)
@@ -144,8 +154,14 @@ class Unreadable:
             )
         return replace(plan, total=total, shares=counts, samples=counts[self._session.rank])
 
-    def _tell(self, index: int, words: str) -> None:
+    def _tell(self, plan: BatchPlan, index: int, words: str) -> None:
+        """Once, also of a batch that comes again since a rank was lost."""
         session = self._session
+        step, told = self._of_step if self._of_step[0] == session.step else (session.step, set())
+        this = (plan.epoch, plan.batch, words)
+        if this in told:
+            return
+        self._of_step = step, {*told, this}
         session.telemetry.event(_core.EVENT_SKIPPED, session.step, index, words)
         if not self._told:
             self._told = True

@@ -71,6 +71,8 @@ class OneProcess:
 
     def check_arrived(self, call: str) -> None: ...
 
+    def begin_pass_anew(self, models: bool) -> None: ...
+
     def apart(self, span: int) -> Any:
         return contextlib.nullcontext()
 

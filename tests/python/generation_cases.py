@@ -345,11 +345,11 @@ print(f"rank {rank} of {es.world_size()} at step {es.step()}: {far:.1e} apart, r
 """
 )
 
-ADASUM = (
+BY_TORCH = (
     HEAD
     + """
 model, optimizer, scheduler = make()
-model, optimizer, loader = es.prepare(model, optimizer, loader, reduction="adasum")
+model, optimizer, loader = es.prepare(model, optimizer, loader, engine="torch")
 for epoch in es.epochs(EPOCHS):
     for batch in loader:
         optimizer.zero_grad()

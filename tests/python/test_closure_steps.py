@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from evenstep import _core, closure_steps
+from evenstep import closure_steps
 from evenstep.closure_steps import ClosureStep, KeptOptimizer
-from evenstep.compression import parse_compression
-from evenstep.encoded_engine import EncodedEngine
-from evenstep.engine import EngineOptions, SharedEngine
 from evenstep.environment import read_environment
-from evenstep.generation_limits import _of_models
 from evenstep.generation_passes import Passes
 from evenstep.generation_told import Told, closures_due, late_weights
 from evenstep.session import Session
@@ -137,21 +132,6 @@ def test_nothing_is_kept_where_nobody_could_go_on(monkeypatch: pytest.MonkeyPatc
         _watched(one, able)
         one.optimizer.step(one.closure)
         assert len(kept) == able and one.calls == 1
-
-
-def test_late_gradients_that_travel_encoded_start_again() -> None:
-    parameters = [torch.zeros(40)]
-
-    def why(compression: str | None) -> str:
-        options = EngineOptions(compression=parse_compression(compression))
-        size = EncodedEngine.arena_bytes(parameters, options)
-        kind = EncodedEngine if options.encodes else SharedEngine
-        engine = kind(parameters, _core.Comm(_core.Comm.create_segment(1, size), 0, 1, size), None, options)
-        sync = SimpleNamespace(stale=object(), engines=[engine])
-        return _of_models(SimpleNamespace(steps=SimpleNamespace(syncs=[sync])))  # type: ignore[arg-type]
-
-    assert [why(None), why("fp16")] == ["", ""]
-    assert all("gradients that are late travel encoded" in why(one) for one in ("int8", "onebit", "topk:0.1"))
 
 
 def _told(position: tuple[int, int], closures: tuple[int, int, int], late: dict[int, float] | None = None) -> Told:

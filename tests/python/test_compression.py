@@ -15,7 +15,8 @@ from torch import nn
 
 import evenstep as es
 from evenstep import _core
-from evenstep.compressed_engine import AdasumEngine, CompressedEngine
+from evenstep.adasum_engine import AdasumEngine
+from evenstep.compressed_engine import CompressedEngine
 from evenstep.compression import Compression, Int8, OneBit, encoding_of, in_parts, parse_compression, parse_way
 from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import EngineOptions

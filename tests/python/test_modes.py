@@ -205,10 +205,10 @@ def test_late_gradients_are_made_again_by_those_that_are_left() -> None:
     assert stale.weights() == {1: 0.25, 2: 0.25}  # the first has been used
     assert turn(stale, 9.0, 0.25) == 0.5  # a void turn
     assert "the gradients of rank 1 that were late are lost" in stale.lost_with([1])
-    stale.go_on(engines(), {1: 0.25, 2: 0.25})  # the others are gone
+    stale.go_on(engines(), {1: 0.25, 2: 0.25}, 1)  # the others are gone
     assert [turn(stale, 4.0, 1.0), turn(stale, 5.0, 1.0), turn(stale, 6.0, 1.0)] == [2.0, 3.0, 4.0]
     joins = StaleRounds(engines(), passes)
-    joins.go_on(engines(), {1: 0.25, 2: 0.25})
+    joins.go_on(engines(), {1: 0.25, 2: 0.25}, 1)
     assert turn(joins, 4.0, 1.0) == 0.0  # of its own it has nothing to give
 
 
@@ -217,8 +217,9 @@ def test_gradients_that_a_checkpoint_had_are_late_on_whoever_is_left() -> None:
     stale = StaleRounds([Weighing([torch.zeros(1)])], passes)
     assert stale.load({"mode": "Stale", "results": [{"0": torch.tensor([6.0])}]}, [torch.device("cpu")])
     (number,) = stale.weights()
-    stale.go_on([Weighing([torch.zeros(1)])], {number: 3.0})  # three ranks that all have it
-    assert stale.turn({}, 1.0, 0)[0][0].item() == 2.0, "a third of the sum"
+    assert stale.own_state()["late"] == 1
+    stale.go_on([Weighing([torch.zeros(1)])], {number: 3.0}, 3)  # three ranks that all have it
+    assert stale.turn({}, 1.0, 0)[0][0].item() == 6.0, "the sum itself"
 
 
 def test_samples_of_a_step_that_counts_nothing_weigh_nothing() -> None:
