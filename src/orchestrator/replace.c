@@ -293,8 +293,8 @@ static bool misses_ranks(const even_job *job, size_t host, const bool *joining) 
   return there < began;
 }
 
-/* Of those that offer themselves, as many as there are places for, *count of them: first those of hosts whose own ranks
- * are missing, then others. */
+/* Of those that offer themselves, and whom somebody can give the state, as many as there are places for, *count of
+ * them: first those of hosts whose own ranks are missing, then others. */
 static void choose(even_job *job, bool *joining, size_t *count) {
   size_t members = even_job_members(job);
   bool given = any_gives(job);
@@ -302,7 +302,7 @@ static void choose(even_job *job, bool *joining, size_t *count) {
   for (size_t i = 0; i < 2 * job->count && given && members + *count < most_members(job); i++) {
     size_t rank = i % job->count;
     if (!joining[rank] && job->ranks[rank].alive && even_job_is_outside(job, rank) &&
-        even_generation_offers(job->generation, (int)rank) &&
+        even_generation_offers(job->generation, (int)rank) && even_job_replace_could(job, rank) &&
         (i >= job->count || misses_ranks(job, even_job_host_number(job, rank), joining))) {
       joining[rank] = true;
       (*count)++;

@@ -1,5 +1,6 @@
 /* Places of lost ranks (--recovery replace), without agents: set aside for a growing time; too few ranks, who wait with
  * their state saved. */
+#include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 
 #include "base/fail.h"
@@ -165,10 +166,44 @@ static void with_too_few_ranks_the_others_save_and_wait(void **state) {
   assert_int_equal(even_generation_wished(own.view), EVEN_WISH_NOTHING);
 }
 
+/* Another leader has taken the job over: nothing travels between its hosts, and only the rank of the other one is left.
+ */
+static void whom_nobody_can_give_the_state_does_not_join(void **state) {
+  const bool gone[RANKS] = {true, true, false};
+  even_link link = {.fd = -1};
+  even_host_agent agents[] = {{.index = 0},
+                              {.index = 1, .first = 2, .count = 1, .link = &link, .busy = true, .follows = true}};
+  even_hosts hosts = {.agents = agents, .count = 2};
+  (void)state;
+  own.params.least_ranks = 1;
+  own.job.hosts = &hosts;
+  own.job.most_groups = 2;
+  own.ranks[2].elsewhere = true;
+  own.ranks[0].alive = own.ranks[LOST].alive = false;
+  assert_int_equal(even_generation_lose(own.job.generation, gone), 1);
+  even_job_replace_lost(&own.job, 0);
+  even_job_replace_lost(&own.job, LOST);
+  own.ranks[LOST].alive = true; /* it was started under the leader of before */
+  even_generation_vacate(own.job.generation, LOST);
+  even_generation_say(own.view, LOST, "");
+  even_generation_offer(own.view, LOST);
+  even_generation_stand(own.view, 2, 1);
+  even_job_replace_tick(&own.job);
+  assert_int_equal(even_generation_number(own.view), 2); /* who stood goes on, as the members are */
+  assert_false(even_generation_has(own.view, LOST, 2));
+  assert_int_equal(even_generation_wished(own.view), EVEN_WISH_NOTHING);
+  own.job.most_groups = 1; /* all on one host: from its memory */
+  even_generation_stand(own.view, 2, 2);
+  even_job_replace_tick(&own.job);
+  assert_true(even_generation_has(own.view, LOST, 3));
+  own.job.hosts = NULL;
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_place_that_fails_again_is_set_aside_for_longer_and_longer, set_up, tear_down),
       cmocka_unit_test_setup_teardown(with_too_few_ranks_the_others_save_and_wait, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(whom_nobody_can_give_the_state_does_not_join, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
