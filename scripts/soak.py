@@ -1,9 +1,10 @@
 """Faults without end: jobs in bitwise mode are disturbed by `evenstep chaos`, each from a seed of its own, until so many faults
 were injected or the time is up. Each must end, with the bits of a run that nothing disturbed, and leave nothing behind. One in three
-starts again when it loses a rank, one goes on with those that are left, and in one others take the lost ones' places. Then the
-opposite: ranks that share far too few cores, of which none may be told as dead, stopped or hanging.
+starts again when it loses a rank, one goes on with those that are left, and in one others take the lost ones' places. Then jobs
+of three hosts lose their leader (soak_leader.py). Then the opposite: ranks that share far too few cores, of which none may be told
+as dead, stopped or hanging.
 
-python scripts/soak.py [--minutes 60] [--faults 1000] [--calm-minutes 60] [--seed 0] [--continue FILE] [--part faults|calm]
+python scripts/soak.py [--minutes 60] [--faults 1000] [--calm-minutes 60] [--seed 0] [--continue FILE] [--part faults|leader|calm]
 
 With --continue the runs are kept in FILE, a line of JSON each, and a later call goes on where it ends: several sittings make
 one result.
@@ -15,6 +16,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import pathlib
@@ -425,7 +427,8 @@ def main() -> int:
         help="of the runs, one after the other (default: restart,shrink,replace)",
     )
     parser.add_argument("--continue", dest="go_on", metavar="FILE", help="that keeps the runs of several sittings")
-    parser.add_argument("--part", choices=["faults", "calm"], help="only this one")
+    parser.add_argument("--part", choices=["faults", "leader", "calm"], help="only this one")
+    parser.add_argument("--leaders", type=int, default=12, help="jobs of three hosts that lose their leader (root)")
     parser.add_argument("--runs-dir", help="a file system of its own, where full-disk is to be among the faults")
     args = parser.parse_args()
     if os.geteuid() != 0:
@@ -433,12 +436,14 @@ def main() -> int:
     print_heading("make soak")
     wrong = ""
     with tempfile.TemporaryDirectory(prefix="evenstep-soak-", dir=args.runs_dir) as text:
-        if args.part != "calm":
+        if args.part in (None, "faults"):
             soak = Soak(pathlib.Path(text), args)
             soak.run()
             soak.report()
             wrong = "".join(run.wrong for run in soak.runs)
-        if args.part != "faults":
+        if args.part in (None, "leader") and os.geteuid() == 0:
+            wrong += importlib.import_module("soak_leader").run(pathlib.Path(text), args)
+        if args.part in (None, "calm"):
             wrong += (told := calm(pathlib.Path(text), args))
             print(told)
     print(f"load at the end {os.getloadavg()[0]:.1f}")

@@ -3,6 +3,7 @@ out, drained, or given up as lost (network namespaces of this machine; root and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import re
@@ -11,12 +12,12 @@ from collections.abc import Callable
 
 import pytest
 import test_run_succession as three_hosts
-from run_jobs import Job, wait_until
+from run_jobs import Job, Run, wait_until
 from test_drain_hosts import TRAINING, near
 from test_run_succession import STANDS, WAITING, Hosts
 
 names, hosts = three_hosts.names, three_hosts.hosts  # fixtures
-Script = Callable[[str], str]
+Script = Callable[..., str]
 
 
 def _drain(hosts: Hosts, *words: str) -> Job:
@@ -141,4 +142,50 @@ def test_most_hosts_are_lost_at_once_for_good_and_the_user_says_so(hosts: Hosts,
     assert code == 0 and f"the job goes on without {second}, {third}" in text, text
     code, text = job.finish()
     assert code == 0 and "attempt 1 rank 0 of 1" in text and f"1 rank on 1 host: {first} 1" in text, text
+    wait_until(lambda: not hosts.agents())
+
+
+# The last rank stays when the training is saved, until its host is lost.
+STAYS = TRAINING.replace(
+    "    together = train(es.prepare, es.epochs(3))\n",
+    """    try:
+        together = train(es.prepare, es.epochs(3))
+    except SystemExit:
+        if attempt == "0" and os.environ["RANK"] == "2":
+            print("saved, and stays", flush=True)
+            while True:
+                time.sleep(0.05)
+        raise
+""",
+)
+
+
+@pytest.mark.more
+def test_a_host_is_lost_while_the_leaders_host_is_drained(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path, run: Run
+) -> None:
+    """Of three, one alone would have no majority of them: the command says so, and the job goes on here, the lost host with
+    it, from exactly where the training was saved."""
+    assert STAYS != TRAINING
+    first, _, third = hosts.names
+    job = hosts.start("--name", "a", "--max-restarts", "1", "--log-rank", "all", script(STAYS))
+    job.wait_for("at step 6", times=3)
+    job.wait_for(STANDS)
+    drain = _drain(hosts, "--no-move", first)
+    job.wait_for(f"host {first}, which leads the job, is drained: .* and goes on with 2 ranks where another host leads")
+    (tmp_path / "told").touch()
+    job.wait_for("saved, and stays")
+    for process in hosts.agents_of(third):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    code, text = drain.finish()
+    assert code == 9 and f"host {first} leads the job, and no other host can take its place" in text, text
+    code, text = job.finish()
+    assert code == 0 and "Traceback" not in text, text
+    assert f"host {third} is lost" in text and f"host {first} is not drained, and the job goes on here" in text, text
+    assert re.search(r"restart 1 of 1 from \S+/step-0000000[67]\n", text), text
+    totals = re.findall(r"steps [78] to 18 process \d+ sum (\S+)", text)
+    alone = re.findall(r"sum (\S+)", run("-n", "1", "--no-pin", script(TRAINING, "plain.py")).stdout)[0]
+    assert len(totals) == 3 and all(near(total, alone) for total in totals), (alone, text)
+    assert hosts.log("a") == ""
     wait_until(lambda: not hosts.agents())

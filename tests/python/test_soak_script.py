@@ -49,3 +49,13 @@ def test_runs_of_one_host_and_of_several_recover_by_turns(soak, tmp_path, every)
     for seeds in (several, [seed for seed in range(90) if seed not in several]):
         modes = [sitting._recovery(seed) for seed in seeds]
         assert modes == list(soak.RECOVERIES * 30)[: len(modes)]
+
+
+def test_leaders_are_lost_in_each_way_with_each_recovery(soak, tree, monkeypatch):
+    monkeypatch.syspath_prepend(tree / "scripts")
+    leader = importlib.import_module("soak_leader")
+    monkeypatch.delitem(sys.modules, "soak_leader")
+    recoveries, losses = list(soak.RECOVERIES), leader.LOSSES
+    plans = [leader.plan(seed, recoveries) for seed in range(len(recoveries) * len(losses))]
+    assert {(one.recovery, one.loss) for one in plans} == {(a, b) for a in recoveries for b in losses}
+    assert all(0 < one.at[0] < one.at[1] < one.at[2] < 1 for one in plans) and plans[3] == leader.plan(3, recoveries)
