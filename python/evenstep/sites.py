@@ -69,7 +69,7 @@ _lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
 
 
 def of_message() -> str | None:
-    """Where the message is sent that is being sent: half a microsecond, where the line has sent one before."""
+    """Where the message is sent that is being sent: about a microsecond, where the line has sent one before."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and id(frame.f_code) in _beneath:
         frame = frame.f_back
