@@ -18,16 +18,19 @@ static const char past_name[] = "past-caches";
 static const char *const collectives[EVEN_STAGED_KINDS] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                                            "all_to_all"};
 
-/* What passes through no staging may take any. */
+/* As which it goes; what passes through no staging may take any. */
 static even_staged_kind kind_of(const even_comm *comm) {
   switch (comm->call.kind) {
     case EVEN_CALL_REDUCE_SCATTER:
+    case EVEN_CALL_REDUCE:
       return EVEN_STAGED_REDUCE_SCATTER;
     case EVEN_CALL_ALL_GATHER:
       return EVEN_STAGED_ALL_GATHER;
     case EVEN_CALL_BROADCAST:
       return EVEN_STAGED_BROADCAST;
     case EVEN_CALL_ALL_TO_ALL:
+    case EVEN_CALL_GATHER:
+    case EVEN_CALL_SCATTER:
       return EVEN_STAGED_ALL_TO_ALL;
     default:
       return EVEN_STAGED_ALL_REDUCE;
@@ -48,9 +51,16 @@ void even_shared_start_pieces(even_comm *comm, size_t least, size_t most, bool c
   }
 }
 
+/* A reduce, gather or scatter goes as a reduce-scatter or an all-to-all in which one rank has most of the work: their
+ * times do not compare. */
+static bool teaches(const even_comm *comm) {
+  uint32_t kind = comm->call.kind;
+  return kind != EVEN_CALL_REDUCE && kind != EVEN_CALL_GATHER && kind != EVEN_CALL_SCATTER;
+}
+
 uint64_t even_shared_pieces_word(const even_comm *comm) {
   const even_pieces *pieces = &comm->pieces[kind_of(comm)];
-  return even_pieces_bytes(pieces) | (even_pieces_tries(pieces) ? EVEN_PIECES_TIMED : 0);
+  return even_pieces_bytes(pieces) | (teaches(comm) && even_pieces_tries(pieces) ? EVEN_PIECES_TIMED : 0);
 }
 
 static bool has_chain(const even_pieces *pieces) {
@@ -142,7 +152,9 @@ even_status even_shared_follow(even_comm *comm, const even_comm_following *by, s
 }
 
 void even_shared_staged_begins(even_comm *comm, size_t bytes) {
-  even_pieces_begin(&comm->pieces[kind_of(comm)], bytes, even_clock_ns());
+  if (teaches(comm)) {
+    even_pieces_begin(&comm->pieces[kind_of(comm)], bytes, even_clock_ns());
+  }
 }
 
 static void keep_costs(even_comm *comm, int kind) {

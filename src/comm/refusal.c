@@ -2,6 +2,7 @@
  * is told at its next call. It is told nothing where the message is received after all before it has heard. */
 #include "base/fail.h"
 #include "comm/group.h"
+#include "os/futex.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -11,9 +12,17 @@ static bool hold(even_comm_refusal *refusal, uint32_t as) {
   return atomic_load(&refusal->state) == as && atomic_compare_exchange_strong(&refusal->state, &as, EVEN_REFUSAL_HELD);
 }
 
+/* The same for one who has something to say: whoever reads or writes it is done in a moment, if it lives. */
+static bool hold_soon(even_comm_refusal *refusal, uint32_t as) {
+  for (int tries = 0; tries < 1000 && atomic_load(&refusal->state) == EVEN_REFUSAL_HELD; tries++) {
+    even_core_yield();
+  }
+  return hold(refusal, as);
+}
+
 void even_refusal_say(even_comm *comm, int sender, uint64_t tag, const even_error *why) {
   even_comm_refusal *refusal = &even_comm_mail_of(comm, sender)->refusal;
-  if (!hold(refusal, EVEN_REFUSAL_NONE)) {
+  if (!hold_soon(refusal, EVEN_REFUSAL_NONE)) {
     return; /* another is there, which is as good */
   }
   refusal->from = comm->rank;
@@ -26,7 +35,7 @@ void even_refusal_say(even_comm *comm, int sender, uint64_t tag, const even_erro
 
 void even_refusal_withdraw(even_comm *comm, int sender, uint64_t tag) {
   even_comm_refusal *refusal = &even_comm_mail_of(comm, sender)->refusal;
-  if (hold(refusal, EVEN_REFUSAL_SAID)) {
+  if (hold_soon(refusal, EVEN_REFUSAL_SAID)) {
     bool own = refusal->from == comm->rank && refusal->tag == tag;
     atomic_store(&refusal->state, own ? EVEN_REFUSAL_NONE : EVEN_REFUSAL_SAID);
   }

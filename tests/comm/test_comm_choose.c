@@ -1,6 +1,7 @@
 /* Groups that choose by costs: the same way on all ranks, the same bits in every way, what is measured and what is not.
  */
 #include "base/fail.h"
+#include "comm/called.h"
 #include "comm/group.h"
 #include "comm/hosts/group.h"
 #include "comm/ranks.h"
@@ -406,6 +407,24 @@ static int moves_by_costs(even_comm *comm, void *argument) {
     even_comm_describe(comm, text, sizeof text);
     RANKS_EXPECT(comm, !chooses || (strstr(text, calls[i]) != NULL && strstr(text, " ms for 16 MB; pieces-") != NULL));
   }
+  /* What goes as one of them teaches nothing: one rank of it has most of the work. */
+  const even_comm_called reduce = {.kind = EVEN_CALL_REDUCE, .root = 0, .count = MOVED};
+  const even_comm_called gather = {.kind = EVEN_CALL_GATHER, .root = 1, .count = MOVED};
+  const size_t to_root[] = {0, chooses ? MOVED : 0};
+  const size_t at_root[] = {chooses ? 0 : MOVED, 0};
+  for (int call = 0; call < 40; call++) {
+    even_comm_call_as(&reduce);
+    RANKS_EXPECT(comm, even_comm_reduce_scatter(comm, from, to, (size_t[]){MOVED, 0}, EVEN_U8, EVEN_BXOR) == EVEN_OK);
+    even_comm_call_as(&gather);
+    RANKS_EXPECT(comm, even_comm_all_to_all(comm, (const void *[]){from, from}, to_root, (void *[]){to, to}, at_root) ==
+                           EVEN_OK);
+    RANKS_EXPECT(comm, comm->pieces[0].call == 0 && !comm->chained && !comm->timed);
+  }
+  for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    uint32_t samples = 0;
+    RANKS_EXPECT(comm, pieces_of(costs, calls[i], &samples) == samples);
+  }
+  RANKS_EXPECT(comm, pieces_of(costs, "all_reduce", &(uint32_t){0}) == 0);
   const even_comm_cost_key cheap = {
       .collective = "broadcast", .shape = "a test", .engine = "shm", .way = "pieces-4M", .bytes = 16 << 20};
   RANKS_EXPECT(comm, even_comm_costs_add(known, &cheap, 1e-9) == EVEN_OK);

@@ -417,6 +417,7 @@ void even_ucx_take_refusal(even_ucx_group *group, const even_ucx_notice *notice)
 /* Whether a message of this rank was refused that it has not heard of: the calling thread's last error then; and,
  * without the lock, once. */
 bool even_ucx_refusal_stands(const even_ucx_group *group);
+bool even_ucx_refusal_take(even_ucx_group *group); /* the same, once */
 bool even_ucx_refused(even_comm *comm);
 
 /* ---- messages.c ---- */

@@ -474,6 +474,7 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
   uint64_t limit = timeout_seconds > 0 ? even_comm_limit_ns(timeout_seconds) : atomic_load(&group->timeout_ns);
   uint32_t polls = 0;
   bool refused = false;
+  even_error told = {.status = EVEN_OK};
   (void)pthread_mutex_lock(&group->lock);
   group->messages->waiters++;
   (void)even_ucx_move(group);
@@ -487,14 +488,15 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
     if (!request->done) {
       look_for_the_stopped(group);
       check_lives(group);
-      refused = !request->done && !group->ended && group->refused;
+      refused = !request->done && !group->ended && even_ucx_refusal_take(group);
+      told = refused ? *even_error_last() : told;
     }
   }
   group->messages->waiters--;
   leave_to_background(group);
   (void)pthread_mutex_unlock(&group->lock);
-  if (refused && even_ucx_refused(request->comm)) {
-    return even_error_last()->status; /* of another message: this one goes on */
+  if (refused) {
+    return even_error_restore(&told); /* of another message: this one goes on */
   }
   if (request->untold) {
     even_ucx_message_tell_sender(group, request);

@@ -131,6 +131,12 @@ bool even_ucx_refusal_stands(const even_ucx_group *group) {
   return even_error_fix("%s", group->refusal.fix) != EVEN_OK;
 }
 
+bool even_ucx_refusal_take(even_ucx_group *group) {
+  bool stands = even_ucx_refusal_stands(group);
+  group->refused = false;
+  return stands;
+}
+
 bool even_ucx_refused(even_comm *comm) {
   even_ucx_group *group = even_ucx_of(comm);
   if (!group->refused && !group->ended) {
@@ -139,8 +145,7 @@ bool even_ucx_refused(even_comm *comm) {
   (void)pthread_mutex_lock(&group->lock);
   while (group->ended && !group->has_left && even_ucx_move(group)) { /* what was said before it ended */
   }
-  bool refused = even_ucx_refusal_stands(group);
-  group->refused = false;
+  bool refused = even_ucx_refusal_take(group);
   (void)pthread_mutex_unlock(&group->lock);
   return refused;
 }
