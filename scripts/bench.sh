@@ -88,6 +88,10 @@ if wanted norms; then
   echo "== what synchronised BatchNorm costs"
   "$bin/evenstep" run -n 2 --name batch-norm-bench bench/batch_norm.py -o "$results/batch-norm-$day.txt"
 fi
+if wanted loading; then
+  echo "== loading by workers and from a cache"
+  "$bin/evenstep" run -n 2 --name loading-bench bench/loading_bench.py -o "$results/loading-$day.txt"
+fi
 if wanted checkpoint; then
   echo "== checkpoints beside torch.save, DCP and a plain copy"
   "$bin/python" bench/checkpoint_bench.py --json "$results/checkpoint-$day.json" | tee "$results/checkpoint-$day.txt"

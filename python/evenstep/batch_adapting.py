@@ -159,7 +159,7 @@ class BatchAdapting:
 
     def _may_reopen(self) -> bool:
         feed = self._loader.feed
-        return isinstance(feed, IndexFeed) and feed.redraws
+        return isinstance(feed, IndexFeed) and feed.reopens
 
     def _follow(self, found: Decision, batch: int) -> bool:
         noise = f"noise scale {self._probe.known.scale:.4g}"

@@ -562,13 +562,15 @@ class DataCourse:
             if session.recovery is None or not session.recovery.mends(error):
                 raise
             return self._goes_back()  # shared out anew, with the workers that there are
+        reopens = self._sizing.reopens
         if self._sizing.decided:
             self._sizing = None
         before, now = self.chosen, chosen[session.rank] if chosen else None
         if chosen is None or now == before:
             return False
         self.chosen = now
-        self._resized = self._feed.resize(*(now or (0, 0)))
+        self._feed.resize(*(now or (0, 0)))
+        self._resized = reopens
         if self._resized:
             self._feed.load_state(self._sampler_state)
         return self._resized

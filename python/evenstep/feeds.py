@@ -17,6 +17,7 @@ from evenstep.share_samples import Place, ShareSamples, Task, part
 from evenstep.share_table import ShareTable
 from evenstep.stream import WorkerInit, as_it_is
 from evenstep.unreadable import CollateReadable, ReadableSamples, Unreadable
+from evenstep.worker_sizing import MANY
 
 if TYPE_CHECKING:
     from evenstep.loader import EvenLoader
@@ -75,6 +76,8 @@ def _grouped(batches: Iterator[list[Any]], least: int) -> Iterator[list[Any]]:
 class IndexFeed:
     """Of a map-style data set. Its length is in global batches."""
 
+    most_workers = MANY
+
     def __init__(self, owner: EvenLoader, loader: DataLoader[Any], skip_unreadable: bool = False) -> None:
         self._owner = owner
         self._session = owner.prepared_in
@@ -112,16 +115,14 @@ class IndexFeed:
         """Whether samples that cannot be read are left out."""
         return self._unreadable is not None
 
-    def resize(self, workers: int, prefetch: int) -> bool:
-        """Iterations that are opened from now on have so many workers, which stay. Whether one may be opened again in its middle:
-        where the samplers are torch's own, which draw the same again."""
+    def resize(self, workers: int, prefetch: int) -> None:
+        """Iterations that are opened from now on have so many workers, which stay."""
         further = {"num_workers": workers, "prefetch_factor": prefetch, "persistent_workers": True} if workers else {}
         self._make({**options(self._loader), **further})
-        return self.redraws
 
     @property
-    def redraws(self) -> bool:
-        """Whether an epoch may be opened again in its middle, and draws the same."""
+    def reopens(self) -> bool:
+        """Whether an epoch may be opened again in its middle, and draws the same: where the samplers are torch's own."""
         owners = (self.order.sampler, self.order.batch_sampler)
         return all(type(owner).__module__.startswith(("torch.utils.data", "evenstep.")) for owner in owners)
 

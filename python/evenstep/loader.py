@@ -122,7 +122,7 @@ class EvenLoader(DataCourse):
         given some: then who joins has as many batches drawn ahead."""
         self._shares, self._sizing = shares, None
         self._per_step = 1  # who joins has made no step
-        if chosen is not None and self.chosen is None and isinstance(self._feed, IndexFeed):
+        if chosen is not None and self.chosen is None:
             self.chosen = chosen
             self._feed.resize(*chosen)
         self.lead.begin_anew()
@@ -145,10 +145,18 @@ class EvenLoader(DataCourse):
     def size_workers(self, asked: bool) -> None:
         """By what loading takes of the first steps, where the script set no number. Not asked: rank 0 says what would help."""
         session = self._session
-        can = isinstance(self._feed, IndexFeed) and self.loader.num_workers == 0 and not session.planning
+        can = self.loader.num_workers == 0 and not session.planning
         if can and (asked or session.rank == 0):
+            feed, gather = self._feed, self._gather if asked else None
             why_not = partial(why_not_in_workers, self.loader)
-            self._sizing = WorkerSizing(session.rank, self._gather if asked else None, why_not, self._tell)
+            self._sizing = WorkerSizing(
+                session.rank, gather, why_not, self._tell, lambda: feed.reopens, feed.most_workers
+            )
+
+    @property
+    def sizing_workers(self) -> bool:
+        """Whether other workers may come in the middle of an epoch, on all ranks."""
+        return self._sizing is not None and self._sizing.asked
 
     def _tell(self, words: str) -> None:
         session = self._session

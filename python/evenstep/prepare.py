@@ -123,8 +123,8 @@ def prepare(
     global batch, as on one device; "local": each rank's own, as in DistributedDataParallel. All of these hold for the models
     of this call.
 
-    workers="auto": training loaders of map-style data sets without num_workers get them where loading is slow and steps become
-    shorter so, each rank as many as its measured steps need (docs/python-api.md). "off": none, and nothing is said of it. None:
+    workers="auto": training loaders without num_workers get them where loading is slow and steps become shorter so, each rank
+    as many as its measured steps need, of a stream one (docs/python-api.md). "off": none, and nothing is said of it. None:
     what EVENSTEP_WORKERS says, else none, and a line on stderr where they would help.
 
     skip_unreadable=True: samples of training loaders whose data set raises an exception are left out, and the average is over

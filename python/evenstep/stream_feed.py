@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
-from evenstep.end_signal import held_in_workers
 from evenstep.feeds import BatchPlan, TaskSampler, options
 from evenstep.loading_ahead import Ahead, Drawn, Lead, Loading
 from evenstep.order import epoch_seed
@@ -49,15 +48,16 @@ class StreamFeed:
     """Of an IterableDataset. Its length is what torch says of it."""
 
     unwrapped = False
+    most_workers = 1  # of those that Evenstep chooses: more would each have a stream of its own, in another order
 
     def __init__(self, owner: EvenLoader, loader: DataLoader[Any]) -> None:
         self._owner, self._loader = owner, loader
         self._session = owner.prepared_in
         self._workers = max(1, loader.num_workers)
+        self._options = options(loader)
         self._position = self._fresh()
         self._turns = 0
         self._sampler = TaskSampler()
-        self.lead = Lead(self._workers * (loader.prefetch_factor or 2))
         self._generator = torch.Generator()
         self._make()
 
@@ -68,17 +68,19 @@ class StreamFeed:
         # of an evaluation, small ones are joined so that every rank has a sample of each
         self.batch_size = size if owner.train else size * -(-ranks // size)
         self._ranks = ranks
-        waits = owner.train and loader.num_workers > 0 and ranks > 1
+        chosen = self._options
+        waits = owner.train and chosen["num_workers"] > 0 and ranks > 1
+        self.lead = Lead(self._workers * (chosen.get("prefetch_factor") or 2))
         self._table = ShareTable(ranks) if waits else None
         self._ahead: Ahead | None = None  # of the last iteration
         self._dataset = StreamDataset(loader.dataset, loader.collate_fn, self._table)
         replaced = {
             "collate_fn": as_it_is,
-            "worker_init_fn": WorkerInit(held_in_workers(loader.worker_init_fn)),
+            "worker_init_fn": WorkerInit(chosen["worker_init_fn"]),
             "generator": self._generator,
         }
         self._inner: DataLoader[Any] = DataLoader(
-            self._dataset, batch_size=None, sampler=self._sampler, **{**options(loader), **replaced}
+            self._dataset, batch_size=None, sampler=self._sampler, **{**chosen, **replaced}
         )
 
     def _fresh(self) -> _Position:
@@ -91,8 +93,17 @@ class StreamFeed:
     def first_batch_size(self) -> int:
         return self.batch_size
 
-    def resize(self, workers: int, prefetch: int) -> bool:
-        raise AssertionError("each worker has a stream of its own, so another number of them would be another order")
+    def resize(self, workers: int, prefetch: int) -> None:
+        """Iterations that are opened from now on are drawn in one worker, which stays, or in this process: the same stream."""
+        assert workers <= self.most_workers
+        further = {"num_workers": workers, "prefetch_factor": prefetch, "persistent_workers": True} if workers else {}
+        self._options = {**options(self._loader), **further}
+        self._make()
+
+    @property
+    def reopens(self) -> bool:
+        """Whether the stream says where it is: one that would have to be drawn again may be one that cannot."""
+        return all(one.kept is not None for one in self._position.workers)
 
     # -- where it stands --
 
@@ -138,7 +149,9 @@ class StreamFeed:
     ) -> Iterator[tuple[BatchPlan, Any]]:
         """The epoch's batches from the position on, or from the first where `skip` is 0. See IndexFeed.open."""
         if self._ranks != self._session.world_size:  # workers that stay know only those of before
+            lead = self.lead
             self._make()
+            self.lead = lead  # what was heard since the ranks changed
         self._turns += 1
         begin = self._position if skip else self._fresh()
         position = _Position(list(begin.workers), begin.turn)
@@ -146,7 +159,7 @@ class StreamFeed:
         if not apart:
             self._position = position
         # what workers are told of a seed is the same on all ranks; those that stay are told of one once
-        stays = self._loader.num_workers > 0 and self._loader.persistent_workers
+        stays = bool(self._options.get("persistent_workers", False))
         self._generator.manual_seed(epoch_seed(self._owner.seed, 0 if stays else epoch))
         if stays and self._ahead is not None:
             self._ahead.close()  # its workers are wanted now
@@ -157,7 +170,7 @@ class StreamFeed:
         return self._batches(turn, loading, position, skip)
 
     def _draw(self, turn: _Turn) -> Iterator[Drawn]:
-        session, begin = self._session, turn.begin
+        owner, session, begin = self._owner, self._session, turn.begin
         for number in count():
             if len(turn.ended) == self._workers:
                 return
@@ -165,11 +178,11 @@ class StreamFeed:
             if number < self._workers:
                 opening = Opening(
                     turn.epoch,
-                    self._owner.seed,
+                    owner.seed,
                     session.rank,
                     self.batch_size,
                     self._loader.drop_last,
-                    self._owner.train and (session.rank == 0 or session.recovery is not None),
+                    owner.train and (session.rank == 0 or session.recovery is not None or owner.sizing_workers),
                     begin.workers[number],
                 )
             yield Drawn(self.batch_size if number >= begin.turn else 0, opening)

@@ -27,6 +27,7 @@ STEPS = 8  # measured, after those that warm up
 WARM_UP = 2
 MATTERS = 0.05  # of a step
 HEADROOM = 1.25
+MANY = 1 << 16
 _DEEP, _LONG = 6, 64  # of what is in a data set
 WORTH_SAYING = 0.1, 0.002  # of a step, and seconds
 
@@ -46,35 +47,35 @@ def most_workers(cores: float) -> int:
     return max(1, math.floor(cores) - 1)
 
 
-def wanted(one: Measured, slowest_work: float) -> int:
-    """Workers that load a batch for each step of the slowest rank."""
+def wanted(one: Measured, slowest_work: float, most: int = MANY) -> int:
+    """Workers that load a batch for each step of the slowest rank, at most so many."""
     if one.loading < MATTERS * (one.loading + one.work):
         return 0
     if one.cores < 2 and one.busy_loading > 0.5:
         return 0  # a worker would take the core from training
-    return min(most_workers(one.cores), math.ceil(HEADROOM * one.loading / max(slowest_work, 1e-9)))
+    return min(most, most_workers(one.cores), math.ceil(HEADROOM * one.loading / max(slowest_work, 1e-9)))
 
 
-def sizes(ranks: Sequence[Measured]) -> list[tuple[int, int]]:
+def sizes(ranks: Sequence[Measured], most: int = MANY) -> list[tuple[int, int]]:
     """(workers, prefetch_factor) of each rank; [] where none is worth it. All draw equally many batches ahead, so that a
     step's shares are decided at one time on all ranks: where one has workers, each has at least one."""
     slowest = max(one.work for one in ranks)
-    needed = [wanted(one, slowest) for one in ranks]
+    needed = [wanted(one, slowest, most) for one in ranks]
     if max(needed) == 0:
         return []
     least = 2 * max(needed)
-    choices = [_divided(needed, ranks, ahead) for ahead in range(least, 2 * least + 1)]
+    choices = [_divided(needed, ranks, ahead, most) for ahead in range(least, 2 * least + 1)]
     return max(
         choices, key=lambda chosen: min(min(1, workers / (need or 1)) for (workers, _), need in zip(chosen, needed))
     )
 
 
-def _divided(needed: Sequence[int], ranks: Sequence[Measured], ahead: int) -> list[tuple[int, int]]:
+def _divided(needed: Sequence[int], ranks: Sequence[Measured], ahead: int, most: int) -> list[tuple[int, int]]:
     """So many batches drawn ahead, by at least the needed workers of each rank where its cores allow that."""
     divisors = [number for number in range(1, ahead + 1) if ahead % number == 0]
     chosen = []
     for need, one in zip(needed, ranks):
-        allowed = [number for number in divisors if number <= most_workers(one.cores)]
+        allowed = [number for number in divisors if number <= min(most, most_workers(one.cores))]
         workers = next((number for number in allowed if number >= need), allowed[-1])
         chosen.append((workers, ahead // workers))
     return chosen
@@ -89,10 +90,14 @@ class WorkerSizing:
         gather: Callable[[Any], list[Any]] | None,
         why_not: Callable[[], str],
         tell: Callable[[str], None],
+        reopens: Callable[[], bool] = lambda: True,
+        most: int = MANY,
     ) -> None:
         """gather: of all ranks; None: only says what would help. why_not: why the data set cannot go to workers, "": it can.
-        tell: for people, once a job."""
+        tell: for people, once a job. reopens: whether the epoch can be opened again where it is. most: workers of a rank."""
         self._rank, self._gather, self._why_not, self._tell = rank, gather, why_not, tell
+        self._reopens, self._most = reopens, most
+        self.reopens = False  # with what was chosen last, on all ranks; else the next epoch begins with it
         self._steps: list[tuple[float, float, float, float]] = []
         self._loading = self._computing = 0.0
         self._step = -1
@@ -101,6 +106,11 @@ class WorkerSizing:
         self._without = math.nan  # seconds of a step without workers, once they are tried
         self._opened = True  # an iteration, since there are others
         self.decided = False
+
+    @property
+    def asked(self) -> bool:
+        """Whether it chooses, and does not only say what would help."""
+        return self._gather is not None
 
     def ask(self) -> None:
         """A batch is asked for."""
@@ -143,8 +153,8 @@ class WorkerSizing:
     def _judge(self, gather: Callable[[Any], list[Any]], medians: Sequence[float]) -> list[tuple[int, int]]:
         everybody = gather((*medians[:3], _allowed(), os.uname().nodename, sorted(os.sched_getaffinity(0)), medians[3]))
         ranks = [Measured(one[0], one[1], one[2] / max(one[0], 1e-9), _cores(one, everybody)) for one in everybody]
-        chosen = sizes(ranks)
-        why_not = next(filter(None, gather(self._why_not())), "") if chosen else ""
+        chosen = sizes(ranks, self._most)
+        why_not = self._agree(gather) if chosen else ""
         self.decided = not chosen or bool(why_not)
         if not chosen:
             return []
@@ -168,8 +178,15 @@ class WorkerSizing:
         if with_them < self._without:
             self._tell(f"steps with workers take {seconds}")
             return None
+        self._agree(gather)
         self._tell(f"steps with workers take {seconds}: none load from now on")
         return []
+
+    def _agree(self, gather: Callable[[Any], list[Any]]) -> str:
+        """Why not, of the first rank that knows."""
+        told = gather((self._why_not(), self._reopens()))
+        self.reopens = all(reopens for _, reopens in told)
+        return next((why_not for why_not, _ in told if why_not), "")
 
     def _advise(self, loading: float, work: float, computing: float) -> None:
         cores = min(

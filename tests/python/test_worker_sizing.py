@@ -187,7 +187,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, get_worker_info
 import evenstep as es
 import evenstep.worker_sizing as sizing
 
-sizing.sizes = lambda ranks: [(1, 4), (2, 2)]  # as if it had been measured
+sizing.sizes = lambda ranks, most: [(1, 4), (2, 2)]  # as if it had been measured
 
 class Data(Dataset):
     def __len__(self): return 60
@@ -235,3 +235,76 @@ run(False, False)
 
 def test_workers_begin_in_the_middle_and_the_order_stays(run_ranks: Callable[..., list[Any]]) -> None:
     run_ranks(SCRIPT, ranks=2, env={"EVENSTEP_SEED": "3"})
+
+
+STREAM = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+import evenstep as es
+import evenstep.worker_sizing as sizing
+
+def sizes(ranks, most):  # as if it had been measured
+    assert most == 1
+    return [(1, 2), (1, 2)]
+sizing.sizes = sizes
+
+class Walk:
+    def __init__(self): self.at = 0
+    def __iter__(self): return self
+    def __next__(self):
+        if self.at == 60: raise StopIteration
+        self.at += 1
+        info = get_worker_info()
+        drawn = torch.rand(1, dtype=torch.float64)
+        return torch.cat([torch.tensor([self.at - 1.0], dtype=torch.float64), drawn]), 0 if info is None else info.num_workers
+
+class Stated(Walk):
+    def state_dict(self): return {"at": self.at}
+    def load_state_dict(self, state): self.at = state["at"]
+
+class Stream(IterableDataset):
+    def __init__(self, kind): self.kind = kind
+    def __iter__(self): return self.kind()
+
+def run(kind, stays, workers):
+    def look_back(self, gather, medians):
+        self.decided = True
+        if not stays: self._agree(gather)
+        return None if stays else []
+    sizing.WorkerSizing._look_back = look_back
+    torch.manual_seed(3)
+    model = nn.Linear(2, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(Stream(kind), batch_size=4)
+    model, optimizer, loader = es.prepare(model, optimizer, loader, workers=workers)
+    found, where = [], []
+    for epoch in range(3):
+        for x, who in loader:
+            found.append(es.gather(x))
+            where.append(int(who.max()))
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = torch.cat(found)
+    assert found[:, 0].reshape(3, 60).tolist() == [[float(i) for i in range(60)]] * 3
+    return found, where
+
+wanted, where = run(Stated, True, "off")
+assert where == [0] * 45
+found, where = run(Stated, True, "auto")
+assert torch.equal(found, wanted) and where == [0] * 11 + [1] * 34, where
+found, where = run(Walk, True, "auto")  # it does not say where it is: from the next epoch on
+assert torch.equal(found, wanted) and where == [0] * 15 + [1] * 30, where
+found, where = run(Stated, False, "auto")
+assert torch.equal(found, wanted) and where == [0] * 11 + [1] * 12 + [0] * 22, where
+"""
+
+
+def test_a_stream_gets_one_worker_and_stays_what_it_was(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(STREAM, ranks=2, env={"EVENSTEP_SEED": "3"})
+
+
+def test_no_more_than_are_allowed() -> None:
+    ranks = [Measured(0.9, 0.1, 1, 8), Measured(9, 0.1, 1, 7)]
+    assert sizes(ranks, 1) == [(1, 2), (1, 2)] and sizes(ranks, 2) == [(2, 2), (2, 2)]
