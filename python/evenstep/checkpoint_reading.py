@@ -67,9 +67,12 @@ class StoredFiles:
             if name not in self._read:
                 self._read[name] = self._read_file(name)
 
-    def fill(self) -> None:
-        """Reads into the memory that is there what was compared."""
-        for name, (places, homes) in self._to_fill.items():
+    def fill(self, names: Iterable[str]) -> None:
+        """Reads into the memory that is there what was compared of these files."""
+        for name in names:
+            places, homes = self._to_fill.pop(name, ((), {}))
+            if not places:
+                continue
             try:
                 self._compare(name, places)
             except EvenstepError as error:
@@ -79,7 +82,6 @@ class StoredFiles:
                 ) from error
             for home in homes.values():
                 torch.autograd.graph.increment_version(home)
-        self._to_fill.clear()
 
     def drop(self, names: Iterable[str]) -> None:
         """What was given out of these files belongs to who has it."""

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -475,13 +476,14 @@ class Loader:
         """In place, on this rank."""
         names = parameter_names(self._session.models)
         # what runs code of others, which may still refuse, comes first
-        filled = False
-        for kind, name, live, saved in reversed(wanted):
-            if kind in _WITH_FILES and not filled and isinstance(self._folder, Path):
-                on_all_ranks(self._session, self.files.fill)
-                filled = True
-            getattr(self, f"_load_{kind}")(live, saved, names)
-            self._done.add((kind, name))
+        for kind in reversed(KINDS):
+            some = [one[1:] for one in reversed(wanted) if one[0] == kind]
+            if some and kind in _WITH_FILES and isinstance(self._folder, Path):
+                files = [file for _, _, saved in some for file in files_of(saved)]
+                on_all_ranks(self._session, partial(self.files.fill, files))
+            for name, live, saved in some:
+                getattr(self, f"_load_{kind}")(live, saved, names)
+                self._done.add((kind, name))
 
     def load_objects_again(self) -> None:
         """A script that came by what it had done before the checkpoint (`early.step()` after each epoch of a `range` loop)

@@ -143,6 +143,17 @@ def test_a_file_that_changes_after_it_was_right_is_told(
     assert compared
 
 
+def test_an_optimizer_that_refuses_leaves_the_model_as_it_was(saved: Path, session: Any) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("not this state")
+
+    session.optimizers["optimizer"].register_load_state_dict_pre_hook(refuse)
+    before = {key: value.clone() for key, value in session.models["model"].state_dict().items()}
+    with pytest.raises(ValueError, match="not this state"):
+        ck.load_checkpoint(saved, loaders=False)
+    same(dict(session.models["model"].state_dict()), before)
+
+
 class Odd(nn.Module):
     """Of its parameters two are one memory, and a buffer is a part of a third."""
 
