@@ -182,6 +182,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .spares = (int)job->setup.spares,
                                     .spare_hosts = job->setup.spare_hosts,
                                     .grows = job->setup.grows,
+                                    .kept = (int)job->setup.kept,
                                     .least_ranks = job->options->min_ranks > 0 ? (int)job->options->min_ranks : 1,
                                     .checkpoint_folder = job->setup.checkpoint_folder.data,
                                     .resume = job->options->resume,
@@ -394,15 +395,16 @@ static void tell_hosts(running_job *job) {
   if (setup->hosts == NULL || job->options->quiet) {
     return;
   }
-  size_t ranks = setup->devices.count - setup->spares;
+  size_t waiting = setup->spares - setup->kept;
+  size_t ranks = even_job_ranks_known(setup) - waiting;
   even_text_format(&text, "%zu rank%s on %zu host%s: %s %zu", ranks, ranks == 1 ? "" : "s",
                    even_hosts_count(setup->hosts), even_hosts_count(setup->hosts) == 1 ? "" : "s",
                    even_hosts_name(setup->hosts, 0), setup->local);
   for (size_t i = 1; i < even_hosts_count(setup->hosts); i++) {
     even_text_format(&text, ", %s %zu", even_hosts_name(setup->hosts, i), even_hosts_devices(setup->hosts, i)->count);
   }
-  if (setup->spares > 0 && !setup->grows) {
-    even_text_format(&text, "; %zu spare%s", setup->spares, setup->spares == 1 ? "" : "s");
+  if (waiting > 0) {
+    even_text_format(&text, "; %zu spare%s", waiting, waiting == 1 ? "" : "s");
   }
   even_job_view_notice(&job->view, even_text_string(&text));
   even_text_free(&text);

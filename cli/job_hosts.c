@@ -200,10 +200,6 @@ even_status even_job_check_hosts(const even_job_options *options) {
                     options->hosts != NULL ? "--hosts of several" : "--max-ranks lets others join");
     return even_error_fix("leave out one of the two");
   }
-  if (options->spares != NULL && options->max_ranks > 0) {
-    (void)even_fail(EVEN_ERR_USAGE, "--spares are of hosts that stay, and --max-ranks of such that come");
-    return even_error_fix("leave out one of the two");
-  }
   if (options->max_ranks == 0 && options->join_port != 0) {
     (void)even_fail(EVEN_ERR_USAGE, "--join-port is of --max-ranks");
     return even_error_fix("say up to how many ranks hosts may join");
@@ -317,13 +313,12 @@ static int memory_copies(const even_job_options *options) {
   return options->checkpoint_memory > 0 ? (int)wanted : 0;
 }
 
-/* Also unasked, where what it brings along is in nobody's way: hosts that join while the others train do so under one
- * leader alone, leases are not reckoned with a longer silence, and what started processes by itself starts them again.
- */
+/* Also unasked, where what it brings along is in nobody's way: leases are not reckoned with a longer silence, and what
+ * started processes by itself starts them again. */
 static bool replaces_unasked(const even_job_options *options, size_t count, double silence) {
   return !options->keep_leader && !options->replace_leader && options->witness == NULL && count >= 3 &&
-         options->launched == NULL && options->max_ranks == 0 && options->estate == NULL &&
-         silence <= (double)EVEN_SOCKET_SILENCE_MS * 1e-3 && even_voter_library() != NULL;
+         options->launched == NULL && options->estate == NULL && silence <= (double)EVEN_SOCKET_SILENCE_MS * 1e-3 &&
+         even_voter_library() != NULL;
 }
 
 static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count, size_t word_count,
@@ -374,6 +369,18 @@ static size_t first_of(const even_hosts *hosts, size_t host, size_t next) {
   return first < 0 ? next : (size_t)first;
 }
 
+/* Of ranks that were numbered under another leader: those of spares, and those that no host has. */
+static void name_free(even_job_setup *setup, size_t rank) {
+  even_device *device = &setup->devices.items[rank];
+  if (rank >= setup->first && rank < setup->first + setup->local) {
+    return;
+  }
+  *device = (even_device){.numa_node = -1, .cuda_index = -1, .efficiency = -1};
+  (void)snprintf(device->name, sizeof device->name, "free:%zu", rank);
+  (void)snprintf(setup->names[rank], EVEN_HOSTS_NAME, "free");
+  setup->labels[rank] = setup->names[rank];
+}
+
 even_status even_job_add_devices(even_job_setup *setup) {
   even_device_list *all = &setup->devices;
   even_device *items = NULL;
@@ -388,14 +395,19 @@ even_status even_job_add_devices(even_job_setup *setup) {
   for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {
     count += even_hosts_devices(setup->hosts, host)->count;
   }
-  EVEN_TRY(EVEN_NEW_ARRAY(&items, count));
+  size_t held = even_hosts_held_places(setup->hosts);
+  size_t room = count > held ? count : held;
+  EVEN_TRY(EVEN_NEW_ARRAY(&items, room));
   setup->first = first_of(setup->hosts, 0, 0);
   memcpy(&items[setup->first], all->items, setup->local * sizeof *items); /* the others' own no memory */
   even_free(all->items);
   all->items = items;
-  all->count = count;
-  EVEN_TRY(EVEN_NEW_ARRAY(&setup->labels, count));
-  EVEN_TRY(EVEN_NEW_ARRAY(&setup->names, count));
+  all->count = held > 0 ? held - even_hosts_held_spares(setup->hosts) : count;
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->labels, room));
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->names, room));
+  for (size_t rank = 0; rank < held; rank++) {
+    name_free(setup, rank);
+  }
   size_t next = setup->local;
   for (size_t host = 1; host < even_hosts_count(setup->hosts); host++) {
     const even_device_list *list = even_hosts_devices(setup->hosts, host);

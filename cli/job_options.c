@@ -108,9 +108,8 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "rendezvous", EVEN_OPTION_TEXT, &o->rendezvous, "FOLDER|HOST:PORT",
        "of --hosts auto: a folder that all hosts see (default the working folder), or where process 0 is", 0, 0},
       {0, "replace-leader", EVEN_OPTION_FLAG, &o->replace_leader, NULL,
-       "of three hosts and more another one takes this one's place when it is lost (default, but for --hosts auto and "
-       "--max-ranks)",
-       0, 0},
+       "of three hosts and more another one takes this one's place when it is lost (default, but for --hosts auto)", 0,
+       0},
       {0, "no-replace-leader", EVEN_OPTION_FLAG, &o->keep_leader, NULL,
        "the job ends with this host, and this host goes on whatever others are lost", 0, 0},
       {0, "checkpoint-copies", EVEN_OPTION_INTEGER, &o->checkpoint_copies, "N",

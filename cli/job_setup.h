@@ -29,8 +29,9 @@ typedef struct even_job_setup {
   size_t local;                   /* ranks of this host, */
   size_t first;                   /* the first of them; 0 but where ranks of another leader go on */
   size_t spares;                  /* the last of `devices`: processes that wait to take a place, */
-  int *spare_hosts;               /* and the host of each */
-  bool grows;                     /* or, instead, places that are kept for hosts that join while the others train */
+  int *spare_hosts;               /* and the host of each; */
+  bool grows;                     /* and behind them places for hosts that join while the others train: */
+  size_t kept;                    /* so many of `spares`, */
   size_t joined;                  /* of which so many are taken, or were */
   size_t most;                    /* ranks that there ever were, where hosts have changed */
   const char **labels;            /* a rank each: the host that it is on, NULL for this one */

@@ -110,10 +110,32 @@ static even_status keep(const int *on_host, const char *text, even_job_setup *se
   return EVEN_OK;
 }
 
+/* Ranks go on that were numbered under another leader. */
+static bool is_held(const even_job_setup *setup) {
+  return setup->hosts != NULL && even_hosts_held_places(setup->hosts) > 0;
+}
+
+/* They wait where they waited. */
+static even_status keep_held(even_job_setup *setup) {
+  size_t most = even_hosts_held_spares(setup->hosts);
+  setup->spares = 0;
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->spare_hosts, most + 1));
+  for (int host = 0; setup->spares < most && host >= 0;) {
+    host = even_hosts_held_spare(setup->hosts, setup->devices.count + setup->spares);
+    if (host >= 0) {
+      setup->spare_hosts[setup->spares++] = host;
+    }
+  }
+  return EVEN_OK;
+}
+
 even_status even_job_read_spares(const even_job_options *options, bool left, even_job_setup *setup) {
   int *on_host = NULL;
   if (options->spares == NULL) {
     return EVEN_OK;
+  }
+  if (is_held(setup)) {
+    return keep_held(setup);
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&on_host, hosts_of(setup)));
   even_status status = read_spares(options->spares, setup, left, on_host);
@@ -125,29 +147,42 @@ even_status even_job_read_spares(const even_job_options *options, bool left, eve
 }
 
 /* Of this host: all CPUs that its ranks have, whichever place it will take. */
-static even_status give_cpus(const even_device_list *devices, size_t local, even_device *spare) {
+static even_status give_cpus(const even_device *own, size_t local, even_device *spare) {
   size_t cpus = 0;
   for (size_t i = 0; i < local; i++) {
-    cpus += devices->items[i].cpu_count;
+    cpus += own[i].cpu_count;
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&spare->cpus, cpus + 1));
   for (size_t i = 0; i < local; i++) {
-    memcpy(spare->cpus + spare->cpu_count, devices->items[i].cpus, devices->items[i].cpu_count * sizeof *spare->cpus);
-    spare->cpu_count += devices->items[i].cpu_count;
+    memcpy(spare->cpus + spare->cpu_count, own[i].cpus, own[i].cpu_count * sizeof *spare->cpus);
+    spare->cpu_count += own[i].cpu_count;
   }
   return EVEN_OK;
 }
 
+/* Whether a rank of a host that had joined has it, of those that are kept. */
+static bool is_taken(const even_job_setup *setup, size_t place) {
+  bool own = place >= setup->first && place < setup->first + setup->local;
+  return is_held(setup) && (own || strcmp(setup->names[place], "free") != 0);
+}
+
 static even_status add_device(even_job_setup *setup, size_t number) {
   even_device_list *devices = &setup->devices;
-  size_t host = setup->grows ? 0 : (size_t)setup->spare_hosts[number];
-  even_device *spare = &devices->items[devices->count];
-  *spare = host == 0 ? devices->items[0] : even_hosts_devices(setup->hosts, host)->items[0];
-  (void)snprintf(spare->name, sizeof spare->name, "%s:%zu", setup->grows ? "free" : "spare", number);
+  size_t waiting = setup->spares - setup->kept;
+  size_t place = devices->count++;
+  even_device *spare = &devices->items[place];
+  if (number >= waiting && is_taken(setup, place)) {
+    setup->joined = number + 1 - waiting;
+    return EVEN_OK;
+  }
+  size_t host = number < waiting ? (size_t)setup->spare_hosts[number] : 0;
+  *spare = host == 0 ? devices->items[setup->first] : even_hosts_devices(setup->hosts, host)->items[0];
+  (void)snprintf(spare->name, sizeof spare->name, "%s:%zu", number < waiting ? "spare" : "free",
+                 number < waiting ? number : number - waiting);
   spare->cpus = NULL;
   spare->cpu_count = 0;
-  devices->count++;
-  return setup->grows ? EVEN_OK : host == 0 ? give_cpus(devices, setup->local, spare) : EVEN_OK;
+  bool here = number < waiting && host == 0;
+  return here ? give_cpus(devices->items + setup->first, setup->local, spare) : EVEN_OK;
 }
 
 /* Those of spares on other hosts; where the names lie may have changed. */
@@ -159,8 +194,10 @@ static even_status add_labels(even_job_setup *setup, size_t ranks) {
   EVEN_TRY(even_realloc((void **)&setup->labels, count, sizeof *setup->labels));
   EVEN_TRY(even_realloc((void **)&setup->names, count, sizeof *setup->names));
   for (size_t i = 0; i < count; i++) {
-    bool elsewhere = i < ranks ? setup->labels[i] != NULL : !setup->grows && setup->spare_hosts[i - ranks] > 0;
-    if (i >= ranks && elsewhere) {
+    bool waits = i >= ranks && i - ranks < setup->spares - setup->kept;
+    bool free = i >= ranks && !waits && !is_taken(setup, i);
+    bool elsewhere = waits ? setup->spare_hosts[i - ranks] > 0 : !free && setup->labels[i] != NULL;
+    if (waits && elsewhere) {
       (void)snprintf(setup->names[i], EVEN_HOSTS_NAME, "%s",
                      even_hosts_name(setup->hosts, (size_t)setup->spare_hosts[i - ranks]));
     }
@@ -184,7 +221,10 @@ even_status even_job_add_spares(even_job_setup *setup) {
 
 void even_job_drop_spares(even_job_setup *setup) {
   for (size_t k = 0; k < setup->spares; k++) {
-    even_free(setup->devices.items[--setup->devices.count].cpus);
+    size_t last = --setup->devices.count;
+    if (last < setup->first || last >= setup->first + setup->local) { /* a host that joined may lead, from there */
+      even_free(setup->devices.items[last].cpus);
+    }
   }
   setup->spares = 0;
 }

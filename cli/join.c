@@ -13,13 +13,15 @@
 
 static const even_usage usage = {
     .command = "join",
-    .synopsis = "evenstep join [options] ADDRESS:PORT",
+    .synopsis = "evenstep join [options] ADDRESS[,ADDRESS…]:PORT",
     .description =
         "This host takes part in a job that runs already, and was started with --max-ranks: the training\n"
         "saves its state after the step under way, and goes on with this host's ranks, too; with --recovery\n"
-        "shrink or replace they join while the others train. ADDRESS:PORT is what `evenstep run` said; the\n"
-        "job's key is in EVENSTEP_JOB_KEY, or in the file that EVENSTEP_JOB_KEY_FILE names. Runs until the\n"
-        "job ends, or this host is drained; Ctrl-C asks for that, and once more leaves at once.",
+        "shrink or replace they join while the others train. ADDRESS:PORT is what `evenstep run` said. Where\n"
+        "another host can take its place, each host of the job answers at that port, and says who leads;\n"
+        "of several addresses one that answers is enough. The job's key is in EVENSTEP_JOB_KEY, or in the\n"
+        "file that EVENSTEP_JOB_KEY_FILE names. Runs until the job ends, or this host is drained; Ctrl-C\n"
+        "asks for that, and once more leaves at once.",
     .epilogue =
         "exit codes:\n"
         "  0 the job has ended, or goes on without this host; 7 the job was lost, or its agent not reached;\n"
@@ -27,7 +29,7 @@ static const even_usage usage = {
         "\n"
         "examples:\n"
         "  EVENSTEP_JOB_KEY_FILE=key evenstep join 10.0.0.1:7000\n"
-        "  EVENSTEP_JOB_KEY_FILE=key evenstep join -n 4 10.0.0.1:7000",
+        "  EVENSTEP_JOB_KEY_FILE=key evenstep join -n 4 node1,node2,node3:7000",
 };
 
 static even_status no_place(const char *word) {
@@ -35,26 +37,48 @@ static even_status no_place(const char *word) {
   return even_error_fix("give what `evenstep run --max-ranks` says: 10.0.0.1:7000, or a name in the address's place");
 }
 
-static even_status add_addresses(const char *word, even_json *json) {
+/* Those of one name. */
+static even_status add_name(const char *at, size_t length, even_json *json) {
   char name[256];
-  char *end = NULL;
   even_socket_addresses addresses;
-  const char *colon = strrchr(word, ':');
-  size_t length = colon == NULL ? 0 : (size_t)(colon - word);
-  long port = colon == NULL ? 0 : strtol(colon + 1, &end, 10);
-  if (length == 0 || length >= sizeof name || end == colon + 1 || *end != '\0' || port < 1 || port > 65535) {
-    return no_place(word);
+  if (length == 0 || length >= sizeof name) {
+    return even_fail(EVEN_ERR_USAGE, "join: not the name of a host");
   }
-  memcpy(name, word, length);
+  memcpy(name, at, length);
   name[length] = '\0';
   EVEN_TRY(even_socket_resolve(name, &addresses));
-  even_json_integer(json, "port", port);
-  even_json_array(json, "addresses");
   for (size_t i = 0; i < addresses.count; i++) {
     even_json_string(json, NULL, addresses.items[i]);
   }
-  even_json_array_end(json);
   return EVEN_OK;
+}
+
+/* NAME,NAME:PORT: one host that is there is enough. */
+static even_status add_addresses(const char *word, even_json *json) {
+  char *end = NULL;
+  const char *colon = strrchr(word, ':');
+  long port = colon == NULL ? 0 : strtol(colon + 1, &end, 10);
+  if (colon == NULL || colon == word || end == colon + 1 || *end != '\0' || port < 1 || port > 65535) {
+    return no_place(word);
+  }
+  even_status first = EVEN_OK;
+  bool any = false;
+  even_json_integer(json, "port", port);
+  even_json_integer(json, "listens", port); /* this host will answer there, too */
+  even_json_array(json, "addresses");
+  for (const char *at = word; at < colon;) {
+    size_t length = strcspn(at, ",");
+    length = length < (size_t)(colon - at) ? length : (size_t)(colon - at);
+    even_status status = add_name(at, length, json);
+    any = any || status == EVEN_OK;
+    first = first == EVEN_OK ? status : first;
+    at += length + 1;
+  }
+  even_json_array_end(json);
+  if (any) {
+    even_error_clear();
+  }
+  return any ? EVEN_OK : first;
 }
 
 static even_status read_key(char key[EVEN_KEY_DIGITS + 1]) {

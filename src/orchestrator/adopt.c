@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/estate.h"
+#include "orchestrator/gifts.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/stragglers.h"
@@ -26,9 +27,10 @@ static bool is_number(const json_t *object, const char *name, size_t wanted) {
 static bool is_same(const even_estate *estate, const even_estate_host *was, const json_t *runs) {
   const even_job *job = even_hold_job(estate->holds);
   const json_t *devices = json_object_get(json_object_get(runs, "facts"), "devices");
-  return json_array_size(devices) == was->count && is_number(runs, "led", even_hold_led(estate->holds)) &&
+  return json_array_size(devices) == was->count && is_number(runs, "first_spare", was->first_spare) &&
+         is_number(runs, "spares", was->spares) && is_number(runs, "led", even_hold_led(estate->holds)) &&
          is_number(runs, "attempt", (size_t)job->attempt) && is_number(runs, "world", job->count) &&
-         is_number(runs, "groups", (size_t)job->groups) && is_number(runs, "first", was->first) &&
+         is_number(runs, "groups", (size_t)job->most_groups) && is_number(runs, "first", was->first) &&
          is_number(runs, "count", was->count);
 }
 
@@ -63,6 +65,47 @@ static bool catch_up(const even_hosts *hosts, const even_job *job, uint32_t newe
   return !even_generation_refused(job->generation);
 }
 
+static bool has(const even_estate_host *was, size_t rank) {
+  return (rank >= was->first && rank < was->first + was->count) ||
+         (rank >= was->first_spare && rank < was->first_spare + was->spares);
+}
+
+/* Places of a job that hosts may join are nobody's until one takes them; this host may know of ranks there, and not of
+ * their host: what was left to it is older. */
+static bool is_known(const even_hosts *hosts, const even_job *job, size_t rank) {
+  if (even_job_is_here(job, rank)) {
+    return true;
+  }
+  for (size_t i = 1; i < hosts->count; i++) {
+    even_estate_host was;
+    if (even_estate_find(hosts->params.estate, hosts->agents[i].name, &was) && has(&was, rank)) {
+      return true;
+    }
+  }
+  return hosts->params.most_ranks > 0 &&
+         !even_generation_has(job->generation, (int)rank, even_generation_number(job->generation));
+}
+
+static bool all_known(const even_hosts *hosts, const even_job *job) {
+  bool known = true;
+  for (size_t i = 0; known && i < job->count; i++) {
+    known = is_known(hosts, job, i);
+  }
+  return known;
+}
+
+/* Whether a rank of this host is a member of the newest generation. Of a host that has come late, and whose processes
+ * have not joined yet, it is not: then others may have made generations, and steps, of which nobody here was told. */
+static bool is_of_newest(const even_job *job) {
+  uint32_t newest = even_generation_number(job->generation);
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_job_is_here(job, i) && job->ranks[i].alive && even_generation_has(job->generation, (int)i, newest)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool even_adopt_may(even_hosts *hosts) {
   const even_estate *estate = hosts->params.estate;
   if (!even_estate_goes_on(estate)) {
@@ -70,7 +113,6 @@ bool even_adopt_may(even_hosts *hosts) {
   }
   const even_job *job = even_hold_job(estate->holds);
   uint32_t newest = even_generation_number(job->generation);
-  size_t ranks = job->local;
   for (size_t i = 1; i < hosts->count; i++) {
     const even_host_agent *agent = &hosts->agents[i];
     even_estate_host was;
@@ -78,14 +120,13 @@ bool even_adopt_may(even_hosts *hosts) {
       continue;
     }
     if (!even_estate_find(estate, agent->name, &was) || was.first + was.count > job->count ||
-        (agent->link != NULL && !is_same(estate, &was, agent->runs))) {
+        was.first_spare + was.spares > job->count || (agent->link != NULL && !is_same(estate, &was, agent->runs))) {
       return false;
     }
-    ranks += was.count;
     uint32_t its = agent->link == NULL ? 0 : newest_of(agent->runs);
     newest = its > newest ? its : newest;
   }
-  return ranks == job->count && catch_up(hosts, job, newest);
+  return catch_up(hosts, job, newest) && is_of_newest(job) && all_known(hosts, job);
 }
 
 /* Only their names are known, and nobody starts a process on them. */
@@ -106,6 +147,8 @@ static even_status name_devices(even_host_agent *agent, const even_estate_host *
 static even_status take_host(even_host_agent *agent, const even_estate_host *was) {
   agent->first = was->first;
   agent->count = was->count;
+  agent->first_spare = was->first_spare;
+  agent->spares = was->spares;
   if (agent->link != NULL) {
     return even_hosts_take_facts(agent, json_object_get(agent->runs, "facts"));
   }
@@ -152,6 +195,31 @@ even_status even_hosts_held_devices(const even_hosts *hosts, even_device_list *o
   return EVEN_OK;
 }
 
+size_t even_hosts_held_places(const even_hosts *hosts) {
+  return hosts->adopts ? even_hold_job(hosts->params.estate->holds)->count : 0;
+}
+
+size_t even_hosts_held_spares(const even_hosts *hosts) {
+  return hosts->adopts ? (size_t)even_hold_job(hosts->params.estate->holds)->params->spares : 0;
+}
+
+static bool waits(size_t first, size_t count, size_t number) {
+  return number >= first && number < first + count;
+}
+
+int even_hosts_held_spare(const even_hosts *hosts, size_t number) {
+  const even_job *job = hosts->adopts ? even_hold_job(hosts->params.estate->holds) : NULL;
+  if (job == NULL || waits(job->first_spare, job->spares, number)) {
+    return job == NULL ? -1 : 0;
+  }
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (waits(hosts->agents[i].first_spare, hosts->agents[i].spares, number)) {
+      return (int)i;
+    }
+  }
+  return -1;
+}
+
 bool even_adopt_due(const even_hosts *hosts) {
   return hosts != NULL && hosts->adopts;
 }
@@ -170,6 +238,7 @@ even_status even_adopt_open(const even_agent_params *params, even_job **out) {
   }
   job->params = params;
   job->hosts = params->hosts;
+  job->number = 0;
   EVEN_TRY(even_estate_continue(params->estate, job));
   even_text_clear(&job->run_folder);
   EVEN_TRY(even_job_make_folders(job));
@@ -179,31 +248,63 @@ even_status even_adopt_open(const even_agent_params *params, even_job **out) {
   even_stragglers_begin(job->stragglers);
   even_job_notice(job, "this host leads now (generation %llu): ranks that live keep their processes",
                   (unsigned long long)params->estate->generation);
-  return even_job_hosts_open(job);
+  EVEN_TRY(even_job_hosts_open(job));
+  EVEN_TRY(even_gifts_open(job)); /* hosts have other numbers under this leader */
+  return even_gifts_begin(job);
 }
 
 static const even_host_agent *agent_of(const even_job *job, size_t rank) {
   return &job->hosts->agents[even_job_host_number(job, rank)];
 }
 
+/* Ranks for which no process was started there yet (replace.c). */
+static bool is_vacant(const even_host_agent *agent, size_t rank) {
+  size_t at = 0;
+  json_t *one = NULL;
+  json_array_foreach(json_object_get(agent->runs, "vacant"), at, one) {
+    if (json_is_integer(one) && json_integer_value(one) == (json_int_t)rank) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static void count_gone(even_job *job, size_t rank, int code) {
+  job->ranks[rank].end.code = code;
+  job->order[job->ended++] = rank;
+}
+
 /* Of a host that came all count as alive, and its agent tells at once which are not; of one that did not, those that
  * were members are lost now. */
+static void count_elsewhere(even_job *job, size_t i, bool member) {
+  const even_host_agent *agent = agent_of(job, i);
+  bool vacant = !member && agent->link != NULL && is_vacant(agent, i);
+  if (even_job_is_nobodys(job, i)) {
+    count_gone(job, i, 0);
+  } else if (vacant && job->places != NULL) {
+    count_gone(job, i, 0);
+    even_job_replace_give(job, i, 1);
+  } else if (member || agent->link != NULL) {
+    job->ranks[i].alive = true;
+    job->alive++;
+    if (!member && agent->came && job->places != NULL) {
+      even_job_replace_give(job, i, 1); /* another process starts where this one ends before it has joined */
+    }
+  } else {
+    count_gone(job, i, 1);
+  }
+}
+
 static void count_in(even_job *job) {
   uint32_t number = even_generation_number(job->generation);
   for (size_t i = 0; i < job->count; i++) {
-    even_job_rank *rank = &job->ranks[i];
     bool member = even_generation_has(job->generation, (int)i, number);
     job->lost[i] = !member;
     even_job_replace_adopt(job, i, member);
-    if (!rank->elsewhere) {
-      continue;
-    }
-    if (member || agent_of(job, i)->link != NULL) {
-      rank->alive = true;
-      job->alive++;
-    } else {
-      rank->end.code = 1;
-      job->order[job->ended++] = i;
+    if (job->ranks[i].elsewhere) {
+      count_elsewhere(job, i, member);
+    } else if (!member && job->ranks[i].pid == 0 && job->places != NULL) {
+      even_job_replace_give(job, i, 1);
     }
   }
 }
@@ -230,8 +331,8 @@ static even_status tell_hosts(even_job *job) {
 /* Those that ended while nobody led, and those that went with their hosts. */
 static void miss(even_job *job) {
   uint32_t number = even_generation_number(job->generation);
-  for (size_t i = job->first; i < job->first + job->local; i++) {
-    if (job->ranks[i].alive && job->params->observer.rank_started != NULL) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_job_is_here(job, i) && job->ranks[i].alive && job->params->observer.rank_started != NULL) {
       job->params->observer.rank_started(job->params->observer.context, (int)i, job->ranks[i].pid);
     }
   }
@@ -242,8 +343,8 @@ static void miss(even_job *job) {
       even_job_host_ended(job, agent->index, agent->lost_words);
     }
   }
-  for (size_t i = job->first; i < job->first + job->local; i++) {
-    if (!job->ranks[i].alive && even_generation_has(job->generation, (int)i, number)) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_job_is_here(job, i) && !job->ranks[i].alive && even_generation_has(job->generation, (int)i, number)) {
       even_job_act_on_end(job, &job->ranks[i]);
     }
   }

@@ -119,9 +119,10 @@ typedef struct even_agent_params {
   bool replace;
   int spares;             /* the last so many of the devices begin outside: processes that wait to take a place */
   const int *spare_hosts; /* the host's number of each of them, none lower than the one before; NULL: this one's */
-  /* With `shrink`, of hosts: those last places are not of spares. No host has them yet; hosts that join take them, and
-   * their ranks join the others between two steps. */
+  /* With `shrink`, of hosts: the last `kept` of those places are not of spares. No host has them yet; hosts that join
+   * take them, and their ranks join the others between two steps. */
   bool grows;
+  int kept;
   int least_ranks;
   even_on_straggler on_straggler; /* needs telemetry_fd */
   double straggler_gain;          /* the part of a step by which the others must be faster then; 0: 0.05 */

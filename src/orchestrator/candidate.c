@@ -25,6 +25,19 @@ static const uint64_t DROPPED_NS = 5000000000u;
 /* One to which nothing was left yet cannot lead: it waits only for as long as another one waits for the agents. */
 static const uint64_t GATHER_NS = 20000000000u;
 
+/* Where it did, or shall (hosts that would join look for any host of the job there), if that is free. Its listener is
+ * the voter's, and closed where there is no voter: another one for the next try. */
+static even_status listen_again(even_candidate *candidate) {
+  if (candidate->voter != NULL || candidate->listener >= 0) {
+    return EVEN_OK;
+  }
+  if (even_listener_open("0.0.0.0", &candidate->port, &candidate->listener) == EVEN_OK) {
+    return EVEN_OK;
+  }
+  candidate->port = 0; /* somebody has that one */
+  return even_listener_open("0.0.0.0", &candidate->port, &candidate->listener);
+}
+
 void even_candidate_open(even_candidate *candidate, const char *invitation) {
   json_t *content = NULL;
   *candidate = (even_candidate){.listener = -1, .patience_ns = PATIENCE_NS};
@@ -36,7 +49,9 @@ void even_candidate_open(even_candidate *candidate, const char *invitation) {
   if (digits != NULL && strlen(digits) < sizeof candidate->key_digits &&
       even_tls_key_read(digits, candidate->key) == EVEN_OK) {
     memcpy(candidate->key_digits, digits, strlen(digits) + 1);
-    if (even_listener_open("0.0.0.0", &candidate->port, &candidate->listener) != EVEN_OK) {
+    json_int_t port = json_integer_value(json_object_get(content, "listens"));
+    candidate->port = port > 0 && port < 65536 ? (int)port : 0;
+    if (listen_again(candidate) != EVEN_OK) {
       even_error_clear(); /* tried again when it is to be a member */
     }
   } else {
@@ -105,18 +120,6 @@ static even_status begin(even_candidate *candidate, const json_t *content, const
   even_status status = even_voter_open(&params, &candidate->voter);
   explicit_bzero(params.key, sizeof params.key);
   return status;
-}
-
-/* Its listener is the voter's, and closed where there is no voter: another one for the next try. */
-static even_status listen_again(even_candidate *candidate) {
-  if (candidate->voter != NULL || candidate->listener >= 0) {
-    return EVEN_OK;
-  }
-  if (even_listener_open("0.0.0.0", &candidate->port, &candidate->listener) == EVEN_OK) {
-    return EVEN_OK;
-  }
-  candidate->port = 0; /* somebody has that one by now */
-  return even_listener_open("0.0.0.0", &candidate->port, &candidate->listener);
 }
 
 /* Where it cannot be a member the job goes on without, and its leader knows. */

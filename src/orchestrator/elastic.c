@@ -432,7 +432,9 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
   for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
     job->hosts->agents[i].leaves = job->hosts->agents[i].leaves || job->hosts->agents[i].fallen;
   }
-  if (job->hosts == NULL || (!may_change(job) && !is_due(job))) {
+  bool numbered =
+      job->hosts != NULL && job->hosts->adopts; /* under another leader: hosts and ranks have other numbers */
+  if (job->hosts == NULL || (!may_change(job) && !is_due(job) && !numbered)) {
     return EVEN_OK;
   }
   EVEN_TRY(await_settled(job));
@@ -447,7 +449,7 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
   if (even_elastic_ranks(job) + even_guests_ranks(job->hosts) < least_of(job)) {
     EVEN_TRY(job->hosts->params.most_ranks > 0 ? await_guests(job) : too_few(job));
   }
-  *changed = is_due(job) || job->hosts->elastic->grown;
+  *changed = is_due(job) || job->hosts->elastic->grown || numbered;
   job->hosts->alone = false;
   if (!*changed) {
     return EVEN_OK;

@@ -42,6 +42,11 @@ static void add_environment(even_json *json) {
   even_json_array_end(json);
 }
 
+/* One that is lost, and whose places others have, has no part in what follows. */
+static bool has_part(const even_host_agent *agent) {
+  return agent->member != 0 && !(agent->lost && agent->link == NULL && agent->count == 0);
+}
+
 static void add_host(even_json *json, const even_job *job, size_t i) {
   const even_host_agent *agent = &job->hosts->agents[i];
   size_t first = i == 0 ? job->first : agent->first;
@@ -49,11 +54,13 @@ static void add_host(even_json *json, const even_job *job, size_t i) {
   even_json_object(json, NULL);
   even_json_string(json, "name", agent->name);
   even_json_unsigned(json, "member", i == 0 ? job->hosts->self : agent->member);
-  even_json_integer(json, "ranks", agent->wish);
+  even_json_integer(json, "ranks", agent->came && agent->wish == 0 ? (int64_t)agent->count : agent->wish);
   even_json_bool(json, "witness", agent->witness);
   even_json_bool(json, "came", agent->came);
   even_json_bool(json, "leaves", i > 0 && job->hosts->handed && !even_elastic_stays(agent));
   even_json_integer(json, "first", (int64_t)first);
+  even_json_integer(json, "first_spare", (int64_t)(i == 0 ? job->first_spare : agent->first_spare));
+  even_json_integer(json, "spares", (int64_t)(i == 0 ? job->spares : agent->spares));
   even_json_array(json, "devices");
   for (size_t rank = first; rank < first + count && rank < job->params->devices->count; rank++) {
     even_json_string(json, NULL, job->params->devices->items[rank].name);
@@ -98,7 +105,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   add_environment(&json);
   even_json_array(&json, "hosts");
   for (size_t i = 0; i < hosts->count; i++) {
-    if (i == 0 || hosts->agents[i].member != 0) {
+    if (i == 0 || has_part(&hosts->agents[i])) {
       add_host(&json, job, i);
     }
   }
@@ -108,6 +115,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_string(&json, "run_folder", job->run_folder.data);
   even_json_string(&json, "members_folder", even_text_string(&hosts->members_folder));
   even_json_string(&json, "checkpoint_folder", params->checkpoint_folder);
+  even_json_integer(&json, "join_port", hosts->join_port);
   even_json_string(&json, "job", job->id);
   even_json_integer(&json, "attempt", job->attempt);
   even_json_integer(&json, "planned", job->planned);
@@ -317,6 +325,11 @@ void even_estate_let_go(even_estate *estate) {
   estate->holds = NULL;
 }
 
+int even_estate_join_port(const even_estate *estate) {
+  json_int_t port = json_integer_value(json_object_get(estate->content, "join_port"));
+  return port > 0 && port < 65536 ? (int)port : 0;
+}
+
 const char *even_estate_predecessor(const even_estate *estate) {
   const json_t *hosts = json_object_get(estate->content, "hosts");
   return json_string_value(json_object_get(json_array_get(hosts, 0), "name"));
@@ -332,6 +345,8 @@ bool even_estate_find(const even_estate *estate, const char *name, even_estate_h
                                 .member = member_of(host),
                                 .first = (size_t)json_integer_value(json_object_get(host, "first")),
                                 .count = json_array_size(devices),
+                                .first_spare = number_of(host, "first_spare"),
+                                .spares = number_of(host, "spares"),
                                 .came = json_is_true(json_object_get(host, "came")),
                                 .devices = devices,
                                 .cpu_quota = json_object_get(host, "cpu_quota")};

@@ -25,6 +25,8 @@ typedef struct even_estate_host {
   uint64_t member; /* 0: it was none */
   size_t first;    /* of its ranks */
   size_t count;
+  size_t first_spare; /* of processes that wait there to take a place, as far as it has such */
+  size_t spares;
   bool came;               /* by itself: nobody can start its agent */
   const json_t *devices;   /* their names */
   const json_t *cpu_quota; /* their parts of a core, 0: none; NULL: nobody has any */
@@ -50,6 +52,8 @@ bool even_estate_find(const even_estate *estate, const char *name, even_estate_h
 const char *even_estate_own_name(const even_estate *estate);
 /* The part of a core that a host's rank of that number (from 0 on each host) had; NAN: none. */
 double even_estate_quota(const even_estate *estate, const char *name, size_t number);
+/* At which port all hosts of the job answer those that join; 0: none may. */
+int even_estate_join_port(const even_estate *estate);
 /* The name of the leader that is lost. */
 const char *even_estate_predecessor(const even_estate *estate);
 /* The words of a list, NULL-terminated; they are the estate's, the array is the caller's (even_free). */

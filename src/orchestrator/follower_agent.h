@@ -51,6 +51,8 @@ struct even_follower {
   bool leads;            /* this host takes the leader's place */
   bool handed_over;      /* the attempt is that of the job that it leads (even_follower_hand_over) */
   json_t *checks;        /* what the next leader asks, once nothing of the attempt is left; NULL: nothing */
+  json_t *pointed; /* of one that would join: where the leader is, as another host of the job says; NULL: nobody did */
+  int hops;        /* how often it was pointed there */
   even_record records[EVEN_FOLLOWER_RECORDS];
 };
 

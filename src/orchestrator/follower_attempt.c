@@ -107,6 +107,7 @@ static even_status open_job(even_follower *follower) {
                              .first_spare = (size_t)start->first_spare,
                              .spares = (size_t)start->spares,
                              .group = start->group,
+                             .number = start->group,
                              .groups = start->groups,
                              .most_groups = start->most_groups,
                              .era = start->era,

@@ -271,6 +271,9 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
   even_follower *follower = context;
   json_t *content = NULL;
   (void)link;
+  if (follower->joins != NULL && !follower->taken && message->kind == EVEN_MESSAGE_MEMBER) {
+    return EVEN_OK; /* a host that does not lead: it answers the greeting, too */
+  }
   if (even_candidate_superseded(&follower->candidate)) {
     return even_fail(EVEN_ERR_PEER_LOST, "another host leads this job by now");
   }
@@ -296,6 +299,10 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
       } else {
         status = even_follower_check(follower, content);
       }
+      break;
+    case EVEN_MESSAGE_LEADER:
+      json_decref(follower->pointed);
+      follower->pointed = follower->joins != NULL && !follower->taken ? json_incref(content) : NULL;
       break;
     case EVEN_MESSAGE_ADOPT:
       status = even_follower_adopted(follower, content);

@@ -7,6 +7,7 @@
 #include "orchestrator/gifts.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/remote.h"
 #include "orchestrator/usages.h"
 #include "os/pipe.h"
 
@@ -19,10 +20,10 @@ static bool could_go_on(const even_job *job) {
   if (even_gifts_travel(job) || even_gifts_any_lacks(job)) {
     return false;
   }
-  for (size_t i = job->first; i < job->first + job->local; i++) {
+  for (size_t i = 0; i < job->count; i++) {
     even_generation_words words;
     even_generation_hear(job->generation, (int)i, &words);
-    if (job->ranks[i].alive && even_generation_has(job->generation, (int)i, number) &&
+    if (even_job_is_here(job, i) && job->ranks[i].alive && even_generation_has(job->generation, (int)i, number) &&
         (!words.said || words.why[0] != '\0')) {
       return false;
     }
@@ -94,6 +95,9 @@ even_status even_follower_adopted(even_follower *follower, const json_t *content
   follower->host = (int)json_integer_value(number);
   EVEN_TRY(even_follower_open_parcels(follower));
   follower->job.parcels = follower->parcels;
+  follower->job.number = follower->host;
+  EVEN_TRY(even_gifts_open(&follower->job));
+  EVEN_TRY(even_gifts_begin(&follower->job));
   follower->held = false;
   follower->taken = true;
   even_boards_retell(&follower->job);
@@ -136,5 +140,6 @@ even_job *even_hold_hand_over(even_follower *follower) {
   follower->handed_over = true;
   job->follower = NULL;
   job->adopted = true;
+  job->late = false; /* whoever leads has all ranks of an attempt start */
   return job;
 }

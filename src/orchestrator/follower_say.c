@@ -4,6 +4,7 @@
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/follower_words.h"
 #include "orchestrator/hangs.h"
+#include "orchestrator/remote.h"
 
 #include <evenstep/version.h>
 #include <stdio.h>
@@ -184,8 +185,11 @@ even_agent_observer even_follower_observer(even_follower *follower) {
 
 void even_follower_say_ranks(even_follower *follower) {
   even_job *job = &follower->job;
-  for (size_t i = job->first; i < job->first + job->local; i++) {
+  for (size_t i = 0; i < job->count; i++) {
     const even_job_rank *rank = &job->ranks[i];
+    if (!even_job_is_here(job, i)) {
+      continue;
+    }
     if (rank->alive) {
       on_rank_started(follower, (int)i, rank->pid);
     } else if (rank->pid != 0) {

@@ -3,6 +3,7 @@
 
 #include "base/json_writer.h"
 #include "orchestrator/boards.h"
+#include "orchestrator/remote.h"
 
 enum { MOST_TAIL = 32000, BOARDS = 8 };
 
@@ -57,9 +58,18 @@ void even_follower_words_attempt(const even_job *job, uint64_t led, const char *
   even_json_integer(&json, "attempt", job->attempt);
   even_json_unsigned(&json, "led", led);
   even_json_integer(&json, "world", (int64_t)job->count);
-  even_json_integer(&json, "groups", job->groups);
+  even_json_integer(&json, "groups", job->most_groups);
   even_json_integer(&json, "first", (int64_t)job->first);
   even_json_integer(&json, "count", (int64_t)job->local);
+  even_json_integer(&json, "first_spare", (int64_t)job->first_spare);
+  even_json_integer(&json, "spares", (int64_t)job->spares);
+  even_json_array(&json, "vacant"); /* of a host that came late: where no process was started yet */
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_job_is_here(job, i) && !job->ranks[i].alive && job->ranks[i].pid == 0) {
+      even_json_integer(&json, NULL, (int64_t)i);
+    }
+  }
+  even_json_array_end(&json);
   even_json_array(&json, "generations");
   for (uint32_t number = newest < BOARDS ? 0 : newest - BOARDS + 1; number <= newest; number++) {
     even_text board = EVEN_TEXT_EMPTY;

@@ -58,7 +58,7 @@ static void let_go(even_gifts *gifts) {
 static bool wants_it_here(const even_gifts *gifts, const even_parcel *parcel) {
   const even_job *job = gifts->job;
   return parcel->number == number_of(gifts) && gifts->number == even_generation_number(job->generation) &&
-         gifts->giver >= 0 && gifts->to[job->group].wanted && gifts->fd < 0;
+         gifts->giver >= 0 && gifts->to[job->number].wanted && gifts->fd < 0;
 }
 
 static even_status on_offered(void *context, const even_parcel *parcel, int *fd) {
@@ -101,7 +101,7 @@ static void fail_way(even_gifts *gifts, size_t host, const char *why) {
     way->failed = true;
     (void)snprintf(way->why, sizeof way->why, "%.190s", why);
     gifts->changes++;
-    if ((int)host == gifts->job->group) {
+    if ((int)host == gifts->job->number) {
       fail_here(gifts, way->why);
     }
     if (gifts->job->follower == NULL) {
@@ -295,7 +295,7 @@ even_status even_gifts_read(even_job *job, uint32_t number, const json_t *conten
   json_array_foreach(json_object_get(content, "ungiven"), at, one) {
     size_t host = 0;
     EVEN_TRY(read_host(job, json_object_get(one, "host"), &host));
-    if ((int)host == job->group) {
+    if ((int)host == job->number) {
       fail_here(gifts, even_json_text(one, "why"));
     }
   }
@@ -475,8 +475,8 @@ static uint32_t joined_in(const even_job *job, int rank) {
 }
 
 bool even_gifts_any_lacks(const even_job *job) {
-  for (size_t i = job->first; job->generation != NULL && i < job->first + job->local; i++) {
-    uint32_t joined = joined_in(job, (int)i);
+  for (size_t i = 0; job->generation != NULL && i < job->count; i++) {
+    uint32_t joined = even_job_is_here(job, i) ? joined_in(job, (int)i) : 0;
     if (job->ranks[i].alive && joined > 0 &&
         even_generation_has(job->generation, (int)i, even_generation_number(job->generation)) &&
         !even_generation_took(job->generation, (int)i, joined)) {

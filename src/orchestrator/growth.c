@@ -7,6 +7,7 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/remote_start.h"
+#include "orchestrator/succession.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -32,19 +33,22 @@ even_status even_growth_check(const even_host_agent *guest, const json_t *facts)
 
 /* ---- places ---- */
 
-/* It came by itself, and is lost with all its ranks: when it joins again it gets other places, or the same. */
+/* It came by itself, or led the job, and is lost with all its ranks: when it joins again it gets other places, or the
+ * same. */
 static bool has_left(const even_job *job, const even_host_agent *agent) {
   for (size_t i = 0; i < agent->count; i++) {
     if (job->ranks[agent->first + i].alive) {
       return false;
     }
   }
-  return agent->came && agent->lost && agent->link == NULL;
+  return (agent->came || agent->fallen) && agent->lost && agent->link == NULL;
 }
 
 static bool is_free(const even_job *job, size_t place) {
   size_t host = even_job_host_number(job, place);
-  return even_job_is_nobodys(job, place) || (host > 0 && has_left(job, &job->hosts->agents[host]));
+  const even_host_agent *agent = &job->hosts->agents[host];
+  return even_job_is_nobodys(job, place) ||
+         (host > 0 && place >= agent->first && place < agent->first + agent->count && has_left(job, agent));
 }
 
 size_t even_growth_places(const even_job *job, size_t count) {
@@ -99,6 +103,9 @@ static void take_in(even_job *job, even_host_agent *guest, size_t first) {
   if (observer->host_joined != NULL) {
     observer->host_joined(observer->context, agent->name, (int)first, &agent->devices);
   }
+  if (even_succession_add(job, agent) != EVEN_OK) { /* first: the next leader must know whose its ranks are */
+    even_error_clear();                             /* lack of memory: the next attempt names it anew */
+  }
   if (give_part(job, agent) != EVEN_OK) {
     even_job_notice(job, "host %s cannot be told to take part: %s", agent->name, even_error_last()->what);
     even_error_clear();
@@ -141,6 +148,12 @@ static bool members_can(const even_job *job, even_text *why, bool *known) {
   return can;
 }
 
+/* Hosts that an attempt may have; one that outlasted its leader was begun by another list of them. */
+static size_t room_for(const even_job *job) {
+  size_t most = (size_t)job->most_groups;
+  return most < job->hosts->room ? most : job->hosts->room;
+}
+
 static void look_after(even_job *job, even_host_agent *guest) {
   even_text why = EVEN_TEXT_EMPTY;
   bool known = false;
@@ -148,7 +161,7 @@ static void look_after(even_job *job, even_host_agent *guest) {
   size_t first = even_growth_places(job, guest->count);
   if (known && !can) {
     leave_to_restart(job, guest, even_text_string(&why));
-  } else if (first == job->count || job->hosts->count == job->hosts->room) {
+  } else if (first == job->count || job->hosts->count >= room_for(job)) {
     leave_to_restart(job, guest, "too many have come and gone since the job was started");
   } else if (can) {
     take_in(job, guest, first);
@@ -166,7 +179,7 @@ size_t even_growth_waiting(const even_job *job) {
 }
 
 void even_growth_tick(even_job *job) {
-  for (size_t i = 0; i < EVEN_GUESTS_MOST && even_growth_may(job); i++) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST && even_growth_may(job) && even_succession_acts(job); i++) {
     even_host_agent *guest = job->hosts->elastic->guests[i];
     if (guest != NULL && guest->fits && guest->grows) {
       look_after(job, guest);

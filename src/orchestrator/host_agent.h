@@ -91,6 +91,7 @@ struct even_hosts {
   even_loop loop;
   int listener; /* -1: none */
   int port;
+  int join_port; /* at which the members answer hosts that join, too, where it is free there; 0: none may join */
   even_loop_watch listener_watch;
   uint64_t listen_ns; /* while it is not watched: when it shall be again */
   unsigned char key[EVEN_TLS_KEY_BYTES];
@@ -154,6 +155,12 @@ even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) EVEN
 void even_hosts_tick(even_hosts *hosts);
 /* Closes a link, and frees it with the next tick. */
 void even_hosts_bury(even_hosts *hosts, even_link *link);
+
+/* ---- hosts_own.c ---- */
+/* The one that the user gave, or the leader before had, or a new one. */
+even_status even_hosts_make_key(even_hosts *hosts) EVEN_MUST_USE;
+/* Listens; at the port at which the leader before did, where there was one and that is free here. */
+even_status even_hosts_listen(even_hosts *hosts) EVEN_MUST_USE;
 
 /* ---- hosts_launched.c: agents that another program has started ---- */
 /* Writes the file in which they find this one; nothing where there is a shell. */

@@ -112,6 +112,7 @@ even_status even_hosts_invitation(const even_hosts *hosts, size_t index, bool wi
   even_json_integer(&json, "host", (int64_t)index);
   even_json_integer(&json, "port", hosts->port);
   even_json_number(&json, "patience_seconds", hosts->params.patience_seconds);
+  even_json_integer(&json, "listens", hosts->join_port);
   EVEN_TRY(add_addresses(&json, hosts));
   even_json_object_end(&json);
   even_text_add(out, "\n");

@@ -73,6 +73,12 @@ const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host)
 /* Of a job that goes on with ranks of another leader: the first rank of a host; -1: ranks are numbered by their hosts.
  */
 long even_hosts_first_rank(const even_hosts *hosts, size_t host);
+/* Of such a job: for how many ranks it has places, those that are kept for hosts that may join among them; else 0. */
+size_t even_hosts_held_places(const even_hosts *hosts);
+/* How many of these, the last, are of processes that wait to take a place, or kept for hosts that may join. */
+size_t even_hosts_held_spares(const even_hosts *hosts);
+/* The host on which the process of that number waits to take a place; -1: none does. */
+int even_hosts_held_spare(const even_hosts *hosts, size_t number);
 /* Of such a job: a copy of the devices that this host's ranks run on, which may not all be there for new ones. */
 even_status even_hosts_held_devices(const even_hosts *hosts, even_device_list *out) EVEN_MUST_USE;
 

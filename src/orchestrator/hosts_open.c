@@ -12,11 +12,9 @@
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/host.h"
-#include "os/listener.h"
 #include "os/path.h"
 #include "os/pipe.h"
 #include "os/process.h"
-#include "os/random.h"
 #include "os/socket.h"
 
 #include <evenstep/version.h>
@@ -113,6 +111,9 @@ static json_int_t index_of(const even_hosts *hosts, const json_t *greeting) {
 
 static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {
   json_int_t index = index_of(hosts, greeting);
+  if (!hosts->gathering && json_integer_value(json_object_get(greeting, "member")) != 0) { /* who starts has none yet */
+    return even_fail(EVEN_ERR_INPUT, "%s served another leader, and comes too late to this one", link->peer);
+  }
   even_host_agent *guest = hosts->gathering ? NULL : even_guests_launched(hosts, index);
   if (guest != NULL) {
     return even_guests_welcome(guest, link, greeting);
@@ -368,19 +369,7 @@ even_status even_hosts_await(even_hosts *hosts) {
   return EVEN_OK;
 }
 
-static even_status make_key(even_hosts *hosts) {
-  if (hosts->params.key != NULL) {
-    (void)snprintf(hosts->key_digits, sizeof hosts->key_digits, "%s", hosts->params.key);
-  } else if (hosts->params.estate != NULL) {
-    memcpy(hosts->key_digits, hosts->params.estate->key_digits, sizeof hosts->key_digits);
-  } else {
-    EVEN_TRY(even_random_hex(hosts->key_digits, 2 * EVEN_TLS_KEY_BYTES));
-  }
-  return even_tls_key_read(hosts->key_digits, hosts->key);
-}
-
 static even_status open_all(even_hosts *hosts) {
-  const char *where = hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address;
   EVEN_TRY(even_elastic_open(hosts));
   hosts->room = even_elastic_room(hosts, hosts->count);
   EVEN_TRY(EVEN_NEW_ARRAY(&hosts->agents, hosts->room));
@@ -399,10 +388,9 @@ static even_status open_all(even_hosts *hosts) {
   EVEN_TRY(EVEN_NEW_ARRAY(&hosts->strangers, hosts->places));
   EVEN_TRY(even_hosts_open_parcels(hosts));
   EVEN_TRY(even_hosts_read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
-  EVEN_TRY(make_key(hosts));
+  EVEN_TRY(even_hosts_make_key(hosts));
   EVEN_TRY(even_loop_open(&hosts->loop));
-  hosts->port = hosts->params.port;
-  EVEN_TRY(even_listener_open(where, &hosts->port, &hosts->listener));
+  EVEN_TRY(even_hosts_listen(hosts));
   EVEN_TRY(watch_listener(hosts));
   if (hosts->params.estate != NULL) {
     return even_succession_take(hosts);

@@ -74,6 +74,7 @@ typedef struct even_job {
   size_t first_spare; /* of this host's, which are numbered behind the ranks of all hosts */
   size_t spares;
   int group;
+  int number; /* of this host, under the leader that there is: `group`, but for an attempt that outlasted another one */
   int groups;
   int most_groups; /* hosts that there may ever be in an attempt: some may join while it runs */
   int era;         /* how often another host has taken the leader's place */

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 9
+#define EVEN_MESSAGE_PROTOCOL 10
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -41,6 +41,7 @@
   X(MEMBERS, 32, 1 << 18, 0)  /* to a host: who the members are, voters or not, and where */     \
   X(ESTATE, 33, 4 << 20, 0)   /* to a host: what it needs to take the leader's place */          \
   X(VOTES, 34, 4096, 0)       /* to the leader: whether it is the member that it was named */    \
+  X(LEADER, 35, 256, 0)       /* of a voter, to who would join: where the leader takes hosts */  \
   X(PARCEL, 40, 1024, 0)      /* to its receiver: a parcel is offered (parcel.h) */              \
   X(PARCEL_TAKE, 41, 256, 0)  /* to its sender: so much of it was taken */                       \
   X(PIECE, 42, 256, 1 << 20)  /* to its receiver: a piece of it */                               \

@@ -44,7 +44,7 @@ static void hosts_ready(void *context, int fd) {
 /* Spares that shall wait on that host. */
 static size_t spares_of(const even_agent_params *params, size_t host) {
   size_t spares = 0;
-  for (int i = 0; !params->grows && i < params->spares; i++) {
+  for (int i = 0; i < params->spares - params->kept; i++) {
     spares += (params->spare_hosts == NULL ? 0 : (size_t)params->spare_hosts[i]) == host ? 1 : 0;
   }
   return spares;

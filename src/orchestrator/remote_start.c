@@ -116,6 +116,13 @@ static void add_used(even_json *json, const even_host_agent *its) {
   even_json_array_end(json);
 }
 
+/* By era and group each host knows its own processes. Where the attempt runs under another leader than the one that
+ * began it, its hosts have other numbers now. */
+static int era_of(const even_job *job, const even_host_agent *its) {
+  bool numbered_anew = its != NULL && its->late && job->hosts->adopts;
+  return job->era + (numbered_anew ? (int)job->hosts->generation : 0);
+}
+
 void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, const even_host_agent *its,
                              even_text *out) {
   const even_agent_params *params = job->params;
@@ -136,7 +143,7 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_integer(&json, "group", (int64_t)group);
   even_json_integer(&json, "groups", group < (size_t)job->groups ? job->groups : (int64_t)group + 1);
   even_json_integer(&json, "most_groups", job->most_groups);
-  even_json_integer(&json, "era", job->era);
+  even_json_integer(&json, "era", era_of(job, its));
   add_words(&json, "command", params->command);
   add_environment(&json, job);
   add_ranks(&json, job, first, count, its);

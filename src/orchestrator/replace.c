@@ -34,9 +34,18 @@ static size_t world(const even_job *job) {
   return job->count - (size_t)job->params->spares;
 }
 
-/* So many members there may be. */
+/* A place that was kept, of a host that has come with it: nobody has joined from there yet. */
+static bool adds_place(const even_job *job, size_t rank) {
+  return rank >= job->count - (size_t)job->params->kept && job->places[rank].comes;
+}
+
+/* So many members there may be: a spare takes a place, and adds none. */
 static size_t most_members(const even_job *job) {
-  return job->params->grows ? job->count : world(job);
+  size_t most = world(job);
+  for (size_t i = job->count - (size_t)job->params->kept; i < job->count; i++) {
+    most += even_job_host_reached(job, i) && !adds_place(job, i) ? 1 : 0;
+  }
+  return most;
 }
 
 bool even_job_takes_in(const even_job *job) {
@@ -107,7 +116,8 @@ bool even_job_replace_could(const even_job *job, size_t rank) {
 size_t even_job_replace_free(const even_job *job) {
   size_t places = 0;
   size_t members = job->params->replace ? even_job_members(job) : 0;
-  size_t room = most_members(job) - members;
+  size_t most = most_members(job);
+  size_t room = most > members ? most - members : 0;
   for (size_t i = 0; members > 0 && job->places != NULL && i < job->count; i++) {
     places += !is_member(job, i) && even_job_replace_could(job, i) ? 1 : 0;
   }
@@ -297,15 +307,19 @@ static bool misses_ranks(const even_job *job, size_t host, const bool *joining) 
  * them: first those of hosts whose own ranks are missing, then others. */
 static void choose(even_job *job, bool *joining, size_t *count) {
   size_t members = even_job_members(job);
+  size_t most = most_members(job);
   bool given = any_gives(job);
   *count = 0;
-  for (size_t i = 0; i < 2 * job->count && given && members + *count < most_members(job); i++) {
+  for (size_t i = 0; i < 2 * job->count && given; i++) {
     size_t rank = i % job->count;
-    if (!joining[rank] && job->ranks[rank].alive && even_job_is_outside(job, rank) &&
-        even_generation_offers(job->generation, (int)rank) && even_job_replace_could(job, rank) &&
+    bool adds = adds_place(job, rank);
+    if ((adds || members + *count < most) && !joining[rank] && job->ranks[rank].alive &&
+        even_job_is_outside(job, rank) && even_generation_offers(job->generation, (int)rank) &&
+        even_job_replace_could(job, rank) &&
         (i >= job->count || misses_ranks(job, even_job_host_number(job, rank), joining))) {
       joining[rank] = true;
       (*count)++;
+      most += adds ? 1 : 0;
     }
   }
 }

@@ -2,12 +2,14 @@
 #include "orchestrator/returns.h"
 
 #include "base/fail.h"
+#include "base/json_reader.h"
 #include "orchestrator/gifts.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* Between two tries, each twice as long as the one before. */
 static const uint64_t FIRST_PAUSE_NS = 10000000000u;
@@ -21,7 +23,6 @@ static uint64_t pause_after(unsigned tries) {
   return pause < LONGEST_PAUSE_NS ? pause : LONGEST_PAUSE_NS;
 }
 
-/* Under a leader that has taken the ranks over, nobody could give newcomers of such a host the state of training. */
 static bool goes_on(const even_job *job) {
   return job->hosts != NULL && job->places != NULL && job->gifts != NULL && job->params->replace &&
          job->stage == EVEN_JOB_RUNS && job->alive > 0 && !job->changing && job->draining == 0 &&
@@ -31,7 +32,7 @@ static bool goes_on(const even_job *job) {
 static bool is_awaited(const even_host_agent *agent) {
   const even_hosts_params *params = &agent->hosts->params;
   return (params->shell != NULL || params->returns) && !agent->witness && !agent->came && !agent->leaves &&
-         !agent->fallen && !agent->parted;
+         !agent->parted && agent->count > 0;
 }
 
 /* It is lost as it was; `why` may be its own words. */
@@ -66,9 +67,25 @@ static void start(even_job *job, even_host_agent *agent) {
                   job->hosts->params.shell == NULL ? "waited for" : "started");
 }
 
+/* What the leader before called "localhost" is another machine here. */
+static bool is_another(const even_host_agent *agent) {
+  const even_hosts *hosts = agent->hosts;
+  bool there = strcmp(even_json_text(hosts->facts, "identity"), agent->identity) == 0;
+  for (size_t i = 1; i < hosts->count; i++) {
+    const even_host_agent *other = &hosts->agents[i];
+    there = there || (other != agent && other->link != NULL && strcmp(other->identity, agent->identity) == 0);
+  }
+  return there && agent->identity[0] != '\0' && hosts->params.estate != NULL;
+}
+
 /* It has come, and has what the script needs. */
 static void give_part(even_job *job, even_host_agent *agent) {
   even_text text = EVEN_TEXT_EMPTY;
+  if (is_another(agent)) {
+    fail(job, agent, "that name is of a machine that is in the job already");
+    return;
+  }
+  agent->fallen = false;
   agent->late = true;
   agent->follows = false;
   even_remote_start_write(job, agent->index, agent->first, agent->count, agent, &text);

@@ -1,8 +1,8 @@
 /* Hosts that were lost come back while the others go on (--recovery replace): the leader starts their agents again, as
  * it does before an attempt, and has processes take the places of their ranks there. Without a part in the attempt an
  * agent has ranks, a number and a board as before, but nobody is a member of it: the board begins with the generation
- * that the others are at (boards.h). Nothing of it where the leader may be replaced, of hosts that came by themselves,
- * and of such as nobody here can start. */
+ * that the others are at (boards.h). The host of a leader that is lost is started again so by the next one. Nothing of
+ * it of hosts that came by themselves, and of such as nobody here can start. */
 #ifndef EVEN_ORCHESTRATOR_RETURNS_H
 #define EVEN_ORCHESTRATOR_RETURNS_H
 

@@ -39,6 +39,9 @@ static even_status begin_voting(even_job *job, const even_voter_member *members,
   memcpy(params.key, hosts->key, sizeof params.key);
   even_status status = even_voter_open(&params, &hosts->voter);
   explicit_bzero(params.key, sizeof params.key);
+  if (status == EVEN_OK) {
+    even_voter_announce(hosts->voter, hosts->port); /* for who would join, and came to another host */
+  }
   status = status == EVEN_OK ? even_succession_bequeath(job) : status; /* who votes can lead from then on */
   for (size_t i = 1; status == EVEN_OK && i < hosts->count; i++) {
     if (hosts->agents[i].link != NULL) {

@@ -100,6 +100,15 @@ static bool send_raft(void *context, uint64_t member, const void *bytes, size_t 
   return even_voter_links_send(&((even_voter *)context)->links, member, bytes, count);
 }
 
+static bool where_it_leads(void *context, char address[EVEN_VOTER_ADDRESS], int *port) {
+  even_voter *voter = context;
+  (void)pthread_mutex_lock(&voter->lock);
+  memcpy(address, voter->view.address, EVEN_VOTER_ADDRESS);
+  *port = voter->view.port;
+  (void)pthread_mutex_unlock(&voter->lock);
+  return *port > 0 && address[0] != '\0';
+}
+
 /* ---- its turns ---- */
 
 static void find_address(const member_list *list, uint64_t id, char out[EVEN_VOTER_ADDRESS]) {
@@ -429,7 +438,8 @@ static even_status open_all(even_voter *voter, const even_voter_params *params) 
                                     .context = voter,
                                     .term = term_now,
                                     .word = on_word,
-                                    .raft = on_raft};
+                                    .raft = on_raft,
+                                    .leader = where_it_leads};
   memcpy(voter->links.key, params->key, sizeof voter->links.key);
   voter->log.context = voter;
   voter->log.changed = on_log;

@@ -108,11 +108,27 @@ static even_status take_word(even_voter_link *link, const even_message *message)
   return EVEN_OK;
 }
 
+/* Whoever would join the job may know any of its hosts. It closes the connection when it has heard. */
+static even_status point_onwards(even_voter_link *from) {
+  even_text text = EVEN_TEXT_EMPTY;
+  char address[EVEN_VOTER_ADDRESS] = "";
+  int port = 0;
+  if (from->all->leader == NULL || !from->all->leader(from->all->context, address, &port)) {
+    address[0] = '\0';
+    port = 0;
+  }
+  even_text_format(&text, "{\"address\":\"%s\",\"port\":%d}", address, port);
+  return even_link_send_text(&from->link, EVEN_MESSAGE_LEADER, &text, NULL, 0);
+}
+
 static even_status on_message(void *context, even_link *link, const even_message *message) {
   even_voter_link *from = context;
   (void)link;
   if (message->kind == EVEN_MESSAGE_MEMBER) {
     return take_word(from, message);
+  }
+  if (message->kind == EVEN_MESSAGE_GREET && !from->told) {
+    return point_onwards(from);
   }
   if (message->kind != EVEN_MESSAGE_RAFT || !from->told) {
     return even_fail(EVEN_ERR_INPUT, "a message of kind %d, which voters do not send", (int)message->kind);

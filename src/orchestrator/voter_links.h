@@ -50,6 +50,8 @@ typedef struct even_voter_links {
   uint64_t (*term)(void *context); /* of Raft's, now */
   void (*word)(void *context, const even_voter_word *word);
   even_status (*raft)(void *context, uint64_t from, const unsigned char *bytes, size_t count);
+  /* Where the job's leader takes hosts that join; false: that is not known. NULL: nobody is told. */
+  bool (*leader)(void *context, char address[EVEN_VOTER_ADDRESS], int *port);
 } even_voter_links;
 
 /* For one whose `loop`, `listener`, `key`, `own` and calls are set; the rest is zero. */

@@ -40,6 +40,7 @@ even_status open_side(side *own, bool leads) {
                         .order = own->order,
                         .host = "here",
                         .group = leads ? 0 : 1,
+                        .number = leads ? 0 : 1,
                         .groups = 2,
                         .most_groups = 2,
                         .master_address = "10.79.0.1",

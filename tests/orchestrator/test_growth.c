@@ -63,6 +63,7 @@ static int set_up(void **state) {
   at.params = (even_agent_params){.shrink = true,
                                   .grows = true,
                                   .spares = PLACES - BEGAN,
+                                  .kept = PLACES - BEGAN,
                                   .least_ranks = 1,
                                   .devices = &at.devices,
                                   .hosts = &at.hosts,

@@ -1,9 +1,12 @@
 /* Members of a job with real connections over loopback: who leads, who succeeds, who may act. */
 #include "orchestrator/voter.h"
 
+#include "base/json_reader.h"
+#include "orchestrator/link.h"
 #include "os/clock.h"
 #include "os/listener.h"
 #include "os/signals.h"
+#include "os/socket.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,6 +22,7 @@ enum { MOST = 6 };
 
 /* Far beyond what any of it takes: a machine may be slow. */
 static const uint64_t LIMIT_NS = 120000000000u;
+#define KEY "a key that all of them have....."
 
 typedef struct cluster {
   char folder[40]; /* "": they keep their logs in memory */
@@ -39,7 +43,7 @@ typedef enum beginning { FIRST, WAITS, JOINS, RETURNS } beginning;
 
 static void begin(cluster *all, size_t i, size_t known, beginning how) {
   even_voter_params params = {.size = sizeof params,
-                              .key = "a key that all of them have.....",
+                              .key = KEY,
                               .self = all->members[i].id,
                               .listener = all->listeners[i],
                               .members = all->members,
@@ -118,6 +122,70 @@ static void await_voters(const cluster *all, size_t i, unsigned voters) {
   }
 }
 
+/* ---- one that would join ---- */
+
+typedef struct guest {
+  bool answered;
+  bool over;
+  char address[64];
+  json_int_t port;
+} guest;
+
+static void greet(void *context, even_link *link) {
+  (void)context;
+  assert_int_equal(even_link_send(link, EVEN_MESSAGE_GREET, "{\"joins\":true}", NULL, 0), EVEN_OK);
+}
+
+static even_status hear(void *context, even_link *link, const even_message *message) {
+  guest *own = context;
+  json_t *content = NULL;
+  (void)link;
+  if (message->kind != EVEN_MESSAGE_LEADER) {
+    assert_int_equal(message->kind, EVEN_MESSAGE_MEMBER);
+    return EVEN_OK;
+  }
+  assert_int_equal(even_json_parse("who leads", message->json, message->json_bytes, &content), EVEN_OK);
+  (void)snprintf(own->address, sizeof own->address, "%s", even_json_text(content, "address"));
+  own->port = json_integer_value(json_object_get(content, "port"));
+  own->answered = true;
+  json_decref(content);
+  return EVEN_OK;
+}
+
+/* A member hangs up where the greeting does not come in time, by a machine that is slow. */
+static void hear_end(void *context, even_link *link) {
+  (void)link;
+  ((guest *)context)->over = true;
+}
+
+static void ask_once(int port, guest *own) {
+  const even_link_calls calls = {.context = own, .ready = greet, .message = hear, .ended = hear_end};
+  even_loop loop = {.fd = -1};
+  even_link link = {.fd = -1};
+  int fd = -1;
+  *own = (guest){.over = false};
+  assert_int_equal(even_loop_open(&loop), EVEN_OK);
+  assert_int_equal(even_socket_connect("127.0.0.1", port, 60000, &fd), EVEN_OK);
+  assert_int_equal(even_link_open(&link, &loop, fd, false, (const unsigned char *)KEY, &calls), EVEN_OK);
+  while (!own->answered && !own->over) {
+    assert_int_equal(even_loop_turn(&loop, 20), EVEN_OK);
+    even_link_tick(&link, false);
+  }
+  even_link_close(&link);
+  even_loop_close(&loop);
+}
+
+/* Asks a member where the leader is. */
+static guest ask(const cluster *all, size_t i) {
+  guest own = {.answered = false};
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  while (!own.answered) {
+    assert_true(even_clock_ns() < until);
+    ask_once((int)strtol(strrchr(all->members[i].address, ':') + 1, NULL, 10), &own);
+  }
+  return own;
+}
+
 static void the_first_leads_and_another_succeeds_it(void **state) {
   cluster all;
   (void)state;
@@ -126,6 +194,7 @@ static void the_first_leads_and_another_succeeds_it(void **state) {
   assert_int_equal(look(&all, 2).newest.generation, 1);
   assert_int_equal(look(&all, 2).newest.leader, 1);
   assert_int_equal(look(&all, 2).voters, 3);
+  assert_string_equal(ask(&all, 2).address, ""); /* it has not said where it takes hosts */
   uint64_t killed = even_clock_ns();
   end(&all, 0);
   size_t next = await_leader(&all, 2);
@@ -138,6 +207,8 @@ static void the_first_leads_and_another_succeeds_it(void **state) {
     assert_true(even_clock_ns() < until);
     even_clock_sleep_ns(5000000);
   }
+  assert_int_equal(ask(&all, 3 - next).port, 4711);
+  assert_string_equal(ask(&all, next).address, "127.0.0.1");
   /* of two, one alone votes: the other's end costs nothing */
   const even_voter_member left[] = {all.members[1], all.members[2]};
   assert_int_equal(even_voter_want(all.voters[next], left, 2), EVEN_OK);

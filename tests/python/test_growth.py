@@ -111,3 +111,15 @@ def test_a_host_without_ucx_is_refused_and_harms_nobody(alone: Alone, script: Sc
     assert code != 0 and "has no UCX, which connects the ranks of this job" in text, text
     code, text = job.finish()
     assert code == 0 and "generation" not in text, text
+
+
+@pytest.mark.more
+def test_a_spare_takes_the_place_of_one_that_joined(alone: Alone, script: Script) -> None:
+    """It adds none: where all places are taken it waits."""
+    job = started(alone, "replace", 2, "--spares", "1", script(cases.REPLACED), "2@forward:6", "3,7")
+    joined(alone, job, 1, 2)
+    code, text = job.finish()
+    assert code == 0, text
+    assert_replaced(text, [0])
+    assert re.search(r"1 rank on 1 host: \S+ 1; 1 spare\n", text) and "generation 1: rank 2 joins rank 0" in text, text
+    assert re.search(r"generation \d: rank 1 joins rank 0", text), text

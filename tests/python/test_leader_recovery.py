@@ -111,18 +111,38 @@ def test_to_the_last_bit(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -
 def test_a_process_takes_a_lost_ranks_place_under_the_next_leader(
     hosts: Hosts, script: Script, tmp_path: pathlib.Path
 ) -> None:
+    """And the lost leader's host is started again, whose ranks get the state of training from another one."""
     text = cases.REPLACED.replace(
         "os.kill(os.getpid(), 9)", "os.kill(os.getppid() if rank == '0' else os.getpid(), 9); time.sleep(600)"
     )
-    text = text.replace("== FULL", "== 4").replace(
-        "passes, first =", "while not os.path.exists('go'):\n    time.sleep(0.02)\npasses, first ="
-    )
+    text = text.replace("passes, first =", "while not os.path.exists('go'):\n    time.sleep(0.02)\npasses, first =")
     words = ("--name", "a", "--recovery", "replace", "-n", "2", "--log-rank", "all", script(text))
-    job = _begun(hosts, tmp_path, *words, "0@forward:3,4@forward:6", "6")
-    _ends(hosts)
+    job = _begun(hosts, tmp_path, *words, "0@forward:3,4@forward:6", "6,7,8,9")
+    log = _ends(hosts)
+    assert f"host {hosts.names[0]} is back: processes take the places of its 2 ranks" in log, log
     job.finish()
     notices = [line for line in hosts.log("a").splitlines() if line.startswith("evenstep:")]
     assert_replaced(_said(tmp_path) + "\n".join(notices), [2, 3, 5])
+
+
+@pytest.mark.more
+def test_a_spare_of_another_host_takes_the_lost_leaders_place(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path
+) -> None:
+    """Spares outlast the leader, too, and get the state of training under the next one."""
+    text = cases.REPLACED.replace("os.kill(os.getpid(), 9)", "os.kill(os.getppid(), 9); time.sleep(600)")
+    text = text.replace("passes, first =", "while not os.path.exists('go'):\n    time.sleep(0.02)\npasses, first =")
+    waiting = hosts.names[2]
+    words = ("--name", "a", "--recovery", "replace", "--spares", f"{waiting}:1", "--max-restarts", "0")
+    job = hosts.start(*words, "--log-rank", "all", script(text), "0@forward:3", "6")
+    job.wait_for(STANDS)
+    hosts.reach_nobody()
+    (tmp_path / "go").touch()
+    log = _ends(hosts)
+    job.finish()
+    notices = "".join(f"{line}\n" for line in log.splitlines() if line.startswith("evenstep:"))
+    assert_replaced(_said(tmp_path) + notices, [1, 2])
+    assert "generation 2: rank 3 joins ranks 1 and 2" in log, log
 
 
 @pytest.mark.more

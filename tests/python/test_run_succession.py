@@ -66,8 +66,7 @@ class Hosts:
         self.jobs: list[Job] = []
 
     def start(self, *words: str, witness: bool = False) -> Job:
-        """On all hosts; with `witness` on all but the last, which only votes. Another leader is asked for only where it
-        is not there by itself."""
+        """On all hosts; with `witness` on all but the last, which only votes."""
         shell = self.folder / "shell.sh"
         shell.write_text(SHELL)
         shell.chmod(0o755)
@@ -76,7 +75,6 @@ class Hosts:
             str(self.program),
             "run",
             *(["--witness", self.names[-1]] if witness else []),
-            *(["--replace-leader"] if "--max-ranks" in words else []),
             "--hosts",
             ",".join(self.names[:-1] if witness else self.names),
             "--ssh",
@@ -87,6 +85,13 @@ class Hosts:
         ]
         self.jobs.append(Job([*command, *words], self.folder, self.environment))
         return self.jobs[-1]
+
+    def reach_nobody(self) -> None:
+        """From now on no agent can be started: a lost host does not come back."""
+        none = self.folder / "none.sh"
+        none.write_text("#!/bin/sh\nexit 1\n")
+        none.chmod(0o755)
+        none.replace(self.folder / "shell.sh")
 
     def agents_of(self, *names: str) -> list[int]:
         """Processes of the program on these hosts, guardians too."""

@@ -160,6 +160,7 @@ def test_the_next_leader_ends_a_slow_rank(three: three_hosts.Hosts, script: Scri
     words = ("--recovery", "replace", "--on-straggler", "replace", "-n", "2", script(SLOWS), "5", "0", "0")
     job = three.start(*EQUAL, *words)
     job.wait_for(three_hosts.STANDS)
+    three.reach_nobody()
     (tmp_path / "go").touch()
     wait_until(lambda: "a ended well" in three.log("a"))
     log = three.log("a")

@@ -1,0 +1,36 @@
+/* What this host brings to its job: the key, and where hosts find it. */
+#include "base/fail.h"
+#include "orchestrator/estate.h"
+#include "orchestrator/host_agent.h"
+#include "os/listener.h"
+#include "os/random.h"
+
+#include <stdio.h>
+#include <string.h>
+
+even_status even_hosts_make_key(even_hosts *hosts) {
+  if (hosts->params.key != NULL) {
+    (void)snprintf(hosts->key_digits, sizeof hosts->key_digits, "%s", hosts->params.key);
+  } else if (hosts->params.estate != NULL) {
+    memcpy(hosts->key_digits, hosts->params.estate->key_digits, sizeof hosts->key_digits);
+  } else {
+    EVEN_TRY(even_random_hex(hosts->key_digits, 2 * EVEN_TLS_KEY_BYTES));
+  }
+  return even_tls_key_read(hosts->key_digits, hosts->key);
+}
+
+/* At the port of a leader that is lost this host's own member may answer already, and points to this one. */
+even_status even_hosts_listen(even_hosts *hosts) {
+  const char *where = hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address;
+  const even_estate *estate = hosts->params.estate;
+  int join = estate == NULL ? 0 : even_estate_join_port(estate);
+  hosts->port = estate == NULL ? hosts->params.port : join;
+  even_status status = even_listener_open(where, &hosts->port, &hosts->listener);
+  if (status != EVEN_OK && estate != NULL) {
+    even_error_clear();
+    hosts->port = 0;
+    status = even_listener_open(where, &hosts->port, &hosts->listener);
+  }
+  hosts->join_port = hosts->params.most_ranks == 0 ? 0 : join > 0 ? join : hosts->port;
+  return status;
+}
