@@ -19,7 +19,7 @@ static const char *const collectives[EVEN_STAGED_KINDS] = {"all_reduce", "reduce
                                                            "all_to_all"};
 
 /* As which it goes; what passes through no staging may take any. */
-static even_staged_kind kind_of(const even_comm *comm) {
+static int kind_of(const even_comm *comm) {
   switch (comm->call.kind) {
     case EVEN_CALL_REDUCE_SCATTER:
     case EVEN_CALL_REDUCE:
@@ -174,7 +174,7 @@ static void keep_costs(even_comm *comm, int kind) {
 }
 
 even_status even_shared_staged_ends(even_comm *comm, size_t bytes) {
-  even_staged_kind kind = kind_of(comm);
+  int kind = kind_of(comm);
   if (comm->timed && bytes >= EVEN_PIECES_MEASURED && kind != EVEN_STAGED_ALL_REDUCE) {
     EVEN_TRY(even_call_next(comm)); /* who only gives is done before what it gave has come */
   }
