@@ -267,7 +267,7 @@ class BatchAdapting:
         return {
             "base": self.base,
             "sizes": [list(one) for one in sizes],
-            "factor": self._session.rates.factor,
+            "factor": self._session.rates.factor if self._factor_then is None else self._factor_then,
             "noise": self._probe.known.state(),
             "mark": self._mark,
         }

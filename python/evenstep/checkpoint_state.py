@@ -480,7 +480,7 @@ class Loader:
             some = [one[1:] for one in reversed(wanted) if one[0] == kind]
             if some and kind in _WITH_FILES and isinstance(self._folder, Path):
                 files = [file for _, _, saved in some for file in files_of(saved)]
-                on_all_ranks(self._session, partial(self.files.fill, files))
+                self._session.call_by_all(partial(on_all_ranks, self._session, partial(self.files.fill, files)))
             for name, live, saved in some:
                 getattr(self, f"_load_{kind}")(live, saved, names)
                 self._done.add((kind, name))
