@@ -7,7 +7,6 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -473,14 +472,13 @@ class Loader:
         return wanted
 
     def put(self, wanted: Sequence[Wanted]) -> None:
-        """In place, on this rank."""
+        """In place, on this rank, which meets no other here: who is lost now is missed when all have their state."""
         names = parameter_names(self._session.models)
         # what runs code of others, which may still refuse, comes first
         for kind in reversed(KINDS):
             some = [one[1:] for one in reversed(wanted) if one[0] == kind]
-            if some and kind in _WITH_FILES and isinstance(self._folder, Path):
-                files = [file for _, _, saved in some for file in files_of(saved)]
-                self._session.call_by_all(partial(on_all_ranks, self._session, partial(self.files.fill, files)))
+            if kind in _WITH_FILES:
+                self.files.fill(file for _, _, saved in some for file in files_of(saved))
             for name, live, saved in some:
                 getattr(self, f"_load_{kind}")(live, saved, names)
                 self._done.add((kind, name))

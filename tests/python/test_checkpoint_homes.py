@@ -84,10 +84,13 @@ def test_all_comes_to_where_it_was(saved: Path, session: Any, way: str, monkeypa
     compared: list[str] = []
     compare = reading.compare
     monkeypatch.setattr(reading, "compare", lambda *of: (compared.append(of[1]["name"]), compare(*of)))
+    monkeypatch.setattr(session, "all_gather_bytes", lambda data: (compared.append("met"), [data])[1], raising=False)
     ck.load_checkpoint(saved, loaders=False)
     same(session.models["model"].state_dict(), model.state_dict())
     same(session.optimizers["optimizer"].state_dict(), optimizer.state_dict())
     twice = {name for name in FILES if compared.count(name) == 2}
+    in_place = compared[len(compared) - compared[::-1].index("met") :]
+    assert {*in_place} == twice  # no rank waits for another there
     assert twice == {"no room": {*FILES}, "room": {FILES[0]}, "disk": set()}[way]
     after = tensors(session)
     stays = len(after) if way == "no room" else len(model.state_dict())
