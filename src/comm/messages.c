@@ -323,7 +323,12 @@ static void tell_sender(even_comm_request *request) {
     size_t length = strlen(request->error.what);
     (void)snprintf(request->error.what + length, sizeof request->error.what - length, "; received at %s", site);
   }
-  even_refusal_say(request->comm, request->refused_from, request->tag, &request->error);
+  even_messages *messages = request->comm->messages;
+  (void)pthread_mutex_lock(&messages->lock);
+  if (messages->accepted[request->refusal % EVEN_MESSAGES_ACCEPTED] != request->refusal) {
+    even_refusal_say(request->comm, request->refused_from, request->tag, &request->error);
+  }
+  (void)pthread_mutex_unlock(&messages->lock);
 }
 
 even_status even_shared_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {

@@ -11,8 +11,8 @@ typedef struct even_message_words {
   uint64_t tag;
   size_t bytes;
   uint32_t elements;
-  uint32_t site; /* 0: not known */
-  bool refused;  /* a receive has found that it does not fit */
+  uint32_t site;    /* 0: not known */
+  uint32_t refusal; /* a receive has found that it does not fit: the number of that; 0: none has */
 } even_message_words;
 
 struct even_comm_request {
@@ -29,6 +29,7 @@ struct even_comm_request {
   uint64_t tag;
   bool untold; /* a receive that did not fit, of which its sender has not been told: */
   int refused_from;
+  uint32_t refusal;   /* as in the message's words */
   even_status status; /* once done */
   even_error error;
 };
@@ -51,15 +52,20 @@ typedef struct even_message_stream {
   even_kept_message *keeper; /* where it is kept; both NULL: not decided */
 } even_message_stream;
 
+/* So many of the messages that were received after all are remembered. */
+#define EVEN_MESSAGES_ACCEPTED 16u
+
 struct even_messages {
   pthread_mutex_t lock; /* over all that is below */
   pthread_cond_t work;  /* for the thread: something to do in the background, or stop */
   even_message_stream *streams;
-  even_comm_request *receives; /* in the order of the calls; those being taken too */
-  even_kept_message *kept;     /* whole ones, in the order in which they came */
-  size_t open;                 /* requests not done */
-  size_t waiters;              /* threads that wait for a request and do all the moving */
-  uint64_t lives_checked_ns;   /* when one who does not wait last looked whether the peers live */
+  even_comm_request *receives;               /* in the order of the calls; those being taken too */
+  even_kept_message *kept;                   /* whole ones, in the order in which they came */
+  size_t open;                               /* requests not done */
+  size_t waiters;                            /* threads that wait for a request and do all the moving */
+  uint64_t lives_checked_ns;                 /* when one who does not wait last looked whether the peers live */
+  uint32_t refusals;                         /* messages that did not fit, */
+  uint32_t accepted[EVEN_MESSAGES_ACCEPTED]; /* and which of them a later receive has taken; by their numbers */
   bool started;
   bool stop;
   pthread_t thread;

@@ -69,7 +69,8 @@ static even_status refuse(even_comm_request *request, int from, even_message_wor
   char sent[48];
   char wanted[48];
   char site[EVEN_FLIGHT_SITE_BYTES];
-  words->refused = true;
+  words->refusal = words->refusal != 0 ? words->refusal : ++request->comm->messages->refusals;
+  request->refusal = words->refusal;
   request->untold = true;
   request->refused_from = from;
   even_message_site_of(request->comm, from, words->site, site, sizeof site);
@@ -110,7 +111,8 @@ static even_comm_request *first_wanting(const even_comm *comm, int from) {
 
 /* It has come to a receive that it fits. */
 static void take_back(even_comm *comm, int from, const even_message_words *words) {
-  if (words->refused) {
+  if (words->refusal != 0) {
+    comm->messages->accepted[words->refusal % EVEN_MESSAGES_ACCEPTED] = words->refusal;
     even_refusal_withdraw(comm, from, words->tag);
   }
 }

@@ -239,7 +239,7 @@ static int make_phases(even_comm *comm, void *argument) {
       RANKS_EXPECT(comm, even_comm_all_reduce(comm, data, leg_bytes / 4, EVEN_F32, EVEN_MAX) == EVEN_OK);
     }
     if (rank == 0) {
-      (void)printf("%s: %.2f ms a call\n", phases[phase], (double)(even_clock_ns() - began) / 1e6 / CALLS);
+      (void)printf("%s: %.2f ms a call\n", phases[phase], (double)(even_clock_ns() - began) / 1e6 / (double)CALLS);
       (void)fflush(stdout);
     }
   }

@@ -29,7 +29,8 @@ typedef enum hearing {
   WAITING_TO_SEND,
   WAITING_IN_A_COLLECTIVE,
   AT_THE_END,
-  NOT_AT_ALL
+  NOT_AT_ALL,
+  NOT_AFTERWARDS /* as before, but the receive that failed is awaited when the other has taken it */
 } hearing;
 
 typedef struct scene {
@@ -91,7 +92,7 @@ static int hear(even_comm *comm, const scene *of, unsigned char *data) {
   even_comm_request *other = NULL;
   even_status status = EVEN_OK;
   RANKS_EXPECT(comm, sent != NULL);
-  if (of->how == IN_A_SEND || of->how == NOT_AT_ALL) {
+  if (of->how == IN_A_SEND || of->how >= NOT_AT_ALL) {
     RANKS_EXPECT(comm, even_comm_request_wait(sent, 0, NULL) == EVEN_OK);
   }
   steps_reach(of->step, 1);
@@ -119,6 +120,7 @@ static int hear(even_comm *comm, const scene *of, unsigned char *data) {
       status = even_comm_barrier(comm);
       break;
     case NOT_AT_ALL:
+    case NOT_AFTERWARDS:
       steps_await(of->step, 3);
       even_comm_request_free(sent);
       return meet_twice(comm);
@@ -137,13 +139,20 @@ static int refuse(even_comm *comm, const scene *of, unsigned char *data) {
   size_t bytes = of->how == WAITING_TO_SEND ? LARGE : 8;
   even_comm_ask_site(comm, say_site, (void *)(uintptr_t)"here.py:9");
   steps_await(of->step, 1);
-  RANKS_EXPECT(comm, end(begin(comm, false, I32, data, bytes, 0, 5)) == EVEN_ERR_MISMATCH);
+  even_comm_request *failing = begin(comm, false, I32, data, bytes, 0, 5);
+  if (of->how == NOT_AFTERWARDS) {
+    RANKS_EXPECT(comm, end(begin(comm, false, F32, data, 8, 0, 5)) == EVEN_OK);
+  }
+  RANKS_EXPECT(comm, end(failing) == EVEN_ERR_MISMATCH);
   RANKS_EXPECT(comm, even_error_last()->rank == 0 && names_both(comm, bytes));
   steps_reach(of->step, 2);
   switch (of->how) {
     case NOT_AT_ALL:
       RANKS_EXPECT(comm, end(begin(comm, false, F32, data, 8, EVEN_COMM_ANY_RANK, 5)) == EVEN_OK);
       RANKS_EXPECT(comm, memcmp(data, "1234567", 8) == 0);
+      steps_reach(of->step, 3);
+      return meet_twice(comm);
+    case NOT_AFTERWARDS:
       steps_reach(of->step, 3);
       return meet_twice(comm);
     case IN_A_SEND:
@@ -171,9 +180,9 @@ static int play(even_comm *comm, void *argument) {
     memset(data, 0, 8);
     wrong = refuse(comm, of, data);
   } else {
-    bool passes = of->how == IN_A_SEND || of->how == NOT_AT_ALL;
+    bool passes = of->how == IN_A_SEND || of->how >= NOT_AT_ALL;
     even_status status = of->how == IN_A_COLLECTIVE ? meet_until_told(comm) : even_comm_barrier(comm);
-    status = of->how == NOT_AT_ALL && status == EVEN_OK ? even_comm_barrier(comm) : status;
+    status = of->how >= NOT_AT_ALL && status == EVEN_OK ? even_comm_barrier(comm) : status;
     wrong = passes ? status != EVEN_OK : status == EVEN_OK;
   }
   if (wrong != 0) {
@@ -186,7 +195,7 @@ static int play(even_comm *comm, void *argument) {
 static void play_all(ranks_setup setup) {
   setup.timeout_seconds = 200;
   setup.spin = -1;
-  for (int how = 0; how <= NOT_AT_ALL; how++) {
+  for (int how = 0; how <= NOT_AFTERWARDS; how++) {
     scene of = {.how = (hearing)how, .step = steps_make()};
     assert_non_null(of.step);
     int wrong = ranks_run(&setup, play, &of, NULL);

@@ -43,7 +43,15 @@ typedef struct even_ucx_announced {
   even_ucx_header header;
 } even_ucx_announced;
 
+/* So many of the messages that were received after all are remembered. */
+#define EVEN_UCX_ACCEPTED 16u
+
 struct even_ucx_messages {
+  struct {
+    int sender;
+    uint64_t number;
+  } accepted[EVEN_UCX_ACCEPTED]; /* after another receive had found that they do not fit */
+  uint32_t accepts;
   pthread_cond_t work;          /* for the thread: something to do in the background, or stop */
   even_ucx_request *open;       /* not done, in the order of the calls */
   even_ucx_announced *waiting;  /* in the order in which they came */

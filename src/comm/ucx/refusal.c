@@ -81,6 +81,14 @@ void even_ucx_refuse(even_ucx_group *group, int sender, uint64_t number, const e
   tell(group, sender, &notice, offsetof(even_ucx_notice, refusal) + sizeof notice.refusal);
 }
 
+static bool was_accepted(const even_ucx_messages *messages, int sender, uint64_t number) {
+  bool found = false;
+  for (uint32_t i = 0; i < EVEN_UCX_ACCEPTED && i < messages->accepts; i++) {
+    found = found || (messages->accepted[i].sender == sender && messages->accepted[i].number == number);
+  }
+  return found;
+}
+
 void even_ucx_message_tell_sender(even_ucx_group *group, even_ucx_request *request) {
   const even_flight_writer *flight = &group->flight;
   char site[EVEN_FLIGHT_SITE_BYTES];
@@ -90,11 +98,16 @@ void even_ucx_message_tell_sender(even_ucx_group *group, even_ucx_request *reque
     (void)snprintf(request->error.what + length, sizeof request->error.what - length, "; received at %s", site);
   }
   (void)pthread_mutex_lock(&group->lock);
-  even_ucx_refuse(group, request->refused_from, request->refused_number, &request->error);
+  if (!was_accepted(group->messages, request->refused_from, request->refused_number)) {
+    even_ucx_refuse(group, request->refused_from, request->refused_number, &request->error);
+  }
   (void)pthread_mutex_unlock(&group->lock);
 }
 
 void even_ucx_accept(even_ucx_group *group, int sender, uint64_t number) {
+  uint32_t place = group->messages->accepts++ % EVEN_UCX_ACCEPTED;
+  group->messages->accepted[place].sender = sender;
+  group->messages->accepted[place].number = number;
   even_ucx_notice notice;
   memset(&notice, 0, sizeof notice);
   notice.word = EVEN_UCX_ACCEPTS;
