@@ -58,6 +58,7 @@ typedef struct even_host_agent {
   bool joins;               /* it becomes a member now */
   struct even_bring *bring; /* of the checkpoint that it is to have (bring.h); NULL: none */
   even_text resume;         /* where that lies there; empty: where it does here */
+  even_text differs;        /* what the command names, and is another one there or nothing: to be told */
   bool returns;             /* it was started again, and shall be the member that it was: `member`; */
   bool asked;               /* it has not said whether it is */
   uint64_t confirms;        /* the number of what it is yet to answer (even_succession_confirm); 0: of nothing */
@@ -212,6 +213,9 @@ void even_host_facts_add_devices(even_json *json, const even_device_list *device
 size_t even_host_places(const even_device_list *own);
 
 /* ---- host_data.c: files and folders that the command names ---- */
+/* EVENSTEP_CHECK_DATA: what differs is told (the default), is an error, or is not looked for. EVEN_ERR_USAGE. */
+typedef enum even_data_check { EVEN_DATA_TELL, EVEN_DATA_STRICT, EVEN_DATA_OFF } even_data_check;
+even_status even_host_data_check(even_data_check *out) EVEN_MUST_USE;
 /* Those of the words that are paths here, or have one behind a "="; a new array. EVENSTEP_CHECK_DATA=off: none. */
 even_status even_host_data_find(const char *folder, const char *const *words, size_t count, json_t **out) EVEN_MUST_USE;
 /* "data": what each of the paths is here. */
@@ -220,6 +224,9 @@ void even_host_data_add(even_json *json, const char *folder, const json_t *paths
  * NULL: that host was not asked. */
 even_status even_host_data_compare(const json_t *ours, const json_t *theirs, const char *name,
                                    bool whole) EVEN_MUST_USE;
+
+/* Tells what of it differs on the host, once. */
+void even_host_data_tell(even_host_agent *agent);
 
 /* ---- remote.c: the job's side ---- */
 /* A message of a host while the job runs. */

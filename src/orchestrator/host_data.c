@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "orchestrator/host_agent.h"
+#include "orchestrator/job.h"
 #include "os/entries.h"
 #include "os/folder.h"
 #include "os/path.h"
@@ -58,19 +59,34 @@ static bool has(const json_t *list, const json_t *item) {
   return false;
 }
 
-even_status even_host_data_find(const char *folder, const char *const *words, size_t count, json_t **out) {
+even_status even_host_data_check(even_data_check *out) {
+  static const char *const names[] = {[EVEN_DATA_TELL] = "on", [EVEN_DATA_STRICT] = "strict", [EVEN_DATA_OFF] = "off"};
   const char *wish = getenv("EVENSTEP_CHECK_DATA");
+  *out = EVEN_DATA_TELL;
+  for (size_t i = 0; wish != NULL && wish[0] != '\0' && i < sizeof names / sizeof names[0]; i++) {
+    if (strcmp(wish, names[i]) == 0) {
+      *out = (even_data_check)i;
+      return EVEN_OK;
+    }
+  }
+  if (wish == NULL || wish[0] == '\0') {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_CHECK_DATA=%.100s is neither on nor strict nor off", wish);
+  return even_error_fix(
+      "leave it out (on): what differs of the paths in the command is told; strict: it is an error; "
+      "off: other hosts are not asked for them");
+}
+
+even_status even_host_data_find(const char *folder, const char *const *words, size_t count, json_t **out) {
+  even_data_check check = EVEN_DATA_TELL;
   size_t bytes = 0;
   *out = json_array();
   if (*out == NULL) {
     return even_fail(EVEN_ERR_MEMORY, "the paths that the command names");
   }
-  if (wish != NULL && wish[0] != '\0' && strcmp(wish, "on") != 0 && strcmp(wish, "off") != 0) {
-    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_CHECK_DATA=%.100s is neither on nor off", wish);
-    return even_error_fix(
-        "leave it out, or set it to off: other hosts are not asked for the paths in the command then");
-  }
-  for (size_t i = 0; i < count && (wish == NULL || strcmp(wish, "off") != 0); i++) {
+  EVEN_TRY(even_host_data_check(&check));
+  for (size_t i = 0; i < count && check != EVEN_DATA_OFF; i++) {
     const char *path = path_in(folder, words[i]);
     json_t *item = path == NULL ? NULL : json_string(path); /* none of what is no UTF-8 */
     bytes += item == NULL ? 0 : strlen(path);
@@ -224,10 +240,16 @@ even_status even_host_data_compare(const json_t *ours, const json_t *theirs, con
     status = even_fail(EVEN_ERR_MISMATCH, "host %s differs from this one in what the command names: %.480s%s", name,
                        even_text_string(&words), more);
     (void)even_error_fix(
-        "copy it there (rsync -a %.100s …), or share it (NFS); where the ranks there do not need it, "
-        "EVENSTEP_CHECK_DATA=off starts all the same",
+        "copy it there (rsync -a %.100s …), or share it (NFS); EVENSTEP_CHECK_DATA=off: other hosts are not asked",
         first);
   }
   even_text_free(&words);
   return status;
+}
+
+void even_host_data_tell(even_host_agent *agent) {
+  if (agent->differs.length > 0 && agent->hosts->job != NULL) {
+    even_job_notice(agent->hosts->job, "%s", even_text_string(&agent->differs));
+    even_text_free(&agent->differs);
+  }
 }

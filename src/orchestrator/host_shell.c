@@ -194,6 +194,7 @@ void even_host_agent_drop(even_host_agent *agent) {
     even_parcels_lost(agent->hosts->parcels, (int)agent->index);
   }
   even_bring_drop(agent);
+  even_text_free(&agent->differs);
   even_pipe_close(agent->input);
   if (agent->shell.pid > 0) {
     (void)even_process_signal_group(agent->shell.pid, SIGKILL);

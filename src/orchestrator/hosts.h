@@ -54,8 +54,6 @@ typedef struct even_hosts_params {
   int least_ranks;            /* with so many left a job goes on without a host that is lost; 0: with none less */
   int most_ranks;             /* up to so many, hosts join while the job runs; 0: none does */
   struct even_estate *estate; /* of the leader whose place this one takes: agents come by themselves; NULL: none */
-  void *context;
-  void (*notice)(void *context, const char *text); /* a line for the user; may be NULL */
 } even_hosts_params;
 
 /* Starts the agents and returns when all are there and have what they need, each with its devices chosen.

@@ -145,6 +145,9 @@ even_status even_job_hosts_open(even_job *job) {
   job->warm = &job->hosts->elastic->warm;
   job->parcels = job->hosts->parcels;
   place_ranks(job);
+  for (size_t i = 0; i < job->hosts->count; i++) {
+    even_host_data_tell(&job->hosts->agents[i]);
+  }
   even_elastic_begin(job);
   EVEN_TRY(open_rings(job));
   return even_loop_add(&job->loop, &job->hosts->job_watch, job->hosts->loop.fd, hosts_ready, job);

@@ -146,6 +146,8 @@ static void what_the_command_names_is_compared(void **state) {
   assert_string_equal(data_differs(words, COUNT, false), ""); /* of one that joins: it may have changed by the job */
   assert_int_equal(setenv("EVENSTEP_CHECK_DATA", "off", 1), 0);
   assert_string_equal(data_differs(words, COUNT, true), "");
+  assert_int_equal(setenv("EVENSTEP_CHECK_DATA", "strict", 1), 0);
+  assert_string_not_equal(data_differs(words, COUNT, true), "");
   assert_int_equal(setenv("EVENSTEP_CHECK_DATA", "maybe", 1), 0);
   assert_int_equal(even_host_data_find("/", words, COUNT, &paths), EVEN_ERR_USAGE);
   json_decref(paths);

@@ -423,13 +423,17 @@ def test_what_the_command_names_is_looked_for_there(hosts: Hosts, script: Script
     over = tmp_path / "over.sh"
     over.write_text('#!/bin/sh\nmount -t tmpfs none images && mount --bind other.txt words.txt && exec "$@"\n')
     over.chmod(0o755)
-    name = script("raise SystemExit('it ran')")
-    code, text = hosts.run(name, "--data=images", str(tmp_path / "words.txt"), "nothing", before=f"unshare -m {over}")
-    assert code == 7 and "it ran" not in text
-    assert (
+    words = ("--data=images", str(tmp_path / "words.txt"), "nothing")
+    differs = (
         f"host {hosts.names[1]} differs from this one in what the command names: folder images holds nothing there; "
-        f"{tmp_path / 'words.txt'} has another content there" in text
-    ), text
+        f"{tmp_path / 'words.txt'} has another content there"
+    )
+    code, text = hosts.run(script("print('it ran')"), *words, before=f"unshare -m {over}")
+    assert code == 0 and f"evenstep: {differs}; fix: copy it there" in text and text.count("it ran") == 1, text
+    shutil.rmtree(tmp_path / "runs")
+    hosts.environment["EVENSTEP_CHECK_DATA"] = "strict"
+    code, text = hosts.run(script("print('it ran')"), *words, before=f"unshare -m {over}")
+    assert code == 7 and differs in text and "it ran" not in text, text
     assert not (tmp_path / "runs").exists()
 
 
