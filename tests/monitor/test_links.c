@@ -54,7 +54,7 @@ static bool second(even_link_news *news) {
           .peer = 100 + (uint32_t)peer,
           .transfers = TRANSFERS,
           .bytes = TRANSFERS * bytes,
-          .ns = (uint64_t)(1e3 * TRANSFERS * way[peer][own]),
+          .ns = (uint64_t)(1e3 * (double)TRANSFERS * way[peer][own]),
       };
       if (own != peer) {
         even_links_take(links, 2 * own + 1, &record);

@@ -35,7 +35,7 @@ static void seconds(monitored *made, int count, double microseconds) {
                                    .at_ns = 1,
                                    .transfers = TRANSFERS,
                                    .bytes = (uint64_t)TRANSFERS * BYTES,
-                                   .ns = (uint64_t)(TRANSFERS * microseconds * 1e3)};
+                                   .ns = (uint64_t)((double)TRANSFERS * microseconds * 1e3)};
       even_telemetry_leg(made->ranks.writers[rank], &leg);
     }
     made->monitor->looked_ns = 0;
