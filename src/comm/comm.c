@@ -26,7 +26,7 @@ static even_status check_process(const even_comm_base *base) {
 /* Where a message of this rank has fitted nowhere, it is told at its next call, in place of that. */
 static even_status check_refused(even_comm *comm) {
   const even_comm_engine *engine = even_comm_engine_of(comm);
-  return engine->refused != NULL && engine->refused(comm) ? even_error_last()->status : EVEN_OK;
+  return engine->refused != NULL && engine->refused(comm, false) ? even_error_last()->status : EVEN_OK;
 }
 
 /* Before a collective: the others, who would wait in it, have the error, too. */

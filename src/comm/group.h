@@ -194,7 +194,7 @@ void even_refusal_say(even_comm *comm, int sender, uint64_t tag, const even_erro
 void even_refusal_withdraw(even_comm *comm, int sender, uint64_t tag);
 /* Whether a message of this rank was refused that it has not heard of: the calling thread's last error then, once. Any
  * thread. */
-bool even_shared_refused(even_comm *comm);
+bool even_shared_refused(even_comm *comm, bool waits);
 /* The same, which goes on. */
 bool even_refusal_stands(const even_comm *comm);
 /* The number of the text of a site of this rank's messages, and the text; 0: not known, or there are too many. With the

@@ -53,7 +53,8 @@ static bool hear(const even_comm *comm, uint32_t state) {
   return even_error_restore(&why) != EVEN_OK;
 }
 
-bool even_shared_refused(even_comm *comm) {
+bool even_shared_refused(even_comm *comm, bool waits) {
+  (void)waits; /* a word that is taken back is not there any more */
   return hear(comm, EVEN_REFUSAL_NONE);
 }
 

@@ -185,7 +185,7 @@ static bool look_for_the_lost(even_comm *comm, int from, uint64_t now_ns) {
 
 /* Whoever was sent what does not fit may never come. */
 static bool ends_for_refusal(even_comm *comm) {
-  if (!even_shared_refused(comm)) {
+  if (!even_shared_refused(comm, true)) {
     return false;
   }
   const even_error why = *even_error_last();

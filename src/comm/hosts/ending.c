@@ -118,17 +118,17 @@ void even_hosts_follow(even_hosts_group *group) {
   }
 }
 
-bool even_hosts_refused(even_comm *comm) {
+bool even_hosts_refused(even_comm *comm, bool waits) {
   even_comm *everyone = even_hosts_of(comm)->everyone;
   return everyone != NULL && even_comm_engine_of(everyone)->refused != NULL &&
-         even_comm_engine_of(everyone)->refused(everyone);
+         even_comm_engine_of(everyone)->refused(everyone, waits);
 }
 
 /* Who is in a collective, waiting: whoever was sent what does not fit may never come to it. */
 static void end_for_refusal(even_hosts_group *group) {
   even_flight_call last;
   bool within = even_flight_calls(&group->flight, group->rank, &last, 1) == 1 && last.state == EVEN_FLIGHT_BEGUN;
-  if (within && even_hosts_refused((even_comm *)(void *)group)) {
+  if (within && even_hosts_refused((even_comm *)(void *)group, true)) {
     const even_error why = *even_error_last();
     even_hosts_tell(group, &why);
   }
@@ -203,7 +203,7 @@ even_status even_hosts_failure(even_hosts_group *group) {
   (void)pthread_mutex_lock(&group->ending);
   why = group->end;
   (void)pthread_mutex_unlock(&group->ending);
-  if (even_hosts_refused((even_comm *)(void *)group)) {
+  if (even_hosts_refused((even_comm *)(void *)group, false)) {
     why = *even_error_last(); /* whoever refused a message of this rank may be gone for that */
   }
   even_flight_say(&group->flight);

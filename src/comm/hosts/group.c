@@ -337,7 +337,7 @@ static uint64_t wait_ns(const even_comm *comm) {
 
 static void describe(const even_comm *comm, char *text, size_t bytes) {
   const even_hosts_group *group = (const even_hosts_group *)(const void *)comm;
-  char inside[1024];
+  char inside[2048];
   char between[1024] = "this host's leader speaks to them";
   even_comm_describe(group->inside, inside, sizeof inside);
   if (group->between != NULL) {

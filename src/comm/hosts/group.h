@@ -139,7 +139,7 @@ void even_hosts_sum_counts(const even_hosts_group *group, const size_t *counts, 
 /* Ends the group for all ranks, unless it has ended. Any thread. */
 void even_hosts_tell(even_hosts_group *group, const even_error *why);
 /* As the engine's `refused`: messages go between all ranks. */
-bool even_hosts_refused(even_comm *comm);
+bool even_hosts_refused(even_comm *comm, bool waits);
 /* The same with why a part has ended, or with the calling thread's last error where none has. */
 void even_hosts_tell_failure(even_hosts_group *group);
 /* Looks whether a part has ended, which the others are told. */

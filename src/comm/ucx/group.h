@@ -198,6 +198,7 @@ typedef struct even_ucx_group {
   pthread_mutex_t lock; /* over UCX, and all that follows but the call's own */
   _Atomic bool refused; /* a message of this rank was, and it has not heard so; written with the lock held, as: */
   int refused_by;
+  uint64_t refused_ns; /* when that was heard */
   even_ucx_refusal refusal;
   int sleepers;       /* threads that sleep on the descriptor */
   _Atomic bool ended; /* set with the lock held */
@@ -418,7 +419,9 @@ void even_ucx_take_refusal(even_ucx_group *group, const even_ucx_notice *notice)
  * without the lock, once. */
 bool even_ucx_refusal_stands(const even_ucx_group *group);
 bool even_ucx_refusal_take(even_ucx_group *group); /* the same, once */
-bool even_ucx_refused(even_comm *comm);
+bool even_ucx_refused(even_comm *comm, bool waits);
+/* Whether it has stood for so long that no word that takes it back can be behind it. */
+bool even_ucx_refusal_lasts(const even_ucx_group *group);
 
 /* ---- messages.c ---- */
 

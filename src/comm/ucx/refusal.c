@@ -10,7 +10,9 @@
 #include <string.h>
 
 /* How long that may take. */
-#define SAYING_NS ((uint64_t)100 * 1000000u)
+#define SAYING_NS ((uint64_t)2000 * 1000000u)
+/* A word that takes another one back was sent right behind it, or there is none yet. */
+#define LASTING_NS ((uint64_t)200 * 1000000u)
 
 void even_ucx_message_refuse(even_ucx_group *group, even_ucx_request *request, even_ucx_announced *message) {
   const even_ucx_header *header = &message->header;
@@ -129,6 +131,7 @@ void even_ucx_take_refusal(even_ucx_group *group, const even_ucx_notice *notice)
   group->refusal.what[sizeof group->refusal.what - 1] = '\0';
   group->refusal.fix[sizeof group->refusal.fix - 1] = '\0';
   group->refused_by = notice->sender;
+  group->refused_ns = even_clock_ns();
   group->refused = true;
   if (group->sleepers > 0) {
     group->transport->wake(group);
@@ -150,15 +153,19 @@ bool even_ucx_refusal_take(even_ucx_group *group) {
   return stands;
 }
 
-bool even_ucx_refused(even_comm *comm) {
+bool even_ucx_refusal_lasts(const even_ucx_group *group) {
+  return group->refused && even_clock_ns() - group->refused_ns >= LASTING_NS;
+}
+
+bool even_ucx_refused(even_comm *comm, bool waits) {
   even_ucx_group *group = even_ucx_of(comm);
   if (!group->refused && !group->ended) {
     return false;
   }
   (void)pthread_mutex_lock(&group->lock);
-  while (group->ended && !group->has_left && even_ucx_move(group)) { /* what was said before it ended */
+  while (!group->has_left && even_ucx_move(group)) { /* it may have been taken back, or said before the group ended */
   }
-  bool refused = even_ucx_refusal_take(group);
+  bool refused = (!waits || even_ucx_refusal_lasts(group)) && even_ucx_refusal_take(group);
   (void)pthread_mutex_unlock(&group->lock);
   return refused;
 }

@@ -166,7 +166,7 @@ static const bool *find_waits(even_ucx_group *group, even_ucx_transfer *transfer
 static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, uint64_t now_ns) {
   if (even_ucx_look_is_due(&group->call_looks, now_ns)) {
     even_ucx_end_over(group);
-    if (even_ucx_refusal_stands(group)) { /* who refused may never come */
+    if (even_ucx_refusal_lasts(group) && even_ucx_refusal_stands(group)) { /* who refused may never come */
       even_ucx_end(group);
     }
     const bool *waits = find_waits(group, transfers, count);
