@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pathlib
 import sys
+import time
 from collections import deque
 from typing import Any
 
@@ -157,8 +159,10 @@ def checkpoints_due_wait() -> list[int]:
     session.environment = dataclasses.replace(before, checkpoint_steps=4)
     trained(es.LocalSGD(every=3), "sgd")
     session.environment = before
-    es.barrier()
-    return sorted(int(name.removeprefix("step-")) for name in os.listdir(os.environ["EVENSTEP_CHECKPOINT_DIR"]))
+    folder = pathlib.Path(os.environ["EVENSTEP_CHECKPOINT_DIR"])
+    while not (folder / "step-00000012").exists():  # the last one is written in the background
+        time.sleep(0.01)
+    return sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
 
 
 def second_backward_in_a_step() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pathlib
 from collections.abc import Callable
@@ -23,6 +24,13 @@ from evenstep.stale import StaleRounds
 from evenstep.steps import Steps
 
 SCRIPT = pathlib.Path(__file__).parent / "mode_cases.py"
+sessions = importlib.import_module("evenstep.session")  # es.session, the function, hides the module of that name
+
+
+@pytest.fixture(autouse=True)
+def own_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what tests of other files have prepared in this process."""
+    monkeypatch.setattr(sessions, "_session", None)
 
 
 def test_on_two_ranks_with_changing_shares(run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path) -> None:
