@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from evenstep import _core, comm_costs
 from evenstep.comm_debug import note
-from evenstep.engine import Engine, Report, SharedEngine
+from evenstep.engine import FIRST_BUCKET_BYTES, Engine, Report, SharedEngine
 from evenstep.group import broadcast_bytes, gather_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ LEAST = 1 << 20
 """Bytes of gradients: fewer are a bucket or two, whatever their size."""
 WORTH = 0.02
 """Of backward and what is exchanged after it: less is not worth a look, nor a change."""
-FORMER = (4 << 20, 256 << 10)
+FORMER = (4 << 20, FIRST_BUCKET_BYTES)
 """The engine's own, in words only."""
 
 

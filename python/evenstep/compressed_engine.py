@@ -33,17 +33,6 @@ class GatheringEngine(TorchEngine):
     _encoded: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     feedback_counts_as_mean = False  # whether what is still to come is the mean of the ranks' leftovers; else their sum
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        exchange: Exchange,
-        group: Group,
-        telemetry: _core.Telemetry,
-        options: EngineOptions,
-    ) -> None:
-        super().__init__(parameters, exchange, group, telemetry, options)
-        self._parameters, self._options = parameters, options
-
     # -- where ranks may be lost --
 
     @property

@@ -283,6 +283,7 @@ class TorchEngine:
         options: EngineOptions = EngineOptions(),
     ) -> None:
         self._exchange, self._group, self._telemetry = exchange, group, telemetry
+        self._parameters, self._options = parameters, options
         self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
         self._weight, self._step = 0.0, 0
         self._ready: list[Any] = [None] * len(parameters)

@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#include "device/fake_nvml_state.h"
+
 static const char *const uuids[3] = {"GPU-00010203", "", "GPU-10111213"}; /* the rank between them has none */
 static const uint64_t fast_ns = 5000000u;
 static char state_path[64];
@@ -43,17 +45,8 @@ static int tear_down(void **state) {
   return unlink(state_path);
 }
 
-/* Replaces the file at once: the thread never reads half of it. */
 static void say(const char *suffix, const char *words) {
-  char made[96];
-  char name[96];
-  (void)snprintf(made, sizeof made, "%s.new", state_path);
-  (void)snprintf(name, sizeof name, "%s%s", state_path, suffix);
-  FILE *file = fopen(made, "w");
-  assert_non_null(file);
-  assert_true(fputs(words, file) >= 0);
-  assert_int_equal(fclose(file), 0);
-  assert_int_equal(rename(made, name), 0);
+  fake_nvml_say(state_path, suffix, words);
 }
 
 static even_gpu_watch *open_watch(void) {

@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#include "device/fake_nvml_state.h"
+
 enum { RANKS = 4, HERE = 2 };
 
 typedef struct heard {
@@ -84,17 +86,8 @@ static int tear_down_gpu(void **state) {
   return unlink(nvml_state);
 }
 
-/* Replaces the file at once: NVML's thread never reads half of it. */
 static void say(const char *suffix, const char *words) {
-  char made[96];
-  char name[96];
-  (void)snprintf(made, sizeof made, "%s.new", nvml_state);
-  (void)snprintf(name, sizeof name, "%s%s", nvml_state, suffix);
-  FILE *file = fopen(made, "w");
-  assert_non_null(file);
-  assert_true(fputs(words, file) >= 0);
-  assert_int_equal(fclose(file), 0);
-  assert_int_equal(rename(made, name), 0);
+  fake_nvml_say(nvml_state, suffix, words);
 }
 
 /* The leader of the job, or the agent of ranks 2 and 3, which serves it. */
