@@ -55,7 +55,7 @@ ONE_HOST = [
     "nan",
     "twin",
 ]
-SEVERAL_HOSTS = ["partition", "kill", "stop", "garbage", "stolen-port", "twin", "clock"]  # of runs of several hosts
+SEVERAL_HOSTS = ["partition", *ONE_HOST]  # of runs of several hosts
 LIMITS = {"kill": 0.2, "stop": 0.3, "partition": 5.0}
 RECOVERIES = ("restart", "shrink", "replace")
 KILLS = ("kill", "bit-flip", "torn-write", "stolen-port")  # each of which kills a rank
@@ -172,7 +172,7 @@ class Soak:
         longer = 2 if recovery != "restart" and seed // 3 % 2 else 1  # than others wait for a rank that is stopped
         several = every and seed % every == every - 1
         hosts = 2 + seed // every % 2 if several else 1
-        ranks = 2 + seed % 3 if hosts == 1 else hosts
+        ranks = 2 + seed % 3 if hosts == 1 else 4 if hosts == 2 and seed % 4 // 2 else hosts
         kinds = ",".join(SEVERAL_HOSTS) if several else self.args.kinds or ",".join(ONE_HOST)
         count = self.args.together if hosts == 1 else self.args.together_hosts
         command = [program(), "chaos", "-n", str(ranks // hosts), "--seed", str(seed), "--faults", str(count)]
