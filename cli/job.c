@@ -13,6 +13,7 @@
 #include "monitor/monitor.h"
 #include "orchestrator/adopt.h"
 #include "orchestrator/agent.h"
+#include "orchestrator/legacy.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/pipe.h"
@@ -192,6 +193,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .memory = job->setup.memory,
                                     .aside = job->options->set_aside ? &job->aside : NULL,
                                     .shown = job->setup.shown,
+                                    .legacy = job->options->legacy,
                                     .observer = {.context = job,
                                                  .attempt = on_attempt,
                                                  .rank_started = on_rank_started,
@@ -508,6 +510,9 @@ int even_job_start(const even_job_options *options, char *const *environment, si
   even_stop_when(user_asks);
   if (status == EVEN_OK) {
     status = even_job_setup_open(options, environment, count, words, &job.setup);
+  }
+  if (status == EVEN_OK && options->legacy != NULL) {
+    even_legacy_name(options->legacy, even_text_string(&job.setup.run_name));
   }
   if (status == EVEN_OK) {
     status = even_job_view_open(&job.view, options->quiet, options->json, job.setup.shown, (int)job.setup.devices.count,

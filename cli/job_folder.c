@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "cli/job_setup.h"
+#include "orchestrator/legacy.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/folder.h"
@@ -108,11 +109,16 @@ static even_status check_unlocked(const even_job_setup *setup) {
   return status;
 }
 
-static even_status lock(even_job_setup *setup) {
+/* That of an agent that was killed is no more, and its folder this one's. */
+static bool goes_on(const even_job_options *options) {
+  return options->legacy != NULL && even_legacy_run_name(options->legacy) != NULL;
+}
+
+static even_status lock(const even_job_options *options, even_job_setup *setup) {
   even_status locked = even_folder_lock(setup->run_folder.data, &setup->lock);
   if (locked == EVEN_ERR_UNSUPPORTED) {
     even_error_clear(); /* the job runs without */
-    return check_unlocked(setup);
+    return goes_on(options) ? EVEN_OK : check_unlocked(setup);
   }
   EVEN_TRY(locked);
   if (setup->lock < 0) {
@@ -130,7 +136,7 @@ static even_status share_folder(const even_job_options *options, even_job_setup 
   for (int number = 0;; number++) {
     EVEN_TRY(set_path(setup, options, number));
     EVEN_TRY(even_folder_make(setup->run_folder.data));
-    even_status status = lock(setup);
+    even_status status = lock(options, setup);
     if (status != EVEN_ERR_IN_USE) {
       return status;
     }
@@ -142,7 +148,7 @@ static even_status open_folder(const even_job_options *options, const char *scri
   EVEN_TRY(even_folder_make(options->runs_folder));
   if (options->name == NULL) {
     EVEN_TRY(make_unnamed(options, script, setup));
-    return lock(setup);
+    return lock(options, setup);
   }
   even_text_add(&setup->run_name, options->name);
   EVEN_TRY(even_text_status(&setup->run_name));
@@ -151,8 +157,8 @@ static even_status open_folder(const even_job_options *options, const char *scri
     return share_folder(options, setup);
   }
   if (even_path_exists(setup->run_folder.data)) {
-    EVEN_TRY(lock(setup));
-    if (options->resume != NULL) {
+    EVEN_TRY(lock(options, setup));
+    if (options->resume != NULL || goes_on(options)) {
       return EVEN_OK;
     }
     EVEN_TRY(move_away(setup->run_folder.data));
@@ -160,7 +166,7 @@ static even_status open_folder(const even_job_options *options, const char *scri
     setup->lock = -1;
   }
   EVEN_TRY(even_folder_make(setup->run_folder.data));
-  return lock(setup);
+  return lock(options, setup);
 }
 
 even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {

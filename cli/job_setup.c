@@ -9,6 +9,7 @@
 #include "monitor/monitor.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/host_memory.h"
+#include "orchestrator/legacy.h"
 #include "os/folder.h"
 #include "os/path.h"
 
@@ -279,7 +280,8 @@ static even_status check_options(const even_job_options *options) {
   if (options->checkpoint_folder != NULL) {
     EVEN_TRY(check_checkpoint_folder(options->checkpoint_folder));
   }
-  if (options->resume != NULL && strcmp(options->resume, "auto") != 0 && !even_path_is_url(options->resume)) {
+  bool left = options->legacy != NULL && even_legacy_is_left(options->legacy); /* was read, and may be gone since */
+  if (options->resume != NULL && strcmp(options->resume, "auto") != 0 && !even_path_is_url(options->resume) && !left) {
     EVEN_TRY(check_resume(options->resume));
   }
   return EVEN_OK;

@@ -71,6 +71,10 @@ int even_cli_run(int argc, char **argv) {
   if (options.checkpoint_to == NULL) {
     options.checkpoint_to = place_of_user();
   }
+  int code = 0;
+  if (!even_job_supervise(&options, &code)) {
+    return code;
+  }
   if (options.hosts != NULL && strcmp(options.hosts, "auto") == 0) {
     return start_launched(&options, (size_t)(argc - operand), argv + operand);
   }

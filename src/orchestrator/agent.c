@@ -10,6 +10,7 @@
 #include "orchestrator/estate.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/resume.h"
 #include "orchestrator/stragglers.h"
@@ -184,6 +185,10 @@ static even_status report_ends(even_job *job, even_fault_facts *ends, size_t *cu
   return EVEN_OK;
 }
 
+static const char *place_of_resume(const even_job *job) {
+  return job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it";
+}
+
 /* After a failed attempt: whether to start again, and from where. */
 static even_status plan_restart(even_job *job, const even_fault_facts *culprit, bool *again) {
   even_text before = EVEN_TEXT_EMPTY;
@@ -212,8 +217,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   *again = true;
   job->attempt++;
   even_job_notice(job, "restart %d of %d from %s%s", job->attempt - job->planned, job->params->max_restarts,
-                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it",
-                  even_job_resume_place(job));
+                  place_of_resume(job), even_job_resume_place(job));
   return EVEN_OK;
 }
 
@@ -222,8 +226,7 @@ static even_status plan_change(even_job *job) {
   EVEN_TRY(even_job_find_resume(job, true));
   job->attempt++;
   job->planned++;
-  even_job_notice(job, "the hosts change: the job goes on from %s",
-                  job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it");
+  even_job_notice(job, "the hosts change: the job goes on from %s", place_of_resume(job));
   return EVEN_OK;
 }
 
@@ -335,6 +338,7 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
     if (job->params->observer.attempt != NULL) {
       job->params->observer.attempt(job->params->observer.context, job->attempt);
     }
+    EVEN_TRY(even_legacy_leave(job->params->legacy, job));
     bool asked = even_signals_end_pending() != 0; /* while checkpoints were read: no rank has to start */
     even_status status = asked ? EVEN_ERR_INTERRUPTED : run_once(job, ends, exit_code, &again, changed);
     if (status == EVEN_ERR_INTERRUPTED && even_signals_end_pending() != 0) {
@@ -391,11 +395,20 @@ static even_status make_room(even_job *job) {
   return status;
 }
 
+/* With the job of an agent that was killed, whose ranks are no more. */
+static even_status go_on_after_killed(even_job *job) {
+  EVEN_TRY(even_legacy_take(job->params->legacy, job));
+  EVEN_TRY(even_job_find_resume(job, true));
+  even_job_notice(job, "the agent before was killed: restart %d of %d from %s", job->attempt - job->planned,
+                  job->params->max_restarts, place_of_resume(job));
+  return EVEN_OK;
+}
+
 /* With another leader's job, as after any failure of a host. */
-static even_status go_on(even_job *job) {
+static even_status go_on_under_another(even_job *job) {
   EVEN_TRY(even_estate_take(job->params->estate, job));
   EVEN_TRY(even_job_find_resume(job, true));
-  const char *from = job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it";
+  const char *from = place_of_resume(job);
   const even_estate *estate = job->params->estate;
   if (even_estate_is_handed(estate)) {
     even_job_notice(job, "this host leads now (generation %llu), for host %s is drained: the job goes on from %s%s",
@@ -415,7 +428,10 @@ static even_status find_beginning(even_job *job) {
     return EVEN_OK;
   }
   if (job->params->estate != NULL) {
-    return go_on(job);
+    return go_on_under_another(job);
+  }
+  if (job->params->legacy != NULL && even_legacy_is_left(job->params->legacy)) {
+    return go_on_after_killed(job);
   }
   EVEN_TRY(even_random_hex(job->id, 32));
   EVEN_TRY(even_job_find_foreign(job));

@@ -144,7 +144,10 @@ typedef struct even_agent_params {
   /* Where ranks of this host keep checkpoints in memory, which a restart takes where they are newer; NULL: nowhere. */
   struct even_host_memory *memory;
   struct even_aside *aside; /* devices that fail are left out of further attempts (aside.h); NULL: none is */
-  const bool *shown;        /* of hosts: whose lines the observer wants, a rank each; NULL: all */
+  /* Shared with the process that starts another agent in this one's place once it was killed, and goes on with what is
+   * left there (legacy.h); NULL: nobody does. */
+  struct even_legacy *legacy;
+  const bool *shown; /* of hosts: whose lines the observer wants, a rank each; NULL: all */
   even_agent_observer observer;
 } even_agent_params;
 

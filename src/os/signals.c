@@ -69,12 +69,40 @@ void even_signals_pipe_restore(const struct sigaction *before) {
   (void)even_os.sigaction(SIGPIPE, before, NULL);
 }
 
+/* How often each way has told of a signal; what one tells that the other has told already is the same once more. */
+typedef struct ways {
+  int number;
+  uint32_t directly;
+  uint32_t repeated;
+} ways;
+
+static pid_t repeats; /* who does; 0: nobody */
+static ways counted[] = {{.number = SIGINT}, {.number = SIGTERM}, {.number = SIGHUP}};
+
+void even_signals_repeated_by(pid_t repeater) {
+  repeats = repeater;
+  for (size_t i = 0; i < sizeof counted / sizeof counted[0]; i++) {
+    counted[i].directly = counted[i].repeated = 0;
+  }
+}
+
+static bool was_told(const struct signalfd_siginfo *facts) {
+  for (size_t i = 0; repeats != 0 && i < sizeof counted / sizeof counted[0]; i++) {
+    if (counted[i].number == (int)facts->ssi_signo) {
+      bool its = facts->ssi_code == SI_USER && (pid_t)facts->ssi_pid == repeats;
+      uint32_t *count = its ? &counted[i].repeated : &counted[i].directly;
+      return ++*count <= (its ? counted[i].directly : counted[i].repeated);
+    }
+  }
+  return false;
+}
+
 int even_signals_next(even_signals *signals) {
   struct signalfd_siginfo facts;
   ssize_t got = 0;
   do {
     got = even_os.read(signals->fd, &facts, sizeof facts);
-  } while (got < 0 && errno == EINTR);
+  } while ((got < 0 && errno == EINTR) || (got == (ssize_t)sizeof facts && was_told(&facts)));
   return got == (ssize_t)sizeof facts ? (int)facts.ssi_signo : 0;
 }
 
@@ -91,17 +119,23 @@ int even_signals_end_pending(void) {
   return 0;
 }
 
+void even_signals_leave(even_signals *signals) {
+  if (signals->fd >= 0) {
+    (void)even_os.close(signals->fd);
+    (void)even_os.sigaction(SIGPIPE, &signals->pipe_before, NULL);
+    (void)even_os.sigaction(SIGCHLD, &signals->child_before, NULL);
+    signals->fd = -1;
+  }
+}
+
 void even_signals_close(even_signals *signals) {
   if (signals->fd < 0) {
     return;
   }
   while (even_signals_next(signals) != 0) {
   }
-  (void)even_os.close(signals->fd);
-  (void)even_os.sigaction(SIGPIPE, &signals->pipe_before, NULL);
-  (void)even_os.sigaction(SIGCHLD, &signals->child_before, NULL);
+  even_signals_leave(signals);
   (void)even_os.mask_signals(SIG_SETMASK, &signals->before, NULL);
-  signals->fd = -1;
 }
 
 const char *even_signal_name(int signal) {

@@ -251,6 +251,19 @@ def test_the_leaders_death_ends_all(hosts: Hosts, script: Script) -> None:
     job.finish()
 
 
+@pytest.mark.more
+def test_a_leader_is_started_again(hosts: Hosts, script: Script) -> None:
+    job = hosts.start("--restart-agent", "--log-rank", "all", script(WAITING))
+    ranks = _processes(job)
+    leader = int(pathlib.Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    assert leader != job.process.pid
+    os.kill(leader, signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0 and "the agent before was killed: restart 1 of 3" in text, text
+    assert len(re.findall("attempt 1 process", text)) == 2
+    assert not any(alive(process) for process in ranks.values())
+
+
 def test_ctrl_c_ends_all(hosts: Hosts, script: Script) -> None:
     job = hosts.start("--log-rank", "all", script(WAITING))
     ranks = _processes(job)

@@ -1,0 +1,148 @@
+/* --restart-agent: the process that the user has started keeps the terminal, its signals and the exit code, and starts
+ * the job's agent, which may be killed (for lack of memory, say), as often as --max-restarts allows. */
+#include "base/fail.h"
+#include "cli/job.h"
+#include "orchestrator/legacy.h"
+#include "os/clock.h"
+#include "os/supervisor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_RESTARTS = 3, LONGEST_PAUSE_S = 60, PAUSE_AGAIN_S = 600 };
+
+/* The guardian kills for 5 s, and removes control groups; checkpoints in memory are removed for 10 s. */
+static const uint64_t CLEAR_NS = 30000000000u;
+static const uint64_t SECOND_NS = 1000000000u;
+
+typedef struct supervised {
+  even_supervisor supervisor;
+  even_legacy legacy;
+  int most;
+  int starts; /* of an agent, without the first */
+  int pause_s;
+  uint64_t started_ns;
+} supervised;
+
+/* In a rank of another job the variable is that job's. */
+static bool asked_by_variable(void) {
+  const char *value = getenv("EVENSTEP_RESTART_AGENT");
+  return value != NULL && value[0] != '\0' && strcmp(value, "0") != 0 && getenv("EVENSTEP_JOB") == NULL;
+}
+
+/* A process that srun or mpirun has started is theirs to start again, and all of its kind with it. */
+static even_status check(const even_job_options *options) {
+  if (options->hosts == NULL || strcmp(options->hosts, "auto") != 0) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE,
+                  "%s is not of --hosts auto: the others would not wait for an agent that is started again",
+                  options->restart_agent ? "--restart-agent" : "EVENSTEP_RESTART_AGENT");
+  return even_error_fix("leave it out; what started them can start all again, with --name NAME --resume auto");
+}
+
+/* Whether another agent is to be started, and after which pause. */
+static bool may_again(supervised *on, const even_process_end *end) {
+  char words[256];
+  int used = even_legacy_is_left(&on->legacy) ? even_legacy_restarts(&on->legacy) : 0;
+  used = used > on->starts ? used : on->starts;
+  if (used >= on->most) {
+    (void)snprintf(words, sizeof words,
+                   "the job's agent (process %ld) was ended by %s, and no restart is left (--max-restarts %d)",
+                   (long)end->pid, even_signal_name(end->signal), on->most);
+    even_cli_say(NULL, words);
+    return false;
+  }
+  bool lasted = even_clock_ns() - on->started_ns > PAUSE_AGAIN_S * SECOND_NS;
+  on->pause_s = on->pause_s == 0 || lasted ? 1 : on->pause_s * 2;
+  on->pause_s = on->pause_s > LONGEST_PAUSE_S ? LONGEST_PAUSE_S : on->pause_s;
+  (void)snprintf(
+      words, sizeof words,
+      "the job's agent (process %ld) was ended by %s: another one is started in %d s, once its ranks are gone",
+      (long)end->pid, even_signal_name(end->signal), on->pause_s);
+  even_cli_say(NULL, words);
+  return true;
+}
+
+/* None of the ranks may live when the job goes on. */
+static even_status await_turn(supervised *on) {
+  bool clear = false;
+  EVEN_TRY(even_supervisor_clear(&on->supervisor, CLEAR_NS, &clear));
+  if (!clear) {
+    (void)even_fail(EVEN_ERR_STATE, "processes of the job outlive its killed agent by %d s: none is started again",
+                    (int)(CLEAR_NS / SECOND_NS));
+    return even_error_fix("end them (`ps` shows what hangs in the disk or the driver), then --name NAME --resume auto");
+  }
+  return even_supervisor_pause(&on->supervisor, (uint64_t)on->pause_s * SECOND_NS);
+}
+
+/* *is_agent: in a new process, which has it all to do; else the job is over. */
+static even_status run_agents(supervised *on, bool *is_agent, int *code) {
+  for (;; on->starts++) {
+    even_process_end end;
+    on->started_ns = even_clock_ns();
+    (void)fflush(NULL); /* else both would write it */
+    EVEN_TRY(even_supervisor_start(&on->supervisor, is_agent));
+    if (*is_agent) {
+      return EVEN_OK;
+    }
+    EVEN_TRY(even_supervisor_wait(&on->supervisor, &end));
+    *code = end.signal == 0 ? end.code : 128 + end.signal;
+    if (end.signal == 0) {
+      return EVEN_OK;
+    }
+    bool again = on->supervisor.asked == 0 && may_again(on, &end);
+    if (again) {
+      EVEN_TRY(await_turn(on));
+    }
+    if (on->supervisor.asked != 0) {
+      *code = 128 + on->supervisor.asked;
+      return EVEN_OK;
+    }
+    if (!again) {
+      return EVEN_OK;
+    }
+  }
+}
+
+/* As if the user had named what the agent before has made. */
+static void become_agent(supervised *on, even_job_options *options) {
+  options->legacy = &on->legacy;
+  if (even_legacy_run_name(&on->legacy) != NULL) {
+    options->name = even_legacy_run_name(&on->legacy);
+  }
+}
+
+bool even_job_supervise(even_job_options *options, int *code) {
+  static supervised on; /* an agent has it until its end */
+  bool is_agent = false;
+  if (!options->restart_agent && !asked_by_variable()) {
+    return true;
+  }
+  on = (supervised){.legacy = {.memory = {.fd = -1}},
+                    .supervisor = {.signals = {.fd = -1}, .child = -1},
+                    .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
+  even_status status = check(options);
+  if (status == EVEN_OK) {
+    status = even_legacy_open(&on.legacy);
+  }
+  if (status == EVEN_OK) {
+    status = even_supervisor_open(&on.supervisor);
+  }
+  if (status == EVEN_OK) {
+    status = run_agents(&on, &is_agent, code);
+  }
+  if (status == EVEN_OK && is_agent) {
+    become_agent(&on, options);
+    return true;
+  }
+  if (status != EVEN_OK) {
+    *code = even_cli_fail_of(status);
+  }
+  if (!is_agent) {
+    even_supervisor_close(&on.supervisor);
+  }
+  even_legacy_close(&on.legacy);
+  return false;
+}

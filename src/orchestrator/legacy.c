@@ -1,0 +1,93 @@
+/* Two places in shared memory, written in turn. */
+#include "orchestrator/legacy.h"
+
+#include "base/fail.h"
+#include "orchestrator/job.h"
+
+#include <string.h>
+
+even_status even_legacy_open(even_legacy *out) {
+  *out = (even_legacy){.memory = {.fd = -1}};
+  EVEN_TRY(even_shared_memory_create("evenstep-legacy", sizeof *out->page, &out->memory));
+  out->page = out->memory.address;
+  return EVEN_OK;
+}
+
+void even_legacy_close(even_legacy *legacy) {
+  even_shared_memory_close(&legacy->memory);
+  legacy->page = NULL;
+}
+
+void even_legacy_name(even_legacy *legacy, const char *run_name) {
+  size_t bytes = strlen(run_name) + 1;
+  if (bytes <= sizeof legacy->page->run_name) { /* no name of a folder is longer */
+    memcpy(legacy->page->run_name, run_name, bytes);
+    atomic_store(&legacy->page->named, true);
+  }
+}
+
+const char *even_legacy_run_name(const even_legacy *legacy) {
+  return atomic_load(&legacy->page->named) ? legacy->page->run_name : NULL;
+}
+
+static const even_legacy_job *last(const even_legacy *legacy) {
+  return &legacy->page->jobs[atomic_load(&legacy->page->left) % 2];
+}
+
+bool even_legacy_is_left(const even_legacy *legacy) {
+  return atomic_load(&legacy->page->left) > 0;
+}
+
+int even_legacy_restarts(const even_legacy *legacy) {
+  const even_legacy_job *it = last(legacy);
+  return it->attempt - it->planned;
+}
+
+static even_status write_text(const even_text *text, char out[EVEN_LEGACY_TEXT]) {
+  if (text->length >= EVEN_LEGACY_TEXT) {
+    return even_fail(EVEN_ERR_INPUT, "a checkpoint names its training or its time in %zu bytes: they are at most %d",
+                     text->length, EVEN_LEGACY_TEXT - 1);
+  }
+  memcpy(out, even_text_string(text), text->length + 1);
+  return EVEN_OK;
+}
+
+even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
+  if (legacy == NULL) {
+    return EVEN_OK;
+  }
+  uint32_t next = atomic_load(&legacy->page->left) + 1;
+  even_legacy_job *it = &legacy->page->jobs[next % 2];
+  memcpy(it->id, job->id, sizeof it->id);
+  it->attempt = job->attempt;
+  it->planned = job->planned;
+  it->era = job->era;
+  it->turn = job->turn;
+  it->shortages = job->shortages;
+  EVEN_TRY(write_text(&job->foreign, it->foreign));
+  EVEN_TRY(write_text(&job->lineage, it->lineage));
+  EVEN_TRY(write_text(&job->began, it->began));
+  atomic_store(&legacy->page->left, next);
+  return EVEN_OK;
+}
+
+static even_status read_text(const char *from, even_text *out) {
+  even_text_clear(out);
+  even_text_add(out, from);
+  return even_text_status(out);
+}
+
+/* The era is another one: agents of other hosts that served the killed one sweep what is of theirs. */
+even_status even_legacy_take(const even_legacy *legacy, even_job *job) {
+  const even_legacy_job *it = last(legacy);
+  memcpy(job->id, it->id, sizeof job->id);
+  job->attempt = it->attempt + 1;
+  job->planned = it->planned;
+  job->era = it->era + 1;
+  job->turn = it->turn;
+  job->trained = true; /* in the attempt that the agent was killed in its ranks may have met */
+  job->shortages = it->shortages;
+  EVEN_TRY(read_text(it->foreign, &job->foreign));
+  EVEN_TRY(read_text(it->lineage, &job->lineage));
+  return read_text(it->began, &job->began);
+}

@@ -1,0 +1,60 @@
+/* What an agent leaves to the one that is started in its place once it was killed (cli/job_restart.c), in memory that
+ * both, and the process that starts them, share: which job it is, and where that stands. */
+#ifndef EVEN_ORCHESTRATOR_LEGACY_H
+#define EVEN_ORCHESTRATOR_LEGACY_H
+
+#include "orchestrator/shortages.h"
+#include "os/shared_memory.h"
+
+#include <evenstep/status.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct even_job;
+
+enum { EVEN_LEGACY_NAME = 256, EVEN_LEGACY_TEXT = 512 };
+
+typedef struct even_legacy_job {
+  char id[33];
+  int attempt; /* that began last */
+  int planned;
+  int era;
+  int64_t turn;
+  even_shortages shortages;
+  char foreign[EVEN_LEGACY_TEXT];
+  char lineage[EVEN_LEGACY_TEXT];
+  char began[EVEN_LEGACY_TEXT];
+} even_legacy_job;
+
+typedef struct even_legacy_page {
+  _Atomic bool named;
+  char run_name[EVEN_LEGACY_NAME];
+  _Atomic uint32_t left; /* how often; the last one lies in jobs[left % 2]: who is killed while it writes spoils none */
+  even_legacy_job jobs[2];
+} even_legacy_page;
+
+typedef struct even_legacy {
+  even_shared_memory memory;
+  even_legacy_page *page;
+} even_legacy;
+
+/* Before the first agent is started. */
+even_status even_legacy_open(even_legacy *out) EVEN_MUST_USE;
+void even_legacy_close(even_legacy *legacy);
+
+/* The name of the run folder, which there is from now on. */
+void even_legacy_name(even_legacy *legacy, const char *run_name);
+/* NULL: there is no folder yet. */
+const char *even_legacy_run_name(const even_legacy *legacy);
+/* Of the job's attempts so far those that count among --max-restarts. */
+int even_legacy_restarts(const even_legacy *legacy);
+/* Whether an attempt has begun. */
+bool even_legacy_is_left(const even_legacy *legacy);
+
+/* At the beginning of each attempt. `legacy` NULL: nobody is started in this one's place. */
+even_status even_legacy_leave(even_legacy *legacy, const struct even_job *job) EVEN_MUST_USE;
+/* Makes `job` the same one, at its next attempt. */
+even_status even_legacy_take(const even_legacy *legacy, struct even_job *job) EVEN_MUST_USE;
+
+#endif

@@ -1,0 +1,135 @@
+/* What a killed agent leaves: the last that is whole, whoever writes it, whenever that one is killed. */
+#include "orchestrator/legacy.h"
+
+#include "base/fail.h"
+#include "orchestrator/job.h"
+#include "support/fault.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static int reset(void **state) {
+  (void)state;
+  fault_reset();
+  return 0;
+}
+
+static void begin(even_job *job, int attempt, int planned, const char *began) {
+  memset(job, 0, sizeof *job);
+  memset(job->id, 'a', sizeof job->id - 1);
+  job->attempt = attempt;
+  job->planned = planned;
+  job->era = 2;
+  job->turn = 7;
+  job->shortages.count = 1;
+  job->shortages.items[0].most = 12;
+  even_text_add(&job->foreign, "before");
+  even_text_add(&job->began, began);
+}
+
+static void end(even_job *job) {
+  even_text_free(&job->foreign);
+  even_text_free(&job->lineage);
+  even_text_free(&job->began);
+}
+
+static void the_next_one_is_the_same_job(void **state) {
+  (void)state;
+  even_legacy legacy;
+  even_job job;
+  even_job next;
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  assert_false(even_legacy_is_left(&legacy));
+  assert_null(even_legacy_run_name(&legacy));
+  begin(&job, 3, 1, "then");
+  pid_t agent = fork();
+  if (agent == 0) {
+    even_legacy_name(&legacy, "demo");
+    _exit(even_legacy_leave(&legacy, &job) == EVEN_OK ? 0 : 1);
+  }
+  int code = -1;
+  assert_int_equal(waitpid(agent, &code, 0), agent);
+  assert_int_equal(code, 0);
+  assert_string_equal(even_legacy_run_name(&legacy), "demo");
+  assert_true(even_legacy_is_left(&legacy));
+  assert_int_equal(even_legacy_restarts(&legacy), 2);
+  memset(&next, 0, sizeof next);
+  assert_int_equal(even_legacy_take(&legacy, &next), EVEN_OK);
+  assert_string_equal(next.id, job.id);
+  assert_int_equal(next.attempt, 4);
+  assert_int_equal(next.planned, 1);
+  assert_int_equal(next.era, 3);
+  assert_int_equal(next.turn, 7);
+  assert_int_equal(next.shortages.items[0].most, 12);
+  assert_string_equal(even_text_string(&next.foreign), "before");
+  assert_string_equal(even_text_string(&next.lineage), "");
+  assert_string_equal(even_text_string(&next.began), "then");
+  end(&next);
+  end(&job);
+  even_legacy_close(&legacy);
+}
+
+static void what_is_not_whole_takes_nothing_away(void **state) {
+  (void)state;
+  char longer[EVEN_LEGACY_TEXT + 1];
+  even_legacy legacy;
+  even_job job;
+  even_job next;
+  memset(longer, 'x', sizeof longer - 1);
+  longer[sizeof longer - 1] = '\0';
+  assert_int_equal(even_legacy_leave(NULL, NULL), EVEN_OK); /* of an agent that nobody starts again */
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  for (int attempt = 0; attempt < 3; attempt++) { /* both places, and one of them again */
+    begin(&job, attempt, 0, "then");
+    assert_int_equal(even_legacy_leave(&legacy, &job), EVEN_OK);
+    end(&job);
+    begin(&job, 99, 0, longer);
+    assert_int_equal(even_legacy_leave(&legacy, &job), EVEN_ERR_INPUT);
+    end(&job);
+    memset(&next, 0, sizeof next);
+    assert_int_equal(even_legacy_restarts(&legacy), attempt);
+    assert_int_equal(even_legacy_take(&legacy, &next), EVEN_OK);
+    assert_int_equal(next.attempt, attempt + 1);
+    end(&next);
+  }
+  even_legacy_close(&legacy);
+}
+
+static even_status open_and_take(void *context) {
+  even_legacy legacy;
+  even_job job;
+  (void)context;
+  memset(&job, 0, sizeof job);
+  EVEN_TRY(even_legacy_open(&legacy));
+  even_status status = even_legacy_leave(&legacy, &job);
+  memcpy(legacy.page->jobs[1].began, "then", 5); /* so that there is something to allocate */
+  if (status == EVEN_OK) {
+    status = even_legacy_take(&legacy, &job);
+  }
+  end(&job);
+  even_legacy_close(&legacy);
+  return status;
+}
+
+static void survives_every_fault(void **state) {
+  (void)state;
+  assert_true(fault_each_allocation(open_and_take, NULL) >= 1);
+  assert_true(fault_each_os(open_and_take, NULL, ENOMEM) >= 1);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_teardown(the_next_one_is_the_same_job, reset),
+      cmocka_unit_test_teardown(what_is_not_whole_takes_nothing_away, reset),
+      cmocka_unit_test_teardown(survives_every_fault, reset),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
