@@ -64,10 +64,8 @@ even_status even_peers_introduce(even_comm *comm) {
   return even_peers_enter(&comm->controls[comm->rank], comm->rank);
 }
 
-/* Longer without a look than this, the looker may have been stopped itself, with the whole job. */
-#define LONG_WITHOUT_A_LOOK (5 * EVEN_COMM_LOOK_NS + EVEN_COMM_LOOK_NS / 2)
-/* And then the other, which was stopped with it, goes on in so much time: whoever stops all ranks, one after the other,
- * lets them go on one after the other, too. */
+/* For whoever did not look for long: the other, which was stopped with it, goes on in so much time. Whoever stops all
+ * ranks, one after the other, lets them go on one after the other, too. */
 #define ONE_AFTER_THE_OTHER (3 * EVEN_COMM_LOOK_NS)
 
 /* Whether the one that is seen stopped at `now_ns` has stood still for longer than the grace. */
@@ -79,7 +77,7 @@ static bool stands_too_long(uint64_t grace, even_comm_control *peer, uint64_t cp
     atomic_store(&peer->stands_since_ns, now_ns);
     return false;
   }
-  if (now_ns - looked_ns > LONG_WITHOUT_A_LOOK && now_ns - since + ONE_AFTER_THE_OTHER > grace) {
+  if (now_ns - looked_ns > EVEN_COMM_LONG_LOOK_NS && now_ns - since + ONE_AFTER_THE_OTHER > grace) {
     since = now_ns + ONE_AFTER_THE_OTHER - grace;
     since = grace < ONE_AFTER_THE_OTHER || since > now_ns ? now_ns : since;
     atomic_store(&peer->stands_since_ns, since);
@@ -90,7 +88,7 @@ static bool stands_too_long(uint64_t grace, even_comm_control *peer, uint64_t cp
 /* The same by what another's look has just found: that one may wait for messages alone, or have more patience. */
 static bool stood_too_long(uint64_t grace, even_comm_control *peer, uint64_t now_ns, uint64_t looked_ns) {
   uint64_t since = atomic_load(&peer->stands_since_ns);
-  return since != 0 && (int64_t)(now_ns - looked_ns) <= (int64_t)LONG_WITHOUT_A_LOOK && now_ns > since &&
+  return since != 0 && (int64_t)(now_ns - looked_ns) <= (int64_t)EVEN_COMM_LONG_LOOK_NS && now_ns > since &&
          now_ns - since >= grace;
 }
 
@@ -99,6 +97,20 @@ static bool takes_look(even_comm_control *peer, uint64_t now_ns, uint64_t *looke
   *looked_ns = atomic_load(&peer->looked_ns);
   return (int64_t)(now_ns - *looked_ns) >= (int64_t)(EVEN_COMM_LOOK_NS / 4 * 3) &&
          atomic_compare_exchange_strong(&peer->looked_ns, looked_ns, now_ns);
+}
+
+/* Set once, before groups are opened. */
+static _Atomic(even_peers_standing_call *) standing_call;
+static _Atomic(void *) standing_context;
+
+void even_peers_ask_standing(even_peers_standing_call *call, void *context) {
+  atomic_store(&standing_context, context);
+  atomic_store(&standing_call, call);
+}
+
+uint64_t even_peers_standing_ns(uint32_t host, uint32_t process, uint64_t now_ns) {
+  even_peers_standing_call *call = atomic_load(&standing_call);
+  return call == NULL ? 0 : call(atomic_load(&standing_context), host, process, now_ns);
 }
 
 static uint32_t process_of(even_comm_control *peer) {

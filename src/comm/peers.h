@@ -7,6 +7,8 @@
 /* How often one who waits looks how those are that it waits for. */
 #define EVEN_COMM_LOOK_NS ((uint64_t)20 * 1000000u)
 #define EVEN_COMM_STOP_GRACE_SECONDS 0.15
+/* Longer without a look than this, the looker may have been stopped itself, with the whole job. */
+#define EVEN_COMM_LONG_LOOK_NS (5 * EVEN_COMM_LOOK_NS + EVEN_COMM_LOOK_NS / 2)
 
 typedef enum even_peer_state {
   EVEN_PEER_LIVES,
@@ -19,5 +21,14 @@ even_status even_peers_enter(even_comm_control *own, int rank) EVEN_MUST_USE;
 /* How the rank of this control block is, for one who bears a stop for `grace` ns; EVEN_PEER_LIVES where it cannot be
  * told, and where another rank has just looked (it does what follows, or nothing does). `now_ns` of even_clock_ns. */
 even_peer_state even_peers_look_at(even_comm_control *peer, uint32_t own_process, uint64_t grace, uint64_t now_ns);
+
+/* Who knows of processes of other hosts, which nobody here sees in /proc: for how long the process, of the host with
+ * this mark (even_host_mark), had been seen standing still there when that was last told; 0: it goes on, or nothing is
+ * known. It returns at once. Any thread. */
+typedef uint64_t even_peers_standing_call(void *context, uint32_t host, uint32_t process, uint64_t now_ns);
+/* Asks it for all groups of this process from now on; NULL: nobody any more. */
+void even_peers_ask_standing(even_peers_standing_call *call, void *context);
+/* Its answer; 0 where there is nobody to ask. */
+uint64_t even_peers_standing_ns(uint32_t host, uint32_t process, uint64_t now_ns);
 
 #endif

@@ -61,6 +61,15 @@ void even_host_identity(char *out, size_t bytes) {
   (void)even_error_restore(&kept);
 }
 
+/* FNV-1a (Fowler, Noll, Vo). */
+uint32_t even_host_mark(const char *identity, size_t bytes) {
+  uint32_t hash = 2166136261U;
+  for (size_t i = 0; i < bytes && identity[i] != '\0'; i++) {
+    hash = (hash ^ (unsigned char)identity[i]) * 16777619U;
+  }
+  return hash;
+}
+
 /* Finds the device number in /proc/self/mountinfo (proc(5)): "… 254:0 ROOT POINT … - TYPE …". */
 static void mount_find(dev_t device, char *mounts, even_disk *out) {
   char wanted[32];

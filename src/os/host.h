@@ -20,6 +20,8 @@ even_status even_host_names_read(even_host_names *out) EVEN_MUST_USE;
  * run, the process namespace; "" where the kernel does not say. EVENSTEP_HOST_ID stands for the host where a test plays
  * several on one. */
 void even_host_identity(char *out, size_t bytes);
+/* 32 bits of that, of at most so many bytes. */
+uint32_t even_host_mark(const char *identity, size_t bytes);
 
 typedef struct even_disk {
   char filesystem[32]; /* "ext4"; "unknown" where the kernel does not say */

@@ -129,7 +129,7 @@ void even_ucx_end_silent(even_ucx_group *group, int peer, uint64_t silent_ns) {
   (void)even_error_place(at->number, NULL);
   (void)even_error_fix(
       "see process %d on host %s, and the network to it; EVENSTEP_STOP_GRACE (even_comm_set_stop_grace) says how many "
-      "seconds a rank may stand still while others wait, one that nobody else can see twenty times as long",
+      "seconds a rank may stand still while others wait, one that nobody else can see sixty times as long",
       at->process, at->host);
   even_ucx_end(group);
 }

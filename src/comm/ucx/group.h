@@ -54,7 +54,7 @@ typedef struct even_ucx_peer {
   int process;
   char host[EVEN_UCX_HOST_BYTES];
   int host_number;      /* the first rank of its host */
-  uint32_t mark;        /* of its host, for telemetry */
+  uint32_t mark;        /* of its host: even_host_mark */
   uint64_t sent;        /* messages to it */
   uint64_t on_way;      /* bytes of messages to it that it has not returned (credit.c) */
   uint64_t owed;        /* bytes of its messages that are to be returned to it */
@@ -134,6 +134,7 @@ typedef struct even_ucx_messages even_ucx_messages;
 /* When one who waits last looked how the others are, and asked other hosts for it. */
 typedef struct even_ucx_looks {
   uint64_t looked_ns;
+  uint64_t since_ns; /* since when it has looked again and again */
   uint64_t asked_ns;
 } even_ucx_looks;
 
@@ -361,8 +362,6 @@ uint64_t even_ucx_call_tag(const even_ucx_group *group, int sender, uint64_t ste
 
 /* ---- legs.c: what the way to each other host takes ---- */
 
-/* 32 bits of a host's identity. */
-uint32_t even_ucx_host_mark(const char *host, size_t bytes);
 /* Tells telemetry, once a second, from the next call on; NULL: not any more. */
 even_status even_ucx_tell_legs(even_comm *comm, even_telemetry *telemetry) EVEN_MUST_USE;
 /* In a large call, after all have met. */

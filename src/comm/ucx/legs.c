@@ -63,15 +63,6 @@ void even_ucx_legs_settled(even_ucx_group *group, const even_ucx_transfer *trans
   add(group, transfer, even_clock_ns() - group->legs.began_ns);
 }
 
-/* FNV-1a (Fowler, Noll, Vo). */
-uint32_t even_ucx_host_mark(const char *host, size_t bytes) {
-  uint32_t hash = 2166136261U;
-  for (size_t i = 0; i < bytes && host[i] != '\0'; i++) {
-    hash = (hash ^ (unsigned char)host[i]) * 16777619U;
-  }
-  return hash;
-}
-
 static int ascending(const void *a, const void *b) {
   double x = *(const double *)a;
   double y = *(const double *)b;

@@ -1,5 +1,5 @@
 /* How those are that a rank waits for over UCX: a rank of its own host it can see, of others it hears from ranks of
- * their hosts. And the stall inspector, which asks them all. */
+ * their hosts, or somebody tells it (even_peers_ask_standing). And the stall inspector, which asks them all. */
 #include "comm/ucx/group.h"
 
 #include "os/clock.h"
@@ -93,10 +93,21 @@ static void forgive_silence(even_ucx_group *group, const even_ucx_looks *looks, 
   }
 }
 
-static even_peer_state state_of(even_ucx_group *group, int rank, uint64_t grace, uint64_t now_ns) {
+/* By what its agent saw there: that it stood for the whole grace, not how long that word was on its way. And this rank
+ * has waited for as long: where both were stopped, with the whole job, the other may go on a moment after it. */
+static bool is_told_to_stand(const even_ucx_peer *peer, const even_ucx_looks *looks, uint64_t grace, uint64_t now_ns) {
+  return even_peers_standing_ns(peer->mark, (uint32_t)peer->process, now_ns) >= grace &&
+         now_ns - looks->since_ns >= grace;
+}
+
+static even_peer_state state_of(even_ucx_group *group, const even_ucx_looks *looks, int rank, uint64_t grace,
+                                uint64_t now_ns) {
   const even_ucx_peer *peer = &group->peers[rank];
   if (is_near(group, rank)) {
     return even_board_look(&group->board, rank, grace, now_ns);
+  }
+  if (is_told_to_stand(peer, looks, grace, now_ns)) {
+    return EVEN_PEER_STANDS;
   }
   if (peer->standing_ns >= grace && peer->told_ns != 0 && now_ns - peer->told_ns < FRESH_NS) {
     return EVEN_PEER_STANDS;
@@ -109,6 +120,9 @@ void even_ucx_look(even_ucx_group *group, even_ucx_looks *looks, const bool *wai
   unsigned ranks = (unsigned)group->ranks;
   uint64_t ask_ns = ranks > ASKING_RANKS ? ASK_NS * ranks / ASKING_RANKS : ASK_NS;
   forgive_silence(group, looks, grace, now_ns);
+  if (now_ns - looks->looked_ns > EVEN_COMM_LONG_LOOK_NS) {
+    looks->since_ns = now_ns;
+  }
   looks->looked_ns = now_ns;
   if (now_ns - looks->asked_ns >= ask_ns) {
     looks->asked_ns = now_ns;
@@ -118,7 +132,7 @@ void even_ucx_look(even_ucx_group *group, even_ucx_looks *looks, const bool *wai
     if (rank == group->rank || !waits[rank]) {
       continue;
     }
-    even_peer_state state = state_of(group, rank, grace, now_ns);
+    even_peer_state state = state_of(group, looks, rank, grace, now_ns);
     group->peers[rank].gone = group->peers[rank].gone || state == EVEN_PEER_GONE;
     if (state == EVEN_PEER_STANDS) {
       even_ucx_end_stopped(group, rank);

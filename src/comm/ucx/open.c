@@ -68,7 +68,7 @@ static even_status learn_peer(const even_ucx_group *group, int rank, const intro
   peer->process = said->process;
   memcpy(peer->host, said->host, sizeof peer->host);
   peer->host[sizeof peer->host - 1] = '\0';
-  peer->mark = even_ucx_host_mark(said->board.host, sizeof said->board.host);
+  peer->mark = even_host_mark(said->board.host, sizeof said->board.host);
   if (said->address_bytes == 0 && rank != group->rank) {
     (void)even_fail(EVEN_ERR_UNSUPPORTED, "rank %d on host %s cannot use %s: its own error says why", peer->number,
                     peer->host, group->transport->library);
