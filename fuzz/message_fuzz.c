@@ -5,6 +5,7 @@
 #include "orchestrator/message.h"
 #include "orchestrator/parcel_wire.h"
 #include "orchestrator/remote_start.h"
+#include "orchestrator/standing.h"
 #include "orchestrator/usages.h"
 
 #include <math.h>
@@ -31,6 +32,7 @@ static even_job *new_job(bool leads) {
   static even_job jobs[2];
   even_job *job = &jobs[leads ? 0 : 1];
   if (job->generation != NULL) {
+    even_job_standing_close(job);
     even_job_generations_close(job);
   }
   *job = (even_job){.params = &params,
@@ -42,7 +44,8 @@ static even_job *new_job(bool leads) {
                     .most_groups = 2,
                     .master_address = "10.0.0.1",
                     .generation_fd = -1};
-  if (even_job_generations_open(job) != EVEN_OK || even_job_generations_begin(job) != EVEN_OK) {
+  if (even_job_generations_open(job) != EVEN_OK || even_job_generations_begin(job) != EVEN_OK ||
+      even_job_standing_open(job) != EVEN_OK) {
     abort();
   }
   return job;
@@ -58,6 +61,8 @@ static void say_who_goes_on(const even_message *message) {
   even_job *leader = new_job(true);
   (void)!even_usages_take(leader, &agent, content);
   even_job *other = new_job(false);
+  (void)!even_job_standing_take(leader, &agent, content);
+  (void)!even_job_standing_take(other, NULL, content);
   (void)!even_boards_take(leader, &agent, content);
   if (even_boards_follow(other, content) == EVEN_OK && even_generation_number(other->generation) > 1) {
     abort();

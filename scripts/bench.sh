@@ -50,6 +50,9 @@ if wanted faults; then
   echo "== a rank is killed or stopped inside a call"
   scripts/build.sh gcc > /dev/null
   build/gcc/bench/comm_faults 1000 | tee "$results/comm-faults-$day.txt"
+  if [ "$(id -u)" = 0 ]; then
+    "$bin/python" bench/stop_hosts.py | tee "$results/comm-faults-hosts-$day.txt"
+  fi
 fi
 if wanted recovery; then
   echo "== ranks are killed and the others go on"

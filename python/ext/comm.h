@@ -46,6 +46,8 @@ void even_ext_comm_free_when_unused(even_ext_comm *self);
 int even_ext_to_over(PyObject *object, void *out);
 /* What of it the group is told. */
 void even_ext_comm_ask_over(PyObject *over, even_comm_params *params);
+/* Lets groups between hosts hear which ranks of others stand still (standing.c). With the GIL held. */
+void even_ext_ask_standing(void);
 
 /* Around each call of the group: it is counted, and where it was made in Python is asked for if it fails. Ends with
  * None, or NULL with an exception. */

@@ -57,6 +57,7 @@ static PyObject *open_network(PyObject *type, even_comm_params *params, even_com
   network->gather = gather_call == Py_None ? NULL : even_ext_gather;
   network->context = &context;
   even_ext_comm_ask_over(over, params);
+  even_ext_ask_standing();
   even_status status = even_ext_comm_patience_read(&patience);
   Py_BEGIN_ALLOW_THREADS;
   status = status == EVEN_OK ? call(params, network, &comm) : status;

@@ -13,6 +13,7 @@
 #include "orchestrator/legacy.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/resume.h"
+#include "orchestrator/standing.h"
 #include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/usages.h"
@@ -454,6 +455,7 @@ even_status even_job_open(even_job *job) {
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
   EVEN_TRY(even_job_generations_open(job));
+  EVEN_TRY(even_job_standing_open(job));
   EVEN_TRY(even_job_guard_open(job));
   EVEN_TRY(even_loop_open(&job->loop));
   EVEN_TRY(even_loop_add(&job->loop, &job->signal_watch, job->signals.fd, even_job_signals_ready, job));
@@ -476,6 +478,7 @@ void even_job_close(even_job *job) {
   even_stragglers_close(job->stragglers);
   even_usages_close(job->usages);
   even_job_generations_close(job);
+  even_job_standing_close(job);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);
   if (job->descriptors_before != 0) {

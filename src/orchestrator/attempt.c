@@ -10,6 +10,7 @@
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/returns.h"
+#include "orchestrator/standing.h"
 #include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/usages.h"
@@ -122,7 +123,9 @@ even_status even_job_turn(even_job *job) {
   uint64_t now = even_clock_ns();
   int wait_ms = now >= job->next_tick_ns ? 0 : (int)((job->next_tick_ns - now + 999999u) / 1000000u);
   int look_ms = job->awaits_joiner || job->lost_ns != 0 ? joining_ms : even_boards_look_ms(job);
+  int stand_ms = even_job_standing_look_ms(job);
   wait_ms = look_ms > 0 && wait_ms > look_ms ? look_ms : wait_ms;
+  wait_ms = stand_ms > 0 && wait_ms > stand_ms ? stand_ms : wait_ms;
   EVEN_TRY(even_loop_turn(&job->loop, wait_ms));
   even_job_check_deadline(job);
   if (even_job_drain_late(job)) {
@@ -132,6 +135,7 @@ even_status even_job_turn(even_job *job) {
   even_job_shrink_tick(job);
   even_job_replace_tick(job);
   even_boards_turn(job);
+  even_job_standing_turn(job);
   return job->failure.status == EVEN_OK ? EVEN_OK : even_error_restore(&job->failure);
 }
 
@@ -152,6 +156,7 @@ static even_status reset(even_job *job) {
   even_stragglers_begin(job->stragglers);
   job->awaits_joiner = job->too_few_told = false;
   even_job_drain_forget(job);
+  even_job_standing_begin(job);
   return even_job_generations_begin(job);
 }
 

@@ -38,6 +38,7 @@ typedef struct even_rank_place {
   int telemetry_fd;     /* -1: none */
   int snapshot_fd;      /* memory for its checkpoints, -1: none */
   int generation_fd;    /* -1 or 0: none */
+  int standing_fd;      /* the same */
   pid_t agent;          /* the process that starts it, 0: not to be told; */
   uint64_t agent_start; /* and since when that runs (os/process_stat.h) */
   const char *job;

@@ -6,6 +6,7 @@
 #include "orchestrator/boards.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/standing.h"
 #include "os/path.h"
 #include "os/socket.h"
 
@@ -217,6 +218,10 @@ static even_status take_generation(even_follower *follower, const json_t *conten
   return follower->running ? even_boards_follow(&follower->job, content) : EVEN_OK;
 }
 
+static even_status take_standing(even_follower *follower, const json_t *content) {
+  return follower->running ? even_job_standing_take(&follower->job, NULL, content) : EVEN_OK;
+}
+
 static even_status take_fill(even_follower *follower, const json_t *content) {
   const json_t *rank = json_object_get(content, "rank");
   if (!json_is_integer(rank) || json_integer_value(rank) < 0) {
@@ -318,6 +323,9 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
       break;
     case EVEN_MESSAGE_GENERATION:
       status = take_generation(follower, content);
+      break;
+    case EVEN_MESSAGE_STANDING:
+      status = take_standing(follower, content);
       break;
     case EVEN_MESSAGE_FILL:
       status = take_fill(follower, content);

@@ -22,6 +22,7 @@ typedef struct even_job_rank {
   bool stopped_by_agent; /* our signal reached it while it ran */
   bool was_stopped;      /* by somebody, once, */
   bool stands;           /* and was not let go on, as far as was seen */
+  uint64_t stopped_ns;   /* since when, as far as this agent saw */
   uint64_t stood;        /* 1 + the generation in which it was last seen to be stopped, or let go on */
   uint64_t awaited_ns;   /* since when others are known to wait for it while it stands; 0: they do not */
   bool stood_still;      /* it still stood when another rank failed */
@@ -111,7 +112,9 @@ typedef struct even_job {
   int generation_fd;           /* the ranks inherit it; -1: none */
   struct even_boards *boards;  /* of several hosts; NULL: the others have none */
   struct even_gifts *gifts;    /* the state of training on its way between them; NULL: none goes */
-  bool late;                   /* this host came while the attempt ran: its ranks' places are to be filled */
+  /* Of several hosts: who stands still on which (standing.h) */
+  struct even_job_standing *standing;
+  bool late;             /* this host came while the attempt ran: its ranks' places are to be filled */
   uint64_t undecided_ns; /* ranks of other hosts have until then to say whether they can go on; 0: none is asked */
   uint64_t lost_ns;      /* since when a host is missed, until it is decided; 0: none is */
   bool *lost;            /* a rank each: the others went on without it */

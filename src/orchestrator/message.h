@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 10
+#define EVEN_MESSAGE_PROTOCOL 11
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -55,7 +55,8 @@
   X(BOARD, 51, 4 << 20, 0)    /* to the leader: what its ranks say of going on */                \
   X(FILL, 52, 64, 0)          /* to a host: a process takes the place of a lost rank */          \
   X(ADOPT, 53, 256, 0)        /* to a host: its attempt goes on, under this leader */            \
-  X(RUNS, 54, 8 << 20, 0)     /* to the leader: an attempt that outlasted another one */
+  X(RUNS, 54, 8 << 20, 0)     /* to the leader: an attempt that outlasted another one */         \
+  X(STANDING, 55, 1 << 19, 0) /* either way: which ranks were stopped, and for how long they stand */
 
 typedef enum even_message_kind {
 #define EVEN_MESSAGE_ENUM(name, number, json, data) EVEN_MESSAGE_##name = (number),

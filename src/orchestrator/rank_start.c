@@ -5,6 +5,7 @@
 #include "orchestrator/host_memory.h"
 #include "orchestrator/job.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/standing.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/file.h"
@@ -61,7 +62,7 @@ static even_status start_process(even_job *job, size_t index, const even_environ
                                  even_process *process) {
   const even_device *device = &job->params->devices->items[index];
   char *const join[] = {(char *)even_slowdown_join(&job->slow, index), NULL};
-  int inherit[3];
+  int inherit[4];
   size_t inherit_count = 0;
   if (job->params->telemetry_fd >= 0) {
     inherit[inherit_count++] = job->params->telemetry_fd;
@@ -71,6 +72,9 @@ static even_status start_process(even_job *job, size_t index, const even_environ
   }
   if (job->generation_fd >= 0) {
     inherit[inherit_count++] = job->generation_fd;
+  }
+  if (even_job_standing_fd(job) >= 0) {
+    inherit[inherit_count++] = even_job_standing_fd(job);
   }
   even_process_params params = {.arguments = job->params->command,
                                 .environment = environment->lines,
@@ -134,6 +138,7 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
       .telemetry_fd = job->params->telemetry_fd,
       .snapshot_fd = even_job_snapshot_begin(job, index),
       .generation_fd = job->generation_fd,
+      .standing_fd = even_job_standing_fd(job),
       .agent = self.pid,
       .agent_start = self.start_time,
       .job = job->id,

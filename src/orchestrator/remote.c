@@ -13,6 +13,7 @@
 #include "orchestrator/growth.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/returns.h"
+#include "orchestrator/standing.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/usages.h"
 #include "os/clock.h"
@@ -586,6 +587,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       return EVEN_OK;
     case EVEN_MESSAGE_BOARD:
       return even_boards_take(job, agent, content);
+    case EVEN_MESSAGE_STANDING:
+      return even_job_standing_take(job, agent, content);
     case EVEN_MESSAGE_USAGE:
       return even_usages_take(job, agent, content);
     default:

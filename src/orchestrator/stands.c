@@ -21,6 +21,7 @@ static bool is_member(const even_job *job, size_t rank) {
 
 static void note(even_job *job, even_job_rank *rank, bool stands) {
   rank->stands = stands;
+  rank->stopped_ns = stands ? even_clock_ns() : 0;
   rank->awaited_ns = 0;
   if (job->generation != NULL) {
     rank->stood = (uint64_t)even_generation_number(job->generation) + 1;

@@ -293,6 +293,7 @@ static even_status write_rest(const even_rank_place *place, char *const *extra, 
   add_path(&json, "EVENSTEP_TELEMETRY_FD", place->telemetry_fd);
   add_path(&json, "EVENSTEP_SNAPSHOT_FD", place->snapshot_fd);
   add_path(&json, "EVENSTEP_GENERATION_FD", place->generation_fd);
+  add_path(&json, "EVENSTEP_STANDING_FD", place->standing_fd > 0 ? place->standing_fd : -1);
   even_json_object_end(&json);
   even_json_object_end(&json);
   even_text_add(out, "\n");

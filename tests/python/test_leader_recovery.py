@@ -17,6 +17,7 @@ from test_generations import assert_right
 from test_recovery_hosts import HOST_RETURNS
 from test_replacement import assert_replaced
 from test_run_succession import STANDS, Hosts, _cut_off, _leads, stands
+from test_standing_hosts import GRACE
 
 from evenstep import hosts as of_hosts
 
@@ -88,6 +89,20 @@ def test_ranks_outlast_their_leader(hosts: Hosts, script: Script, tmp_path: path
     assert_right(said, [1, 2])
     assert re.search("generation 1: ranks 1 and 2 go on without host", log), log
     assert said.count("==== attempt") == 3  # nobody was started again
+    wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
+@pytest.mark.more
+def test_a_stopped_rank_is_heard_of_under_the_next_leader(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    """Of the two that are left, each alone on its host, one is stopped later."""
+    hosts.environment = hosts.environment | GRACE
+    stops = "        if rank == '2' and es.step() == 9:\n            os.kill(os.getpid(), 19)\n"
+    text = KILLS_AGENT.replace('        here("applied")\n', f'        here("applied")\n{stops}')
+    job = _begun(hosts, tmp_path, *SHRINK, script(text), "0@forward:4")
+    log, said = _ends(hosts), _said(tmp_path)
+    assert_right(said, [1])
+    assert re.search("generation 1: ranks 1 and 2 go on without host", log), log
     wait_until(lambda: not hosts.agents())
     job.finish()
 
