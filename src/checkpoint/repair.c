@@ -229,6 +229,15 @@ static even_status open_side(const char *folder, const char *name, even_text *pa
   return EVEN_OK;
 }
 
+/* Of a chunk: what the manifest says, and no more than one of the files has; from a shorter one it is not read. */
+static size_t most_bytes(const repair_file *file) {
+  uint64_t most = file->stored->bytes < file->stored->chunk_bytes ? file->stored->bytes : file->stored->chunk_bytes;
+  uint64_t own = file->own.fd < 0 ? 0 : file->own.bytes;
+  uint64_t other = file->other.fd < 0 ? 0 : file->other.bytes;
+  uint64_t there = own > other ? own : other;
+  return (size_t)(most < there ? most : there);
+}
+
 static even_status repair_one(const repair_job *job, const even_checkpoint_stored_file *stored) {
   repair_file file = {
       .stored = stored, .path = EVEN_TEXT_EMPTY, .copy_path = EVEN_TEXT_EMPTY, .own = {.fd = -1}, .other = {.fd = -1}};
@@ -237,13 +246,12 @@ static even_status repair_one(const repair_job *job, const even_checkpoint_store
   if (stored->chunk_bytes > MOST_CHUNK_BYTES) {
     return even_fail(EVEN_ERR_CORRUPT, "%s: chunks that do not fit in memory", stored->name);
   }
-  uint64_t most = stored->bytes < stored->chunk_bytes ? stored->bytes : stored->chunk_bytes;
-  even_status status = EVEN_NEW_ARRAY(&file.buffer, (size_t)most + 1);
-  if (status == EVEN_OK) {
-    status = open_side(job->folder, stored->name, &file.path, &file.own);
-  }
+  even_status status = open_side(job->folder, stored->name, &file.path, &file.own);
   if (status == EVEN_OK) {
     status = open_side(job->copy, stored->name, &file.copy_path, &file.other);
+  }
+  if (status == EVEN_OK) {
+    status = EVEN_NEW_ARRAY(&file.buffer, most_bytes(&file) + 1);
   }
   if (status == EVEN_OK) {
     status = look_at(job, &file, &damaged, &curable);

@@ -113,15 +113,15 @@ static void save_twice(void) {
 
 static void every_altered_bit_is_repaired(void **state) {
   (void)state;
-  static const char *const files[] = {"one/model.safetensors", "one/manifest.json"};
+  static const char *const files[] = {"one/model.safetensors", "one/optimizer.safetensors", "one/manifest.json"};
   size_t repaired = 0;
   size_t left = 0;
   save_twice();
   assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
   assert_int_equal(repaired, 0);
-  for (size_t i = 0; i < 2; i++) {
-    for (off_t at = 0; at < size_of(files[i]); at += SEARCH_STRIDE) {
-      flip(files[i], at);
+  for (size_t i = 0; i < 3; i++) {
+    for (off_t at = 0; at < 8 * size_of(files[i]); at += SEARCH_STRIDE) {
+      flip_bit(files[i], at / 8, (unsigned)(at % 8));
       assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
       assert_int_equal(repaired, 1);
       assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
@@ -361,6 +361,46 @@ static void what_cannot_be_read_is_told(void **state) {
   }
 }
 
+static even_allocator usual;
+static size_t most_allocated;
+
+static void *allocate(size_t bytes) {
+  most_allocated = bytes > most_allocated ? bytes : most_allocated;
+  return usual.allocate(bytes);
+}
+
+/* A manifest with a right checksum that speaks of one chunk of a gigabyte; the files have a few bytes. */
+static void no_memory_is_taken_by_a_manifests_word(void **state) {
+  (void)state;
+  static const char *const folders[] = {"one", "copy"};
+  char text[1024];
+  size_t repaired = 0;
+  size_t left = 0;
+  save_twice();
+  int length = snprintf(text, sizeof text,
+                        "{\n  \"format\": \"%s\",\n  \"created\": \"2026-11-22T10:00:01.000000Z\",\n  \"files\": "
+                        "[{\"name\": \"model.safetensors\", \"bytes\": 1073741824, \"chunk_bytes\": 1073741824, "
+                        "\"checksums\": [\"0123456789abcdef\"]}],\n  \"state\": {},",
+                        EVEN_CHECKPOINT_FORMAT);
+  uint64_t sum = even_checkpoint_checksum(text, (size_t)length);
+  (void)snprintf(text + length, sizeof text - (size_t)length, "%s%016" PRIx64 "%s", EVEN_MANIFEST_TAIL, sum,
+                 EVEN_MANIFEST_END);
+  for (size_t i = 0; i < 2; i++) {
+    char name[64];
+    (void)snprintf(name, sizeof name, "%s/%s", folders[i], EVEN_CHECKPOINT_MANIFEST);
+    FILE *file = fopen(scratch_path(name), "wb");
+    assert_true(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
+  }
+  usual = even_allocator_current;
+  even_allocator_current.allocate = allocate;
+  most_allocated = 0;
+  even_status status = repair("one", "copy", &repaired, &left);
+  even_allocator_current = usual;
+  assert_int_equal(status, EVEN_ERR_CORRUPT);
+  assert_int_equal(left, 1);
+  assert_true(most_allocated > 0 && most_allocated < 1 << 20);
+}
+
 static void a_newer_format_is_told(void **state) {
   (void)state;
   char text[4096];
@@ -478,6 +518,7 @@ int main(void) {
                                      CASE(what_is_no_checkpoint_is_no_damage),
                                      CASE(headers_are_checked),
                                      CASE(what_cannot_be_read_is_told),
+                                     CASE(no_memory_is_taken_by_a_manifests_word),
                                      CASE(a_newer_format_is_told),
                                      CASE(a_failing_disk_leads_to_the_older_one),
                                      CASE(only_what_is_accepted_is_taken),
