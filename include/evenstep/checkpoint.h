@@ -2,9 +2,10 @@
  *
  * A checkpoint is written to "NAME.evenstep.partial", each file fsynced, then a manifest with checksums, then the
  * folder is renamed to NAME and its parent fsynced. On any failure the partial folder is removed and earlier
- * checkpoints are untouched. A partial folder whose writer was killed is removed by the next writer beside it; that of
- * a living writer is locked and left alone. Format of the tensor files: safetensors (Hugging Face, format version
- * 0.3+): 8-byte little-endian header length, JSON header, data.
+ * checkpoints are untouched. A partial folder whose writer was killed is removed by the next writer beside it (where
+ * the writer may live on another host, once nothing in it has changed for ten minutes); that of a living writer is
+ * locked and left alone. Format of the tensor files: safetensors (Hugging Face, format version 0.3+): 8-byte
+ * little-endian header length, JSON header, data.
  *
  * Threads: one writer belongs to one thread at a time; all else may be called from any. Everything that is passed stays
  * the caller's and must last until the call returns; strings are UTF-8. Pointers must not be NULL unless it says so. */

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
@@ -16,7 +17,7 @@ from typing import Any, Callable, NamedTuple
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_background import Background
-from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, total_bytes, write_tensors
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, sync_folder, total_bytes, write_tensors
 from evenstep.checkpoint_keeping import (
     checkpoint_folder,
     folder_of,
@@ -46,8 +47,14 @@ def _text(snapshot: Snapshot) -> str:
 
 
 def _make_parent(folder: Path) -> None:
+    """With those above it; each new one's name is on the disk, too."""
+    parent = folder.parent.absolute()
+    new = [path for path in (parent, *parent.parents) if not path.exists()]
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(parents=True, exist_ok=True)
+        for path in new:
+            with suppress(PermissionError):  # one that may be written to, and not read
+                sync_folder(path.parent)
     except OSError as error:
         raise EvenstepError(
             f"the folder for checkpoints {folder.parent} cannot be made: {error.strerror}\n"

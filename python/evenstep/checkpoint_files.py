@@ -30,6 +30,7 @@ File = tuple[
 FORMAT = "evenstep-checkpoint-1"
 MANIFEST = "manifest.json"
 PARTIAL = ".evenstep.partial"
+REPLACED = ".evenstep.replaced"  # one that another was about to replace, where folders cannot be swapped in one step
 _NAMED = 4  # tensors that an error names
 
 # The manifest ends with a checksum over all that stands before this line.
@@ -235,6 +236,15 @@ class TensorFile:
         return self.as_saved(name, values)
 
 
+def sync_folder(folder: Path) -> None:
+    """What was made, renamed or removed in it stays so, also after a power cut."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest, its own checksum verified."""
     path = folder / MANIFEST
@@ -243,6 +253,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         if folder.exists():
             raise EvenstepError(f"{folder} is not a checkpoint: it has no {MANIFEST}") from None
+        if (aside := folder.with_name(folder.name + REPLACED)).exists():
+            raise EvenstepError(
+                f"checkpoint {folder} does not exist: it is being replaced, or was when the power went\n"
+                f"  fix: load {aside}; the next checkpoint written beside it gives it its name back"
+            ) from None
         raise EvenstepError(
             f"checkpoint {folder} does not exist\n  fix: `evenstep ckpt ls` lists the checkpoints there are"
         ) from None

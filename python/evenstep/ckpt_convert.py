@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_files import PARTIAL, total_bytes
+from evenstep.checkpoint_files import PARTIAL, sync_folder, total_bytes
 from evenstep.convert_contents import INPUT, SYSTEM, USAGE, Contents, Refused
 from evenstep.convert_formats import FOLDERS, OUTPUTS, is_replaceable, output_kind, read
 
@@ -66,18 +66,10 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def sync_tree(path: Path) -> None:
     for one in (path, *path.rglob("*")):
         if one.is_dir():
-            _sync_folder(one)
+            sync_folder(one)
         else:
             with one.open("rb") as file:
                 os.fsync(file.fileno())
@@ -94,7 +86,7 @@ def _put(partial: Path, target: Path) -> None:
         _remove(aside)
     else:
         partial.replace(target)
-    _sync_folder(target.absolute().parent)
+    sync_folder(target.absolute().parent)
 
 
 @contextmanager

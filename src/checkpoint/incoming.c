@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/stop.h"
 #include "checkpoint/partial.h"
+#include "checkpoint/placing.h"
 #include "os/file.h"
 #include "os/pipe.h"
 #include "os/stream.h"
@@ -26,11 +27,10 @@ typedef struct incoming_file {
 struct even_checkpoint_incoming {
   even_text folder;
   even_text parent;
-  even_text partial;
   even_text manifest;
   even_checkpoint_info info;
   incoming_file *files;
-  int lock;   /* of the partial folder, -1: none */
+  even_partial partial;
   bool begun; /* the partial folder is there, and ours */
   bool replace;
 };
@@ -42,14 +42,13 @@ static void release(even_checkpoint_incoming *incoming) {
     even_free(incoming->files[i].path);
   }
   if (incoming->begun) {
-    (void)!even_folder_remove(even_text_string(&incoming->partial)); /* else the next writer's sweep does */
-    even_folder_unlock(incoming->lock);
+    even_partial_discard(&incoming->partial);
   }
+  even_partial_free(&incoming->partial);
   even_free(incoming->files);
   even_checkpoint_info_free(&incoming->info);
   even_text_free(&incoming->folder);
   even_text_free(&incoming->parent);
-  even_text_free(&incoming->partial);
   even_text_free(&incoming->manifest);
   even_free(incoming);
   (void)even_error_restore(&kept);
@@ -81,10 +80,8 @@ static even_status name_parts(even_checkpoint_incoming *incoming, const char *fo
   }
   even_text_add(&incoming->folder, folder);
   even_text_append(&incoming->parent, folder, slash == folder ? 1 : (size_t)(slash - folder));
-  even_text_format(&incoming->partial, "%s%s", folder, EVEN_CHECKPOINT_PARTIAL);
   EVEN_TRY(even_text_status(&incoming->folder));
-  EVEN_TRY(even_text_status(&incoming->parent));
-  return even_text_status(&incoming->partial);
+  return even_text_status(&incoming->parent);
 }
 
 static even_status read_manifest(even_checkpoint_incoming *incoming, const char *manifest, size_t bytes) {
@@ -110,11 +107,14 @@ static even_status check_target(const even_checkpoint_incoming *incoming) {
 }
 
 static even_status begin(even_checkpoint_incoming *incoming) {
+  if (even_placing_settle(even_text_string(&incoming->folder)) != EVEN_OK) {
+    even_error_clear(); /* in the way later, and told then */
+  }
   EVEN_TRY(check_target(incoming));
   EVEN_TRY(even_folder_make(even_text_string(&incoming->parent)));
-  even_partial_sweep(even_text_string(&incoming->parent));
-  EVEN_TRY(even_partial_make(even_text_string(&incoming->partial), &incoming->lock));
+  EVEN_TRY(even_partial_make(even_text_string(&incoming->folder), &incoming->partial));
   incoming->begun = true;
+  even_partial_sweep(even_text_string(&incoming->parent), &incoming->partial);
   return EVEN_OK;
 }
 
@@ -123,7 +123,7 @@ even_status even_checkpoint_incoming_open(const char *folder, bool replace, cons
   even_checkpoint_incoming *incoming = NULL;
   *out = NULL;
   EVEN_TRY(EVEN_NEW(&incoming));
-  incoming->lock = -1;
+  incoming->partial = EVEN_PARTIAL_NONE;
   incoming->replace = replace;
   even_status status = name_parts(incoming, folder);
   if (status == EVEN_OK) {
@@ -144,10 +144,11 @@ even_status even_checkpoint_incoming_open(const char *folder, bool replace, cons
 
 static even_status name_file(even_checkpoint_incoming *incoming, size_t file) {
   even_text path = EVEN_TEXT_EMPTY;
+  EVEN_TRY(even_partial_check(&incoming->partial));
   if (incoming->files[file].path != NULL) {
     return even_fail(EVEN_ERR_STATE, "%s comes twice", incoming->info.files[file].name);
   }
-  even_text_format(&path, "%s/%s", even_text_string(&incoming->partial), incoming->info.files[file].name);
+  even_text_format(&path, "%s/%s", incoming->partial.path, incoming->info.files[file].name);
   even_status status = even_text_status(&path);
   if (status == EVEN_OK) {
     status = even_duplicate(path.data, &incoming->files[file].path);
@@ -227,7 +228,8 @@ static even_status sync_files(even_checkpoint_incoming *incoming) {
 
 static even_status write_manifest(const even_checkpoint_incoming *incoming) {
   even_text path = EVEN_TEXT_EMPTY;
-  even_text_format(&path, "%s/%s", even_text_string(&incoming->partial), EVEN_CHECKPOINT_MANIFEST);
+  EVEN_TRY(even_partial_check(&incoming->partial));
+  even_text_format(&path, "%s/%s", incoming->partial.path, EVEN_CHECKPOINT_MANIFEST);
   even_status status = even_text_status(&path);
   if (status == EVEN_OK) {
     status = even_file_replace(path.data, incoming->manifest.data, incoming->manifest.length);
@@ -240,11 +242,13 @@ static even_status write_manifest(const even_checkpoint_incoming *incoming) {
  * stays. */
 static even_status put_in_place(even_checkpoint_incoming *incoming) {
   const char *folder = even_text_string(&incoming->folder);
-  const char *partial = even_text_string(&incoming->partial);
+  const char *parent = even_text_string(&incoming->parent);
+  const char *partial = incoming->partial.path;
   EVEN_TRY(check_target(incoming));
+  EVEN_TRY(even_partial_complete(&incoming->partial));
   EVEN_TRY(even_folder_sync(partial));
   if (incoming->replace && even_path_exists(folder)) {
-    EVEN_TRY(even_folder_exchange(partial, folder)); /* what was there goes with the partial name */
+    EVEN_TRY(even_placing_replace(partial, parent, folder)); /* what was there goes with the partial name */
   } else {
     even_status status = even_folder_rename(partial, folder);
     if (status != EVEN_OK) {
@@ -252,9 +256,9 @@ static even_status put_in_place(even_checkpoint_incoming *incoming) {
       return status;
     }
     incoming->begun = false;
-    even_folder_unlock(incoming->lock);
+    even_partial_release(&incoming->partial);
   }
-  return even_folder_sync(even_text_string(&incoming->parent));
+  return even_folder_sync(parent);
 }
 
 even_status even_checkpoint_incoming_commit(even_checkpoint_incoming *incoming) {
@@ -268,7 +272,7 @@ even_status even_checkpoint_incoming_commit(even_checkpoint_incoming *incoming) 
     status = write_manifest(incoming);
   }
   if (status == EVEN_OK) {
-    status = even_checkpoint_verify(even_text_string(&incoming->partial), NULL);
+    status = even_checkpoint_verify(incoming->partial.path, NULL);
   }
   if (status == EVEN_OK) {
     status = put_in_place(incoming);

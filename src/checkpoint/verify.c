@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "checkpoint/compare.h"
+#include "checkpoint/placing.h"
 #include "checkpoint/reader.h"
 #include "os/file.h"
 #include "os/stream.h"
@@ -20,6 +21,22 @@ static even_status join(const char *folder, const char *name, even_text *out) {
   return even_text_status(out);
 }
 
+static even_status not_there(const char *folder) {
+  even_text aside = EVEN_TEXT_EMPTY;
+  even_text_format(&aside, "%s%s", folder, EVEN_CHECKPOINT_REPLACED);
+  bool replaced = even_text_status(&aside) == EVEN_OK && even_path_is_folder(even_text_string(&aside));
+  even_status status = even_fail(EVEN_ERR_NOT_FOUND, "checkpoint %s does not exist%s", folder,
+                                 replaced ? ": it is being replaced, or was when the power went" : "");
+  if (replaced) {
+    (void)even_error_fix("name %s; the next checkpoint written beside it gives it its name back",
+                         even_text_string(&aside));
+  } else {
+    (void)even_error_fix("`evenstep ckpt ls` lists the checkpoints there are");
+  }
+  even_text_free(&aside);
+  return status;
+}
+
 /* Reads the manifest alone. */
 static even_status read_manifest(const char *folder, even_checkpoint_info *out) {
   even_text path = EVEN_TEXT_EMPTY;
@@ -33,8 +50,7 @@ static even_status read_manifest(const char *folder, even_checkpoint_info *out) 
         status = even_fail(EVEN_ERR_INPUT, "%s is not a checkpoint: it has no %s", folder, EVEN_CHECKPOINT_MANIFEST);
         (void)even_error_fix("`evenstep ckpt ls DIR` lists the checkpoints of a folder or a run");
       } else {
-        status = even_fail(EVEN_ERR_NOT_FOUND, "checkpoint %s does not exist", folder);
-        (void)even_error_fix("`evenstep ckpt ls` lists the checkpoints there are");
+        status = not_there(folder);
       }
     }
   }

@@ -10,6 +10,7 @@
 #include "checkpoint/manifest_writer.h"
 #include "checkpoint/partial.h"
 #include "checkpoint/parts.h"
+#include "checkpoint/placing.h"
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/stream.h"
@@ -26,9 +27,8 @@ typedef struct unsynced_file {
 
 struct even_checkpoint_writer {
   char *folder;
-  char *partial;
   char *parent;
-  int lock;      /* of the partial folder, -1: none */
+  even_partial partial;
   bool begun;    /* the partial folder is there and ours */
   bool replaces; /* `folder` exists and is a checkpoint */
   uint64_t expected_bytes;
@@ -53,15 +53,9 @@ static void drop_unsynced(even_checkpoint_writer *writer) {
 
 static void discard_partial(even_checkpoint_writer *writer) {
   if (writer->begun) {
-    even_error kept = *even_error_last(); /* the cause, not what the cleaning meets */
     drop_unsynced(writer);
-    if (even_folder_remove(writer->partial) != EVEN_OK) {
-      /* the next writer's sweep removes it */
-    }
-    even_folder_unlock(writer->lock);
-    writer->lock = -1;
+    even_partial_discard(&writer->partial);
     writer->begun = false;
-    (void)even_error_restore(&kept);
   }
 }
 
@@ -76,7 +70,7 @@ static void free_writer(even_checkpoint_writer *writer) {
   even_earlier_free(&writer->earlier);
   even_free(writer->files);
   even_free(writer->folder);
-  even_free(writer->partial);
+  even_partial_free(&writer->partial);
   even_free(writer->parent);
   even_free(writer);
 }
@@ -111,8 +105,11 @@ static even_status advise(const even_checkpoint_writer *writer, even_status stat
   return status;
 }
 
+static bool ends_with(const char *name, const char *end) {
+  return strlen(name) >= strlen(end) && strcmp(name + strlen(name) - strlen(end), end) == 0;
+}
+
 static even_status name_parts(even_checkpoint_writer *writer, const char *folder) {
-  even_text partial = EVEN_TEXT_EMPTY;
   EVEN_TRY(even_duplicate(folder, &writer->folder));
   size_t length = strlen(writer->folder);
   while (length > 1 && writer->folder[length - 1] == '/') {
@@ -123,30 +120,34 @@ static even_status name_parts(even_checkpoint_writer *writer, const char *folder
   if (name[0] == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
     return even_fail(EVEN_ERR_ARGUMENT, "a checkpoint cannot have the name \"%s\"", folder);
   }
-  size_t suffix = strlen(EVEN_CHECKPOINT_PARTIAL);
-  if (strlen(name) >= suffix && strcmp(name + strlen(name) - suffix, EVEN_CHECKPOINT_PARTIAL) == 0) {
-    return even_fail(EVEN_ERR_ARGUMENT, "%s: names that end in %s are those of unfinished checkpoints", folder,
-                     EVEN_CHECKPOINT_PARTIAL);
+  if (ends_with(name, EVEN_CHECKPOINT_PARTIAL) || ends_with(name, EVEN_CHECKPOINT_REPLACED)) {
+    return even_fail(EVEN_ERR_ARGUMENT, "%s: names that end in %s or %s are those of unfinished checkpoints", folder,
+                     EVEN_CHECKPOINT_PARTIAL, EVEN_CHECKPOINT_REPLACED);
   }
   EVEN_TRY(even_duplicate(slash == NULL ? "." : writer->folder, &writer->parent));
   if (slash != NULL) {
     writer->parent[slash == writer->folder ? 1 : slash - writer->folder] = '\0';
   }
-  even_text_format(&partial, "%s%s", writer->folder, EVEN_CHECKPOINT_PARTIAL);
-  even_status status = even_text_status(&partial);
-  if (status == EVEN_OK) {
-    status = even_duplicate(even_text_string(&partial), &writer->partial);
+  return EVEN_OK;
+}
+
+/* What a cut left of an earlier replacement. Where that cannot be mended it is in the way later, and told then. */
+static void settle(const char *folder) {
+  even_error kept = *even_error_last();
+  if (even_placing_settle(folder) != EVEN_OK) {
+    (void)even_error_restore(&kept);
   }
-  even_text_free(&partial);
-  return status;
 }
 
 /* What already has the name: nothing, a checkpoint that may be replaced, or something that must stay. */
 static even_status check_target(even_checkpoint_writer *writer, bool replace) {
   even_text manifest = EVEN_TEXT_EMPTY;
+  bool nothing = !even_path_exists(writer->folder);
+  settle(writer->folder);
   if (!even_path_exists(writer->folder)) {
     return EVEN_OK;
   }
+  replace = replace || nothing; /* what has come back was being replaced, and the caller saw nothing there */
   even_status status = join(writer->folder, EVEN_CHECKPOINT_MANIFEST, &manifest);
   bool checkpoint = status == EVEN_OK && even_path_exists(even_text_string(&manifest));
   even_text_free(&manifest);
@@ -168,7 +169,7 @@ even_status even_checkpoint_writer_open(const even_checkpoint_params *params, ev
     return even_fail(EVEN_ERR_ARGUMENT, "even_checkpoint_writer_open: parameters of another version");
   }
   EVEN_TRY(EVEN_NEW(&writer));
-  writer->lock = -1;
+  writer->partial = EVEN_PARTIAL_NONE;
   writer->expected_bytes = params->expected_bytes;
   even_status status = name_parts(writer, params->folder);
   if (status == EVEN_OK) {
@@ -178,8 +179,7 @@ even_status even_checkpoint_writer_open(const even_checkpoint_params *params, ev
     status = even_earlier_read(params->previous, &writer->earlier);
   }
   if (status == EVEN_OK) {
-    even_partial_sweep(writer->parent);
-    status = even_partial_make(writer->partial, &writer->lock);
+    status = even_partial_make(writer->folder, &writer->partial);
     if (status == EVEN_ERR_NOT_FOUND) {
       (void)even_error_fix("make the folder %s first", writer->parent);
     } else if (status != EVEN_OK) {
@@ -191,6 +191,7 @@ even_status even_checkpoint_writer_open(const even_checkpoint_params *params, ev
     return status;
   }
   writer->begun = true;
+  even_partial_sweep(writer->parent, &writer->partial);
   *out = writer;
   return EVEN_OK;
 }
@@ -236,8 +237,9 @@ static even_status create_file(even_checkpoint_writer *writer, const char *name,
   if (writer->unsynced_count == MOST_UNSYNCED) {
     EVEN_TRY(sync_files(writer));
   }
+  EVEN_TRY(even_partial_check(&writer->partial));
   EVEN_TRY(even_realloc((void **)&writer->unsynced, writer->unsynced_count + 1, sizeof *writer->unsynced));
-  even_status status = join(writer->partial, name, &path);
+  even_status status = join(writer->partial.path, name, &path);
   if (status == EVEN_OK) {
     status = even_duplicate(even_text_string(&path), &file.path);
   }
@@ -276,7 +278,7 @@ static even_status link_or_write(even_checkpoint_writer *writer, const char *nam
                                  even_manifest_file *entry) {
   even_text path = EVEN_TEXT_EMPTY;
   bool linked = false;
-  even_status status = join(writer->partial, name, &path);
+  even_status status = join(writer->partial.path, name, &path);
   if (status == EVEN_OK) {
     status = even_earlier_link(&writer->earlier, name, content, even_text_string(&path), entry, &linked);
   }
@@ -373,15 +375,10 @@ static even_status write_manifest(even_checkpoint_writer *writer, const char *st
 }
 
 static even_status put_in_place(even_checkpoint_writer *writer) {
-  EVEN_TRY(even_folder_sync(writer->partial));
-  if (!writer->replaces) {
-    return even_folder_rename(writer->partial, writer->folder);
-  }
-  even_status status = even_folder_exchange(writer->partial, writer->folder);
-  if (status == EVEN_ERR_UNSUPPORTED) {
-    (void)even_error_fix("give each checkpoint its own name on this file system");
-  }
-  return status;
+  EVEN_TRY(even_partial_complete(&writer->partial));
+  EVEN_TRY(even_folder_sync(writer->partial.path));
+  return writer->replaces ? even_placing_replace(writer->partial.path, writer->parent, writer->folder)
+                          : even_folder_rename(writer->partial.path, writer->folder);
 }
 
 even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const char *state_json) {
@@ -406,7 +403,7 @@ even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const 
   }
   if (!writer->replaces) {
     writer->begun = false; /* the partial name is gone */
-    even_folder_unlock(writer->lock);
+    even_partial_release(&writer->partial);
   }
   status = even_folder_sync(writer->parent);
   if (status != EVEN_OK) {
@@ -429,7 +426,7 @@ even_status even_checkpoint_remove(const char *folder) {
   even_checkpoint_writer *names = NULL;
   even_text manifest = EVEN_TEXT_EMPTY;
   EVEN_TRY(EVEN_NEW(&names));
-  names->lock = -1;
+  names->partial = EVEN_PARTIAL_NONE;
   even_status status = name_parts(names, folder);
   if (status == EVEN_OK) {
     status = join(names->folder, EVEN_CHECKPOINT_MANIFEST, &manifest);
@@ -438,22 +435,21 @@ even_status even_checkpoint_remove(const char *folder) {
     status = even_fail(EVEN_ERR_INPUT, "%s is not a checkpoint: it has no %s", folder, EVEN_CHECKPOINT_MANIFEST);
   }
   if (status == EVEN_OK) {
-    status = even_partial_make(names->partial, &names->lock);
+    settle(names->folder); /* else an older one would come in its place */
+    status = even_partial_reserve(names->folder, &names->partial);
   }
   if (status == EVEN_OK) { /* an empty folder may be renamed over */
-    even_folder_unlock(names->lock);
-    status = even_folder_rename(names->folder, names->partial);
+    even_partial_release(&names->partial);
+    status = even_folder_rename(names->folder, names->partial.path);
     if (status != EVEN_OK) {
-      even_error kept = *even_error_last();
-      (void)!even_folder_remove(names->partial);
-      (void)even_error_restore(&kept);
+      even_partial_discard(&names->partial);
     }
   }
   if (status == EVEN_OK) { /* first the name, for good: no power cut may leave half a checkpoint under it */
     status = even_folder_sync(names->parent);
   }
   if (status == EVEN_OK) {
-    status = even_folder_remove(names->partial);
+    status = even_folder_remove(names->partial.path);
   }
   even_text_free(&manifest);
   free_writer(names);

@@ -219,9 +219,21 @@ even_status even_file_remove(const char *path) {
   return EVEN_OK;
 }
 
+/* Of a folder that is new. Whoever may write to a folder need not be allowed to read it: then its name is as safe as
+ * that file system makes it. */
+static even_status sync_new_name(const char *path) {
+  even_error kept = *even_error_last();
+  even_status status = sync_parent(path);
+  if (status == EVEN_ERR_PERMISSION) {
+    (void)even_error_restore(&kept);
+    return EVEN_OK;
+  }
+  return status;
+}
+
 static even_status make_one_folder(const char *path) {
   if (even_os.mkdir(path, 0777) == 0) {
-    return EVEN_OK;
+    return sync_new_name(path);
   }
   if (errno != EEXIST) {
     return even_fail_errno(errno, "folder %s cannot be made", path);

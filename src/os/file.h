@@ -28,7 +28,8 @@ even_status even_file_link(const char *from, const char *to) EVEN_MUST_USE;
 even_status even_file_remove(const char *path) EVEN_MUST_USE;
 /* Writes all of `data` to fd, through EINTR and short writes. */
 even_status even_file_write_all(int fd, const void *data, size_t bytes) EVEN_MUST_USE;
-/* Makes a folder and those above it; one that exists is fine. Mode 0777 less umask. */
+/* Makes a folder and those above it, each new one's name synced in its parent; one that exists is fine. Mode 0777 less
+ * umask. */
 even_status even_folder_make(const char *path) EVEN_MUST_USE;
 /* fsyncs a folder, so that renames in it are durable. */
 even_status even_folder_sync(const char *path) EVEN_MUST_USE;

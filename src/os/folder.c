@@ -5,7 +5,7 @@
 #include "base/fail.h"
 #include "base/text.h"
 #include "os/calls.h"
-#include "os/clock.h"
+#include "os/locks.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -15,9 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-
-static const uint64_t ASKERS_LEAVE_NS = UINT64_C(2000000000);
-static const uint64_t BETWEEN_TRIES_NS = 100000;
 
 static even_status append_name(even_names *names, size_t *capacity, const char *name) {
   if (names->count == *capacity) {
@@ -134,10 +131,11 @@ even_status even_folder_remove(const char *path) {
 }
 
 even_status even_folder_rename(const char *from, const char *to) {
-  if (even_os.rename(from, to) != 0) {
-    return even_fail_errno(errno, "%s cannot be renamed to %s", from, to);
+  if (even_os.rename(from, to) == 0) {
+    return EVEN_OK;
   }
-  return EVEN_OK;
+  even_status status = even_fail_errno(errno, "%s cannot be renamed to %s", from, to);
+  return even_error_last()->system_error == ENOTEMPTY ? even_error_means(EVEN_ERR_IN_USE) : status;
 }
 
 even_status even_folder_exchange(const char *a, const char *b) {
@@ -205,35 +203,13 @@ static even_status locking_failed(const char *path, int reason) {
   return reason == EWOULDBLOCK ? EVEN_OK : even_fail_errno(reason, "folder %s cannot be locked", path);
 }
 
-/* 0, or the reason why not. Whoever asks whether the folder is locked holds the lock shared for a moment: where only
- * such are in the way (it can be had shared), it is asked for again. Two that want it would keep each other from it by
- * asking, so each lets go before it waits. */
-static int take_lock(int fd) {
-  const uint64_t until = even_clock_ns() + ASKERS_LEAVE_NS;
-  while (even_os.flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    int reason = errno;
-    if (reason != EWOULDBLOCK) {
-      return reason;
-    }
-    if (even_os.flock(fd, LOCK_SH | LOCK_NB) != 0) {
-      return errno;
-    }
-    (void)even_os.flock(fd, LOCK_UN);
-    if (even_clock_ns() >= until) {
-      return reason;
-    }
-    even_clock_sleep_ns(BETWEEN_TRIES_NS);
-  }
-  return 0;
-}
-
 static even_status lock(const char *path, int flags, int *fd) {
   *fd = -1;
   int opened = open_for_reading(path, flags);
   if (opened < 0) {
     return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
   }
-  int reason = take_lock(opened);
+  int reason = even_lock_take(opened);
   if (reason != 0) {
     (void)even_os.close(opened);
     return locking_failed(path, reason);
@@ -319,14 +295,20 @@ even_status even_folder_written_ns(const char *path, uint64_t *out) {
   return status;
 }
 
+bool even_path_is_own_folder(const char *path) {
+  int fd = even_os.open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+  bool own = fd >= 0 && even_folder_is_own(fd);
+  if (fd >= 0) {
+    (void)even_os.close(fd);
+  }
+  return own;
+}
+
 bool even_folder_is_own(int fd) {
   struct stat facts;
   return even_os.fstat(fd, &facts) == 0 && facts.st_uid == even_os.geteuid();
 }
 
 void even_folder_unlock(int fd) {
-  if (fd >= 0) {
-    (void)even_os.flock(fd, LOCK_UN);
-    (void)even_os.close(fd);
-  }
+  even_lock_release(fd);
 }

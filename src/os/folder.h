@@ -25,7 +25,7 @@ even_status even_folder_remove(const char *path) EVEN_MUST_USE;
 /* The same for the folder behind `fd`, which `path` named when it was locked: files go from that folder whatever has
  * the name by now. `fd` stays open. */
 even_status even_folder_remove_locked(const char *path, int fd) EVEN_MUST_USE;
-/* Renames; `to` may be an empty folder or nothing. */
+/* Renames; `to` may be an empty folder or nothing. EVEN_ERR_IN_USE where it is a folder with something in it. */
 even_status even_folder_rename(const char *from, const char *to) EVEN_MUST_USE;
 /* Swaps two folders in one atomic step. EVEN_ERR_UNSUPPORTED where the file system cannot. */
 even_status even_folder_exchange(const char *a, const char *b) EVEN_MUST_USE;
@@ -36,9 +36,9 @@ bool even_path_is_folder(const char *path);
 /* Whether it is a symbolic link, whatever that leads to; what is not there is none. */
 even_status even_path_is_link(const char *path, bool *out) EVEN_MUST_USE;
 
-/* Takes the folder's lock (flock), which the kernel drops when its holder dies, however it dies. *fd = -1 without an
- * error where a living process holds it, or where the folder was removed or renamed away meanwhile.
- * EVEN_ERR_UNSUPPORTED where the file system has no locks. */
+/* Takes the folder's lock (flock), which the kernel drops when its holder dies, however it dies. Over a network other
+ * hosts do not see it (even_is_shared in locks.h). *fd = -1 without an error where a living process holds it, or where
+ * the folder was removed or renamed away meanwhile. EVEN_ERR_UNSUPPORTED where the file system has no locks. */
 even_status even_folder_lock(const char *path, int *fd) EVEN_MUST_USE;
 /* Whether a living process holds that lock; who asks is in nobody's way. false where there is no such folder.
  * EVEN_ERR_UNSUPPORTED where the file system has no locks. */
@@ -47,6 +47,8 @@ even_status even_folder_is_locked(const char *path, bool *out) EVEN_MUST_USE;
 even_status even_folder_lock_itself(const char *path, int *fd) EVEN_MUST_USE;
 /* Whether this user owns the folder behind `fd`; false where it cannot be told. */
 bool even_folder_is_own(int fd);
+/* The same for the folder of that name; a symbolic link is none. */
+bool even_path_is_own_folder(const char *path);
 /* When (wall clock, ns) the folder or one of its files was last written to. Not a symbolic link. */
 even_status even_folder_written_ns(const char *path, uint64_t *out) EVEN_MUST_USE;
 /* Releases; -1 is allowed. Children that were forked meanwhile do not hold the lock any longer. */

@@ -62,7 +62,7 @@ static char root[256];
 static int of_descriptor[MOST_DESCRIPTORS]; /* node + 1 */
 static off_t offsets[MOST_DESCRIPTORS];
 static long calls;
-static bool is_direct; /* the disk says that it gains by writes past the page cache */
+static disk_kind kind_of_disk;
 /* One call at a time: a save syncs by several threads. What looks at a disk after a cut is outside the model. */
 static pthread_mutex_t one_call = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local bool outside;
@@ -239,8 +239,8 @@ static int model_fallocate(int fd, int mode, off_t offset, off_t length) {
 /* What the disk says of itself; files of it are in memory. */
 static int model_fstatfs(int fd, struct statfs *out) {
   int failed = even_os_real.fstatfs(fd, out);
-  if (is_direct) {
-    out->f_type = 0xEF53;
+  if (kind_of_disk != DISK_USUAL) {
+    out->f_type = kind_of_disk == DISK_NFS ? 0x6969 : 0xEF53;
   }
   return failed;
 }
@@ -297,6 +297,10 @@ static int model_exchange(const char *a, const char *b) {
   const char *new_name = NULL;
   (void)resolve(a, &parent, &name);
   (void)resolve(b, &other, &new_name);
+  if (kind_of_disk == DISK_NFS) {
+    errno = EINVAL;
+    return -1;
+  }
   before_call();
   int failed = even_os_real.exchange(a, b);
   if (failed == 0) {
@@ -409,8 +413,8 @@ static void read_folder(const char *path, int at) {
   nodes[at].change_count = 0;
 }
 
-void disk_model_begin(const char *path, bool direct) {
-  is_direct = direct;
+void disk_model_begin(const char *path, disk_kind kind) {
+  kind_of_disk = kind;
   (void)snprintf(root, sizeof root, "%s", path);
   memset(of_descriptor, 0, sizeof of_descriptor);
   node_count = 0;
@@ -455,31 +459,82 @@ static unsigned draw(unsigned *seed, unsigned below) {
   return (*seed >> 16) % below;
 }
 
-static void write_file(const node *file, const char *path, disk_outcome outcome, unsigned *seed) {
-  unsigned kind = outcome == DISK_SAFE_ONLY ? 0 : outcome == DISK_ALL ? 1 : draw(seed, 3);
-  const bytes *content = kind == 0 ? &file->safe : &file->now;
-  size_t torn = kind == 2 && content->length > 0 ? draw(seed, (unsigned)content->length) : content->length;
-  FILE *stream = fopen(path, "wb");
-  assert_non_null(stream);
-  /* what was safe stays, and so does a part of what was not; blocks that were not written read as zeros */
-  if (kind == 2 && torn < file->safe.length) {
-    torn = file->safe.length;
+/* Each block of what was written is there, or what was safe of it; the last may be torn. */
+static void write_blocks(const node *file, FILE *stream, unsigned *seed) {
+  const bytes *now = &file->now;
+  const bytes *safe = &file->safe;
+  size_t shortest = safe->length < now->length ? safe->length : now->length;
+  size_t length = draw(seed, 2) == 0 ? now->length : shortest;
+  size_t block = length / 64 > 32 ? length / 64 : 32;
+  for (size_t at = 0; at < length; at += block) {
+    size_t end = length - at < block ? length : at + block;
+    bool written = draw(seed, 2) == 0;
+    for (size_t i = at; i < end; i++) {
+      (void)fputc(written ? now->data[i] : i < safe->length ? safe->data[i] : 0, stream);
+    }
+  }
+}
+
+/* A part from the front, and zeros behind it. */
+static void write_front(const node *file, FILE *stream, unsigned *seed) {
+  const bytes *now = &file->now;
+  size_t torn = now->length > 0 ? draw(seed, (unsigned)now->length) : 0;
+  if (torn < file->safe.length) {
+    torn = file->safe.length < now->length ? file->safe.length : now->length;
   }
   if (torn > 0) {
-    assert_int_equal(fwrite(content->data, 1, torn, stream), torn);
+    assert_int_equal(fwrite(now->data, 1, torn, stream), torn);
   }
-  for (size_t i = torn; kind == 2 && i < content->length && draw(seed, 50) > 0; i++) {
+  for (size_t i = torn; i < now->length && draw(seed, 50) > 0; i++) {
     (void)fputc(0, stream);
+  }
+}
+
+static bool is_safe(const node *file) {
+  return file->safe.length == file->now.length &&
+         (file->now.length == 0 || memcmp(file->safe.data, file->now.data, file->now.length) == 0);
+}
+
+static void write_file(const node *file, const char *path, disk_outcome outcome, unsigned *seed) {
+  unsigned kind = outcome == DISK_SAFE_ONLY ? 0 : outcome == DISK_ALL ? 1 : draw(seed, 4);
+  FILE *stream = fopen(path, "wb");
+  assert_non_null(stream);
+  if (kind < 2 || is_safe(file)) {
+    const bytes *content = kind == 0 ? &file->safe : &file->now;
+    assert_int_equal(content->length == 0 ? 0 : fwrite(content->data, 1, content->length, stream), content->length);
+  } else if (kind == 2) {
+    write_front(file, stream, seed);
+  } else {
+    write_blocks(file, stream, seed);
   }
   (void)fclose(stream);
 }
 
-static void write_folder(int at, const char *path, disk_outcome outcome, unsigned *seed) {
-  folder found = nodes[at].safe_entries;
-  size_t count = nodes[at].change_count;
-  count = outcome == DISK_SAFE_ONLY ? 0 : outcome == DISK_ALL ? count : draw(seed, (unsigned)count + 1);
+static bool is_of(const change *made, const char *name) {
+  return name[0] != '\0' && (strcmp(made->name, name) == 0 || strcmp(made->other, name) == 0);
+}
+
+/* Up to one of them, or any that have all they rest on. */
+static void apply_some(folder *to, const node *in, unsigned *seed) {
+  bool lost[MOST_CHANGES] = {false};
+  bool in_order = draw(seed, 2) == 0;
+  size_t count = in_order ? draw(seed, (unsigned)in->change_count + 1) : in->change_count;
   for (size_t i = 0; i < count; i++) {
-    apply(&found, &nodes[at].changes[i]);
+    lost[i] = !in_order && draw(seed, 2) == 0;
+    for (size_t j = 0; j < i && !lost[i]; j++) {
+      lost[i] =
+          lost[j] && (is_of(&in->changes[j], in->changes[i].name) || is_of(&in->changes[j], in->changes[i].other));
+    }
+    if (!lost[i]) {
+      apply(to, &in->changes[i]);
+    }
+  }
+}
+
+static void write_folder(int at, const char *path, disk_outcome outcome, unsigned *seed) {
+  folder found = outcome == DISK_ALL ? nodes[at].entries : nodes[at].safe_entries;
+  if (outcome == DISK_MIXED) {
+    apply_some(&found, &nodes[at], seed);
   }
   assert_int_equal(mkdir(path, 0755), 0);
   for (size_t i = 0; i < found.count; i++) {

@@ -2,6 +2,7 @@
 #include "checkpoint/scratch.h"
 
 #include "base/fail.h"
+#include "os/calls.h"
 #include "support/fault.h"
 
 #include <dirent.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -97,6 +99,24 @@ int scratch_entries(void) {
   }
   (void)closedir(folder);
   return count;
+}
+
+static int statfs_of_nfs(int fd, struct statfs *out) {
+  int failed = even_os_real.fstatfs(fd, out);
+  out->f_type = 0x6969;
+  return failed;
+}
+
+static int no_exchange(const char *a, const char *b) {
+  (void)a;
+  (void)b;
+  errno = EINVAL;
+  return -1;
+}
+
+void scratch_is_nfs(void) {
+  even_os.fstatfs = statfs_of_nfs;
+  even_os.exchange = no_exchange;
 }
 
 void sample_tensors(even_checkpoint_tensor *tensors, int seed) {

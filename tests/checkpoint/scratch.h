@@ -16,6 +16,9 @@ bool scratch_has(const char *name);
 /* Files and folders right below the scratch folder. */
 int scratch_entries(void);
 
+/* From now on the file system says that it is NFS, and swaps no folders; until the next fault_reset or fault_os. */
+void scratch_is_nfs(void);
+
 /* Three tensors of several types; `seed` varies their data. Fills `tensors` (3). */
 void sample_tensors(even_checkpoint_tensor *tensors, int seed);
 even_status save_sample(const char *folder, bool replace, int seed) EVEN_MUST_USE;

@@ -238,7 +238,7 @@ static void a_cut_leaves_both_whole(void **state) {
   assert_int_equal(save("one", NULL), EVEN_OK);
   trained[5]++;
   disk_model_before = look_after_a_cut;
-  disk_model_begin(scratch, false);
+  disk_model_begin(scratch, DISK_USUAL);
   assert_int_equal(save("two", "one"), EVEN_OK);
   assert_int_equal(even_checkpoint_remove(scratch_path("one")), EVEN_OK);
   disk_model_end();

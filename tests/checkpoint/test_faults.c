@@ -15,6 +15,7 @@
 #include <string.h>
 
 static bool replace_mode;
+static bool nfs_mode;
 
 static int64_t step_of(const char *name) {
   even_checkpoint_info info;
@@ -59,6 +60,9 @@ static void each_call_fails(int error_number) {
     assert_int_equal(save_sample(scratch_path("old"), false, 1), EVEN_OK);
     fault_allocation(0);
     fault_os_any(nth, error_number);
+    if (nfs_mode) {
+      scratch_is_nfs();
+    }
     even_status status = save_sample(scratch_path(replace_mode ? "old" : "new"), replace_mode, 2);
     failed_one = fault_os_calls(FAULT_CALL_COUNT) >= nth;
     long leaked = fault_live_blocks();
@@ -94,6 +98,16 @@ static void every_call_may_fail_while_replacing(void **state) {
   (void)state;
   replace_mode = true;
   each_call_fails(EIO);
+}
+
+static void every_call_may_fail_on_nfs(void **state) {
+  (void)state;
+  nfs_mode = true;
+  for (int i = 0; i < 2; i++) {
+    replace_mode = i == 1;
+    each_call_fails(EIO);
+  }
+  nfs_mode = false;
 }
 
 static void every_call_may_find_the_disk_full(void **state) {
@@ -216,15 +230,11 @@ static void a_full_disk_is_told_with_figures(void **state) {
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
   const struct CMUnitTest tests[] = {
-      CASE(every_call_may_fail),
-      CASE(every_call_may_fail_while_replacing),
-      CASE(every_call_may_find_the_disk_full),
-      CASE(cleaning_may_fail),
-      CASE(every_allocation_may_fail),
-      CASE(removing_may_fail_anywhere),
-      CASE(no_failure_that_matters_is_passed_over),
-      CASE(short_writes_are_continued),
-      CASE(a_full_disk_is_told_with_figures),
+      CASE(every_call_may_fail),        CASE(every_call_may_fail_while_replacing),
+      CASE(every_call_may_fail_on_nfs), CASE(every_call_may_find_the_disk_full),
+      CASE(cleaning_may_fail),          CASE(every_allocation_may_fail),
+      CASE(removing_may_fail_anywhere), CASE(no_failure_that_matters_is_passed_over),
+      CASE(short_writes_are_continued), CASE(a_full_disk_is_told_with_figures),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

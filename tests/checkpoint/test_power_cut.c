@@ -10,8 +10,11 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/disk_model.h"
+#include "checkpoint/placing.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
+#include "os/file.h"
+#include "os/folder.h"
 #include "support/fault.h"
 #include "support/search.h"
 
@@ -27,7 +30,9 @@ static int64_t least_step;
 static int64_t most_step;
 static long disks;
 static unsigned mixed = MANY;
-static long stride = 1; /* of the calls at which the power is cut */
+static long stride = 1;        /* of the calls at which the power is cut */
+static const char *below = ""; /* the root: where checkpoints lie */
+static disk_kind disk;
 
 static int remove_entry(const char *path, const struct stat *facts, int kind, struct FTW *place) {
   (void)facts;
@@ -54,21 +59,35 @@ static void check_names(const char *folder, long call, unsigned seed) {
   (void)closedir(stream);
 }
 
-static void check_disk(long call, disk_outcome outcome, unsigned seed) {
-  char folder[128];
+/* The step of the newest that can be loaded; -1: there is none. */
+static int64_t newest_of(const char *folder) {
   char *path = NULL;
-  (void)snprintf(folder, sizeof folder, "%s-cut", scratch);
-  disk_model_cut(folder, outcome, seed);
   even_checkpoint_info info = {.step = -1};
-  check_names(folder, call, seed);
   assert_int_equal(even_checkpoint_find_newest(folder, true, &path), EVEN_OK);
-  if (path == NULL || even_checkpoint_inspect(path, &info) != EVEN_OK || info.step < least_step ||
-      info.step > most_step) {
-    fail_msg("power cut at call %ld, disk %u: the newest checkpoint is of step %ld, not %ld … %ld", call, seed,
-             path == NULL ? -1L : (long)info.step, (long)least_step, (long)most_step);
+  if (path == NULL) {
+    return -1;
   }
+  assert_int_equal(even_checkpoint_inspect(path, &info), EVEN_OK);
+  int64_t step = info.step;
   even_checkpoint_info_free(&info);
   even_free(path);
+  return step;
+}
+
+static void check_disk(long call, disk_outcome outcome, unsigned seed) {
+  char folder[128];
+  char place[192];
+  (void)snprintf(folder, sizeof folder, "%s-cut", scratch);
+  (void)snprintf(place, sizeof place, "%s%s", folder, below);
+  disk_model_cut(folder, outcome, seed);
+  if (even_path_exists(place)) {
+    check_names(place, call, seed);
+  }
+  int64_t step = newest_of(place);
+  if (step < least_step || step > most_step) {
+    fail_msg("power cut at call %ld, disk %u: the newest checkpoint is of step %ld, not %ld … %ld", call, seed,
+             (long)step, (long)least_step, (long)most_step);
+  }
   assert_int_equal(nftw(folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS), 0);
   disks++;
 }
@@ -84,15 +103,15 @@ static void cut(long call) {
   }
 }
 
-static void begin_on(bool direct) {
+static void begin_on(disk_kind on) {
   fault_reset();
   disks = 0;
   disk_model_before = cut;
-  disk_model_begin(scratch, direct);
+  disk_model_begin(scratch, on);
 }
 
 static void begin(void) {
-  begin_on(false);
+  begin_on(disk);
 }
 
 /* least: of what the newest must be while the calls are made, and when they have returned. */
@@ -179,13 +198,13 @@ static even_status save_large(const char *folder, int step) {
 
 static void a_large_save(void **state) {
   (void)state;
-  for (int direct = 0; direct <= 1; direct++) {
+  for (disk_kind on = DISK_USUAL; on <= DISK_DIRECT; on++) {
     assert_int_equal(save_sample(scratch_path("step-1"), true, 1), EVEN_OK);
     least_step = 1;
     most_step = 2;
     mixed = FEW;
     stride = 3;
-    begin_on(direct == 1);
+    begin_on(on);
     assert_int_equal(save_large(scratch_path("step-2"), 2), EVEN_OK);
     end(2);
     mixed = MANY;
@@ -194,11 +213,76 @@ static void a_large_save(void **state) {
   }
 }
 
+/* The folders in which it lies are new, too: their names are safe before it counts as written. */
+static void a_first_save_in_new_folders(void **state) {
+  (void)state;
+  below = "/runs/first/checkpoints";
+  least_step = -1;
+  most_step = 1;
+  begin();
+  assert_int_equal(even_folder_make(scratch_path("runs/first/checkpoints")), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("runs/first/checkpoints/step-1"), false, 1), EVEN_OK);
+  end(1);
+  below = "";
+}
+
+/* A cut came between the two renames of a replacement, or before the older one went: the next save mends it, also where
+ * it is of another name, and the power goes again meanwhile. */
+static void a_save_after_a_cut_replacement(void **state) {
+  static const char *const names[] = {"best", "other"};
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    bool has_both = i / 2 == 1;
+    assert_int_equal(save_sample(scratch_path("old"), false, 1), EVEN_OK);
+    if (has_both) {
+      assert_int_equal(save_sample(scratch_path("best"), false, 2), EVEN_OK);
+    }
+    char from[256];
+    char to[256];
+    (void)snprintf(from, sizeof from, "%s", scratch_path("old"));
+    (void)snprintf(to, sizeof to, "%s", scratch_path("best" EVEN_CHECKPOINT_REPLACED));
+    assert_int_equal(rename(from, to), 0);
+    least_step = has_both ? 2 : 1;
+    most_step = 3;
+    begin();
+    assert_int_equal(save_sample(scratch_path(names[i % 2]), i % 2 == 0, 3), EVEN_OK);
+    end(3);
+    assert_false(scratch_has("best" EVEN_CHECKPOINT_REPLACED));
+    assert_true(scratch_has("best"));
+    assert_int_equal(even_checkpoint_remove(scratch_path("best")), EVEN_OK);
+    if (i % 2 == 1) {
+      assert_int_equal(even_checkpoint_remove(scratch_path("other")), EVEN_OK);
+    }
+    assert_int_equal(scratch_entries(), 0);
+  }
+}
+
+static int on_nfs(void **state) {
+  disk = DISK_NFS;
+  return scratch_make(state);
+}
+
+static int as_usual(void **state) {
+  disk = DISK_USUAL;
+  return scratch_remove(state);
+}
+
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
+#define ON_NFS(name) cmocka_unit_test_setup_teardown(name, on_nfs, as_usual)
   const struct CMUnitTest tests[] = {
-      CASE(a_save),       CASE(a_replacement), CASE(a_save_and_a_removal), CASE(a_save_after_a_dead_writer),
+      CASE(a_save),
+      CASE(a_replacement),
+      CASE(a_save_and_a_removal),
+      CASE(a_save_after_a_dead_writer),
+      CASE(a_first_save_in_new_folders),
+      CASE(a_save_after_a_cut_replacement),
       CASE(a_large_save),
+      ON_NFS(a_save),
+      ON_NFS(a_replacement),
+      ON_NFS(a_save_and_a_removal),
+      ON_NFS(a_save_after_a_dead_writer),
+      ON_NFS(a_save_after_a_cut_replacement),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

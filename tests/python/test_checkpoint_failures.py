@@ -190,6 +190,25 @@ def test_bad_keep_is_refused_before_anything_is_written(monkeypatch: pytest.Monk
     assert not Path("checkpoints").exists()
 
 
+def test_the_names_of_new_folders_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(ck, "sync_folder", synced.append)
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    for _ in range(2):
+        ck.checkpoint(tmp_path / "a" / "b" / "best")
+    assert sorted(synced) == [tmp_path, tmp_path / "a"]
+
+
+def test_one_that_was_being_replaced_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, OneProcess(model=nn.Linear(1, 1)))
+    ck.checkpoint("best").rename("best.evenstep.replaced")  # as a crash between two renames leaves it
+    with pytest.raises(EvenstepError, match=r"best does not exist: it is being replaced(.|\n)*best.evenstep.replaced"):
+        ck.load_checkpoint("best")
+    ck.load_checkpoint("best.evenstep.replaced")
+    ck.checkpoint("other")
+    ck.load_checkpoint("best")
+
+
 # -- the writer in C, from Python --
 
 

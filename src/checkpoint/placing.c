@@ -1,0 +1,115 @@
+/* Replacing a checkpoint: by a swap, or by two renames and what mends them after a cut. */
+#include "checkpoint/placing.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/text.h"
+#include "os/file.h"
+#include "os/folder.h"
+
+#include <evenstep/checkpoint.h>
+#include <stdbool.h>
+#include <string.h>
+
+/* Another host's writer may settle between the two renames, again and again. */
+enum { MOST_ATTEMPTS = 16 };
+
+static even_status with_end(const char *folder, const char *end, char **out) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s%s", folder, end);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    status = even_duplicate(even_text_string(&path), out);
+  }
+  even_text_free(&path);
+  return status;
+}
+
+static even_status sync_parent(const char *folder) {
+  const char *slash = strrchr(folder, '/');
+  char *parent = NULL;
+  if (slash == NULL) {
+    return even_folder_sync(".");
+  }
+  EVEN_TRY(even_duplicate(folder, &parent));
+  parent[slash == folder ? 1 : slash - folder] = '\0';
+  even_status status = even_folder_sync(parent);
+  even_free(parent);
+  return status;
+}
+
+/* The older one goes, and only while the newer one is there: another replacement may have begun since the caller
+ * looked, so its name goes first, and comes back if it was the only one. */
+static even_status remove_older(const char *folder, const char *aside) {
+  char *away = NULL;
+  EVEN_TRY(sync_parent(folder)); /* the newer one's name is safe */
+  EVEN_TRY(with_end(aside, EVEN_CHECKPOINT_PARTIAL, &away));
+  even_status status = even_folder_rename(aside, away);
+  if (status == EVEN_OK && !even_path_is_folder(folder)) {
+    status = even_folder_rename(away, aside);
+  } else if (status == EVEN_OK) {
+    status = sync_parent(folder);
+    if (status == EVEN_OK) {
+      status = even_folder_remove(away);
+    }
+  }
+  even_free(away);
+  return status;
+}
+
+even_status even_placing_settle(const char *folder) {
+  char *aside = NULL;
+  even_status status = EVEN_OK;
+  EVEN_TRY(with_end(folder, EVEN_CHECKPOINT_REPLACED, &aside));
+  if (even_path_is_own_folder(aside)) {
+    if (even_path_is_folder(folder)) {
+      status = remove_older(folder, aside);
+    } else if (!even_path_exists(folder)) {
+      status = even_folder_rename(aside, folder);
+    }
+  }
+  even_free(aside);
+  return status;
+}
+
+/* *again: somebody else was at work there. */
+static even_status move_both(const char *partial, const char *folder, const char *aside, bool *again) {
+  *again = false;
+  even_status status = even_folder_rename(folder, aside);
+  if (status == EVEN_ERR_IN_USE) { /* left by a cut, and not the sweep's to remove then */
+    *again = even_placing_settle(folder) == EVEN_OK;
+    return status;
+  }
+  EVEN_TRY(status);
+  status = even_folder_rename(partial, folder);
+  if (status != EVEN_OK) {
+    even_error kept = *even_error_last();
+    *again = status == EVEN_ERR_IN_USE; /* the older one was given its name back */
+    (void)!even_folder_rename(aside, folder);
+    (void)even_error_restore(&kept);
+  }
+  return status;
+}
+
+static even_status move_aside(const char *partial, const char *parent, const char *folder) {
+  char *aside = NULL;
+  bool again = true;
+  EVEN_TRY(with_end(folder, EVEN_CHECKPOINT_REPLACED, &aside));
+  even_status status = EVEN_OK;
+  for (int attempt = 0; attempt < MOST_ATTEMPTS && again; attempt++) {
+    status = move_both(partial, folder, aside, &again);
+  }
+  if (status == EVEN_OK) { /* before the older one goes */
+    status = even_folder_sync(parent);
+  }
+  if (status == EVEN_OK && even_folder_rename(aside, partial) != EVEN_OK) {
+    even_error_clear(); /* another writer has settled it, or the next will */
+  }
+  even_free(aside);
+  return status;
+}
+
+even_status even_placing_replace(const char *partial, const char *parent, const char *folder) {
+  even_status status = even_folder_exchange(partial, folder);
+  return status == EVEN_ERR_UNSUPPORTED ? move_aside(partial, parent, folder) : status;
+}
