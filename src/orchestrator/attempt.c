@@ -91,8 +91,8 @@ void even_job_signals_ready(void *context, int fd) {
 
 static void check_hangs(even_job *job) {
   bool end = false;
-  if (job->stage != EVEN_JOB_RUNS || even_job_any_stands(job) || even_gifts_hold_up(job) || /* may wait for long */
-      !even_succession_acts(job)) {                                                         /* they are held */
+  if (job->stage != EVEN_JOB_RUNS || even_gifts_hold_up(job) || /* may wait for long */
+      !even_succession_acts(job)) {                             /* they are held */
     return;
   }
   even_hangs_tick(job->hangs, job, &end);

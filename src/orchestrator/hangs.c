@@ -6,6 +6,7 @@
 #include "orchestrator/silence.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/process.h"
 #include "os/process_threads.h"
 #include "os/shared_memory.h"
 #include "telemetry/stacks.h"
@@ -313,17 +314,29 @@ static void write_stacks(even_hangs *hangs, even_job *job, size_t rank) {
 
 /* ---- the tick ---- */
 
+/* On its way to a place: no member misses it, and none waits for it. */
+static bool arrives(const even_job *job, size_t rank) {
+  return job->ranks[rank].alive && even_job_is_outside(job, rank) && !even_job_offers(job, rank);
+}
+
+/* Time that did not pass for a rank: nothing could run, or it stands between two steps, until all do. */
+static void pass_over(rank_watch *watch, uint64_t ns, uint64_t now_ns) {
+  uint64_t silent_ns = now_ns - watch->silence.quiet_ns;
+  even_silence_shift(&watch->silence, ns < silent_ns ? ns : silent_ns);
+}
+
 /* Whether any rank said what it is at: only then it is known that the script uses evenstep. */
 static bool look(even_hangs *hangs, even_job *job, uint64_t now_ns) {
-  uint64_t held_ns = now_ns - hangs->last_ns > held_up_ns ? now_ns - hangs->last_ns : 0;
+  uint64_t passed_ns = now_ns - hangs->last_ns;
+  bool held_up = passed_ns > held_up_ns;
   bool any = false;
   for (size_t i = 0; i < hangs->count; i++) {
     rank_watch *watch = &hangs->ranks[i];
     even_rank_activity activity;
     uint64_t calls = 0;
-    even_silence_shift(&watch->silence, held_ns);
+    pass_over(watch, held_up || even_job_stands(job, i) ? passed_ns : 0, now_ns);
     read_ring(hangs, i, &activity, &calls);
-    if (even_silence_look(&watch->silence, &activity, calls, now_ns)) {
+    if (even_silence_look(&watch->silence, &activity, calls, now_ns) || even_job_offers(job, i)) {
       watch->cpu_at_ns = 0;
       if (watch->told) {
         say_that_it_goes_on(watch, job, i);
@@ -345,7 +358,7 @@ static size_t decide(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
       continue;
     }
     *fact = (even_silence_rank){.alive = job->ranks[i].alive && !even_job_is_outside(job, i)};
-    fact->late = fact->alive && is_late(watch, job->ranks[i].pid, hangs->least_ns, now_ns);
+    fact->late = (fact->alive || arrives(job, i)) && is_late(watch, job->ranks[i].pid, hangs->least_ns, now_ns);
     any_late = any_late || fact->late;
   }
   if (!any_late) {
@@ -357,9 +370,28 @@ static size_t decide(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
       continue;
     }
     fact->held = fact->alive && even_process_is_held(job->ranks[i].pid);
-    fact->in_collective = fact->alive && waits_in_a_collective(&hangs->ranks[i], job->ranks[i].pid);
+    fact->in_collective =
+        fact->alive && (even_job_stands(job, i) || waits_in_a_collective(&hangs->ranks[i], job->ranks[i].pid));
   }
-  return even_silence_decide(hangs->facts, hangs->count, hangs->hung);
+  size_t found = even_silence_decide(hangs->facts, hangs->count, hangs->hung);
+  for (size_t i = 0; i < hangs->count; i++) {
+    if (!job->ranks[i].elsewhere && hangs->facts[i].late && arrives(job, i) &&
+        !even_process_is_held(job->ranks[i].pid)) {
+      hangs->hung[i] = true;
+      found++;
+    }
+  }
+  return found;
+}
+
+/* Its hang is told. The others go on without one that has no place yet: it alone is ended, and another one started. */
+static void act(const even_hangs *hangs, even_job *job, size_t rank, bool *end) {
+  job->ranks[rank].hung = hangs->restart;
+  if (!even_job_is_outside(job, rank)) {
+    *end = *end || hangs->restart;
+  } else if (hangs->restart) {
+    (void)even_process_signal_group(job->ranks[rank].pid, SIGKILL);
+  }
 }
 
 static size_t count_waiting(const even_hangs *hangs) {
@@ -392,8 +424,7 @@ void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end) {
     if (watch->asked && job->ranks[i].alive &&
         (watch->asked_ns == 0 || even_stacks_told(&watch->stacks) || now_ns - watch->asked_ns > answer_ns)) {
       write_stacks(hangs, job, i);
-      job->ranks[i].hung = hangs->restart;
-      *end = *end || hangs->restart;
+      act(hangs, job, i, end);
     }
   }
 }

@@ -234,6 +234,8 @@ void even_job_replace_keep_free(even_job *job);
 void even_job_replace_give(even_job *job, size_t first, size_t count);
 /* Whether the rank's process waits to join the others. */
 bool even_job_is_outside(const even_job *job, size_t rank);
+/* And has come to where it can. */
+bool even_job_offers(const even_job *job, size_t rank);
 /* Whether it has joined them, and not made a step since. */
 bool even_job_is_new(even_job *job, size_t rank);
 /* Whether it is a member that has the state of training: all but those that have joined and not met the others yet. */
@@ -265,6 +267,8 @@ void even_job_replace_joined(even_job *job, size_t rank);
 bool even_job_replace_waits(const even_job *job);
 /* Whether a member stands between two steps, and waits for others. */
 bool even_job_any_stands(const even_job *job);
+/* Whether that rank does. */
+bool even_job_stands(const even_job *job, size_t rank);
 /* What ranks may have that ran out of memory, as EVENSTEP_MEMORY_CAPS; nothing where none did. Other hosts' agents pass
  * on what their leader says. */
 void even_job_name_shortages(const even_job *job, even_text *out);

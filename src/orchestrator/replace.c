@@ -77,6 +77,10 @@ bool even_job_is_outside(const even_job *job, size_t rank) {
   return job->places != NULL && job->places[rank].outside;
 }
 
+bool even_job_offers(const even_job *job, size_t rank) {
+  return even_job_is_outside(job, rank) && even_generation_offers(job->generation, (int)rank);
+}
+
 bool even_job_is_new(even_job *job, size_t rank) {
   if (job->places == NULL || !job->places[rank].new_here) {
     return false;
@@ -313,8 +317,7 @@ static void choose(even_job *job, bool *joining, size_t *count) {
   for (size_t i = 0; i < 2 * job->count && given; i++) {
     size_t rank = i % job->count;
     bool adds = adds_place(job, rank);
-    if ((adds || members + *count < most) && !joining[rank] && job->ranks[rank].alive &&
-        even_job_is_outside(job, rank) && even_generation_offers(job->generation, (int)rank) &&
+    if ((adds || members + *count < most) && !joining[rank] && job->ranks[rank].alive && even_job_offers(job, rank) &&
         even_job_replace_could(job, rank) &&
         (i >= job->count || misses_ranks(job, even_job_host_number(job, rank), joining))) {
       joining[rank] = true;
@@ -324,9 +327,13 @@ static void choose(even_job *job, bool *joining, size_t *count) {
   }
 }
 
+bool even_job_stands(const even_job *job, size_t rank) {
+  return job->places != NULL && job->ranks[rank].alive && even_generation_stands(job->generation, (int)rank);
+}
+
 static bool all_stand(const even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].alive && !even_job_is_outside(job, i) && !even_generation_stands(job->generation, (int)i)) {
+    if (is_member(job, i) && !even_job_stands(job, i)) {
       return false;
     }
   }
@@ -334,8 +341,8 @@ static bool all_stand(const even_job *job) {
 }
 
 bool even_job_any_stands(const even_job *job) {
-  for (size_t i = 0; job->places != NULL && i < job->count; i++) {
-    if (job->ranks[i].alive && even_generation_stands(job->generation, (int)i)) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (even_job_stands(job, i)) {
       return true;
     }
   }

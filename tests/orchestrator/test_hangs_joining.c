@@ -1,0 +1,252 @@
+/* Ranks that hang while a process comes to join the others, without agents: one for which those wait that stand between
+ * two steps, and one that never comes so far that it could join. What ranks are at is written into rings as they do. */
+#include "orchestrator/hangs.h"
+
+#include "base/fail.h"
+#include "fault/generation.h"
+#include "orchestrator/job_attempt.h"
+#include "os/calls.h"
+
+#include "job_alone.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* Turns of half a second; a limit of 1 s, and so 10 s where nothing is known. */
+enum { RANKS = 4, HANGS = 0, STANDS = 1, LOST = 2, SPARE = 3, FIRST_PROCESS = 0x7ffffff0, TURNS = 60 };
+
+typedef struct bench {
+  even_job job;
+  even_agent_params params;
+  even_job_rank ranks[RANKS];
+  int snapshots[RANKS];
+  size_t order[RANKS];
+  even_device each_device[RANKS];
+  even_device_list devices;
+  even_generation *view;
+  even_telemetry *rings[RANKS];
+  int telemetry_fd;
+  even_text said; /* to the user: "text|text|" */
+} bench;
+
+static bench own;
+static uint64_t ahead_ns; /* of the clock */
+static bool killed[RANKS];
+
+static void note(void *context, const char *text) {
+  even_text_format(context, "%s|", text);
+}
+
+static int ahead(clockid_t clock, struct timespec *out) {
+  int result = even_os_real.clock_gettime(clock, out);
+  uint64_t ns = (uint64_t)out->tv_nsec + ahead_ns;
+  out->tv_sec += (time_t)(ns / 1000000000u);
+  out->tv_nsec = (long)(ns % 1000000000u);
+  return result;
+}
+
+static int note_kill(pid_t pid, int number) {
+  int rank = -pid - FIRST_PROCESS;
+  if (number == SIGKILL && rank >= 0 && rank < RANKS) {
+    killed[rank] = true;
+  }
+  return 0;
+}
+
+static even_status open_bench(void) {
+  memset(&own, 0, sizeof own);
+  own.devices = (even_device_list){.items = own.each_device, .count = RANKS};
+  EVEN_TRY(even_telemetry_create_segment(RANKS, 64, &own.telemetry_fd));
+  own.params = (even_agent_params){.shrink = true,
+                                   .replace = true,
+                                   .spares = 1,
+                                   .least_ranks = 1,
+                                   .devices = &own.devices,
+                                   .telemetry_fd = own.telemetry_fd,
+                                   .hang_seconds = 1,
+                                   .restart_hung = true,
+                                   .observer = {.context = &own.said, .notice = note}};
+  own.job = (even_job){.params = &own.params,
+                       .ranks = own.ranks,
+                       .count = RANKS,
+                       .local = RANKS,
+                       .first_spare = SPARE,
+                       .spares = 1,
+                       .alive = RANKS,
+                       .order = own.order,
+                       .snapshots = own.snapshots,
+                       .loop = {.fd = -1},
+                       .guardian = {.pid = -1, .pipe = -1},
+                       .generation_fd = -1,
+                       .oom = {.kernel_log = -1}};
+  even_text_add(&own.job.run_folder, "/nowhere"); /* no process can be started, and no stack be kept */
+  for (int i = 0; i < RANKS; i++) {
+    (void)snprintf(own.each_device[i].name, sizeof own.each_device[i].name, "cpu:%d", i);
+    own.ranks[i].alive = true;
+    own.ranks[i].pid = FIRST_PROCESS + i;
+    EVEN_TRY(even_telemetry_open(own.telemetry_fd, i, &own.rings[i]));
+  }
+  EVEN_TRY(even_loop_open(&own.job.loop));
+  EVEN_TRY(job_alone_begin(&own.job, own.telemetry_fd, &own.view));
+  EVEN_TRY(even_hangs_open(&own.job, &own.job.hangs));
+  even_hangs_begin(own.job.hangs);
+  return EVEN_OK;
+}
+
+static int set_up(void **state) {
+  (void)state;
+  ahead_ns = 0;
+  memset(killed, 0, sizeof killed);
+  even_os.clock_gettime = ahead;
+  even_os.kill = note_kill;
+  return open_bench() == EVEN_OK ? 0 : -1;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  even_os = even_os_real;
+  even_hangs_close(own.job.hangs);
+  for (int i = 0; i < RANKS; i++) {
+    even_telemetry_close(own.rings[i]);
+  }
+  even_generation_close(own.view);
+  even_job_generations_close(&own.job);
+  even_progress_close(&own.job.progress);
+  even_loop_close(&own.job.loop);
+  even_text_free(&own.job.run_folder);
+  even_text_free(&own.said);
+  return close(own.telemetry_fd);
+}
+
+static bool was_said(const char *words) {
+  return strstr(even_text_string(&own.said), words) != NULL;
+}
+
+static void make_a_step(int rank) {
+  const even_step_record step = {.step = 1};
+  static const even_activity way[] = {EVEN_ACTIVITY_DATA, EVEN_ACTIVITY_FORWARD, EVEN_ACTIVITY_COLLECTIVE,
+                                      EVEN_ACTIVITY_OPTIMIZER, EVEN_ACTIVITY_SCRIPT};
+  for (size_t i = 0; i < sizeof way / sizeof way[0]; i++) {
+    even_telemetry_enter(own.rings[rank], way[i]);
+  }
+  even_telemetry_step(own.rings[rank], &step);
+}
+
+/* Until that is said, or as many turns are over; `active` goes on meanwhile (-1: nobody), and so does the next. */
+static void turn_until(const char *words, int active) {
+  for (int i = 0; i < TURNS && !was_said(words); i++) {
+    ahead_ns += 500000000u;
+    for (int rank = active; active >= 0 && rank <= LOST && own.ranks[rank].alive; rank++) {
+      make_a_step(rank);
+    }
+    assert_int_equal(even_job_turn(&own.job), EVEN_OK);
+  }
+}
+
+/* Rank 2 is killed, the spare has offered itself, and rank 1 stands after its step. */
+static void lose_one_and_stand(void) {
+  const bool gone[RANKS] = {[LOST] = true};
+  for (int rank = HANGS; rank <= STANDS; rank++) {
+    make_a_step(rank);
+    even_telemetry_enter(own.rings[rank], EVEN_ACTIVITY_SCRIPT);
+  }
+  own.ranks[LOST].alive = false;
+  own.job.alive--;
+  assert_int_equal(even_generation_lose(own.job.generation, gone), 1);
+  even_job_replace_lost(&own.job, LOST);
+  even_generation_offer(own.view, SPARE);
+  assert_int_equal(even_job_turn(&own.job), EVEN_OK);
+  assert_int_equal(even_generation_wished(own.view), EVEN_WISH_STAND);
+  even_telemetry_enter(own.rings[STANDS], EVEN_ACTIVITY_COLLECTIVE);
+  even_generation_stand(own.view, STANDS, 1);
+}
+
+static void who_hangs_while_others_stand_is_told_and_ended(void **state) {
+  (void)state;
+  lose_one_and_stand();
+  turn_until("stacks of rank 0", -1);
+  assert_true(was_said("rank 0 (cpu:0, process 2147483632) hangs: no progress for 1"));
+  assert_true(
+      was_said("in the script's own code (limit 10 s, as nothing is known of how long this takes); "
+               "1 rank waits for it|"));
+  assert_false(was_said("rank 1 (cpu:1, process"));
+  assert_true(killed[HANGS] && !killed[STANDS] && !killed[SPARE]);
+  assert_int_equal(own.job.stage, EVEN_JOB_RUNS); /* the others go on without it */
+}
+
+/* However long that takes; and it counts for nothing afterwards. */
+static void who_stands_does_not_hang(void **state) {
+  (void)state;
+  lose_one_and_stand();
+  for (int i = 0; i < TURNS; i++) {
+    ahead_ns += 500000000u;
+    make_a_step(HANGS);
+    assert_int_equal(even_job_turn(&own.job), EVEN_OK);
+  }
+  assert_false(was_said("hangs"));
+  even_generation_stand(own.view, HANGS, 1);
+  assert_int_equal(even_job_turn(&own.job), EVEN_OK);
+  assert_true(was_said("generation 2: rank 3 joins ranks 0 and 1|"));
+  make_a_step(STANDS);
+  even_telemetry_enter(own.rings[STANDS], EVEN_ACTIVITY_DATA);
+  even_telemetry_enter(own.rings[STANDS], EVEN_ACTIVITY_FORWARD);
+  for (int i = 0; i < TURNS && !was_said("hangs"); i++) {
+    ahead_ns += 500000000u;
+    make_a_step(HANGS);
+    make_a_step(SPARE);
+    assert_int_equal(even_job_turn(&own.job), EVEN_OK);
+  }
+  assert_true(was_said("rank 1 (cpu:1, process 2147483633) hangs: no progress for 1"));
+  assert_true(was_said("s in compute (forward) (limit 1 s; p99 here "));
+}
+
+static void who_never_comes_to_join_is_told_and_ended_alone(void **state) {
+  (void)state;
+  turn_until("stacks of rank 3", HANGS);
+  assert_true(was_said("rank 3 (cpu:3, process 2147483635) hangs: no progress for 1"));
+  assert_true(was_said("s in start ("));
+  assert_true(was_said("(limit 10 s, as nothing is known of how long this takes)|"));
+  assert_true(killed[SPARE] && own.ranks[SPARE].hung);
+  assert_false(killed[HANGS] || killed[STANDS] || killed[LOST]);
+  assert_int_equal(own.job.stage, EVEN_JOB_RUNS);
+}
+
+static void who_is_only_to_be_told_of_is_not_ended(void **state) {
+  (void)state;
+  own.params.restart_hung = false;
+  even_hangs_close(own.job.hangs);
+  assert_int_equal(even_hangs_open(&own.job, &own.job.hangs), EVEN_OK);
+  even_hangs_begin(own.job.hangs);
+  turn_until("stacks of rank 3", HANGS);
+  assert_true(was_said("rank 3 (cpu:3, process 2147483635) hangs: no progress for 1"));
+  assert_false(killed[SPARE]);
+  even_generation_offer(own.view, SPARE);
+  turn_until("rank 3 goes on: it was slow, and did not hang|", HANGS);
+  assert_true(was_said("rank 3 goes on: it was slow, and did not hang|"));
+}
+
+static void a_spare_that_waits_does_not_hang(void **state) {
+  (void)state;
+  even_generation_offer(own.view, SPARE);
+  turn_until("hangs", HANGS);
+  assert_false(was_said("hangs"));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(who_hangs_while_others_stand_is_told_and_ended, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_stands_does_not_hang, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_never_comes_to_join_is_told_and_ended_alone, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_is_only_to_be_told_of_is_not_ended, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(a_spare_that_waits_does_not_hang, set_up, tear_down),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
