@@ -19,9 +19,10 @@ static const even_usage usage = {
         "saves its state after the step under way, and goes on with this host's ranks, too; with --recovery\n"
         "shrink or replace they join while the others train. ADDRESS:PORT is what `evenstep run` said. Where\n"
         "another host can take its place, each host of the job answers at that port, and says who leads;\n"
-        "of several addresses one that answers is enough. The job's key is in EVENSTEP_JOB_KEY, or in the\n"
-        "file that EVENSTEP_JOB_KEY_FILE names. Runs until the job ends, or this host is drained; Ctrl-C\n"
-        "asks for that, and once more leaves at once.",
+        "of several addresses one that answers is enough, and while another host takes the lead they are\n"
+        "asked again, for 30 s. The job's key is in EVENSTEP_JOB_KEY, or in the file that\n"
+        "EVENSTEP_JOB_KEY_FILE names. Runs until the job ends, or this host is drained; Ctrl-C asks for\n"
+        "that, and once more leaves at once.",
     .epilogue =
         "exit codes:\n"
         "  0 the job has ended, or goes on without this host; 7 the job was lost, or its agent not reached;\n"
@@ -42,7 +43,9 @@ static even_status add_name(const char *at, size_t length, even_json *json) {
   char name[256];
   even_socket_addresses addresses;
   if (length == 0 || length >= sizeof name) {
-    return even_fail(EVEN_ERR_USAGE, "join: not the name of a host");
+    (void)(length == 0 ? even_fail(EVEN_ERR_USAGE, "join: a name is missing beside a comma")
+                       : even_fail(EVEN_ERR_USAGE, "join: %.40s… is too long for the name of a host", at));
+    return even_error_fix("give addresses or names, with one port behind the last: node1,node2:7000");
   }
   memcpy(name, at, length);
   name[length] = '\0';

@@ -2,16 +2,15 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
-#include "base/json_writer.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/invitation.h"
 #include "orchestrator/job_attempt.h"
 
+#include <stdint.h>
 #include <string.h>
 
-/* MOST_HOPS: leaders that were lost on the way to them. */
-enum { TURN_MS = 100, MOST_HOPS = 8 };
+enum { TURN_MS = 100 };
 
 static void on_ready(void *context, even_link *link) {
   (void)link;
@@ -41,39 +40,6 @@ static even_status turn(even_follower *follower) {
   return EVEN_OK;
 }
 
-/* Another host of the job than the leader was asked, and has said where that one is. */
-static even_status go_there(even_follower *follower) {
-  even_text line = EVEN_TEXT_EMPTY;
-  const char *address = even_json_text(follower->pointed, "address");
-  json_int_t port = json_integer_value(json_object_get(follower->pointed, "port"));
-  bool known = address[0] != '\0' && port > 0 && port < 65536;
-  even_json json = even_json_begin(&line, 0);
-  even_json_object(&json, NULL);
-  even_json_string(&json, "key", follower->candidate.key_digits);
-  even_json_integer(&json, "port", port);
-  even_json_array(&json, "addresses");
-  even_json_string(&json, NULL, address);
-  even_json_array_end(&json);
-  even_json_object_end(&json);
-  even_status status = even_text_status(&line);
-  json_decref(follower->pointed);
-  follower->pointed = NULL;
-  even_link_close(&follower->link);
-  if (status == EVEN_OK && (!known || ++follower->hops > MOST_HOPS)) {
-    status = even_fail(EVEN_ERR_PEER_LOST, "the hosts of the job do not know who leads it at this moment");
-    (void)even_error_fix("try again in some seconds");
-  }
-  if (status == EVEN_OK) {
-    status = even_invitation_accept(line.data, &follower->loop, &follower->calls, &follower->link, &follower->host);
-    follower->gone = false;
-  }
-  if (line.data != NULL) {
-    explicit_bzero(line.data, line.length);
-  }
-  even_text_free(&line);
-  return status;
-}
-
 /* The leader is gone, or is none any more: nothing of its attempt is left here. */
 static even_status find_next(even_follower *follower, even_candidate_turn *turn) {
   even_link_close(&follower->link);
@@ -89,7 +55,10 @@ static even_status serve_leaders(even_follower *follower, bool *leads) {
   while (!follower->ended && !follower->refused) {
     even_candidate_turn next = EVEN_CANDIDATE_SERVE;
     EVEN_TRY(turn(follower));
-    EVEN_TRY(follower->pointed != NULL ? go_there(follower) : EVEN_OK);
+    if (even_follower_must_seek(follower)) {
+      EVEN_TRY(even_follower_seek(follower));
+      continue;
+    }
     if (follower->asked) {
       EVEN_TRY(even_follower_run_attempt(follower));
     }
@@ -106,11 +75,20 @@ static even_status serve_leaders(even_follower *follower, bool *leads) {
   return EVEN_OK;
 }
 
+/* Those that may be asked where the leader is; the key is none of that. */
+static even_status name_hosts(even_follower *follower, const char *line) {
+  EVEN_TRY(even_json_parse("the leader's invitation", line, strlen(line), &follower->named));
+  const char *digits = even_json_text(follower->named, "key");
+  explicit_bzero((char *)(uintptr_t)digits, strlen(digits));
+  return EVEN_OK;
+}
+
 static even_status serve(even_follower *follower, const char *line, bool *met, even_estate **estate) {
   bool leads = false;
   follower->calls =
       (even_link_calls){.context = follower, .ready = on_ready, .message = even_follower_hear, .ended = on_ended};
   EVEN_TRY(even_loop_open(&follower->loop));
+  EVEN_TRY(follower->joins == NULL ? EVEN_OK : name_hosts(follower, line));
   EVEN_TRY(even_invitation_accept(line, &follower->loop, &follower->calls, &follower->link, &follower->host));
   follower->gone = false; /* connections that came to nothing were */
   even_status status = serve_leaders(follower, &leads);
@@ -134,6 +112,7 @@ static void release(even_follower *follower) {
   even_text_free(&follower->facts);
   json_decref(follower->checks);
   json_decref(follower->pointed);
+  json_decref(follower->named);
   even_loop_close(&follower->loop);
   even_remote_start_free(&follower->start);
   even_device_list_free(&follower->own);

@@ -52,7 +52,9 @@ struct even_follower {
   bool handed_over;      /* the attempt is that of the job that it leads (even_follower_hand_over) */
   json_t *checks;        /* what the next leader asks, once nothing of the attempt is left; NULL: nothing */
   json_t *pointed; /* of one that would join: where the leader is, as another host of the job says; NULL: nobody did */
-  int hops;        /* how often it was pointed there */
+  json_t *named;   /* the hosts that its user named, which may be asked; NULL: it was waited for */
+  size_t asked_hosts;     /* so often one of them was asked again */
+  uint64_t seek_until_ns; /* until when it looks for the leader; 0: the first that it asked was it */
   even_record records[EVEN_FOLLOWER_RECORDS];
 };
 
@@ -68,6 +70,13 @@ void even_follower_say_ranks(even_follower *follower);
 void even_follower_forward_records(even_follower *follower);
 /* Tells the leader what a job's ranks do; its tick is the caller's. */
 even_agent_observer even_follower_observer(even_follower *follower);
+
+/* ---- follower_seek.c ---- */
+/* Of one that would join: whether the host that it is connected with is not the leader, or gone. */
+bool even_follower_must_seek(const even_follower *follower);
+/* Goes where it was pointed to, or asks the next of the hosts, for some seconds: it is connected with one, or its user
+ * has ended it. EVEN_ERR_PEER_LOST: none knows. */
+even_status even_follower_seek(even_follower *follower) EVEN_MUST_USE;
 
 /* ---- follower_hear.c ---- */
 /* What the leader says (a call of the link). */

@@ -124,17 +124,18 @@ static even_status check_room(const even_hosts *hosts, size_t wish) {
   return EVEN_OK;
 }
 
+/* This host has just taken the lead, or the hosts change: who would join asks again. */
+static bool is_early(const even_hosts *hosts) {
+  return hosts->job == NULL && hosts->params.most_ranks > 0;
+}
+
 static even_status check_moment(const even_hosts *hosts) {
   const even_job *job = hosts->job;
   if (hosts->params.most_ranks == 0) {
     (void)even_fail(EVEN_ERR_UNSUPPORTED, "this job takes no further hosts");
     return even_error_fix("start it with --max-ranks N");
   }
-  if (job == NULL) {
-    (void)even_fail(EVEN_ERR_STATE, "the job does not run yet");
-    return even_error_fix("try again in some seconds");
-  }
-  if (job->draining != 0 || job->interrupted != 0) {
+  if (job != NULL && (job->draining != 0 || job->interrupted != 0)) {
     (void)even_fail(EVEN_ERR_STATE, "the job is about to end");
     return even_error_fix("join it when it was started again");
   }
@@ -162,6 +163,9 @@ static even_status check(even_hosts *hosts, const even_link *link, const json_t 
   json_int_t wish = json_integer_value(json_object_get(greeting, "ranks"));
   EVEN_TRY(even_hosts_check_version(hosts, greeting, link->peer));
   EVEN_TRY(check_moment(hosts));
+  if (is_early(hosts)) {
+    return EVEN_OK;
+  }
   EVEN_TRY(check_room(hosts, wish > 0 ? (size_t)wish : 0));
   if (hosts->count + count_guests(hosts) >= EVEN_HOSTS_MOST) {
     return even_fail(EVEN_ERR_STATE, "the job has %d hosts, or is about to, and takes no more", EVEN_HOSTS_MOST);
@@ -180,6 +184,9 @@ even_status even_guests_greet(even_hosts *hosts, even_link *link, const json_t *
   json_int_t wish = json_integer_value(json_object_get(greeting, "ranks"));
   if (check(hosts, link, greeting) != EVEN_OK) {
     return refuse(link);
+  }
+  if (is_early(hosts)) {
+    return even_link_send(link, EVEN_MESSAGE_LEADER, "{}", NULL, 0);
   }
   even_host_agent **place = place_for(hosts);
   EVEN_TRY(EVEN_NEW(place));
