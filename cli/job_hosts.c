@@ -7,6 +7,7 @@
 #include "os/socket.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,37 +19,38 @@ static const double PATIENCE_SECONDS = 120;
 static const double MOST_PATIENCE_SECONDS = 3600;
 static const double MAJORITY_SECONDS = 300;
 static const double MOST_MAJORITY_SECONDS = 86400;
+static const double MOST_LEAST_SECONDS = 2592000;
 
-even_status even_job_patience(double *seconds) {
-  const char *text = getenv("EVENSTEP_HOSTS_PATIENCE");
+/* A variable; where it is not set *seconds stays. */
+static even_status read_patience(const char *name, const char *what, double least, double most, double *seconds) {
+  const char *text = getenv(name);
   char *end = NULL;
-  *seconds = PATIENCE_SECONDS;
   if (text == NULL || text[0] == '\0') {
     return EVEN_OK;
   }
   *seconds = strtod(text, &end);
-  if (*end != '\0' || !(*seconds >= 1 && *seconds <= MOST_PATIENCE_SECONDS)) {
-    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_HOSTS_PATIENCE=%.100s is no time to wait for hosts", text);
-    return even_error_fix("give seconds, from 1 to %.0f", MOST_PATIENCE_SECONDS);
+  if (*end != '\0' || !(*seconds >= least && *seconds <= most)) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s=%.100s is no time to wait for %s", name, text, what);
+    return even_error_fix("give seconds, from %.0f to %.0f", least, most);
   }
   return EVEN_OK;
 }
 
-/* How long what is left of a job waits where it hears no majority of the hosts. */
+even_status even_job_patience(double *seconds) {
+  *seconds = PATIENCE_SECONDS;
+  return read_patience("EVENSTEP_HOSTS_PATIENCE", "hosts", 1, MOST_PATIENCE_SECONDS, seconds);
+}
+
+/* How long what is left of a job waits where it hears no majority of the hosts, */
 static even_status read_majority_patience(double *seconds) {
-  const char *text = getenv("EVENSTEP_MAJORITY_PATIENCE");
-  char *end = NULL;
   *seconds = MAJORITY_SECONDS;
-  if (text == NULL || text[0] == '\0') {
-    return EVEN_OK;
-  }
-  *seconds = strtod(text, &end);
-  if (*end != '\0' || !(*seconds >= 1 && *seconds <= MOST_MAJORITY_SECONDS)) {
-    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_MAJORITY_PATIENCE=%.100s is no time to wait for a majority of the hosts",
-                    text);
-    return even_error_fix("give seconds, from 1 to %.0f", MOST_MAJORITY_SECONDS);
-  }
-  return EVEN_OK;
+  return read_patience("EVENSTEP_MAJORITY_PATIENCE", "a majority of the hosts", 1, MOST_MAJORITY_SECONDS, seconds);
+}
+
+/* and where it has fewer ranks than --min-ranks. */
+static even_status read_least_patience(double *seconds) {
+  *seconds = (double)INFINITY;
+  return read_patience("EVENSTEP_MIN_RANKS_PATIENCE", "enough ranks", 0, MOST_LEAST_SECONDS, seconds);
 }
 
 /* After how long a silent host is lost. How long a leader may act, and another one waits, is reckoned with the usual
@@ -336,9 +338,11 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   even_job_way *way = &setup->way;
   double patience = 0;
   double majority = 0;
+  double least = 0;
   double silence = 0;
   EVEN_TRY(even_job_patience(&patience));
   EVEN_TRY(read_majority_patience(&majority));
+  EVEN_TRY(read_least_patience(&least));
   EVEN_TRY(read_silence(options, &silence));
   bool unasked = replaces_unasked(options, count, silence);
   EVEN_TRY(check_restarts_agent(options, options->replace_leader || options->witness != NULL || unasked));
@@ -369,6 +373,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .copies = (int)options->checkpoint_copies,
                                     .memory_copies = memory_copies(options),
                                     .least_ranks = (int)options->min_ranks,
+                                    .least_seconds = least,
                                     .most_ranks = (int)options->max_ranks,
                                     .estate = options->estate};
   return even_hosts_open(&params, &setup->hosts);

@@ -44,7 +44,7 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        0, 0},
       {0, "min-ranks", EVEN_OPTION_INTEGER, &o->min_ranks, "N",
        "with fewer ranks left than N, restart; with replace: save, and wait for others (default 1); of several hosts: "
-       "with N left go on without one that is lost",
+       "with N left go on without one that is lost, with fewer wait, saved, until hosts are back or join",
        1, 1000000},
       {0, "max-ranks", EVEN_OPTION_INTEGER, &o->max_ranks, "N",
        "let hosts join while the job runs (`evenstep join`), up to N ranks; needs EVENSTEP_JOB_KEY or _FILE", 1, 4096},

@@ -386,7 +386,7 @@ static even_status read_recovery(const even_job_options *options, even_job_setup
     (void)even_error_fix("give both, or neither");
     return status;
   }
-  if (options->min_ranks > (int64_t)setup->devices.count) {
+  if (options->estate == NULL && options->min_ranks > (int64_t)setup->devices.count) {
     even_status status = even_fail(EVEN_ERR_USAGE, "--min-ranks %lld is more than the %zu ranks of the job",
                                    (long long)options->min_ranks, setup->devices.count);
     (void)even_error_fix("give at most as many as there are ranks");

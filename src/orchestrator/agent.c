@@ -316,6 +316,10 @@ static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, 
 
 /* One attempt, and what is done before the next one; *changed: for which the job must be opened anew. */
 static even_status run_once(even_job *job, even_fault_facts *ends, int *exit_code, bool *again, bool *changed) {
+  if (even_elastic_lacks(job)) { /* its leader was lost, and hosts with it */
+    *again = true;
+    return even_elastic_settle(job, changed);
+  }
   even_status ran = even_job_run_attempt(job);
   if (even_elastic_tries_again(job, ran)) {
     even_error_clear();

@@ -4,7 +4,6 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
-#include "base/stop.h"
 #include "orchestrator/aside_hosts.h"
 #include "orchestrator/growth.h"
 #include "orchestrator/hand_over.h"
@@ -82,11 +81,6 @@ static bool is_over(const even_job *job) {
   return job->draining != 0 || job->interrupted != 0;
 }
 
-/* So many ranks must be left. */
-static size_t least_of(const even_job *job) {
-  return job->hosts->params.least_ranks > 1 ? (size_t)job->hosts->params.least_ranks : 1;
-}
-
 /* Whether a host may be drained, whatever becomes of its ranks. */
 static even_status may_leave(const even_job *job, const even_host_agent *agent) {
   if (job->hosts->agents[job->hosts->count - 1].witness) {
@@ -106,9 +100,9 @@ static even_status may_go(const even_job *job, const even_host_agent *agent) {
   size_t all = even_elastic_ranks(job) + even_guests_ranks(job->hosts);
   size_t left = all - (even_elastic_stays(agent) ? agent->count : 0);
   EVEN_TRY(may_leave(job, agent));
-  if (left < least_of(job)) {
+  if (left < even_elastic_least(job)) {
     (void)even_fail(EVEN_ERR_STATE, "without host %s %zu rank%s would be left, and --min-ranks is %zu", agent->name,
-                    left, left == 1 ? "" : "s", least_of(job));
+                    left, left == 1 ? "" : "s", even_elastic_least(job));
     return even_error_fix("let another host join first: evenstep join");
   }
   return EVEN_OK;
@@ -282,10 +276,6 @@ bool even_elastic_has_saved(const even_job *job) {
 
 /* ---- between two attempts ---- */
 
-static even_status ask_stop(void) {
-  return even_stop_asked() ? even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts were waited for") : EVEN_OK;
-}
-
 /* Nothing of an attempt is left on any host. */
 static even_status await_settled(even_job *job) {
   uint64_t since_ns = even_clock_ns();
@@ -294,11 +284,6 @@ static even_status await_settled(even_job *job) {
     even_hosts_tick(job->hosts);
   }
   return EVEN_OK;
-}
-
-static void leave_out(even_job *job, even_host_agent *agent, const char *why) {
-  agent->leaves = true;
-  even_job_notice(job, "host %s is left out: %.400s", agent->name, why);
 }
 
 /* Starts the agents of lost hosts again; those that nobody can start are left out. */
@@ -311,14 +296,14 @@ static even_status launch(even_job *job, bool *any) {
       continue;
     }
     if (agent->came) {
-      leave_out(job, agent, "it came by itself, and may join again");
+      even_elastic_leave_out(job, agent, "it came by itself, and may join again");
       continue;
     }
     even_host_agent_drop(agent);
     agent->returns = agent->member != 0; /* as the same member, if its host has kept what it was */
     even_status status = even_host_agent_launch(agent);
     if (status == EVEN_ERR_PEER_LOST && hosts->params.least_ranks > 0) {
-      leave_out(job, agent, even_error_last()->what);
+      even_elastic_leave_out(job, agent, even_error_last()->what);
       even_error_clear();
       continue;
     }
@@ -359,7 +344,7 @@ static bool leave_out_absent(even_job *job, even_status status) {
     bool ended = hosts->params.shell != NULL && agent->link == NULL && even_host_agent_shell_ended(agent);
     if (!agent->leaves && !agent->fits && (status == EVEN_ERR_TIMEOUT || ended || agent->lost)) {
       say_absent(agent, &error, ended, why, sizeof why);
-      leave_out(job, agent, why);
+      even_elastic_leave_out(job, agent, why);
       agent->lost = true;
       any = true;
     }
@@ -381,40 +366,6 @@ static even_status revive(even_job *job) {
       return status;
     }
     even_error_clear();
-  }
-  return EVEN_OK;
-}
-
-static even_status too_few(const even_job *job) {
-  (void)even_fail(EVEN_ERR_PEER_LOST, "%zu rank%s left on the hosts that can be reached, and --min-ranks is %zu",
-                  even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? " is" : "s are", least_of(job));
-  return even_error_fix("when the hosts are back, go on with --name NAME --resume auto");
-}
-
-/* Until there are enough. */
-static even_status await_guests(even_job *job) {
-  even_hosts *hosts = job->hosts;
-  const even_agent_observer *observer = &job->params->observer;
-  char where[96];
-  double patience = hosts->params.patience_seconds;
-  uint64_t until = even_clock_ns() + (uint64_t)(patience * 1e9);
-  even_hosts_where(hosts, where, sizeof where);
-  even_job_notice(
-      job,
-      "%zu rank%s left, and --min-ranks is %zu: the job waits%s%s, up to %.0f s for hosts to join: evenstep "
-      "join %s",
-      even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? " is" : "s are", least_of(job),
-      job->resume.length > 0 ? ", saved in " : "", even_text_string(&job->resume), patience, where);
-  while (even_elastic_ranks(job) + even_guests_ranks(hosts) < least_of(job)) {
-    EVEN_TRY(ask_stop());
-    if (even_clock_ns() > until) {
-      return too_few(job);
-    }
-    EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
-    even_hosts_tick(hosts);
-    if (observer->tick != NULL) {
-      observer->tick(observer->context);
-    }
   }
   return EVEN_OK;
 }
@@ -446,8 +397,8 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
     EVEN_TRY(even_succession_is_alone(job->hosts) ? EVEN_OK : status); /* unless the user says so */
     EVEN_TRY(revive(job));
   }
-  if (even_elastic_ranks(job) + even_guests_ranks(job->hosts) < least_of(job)) {
-    EVEN_TRY(job->hosts->params.most_ranks > 0 ? await_guests(job) : too_few(job));
+  if (even_elastic_next_ranks(job) < even_elastic_least(job)) {
+    EVEN_TRY(even_elastic_may_wait(job) ? even_elastic_await_ranks(job) : even_elastic_too_few(job, 0));
   }
   *changed = is_due(job) || job->hosts->elastic->grown || numbered;
   job->hosts->alone = false;
@@ -469,7 +420,7 @@ static bool bears(even_job *job, even_host_agent *agent) {
   if (!agent->came && job->hosts->params.least_ranks == 0) {
     return false;
   }
-  leave_out(job, agent, why);
+  even_elastic_leave_out(job, agent, why);
   return true;
 }
 

@@ -64,7 +64,7 @@ bool even_elastic_has_saved(const even_job *job);
 
 /* ---- between two attempts ---- */
 /* Lets hosts go and come. *changed: they are others now, and the job must be opened anew. With too few ranks it waits
- * for hosts to join. EVEN_ERR_PEER_LOST, EVEN_ERR_TIMEOUT: the job cannot go on without those that are lost. */
+ * for more. EVEN_ERR_PEER_LOST, EVEN_ERR_TIMEOUT: the job cannot go on without those that are lost. */
 even_status even_elastic_settle(even_job *job, bool *changed) EVEN_MUST_USE;
 /* Whether such an error of an attempt that could not begin may be mended without the hosts that are lost. */
 bool even_elastic_may_leave_out(const even_job *job, even_status status);
@@ -77,6 +77,23 @@ bool even_elastic_port(even_job *job);
 /* Keeps what the job is for the next even_agent_run, and takes it there. */
 void even_elastic_keep(even_job *job);
 bool even_elastic_take(even_job *job);
+
+/* ---- elastic_wait.c: too few ranks ---- */
+/* So many must be left. */
+size_t even_elastic_least(const even_job *job);
+/* Those of hosts that stay, and of those that are about to be let in. */
+size_t even_elastic_next_ranks(const even_job *job);
+/* Whether an attempt that is about to begin would have fewer. */
+bool even_elastic_lacks(const even_job *job);
+/* A host has no part in the next attempt, and this is told; where the others are too few it is waited for. */
+void even_elastic_leave_out(even_job *job, even_host_agent *agent, const char *why);
+/* Whether there may be more ranks, and the user lets the job wait for them. */
+bool even_elastic_may_wait(const even_job *job);
+/* Waits until they are enough: starts agents of lost hosts again and again, and hears hosts that join.
+ * EVEN_ERR_PEER_LOST: the time is over, or another host leads. EVEN_ERR_INTERRUPTED: the thread's question. */
+even_status even_elastic_await_ranks(even_job *job) EVEN_MUST_USE;
+/* EVEN_ERR_PEER_LOST, in words; 0 s: nothing was waited for. */
+even_status even_elastic_too_few(const even_job *job, double waited_seconds);
 
 /* ---- guests.c: hosts that come to join ---- */
 even_host_agent *even_guests_find(const even_hosts *hosts, const even_link *link);

@@ -68,6 +68,7 @@ typedef struct even_host_agent {
   bool came;                /* it joined the job while it ran, by itself: it is not started again (elastic.h) */
   bool grows;               /* and shall take part in the attempt that runs (growth.h) */
   bool leaves;              /* it shall have no part in the next attempt */
+  bool away;                /* for it could not be reached: where the others are too few it is started again */
   bool fallen;              /* lost while nobody led: it has no part in the next attempt, whatever comes of it */
   bool holds;               /* ranks of an attempt that outlasted its leader: */
   json_t *runs;             /* what its agent says of it; NULL: nothing yet */

@@ -10,6 +10,8 @@
 #include "os/pipe.h"
 #include "os/port.h"
 
+#include <evenstep/version.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -230,6 +232,58 @@ static void a_guest_that_says_nothing_gives_its_place_back(void **state) {
   assert_null(at->hosts.elastic->guests[0]);
   even_free(at->hosts.gone);
   at->hosts.gone = NULL;
+}
+
+/* The last one would be taken, but this host has not begun: it is told to ask again. */
+static void who_joins_with_another_version_is_refused(void **state) {
+  scene *at = *state;
+  const char *const versions[] = {"0.0.1", even_version(), even_version(), even_version()};
+  const int protocols[] = {EVEN_MESSAGE_PROTOCOL, EVEN_MESSAGE_PROTOCOL - 1, EVEN_MESSAGE_PROTOCOL,
+                           EVEN_MESSAGE_PROTOCOL};
+  const size_t bytes[] = {sizeof(even_record), sizeof(even_record), 1, sizeof(even_record)};
+  even_link link = {.fd = -1, .peer = "10.0.0.9"};
+  at->hosts.params.most_ranks = 8;
+  at->hosts.params.program = "/usr/bin/evenstep";
+  at->hosts.job = NULL;
+  for (size_t i = 0; i < 4; i++) {
+    json_t *greeting = json_pack("{s:s,s:i,s:I,s:b,s:i}", "evenstep", versions[i], "protocol", protocols[i],
+                                 "record_bytes", (json_int_t)bytes[i], "joins", 1, "ranks", 1);
+    assert_non_null(greeting);
+    assert_int_equal(even_guests_greet(&at->hosts, &link, greeting), i < 3 ? EVEN_ERR_UNSUPPORTED : EVEN_OK);
+    if (i < 3) {
+      assert_non_null(strstr(even_error_last()->what, "host 10.0.0.9 has evenstep "));
+      assert_non_null(strstr(even_error_last()->fix, "install one version on all hosts; /usr/bin/evenstep "));
+    }
+    even_error_clear();
+    assert_null(at->hosts.elastic->guests[0]);
+    json_decref(greeting);
+  }
+}
+
+static void only_who_may_be_there_again_is_waited_for(void **state) {
+  scene *at = *state;
+  char *const shell[] = {(char *)(uintptr_t)"/nonexistent/shell", NULL};
+  at->hosts.params.least_ranks = 4;
+  at->hosts.params.least_seconds = (double)INFINITY;
+  even_elastic_leave_out(&at->job, &at->hosts.agents[1], "cut");
+  assert_string_equal(at->told, "host x is left out: cut");
+  assert_int_equal(even_elastic_next_ranks(&at->job), 3);
+  assert_false(even_elastic_may_wait(&at->job)); /* nobody here can start it */
+  assert_int_equal(even_elastic_too_few(&at->job, 0), EVEN_ERR_PEER_LOST);
+  assert_string_equal(even_error_last()->what,
+                      "3 ranks are left on the hosts that can be reached, and --min-ranks is 4");
+  even_error_clear();
+  at->hosts.params.most_ranks = 8;
+  assert_true(even_elastic_may_wait(&at->job)); /* others may join */
+  at->hosts.params.most_ranks = 0;
+  at->hosts.params.shell = shell;
+  at->hosts.agents[2].came = true;
+  even_elastic_leave_out(&at->job, &at->hosts.agents[2], "cut");
+  assert_false(even_elastic_may_wait(&at->job));
+  even_elastic_leave_out(&at->job, &at->hosts.agents[3], "cut");
+  assert_true(even_elastic_may_wait(&at->job));
+  at->hosts.params.least_seconds = 0;
+  assert_false(even_elastic_may_wait(&at->job)); /* the user does not want it */
 }
 
 /* ---- ranks of a host that is drained ---- */
@@ -504,6 +558,8 @@ int main(void) {
                                       close_scene),
       cmocka_unit_test_setup_teardown(who_came_and_is_lost_is_not_counted_nor_started, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(a_guest_that_says_nothing_gives_its_place_back, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(who_joins_with_another_version_is_refused, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(only_who_may_be_there_again_is_waited_for, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_cannot_take_ranks_is_refused, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(gpus_are_not_shared_nor_exchanged_for_cores, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_was_prepared_holds_when_the_hosts_have_changed, open_scene, close_scene),

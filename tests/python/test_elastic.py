@@ -199,12 +199,47 @@ def test_with_too_few_ranks_it_waits_for_a_host_to_join(hosts: Hosts, waiting: s
     assert join.finish()[0] == 0
 
 
-def test_with_too_few_ranks_and_nobody_who_may_join_it_ends(hosts: Hosts, waiting: str) -> None:
-    job = hosts.start("--min-ranks", "2", "--max-restarts", "1", "--log-rank", "all", "--no-python", waiting)
+def with_too_few(hosts: Hosts, waiting: str, *words: str, **variables: str) -> Job:
+    hosts.environment = hosts.environment | {"FREE": "1"} | variables
+    all_words = ("--name", "a", "--min-ranks", "2", "--max-restarts", "1", "--log-rank", "all", *words)
+    job = hosts.start(*all_words, "--no-python", waiting)
     lose(hosts, job)
+    return job
+
+
+def test_with_too_few_ranks_it_waits_for_its_host_to_be_back(
+    hosts: Hosts, waiting: str, tmp_path: pathlib.Path
+) -> None:
+    write_checkpoint(tmp_path / "saved/step-00000007")
+    there = hosts.names[1]
+    job = with_too_few(hosts, waiting, "--checkpoint-dir", "saved", "--resume", "auto")
+    job.wait_for(
+        rf"1 rank is left, and --min-ranks is 2: the job waits, saved in \S+/step-00000007, until {there} is back"
+    )
+    job.wait_for(rf"host {there} does not come back: .*No route to host.*; its agent is started again in 2 s")
+    hosts.shell()
+    code, text = job.finish()
+    assert code == 0, text
+    assert f"host {there} is back" in text and "restart 1 of 1" in text
+    assert len(re.findall(r"rank \d of 2 attempt 1", text)) == 2
+
+
+def test_who_waits_for_hosts_is_ended_by_ctrl_c(hosts: Hosts, waiting: str) -> None:
+    job = with_too_few(hosts, waiting)
+    job.wait_for("the job waits, until ")
+    os.kill(job.process.pid, signal.SIGINT)
+    code, text = job.finish()
+    assert code == 130 and "was interrupted" in text, text
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.5"])
+def test_with_too_few_ranks_it_waits_no_longer_than_it_is_told(hosts: Hosts, waiting: str, seconds: str) -> None:
+    job = with_too_few(hosts, waiting, EVENSTEP_MIN_RANKS_PATIENCE=seconds)
     code, text = job.finish()
     assert code == 7, text
     assert "1 rank is left on the hosts that can be reached, and --min-ranks is 2" in text
+    waited = "no others came within 0.5 s (EVENSTEP_MIN_RANKS_PATIENCE)" in text and "waits, up to 0.5 s, until" in text
+    assert waited == (seconds == "0.5"), text
 
 
 def test_a_host_with_notice_is_drained_alone(launched: Launched, waiting: str) -> None:

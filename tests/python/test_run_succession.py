@@ -135,12 +135,12 @@ while [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; do sleep 0.05; done
 """
 
 
-def _wait(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
+def _wait(hosts: Hosts, folder: pathlib.Path, *words: str) -> tuple[Job, list[int]]:
     """A job without Python, and its ranks' processes."""
     path = folder / "waiting.sh"
     path.write_text(WAITING)
     path.chmod(0o755)
-    job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path))
+    job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", *words, "--no-python", str(path))
     ranks = [
         int(job.wait_for(rf"\[rank {rank}[^\]]*\] attempt 0 rank {rank} of 3 at \S+ process (\d+)")[0])
         for rank in range(COUNT)
@@ -175,6 +175,17 @@ def test_another_host_takes_a_killed_leaders_place(hosts: Hosts, tmp_path: pathl
     wait_until(lambda: not hosts.agents())
     _, text = job.finish()
     assert "vote); --no-replace-leader turns that off\n" in text, text
+
+
+@pytest.mark.more
+def test_who_takes_a_leaders_place_with_too_few_ranks_ends_and_says_so(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    job, _ = _wait(hosts, tmp_path, "--min-ranks", "3")
+    os.kill(job.process.pid, signal.SIGKILL)
+    wait_until(lambda: not hosts.agents())
+    log = hosts.log("a")
+    assert "this host leads now (generation 2): restart 1 of 3" in log, log
+    assert "2 ranks are left on the hosts that can be reached, and --min-ranks is 3" in log, log
+    job.finish()
 
 
 @pytest.mark.more
