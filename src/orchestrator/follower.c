@@ -89,9 +89,11 @@ static even_status serve(even_follower *follower, const char *line, bool *met, e
       (even_link_calls){.context = follower, .ready = on_ready, .message = even_follower_hear, .ended = on_ended};
   EVEN_TRY(even_loop_open(&follower->loop));
   EVEN_TRY(follower->joins == NULL ? EVEN_OK : name_hosts(follower, line));
-  EVEN_TRY(even_invitation_accept(line, &follower->loop, &follower->calls, &follower->link, &follower->host));
-  follower->gone = false; /* connections that came to nothing were */
-  even_status status = serve_leaders(follower, &leads);
+  even_status status =
+      even_invitation_accept(line, &follower->loop, &follower->calls, &follower->link, &follower->host);
+  EVEN_TRY(follower->refused ? EVEN_OK : status); /* a leader that has said why may be gone already */
+  follower->gone = false;                         /* connections that came to nothing were */
+  status = serve_leaders(follower, &leads);
   *met = follower->taken;
   EVEN_TRY(status);
   if (leads) {

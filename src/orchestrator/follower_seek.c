@@ -29,7 +29,8 @@ static even_status ask(even_follower *follower, const char *address, json_int_t 
   even_link_close(&follower->link);
   if (status == EVEN_OK) {
     status = even_invitation_accept(line.data, &follower->loop, &follower->calls, &follower->link, &follower->host);
-    follower->gone = false; /* connections that came to nothing were */
+    status = follower->refused ? EVEN_OK : status; /* who has said why may be gone already */
+    follower->gone = false;                        /* connections that came to nothing were */
   }
   if (line.data != NULL) {
     explicit_bzero(line.data, line.length);
