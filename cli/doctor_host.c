@@ -125,24 +125,12 @@ static void memory_check(even_doctor *doctor, const even_host *host) {
 }
 
 static void kernel_check(even_doctor *doctor, const even_host *host) {
-  even_text scope = EVEN_TEXT_EMPTY;
   bool pidfd = even_feature_pidfd();
-  bool peers = even_feature_peer_memory();
   even_doctor_add(doctor, "kernel", EVEN_DOCTOR_OK, NULL, NULL, "Linux %s, %s, %s", host->names.kernel,
                   host->names.architecture, host->names.libc);
   even_doctor_add(doctor, "pidfd", pidfd ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
                   "a rank that dies is noticed later, and leftovers are not swept up", "Linux 5.3 or later", "%s",
                   pidfd ? "works" : "does not work");
-  if (even_file_read("/proc/sys/kernel/yama/ptrace_scope", 64, &scope) != EVEN_OK) {
-    even_text_clear(&scope);
-    even_text_add(&scope, "0");
-  }
-  long level = strtol(even_text_string(&scope), NULL, 10);
-  even_doctor_add(doctor, "memory of peers", peers && level == 0 ? EVEN_DOCTOR_OK : EVEN_DOCTOR_NOTE,
-                  "nothing now; large transfers between ranks will take one copy more, later",
-                  "sysctl kernel.yama.ptrace_scope=0", "process_vm_readv %s, ptrace_scope %ld",
-                  peers ? "works" : "does not work", level);
-  even_text_free(&scope);
 }
 
 static void disk_check(even_doctor *doctor, const even_host *host) {

@@ -20,7 +20,6 @@
 #include <sys/signalfd.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/utsname.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
@@ -63,10 +62,6 @@ static long real_mbind(void *address, size_t bytes, int mode, const unsigned lon
 static long real_get_mempolicy(int *mode, unsigned long *nodes, unsigned long most, void *address,
                                unsigned long flags) {
   return syscall(SYS_get_mempolicy, mode, nodes, most, address, flags);
-}
-
-static ssize_t real_process_vm_readv(pid_t pid, const struct iovec *local, const struct iovec *remote) {
-  return process_vm_readv(pid, local, 1, remote, 1, 0);
 }
 
 static int real_pidfd_open(pid_t pid, unsigned int flags) {
@@ -212,7 +207,6 @@ static int real_nanosleep(const struct timespec *time) {
    .kill = kill,                                \
    .tgkill = real_tgkill,                       \
    .gettid = real_gettid,                       \
-   .process_vm_readv = real_process_vm_readv,   \
    .getpid = getpid,                            \
    .getppid = getppid,                          \
    .sysconf = sysconf,                          \

@@ -18,7 +18,6 @@
 
 struct addrinfo;
 struct ifaddrs;
-struct iovec;
 struct rlimit;
 struct statfs;
 struct statvfs;
@@ -81,7 +80,6 @@ typedef struct even_os_calls {
   int (*tgkill)(pid_t process, pid_t thread, int signal);
   pid_t (*gettid)(void);
   pid_t (*getpid)(void);
-  ssize_t (*process_vm_readv)(pid_t pid, const struct iovec *local, const struct iovec *remote); /* one of each */
   pid_t (*getppid)(void);
   long (*sysconf)(int name);
   pid_t (*setsid)(void);

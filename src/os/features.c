@@ -4,8 +4,6 @@
 #include "os/calls.h"
 #include "os/shared_memory.h"
 
-#include <sys/uio.h>
-
 bool even_feature_pidfd(void) {
   int fd = even_os.pidfd_open(even_os.getpid(), 0);
   if (fd < 0) {
@@ -25,12 +23,4 @@ bool even_feature_shared_memory(char *folder, size_t bytes) {
   }
   even_shared_memory_close(&memory);
   return true;
-}
-
-bool even_feature_peer_memory(void) {
-  char from = 1;
-  char to = 0;
-  struct iovec local = {&to, 1};
-  struct iovec remote = {&from, 1};
-  return even_os.process_vm_readv(even_os.getpid(), &local, &remote) == 1 && to == from;
 }

@@ -8,6 +8,5 @@
 bool even_feature_pidfd(void); /* pidfd_open (5.3): processes are watched without races over their numbers */
 /* Memory that processes share: memfd_create, ftruncate, mmap. `folder`: "", or where a file is taken instead. */
 bool even_feature_shared_memory(char *folder, size_t bytes);
-bool even_feature_peer_memory(void); /* process_vm_readv; that a container's seccomp filter lets it through */
 
 #endif

@@ -37,6 +37,7 @@ def test_this_interpreter_can_train(program: pathlib.Path) -> None:
     for name in ("python", "torch", "evenstep package", "CPU", "shared memory"):
         assert found[name]["state"] == "ok"
         assert found[name]["cost"] is None
+    assert "ptrace" not in json.dumps(found)  # nobody is told to weaken a host for what nothing uses
     for check in found.values():  # whoever is told that something lacks is told what that costs
         assert (check["state"] == "ok") == (check["cost"] is None), check
 
