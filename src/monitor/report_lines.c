@@ -91,6 +91,26 @@ static void titles(const even_report *report, bool colour, even_text *out) {
   row(report, out, "state", even_phase_text(report->run.measure.phase), even_phase_text(report->other.measure.phase));
 }
 
+/* What an exchange that is not the plain one saves, and what a step of the same run takes from end to end: only a run
+ * without it would tell what the one does to the other. */
+static void compression_line(const even_report_run *run, const char *words, even_text *out) {
+  const even_analysis *analysis = &run->analysis;
+  double least = INFINITY;
+  for (int r = 0; r < analysis->ranks; r++) {
+    if (isfinite(analysis->rank[r].wait_fraction)) {
+      least = fmin(least, fmax(0, analysis->rank[r].wait_fraction));
+    }
+  }
+  even_text_format(out, "  %s", words);
+  if (isfinite(analysis->step_seconds)) {
+    even_text_format(out, "; a step takes %.4g ms (median)", 1e3 * analysis->step_seconds);
+  }
+  if (isfinite(analysis->step_seconds) && isfinite(least)) {
+    even_text_format(out, ", no rank waits less than %.0f%% of it", 100 * least);
+  }
+  even_text_add(out, "\n");
+}
+
 static void closing(const even_report *report, bool colour, even_text *out) {
   char words[400];
   even_verdict verdict;
@@ -114,12 +134,15 @@ static void closing(const even_report *report, bool colour, even_text *out) {
                      state->on_fixed == 1 ? "equal shares" : "the profile's split", state->on_fixed_words,
                      state->on_fixed_at);
   }
-  const char *const told[] = {state->straggler_words, state->lost_words,     state->batch_words,
-                              state->memory_words,    state->left_out_words, state->compression_words};
+  const char *const told[] = {state->straggler_words, state->lost_words, state->batch_words, state->memory_words,
+                              state->left_out_words};
   for (size_t i = 0; i < sizeof told / sizeof told[0]; i++) {
     if (told[i][0] != '\0') {
       even_text_format(out, "  %s\n", told[i]);
     }
+  }
+  if (state->compression_words[0] != '\0') {
+    compression_line(&report->run, state->compression_words, out);
   }
   even_faults_lines(state, out);
   even_report_warmup_words(&report->run, words, sizeof words);

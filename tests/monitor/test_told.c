@@ -53,11 +53,15 @@ static void equal_shares_that_won_are_told_everywhere(void **state) {
 static void what_compression_saves_is_told(void **state) {
   monitored *made = *state;
   monitored_start(made);
-  monitored_steps(made, 20, 13);
+  monitored_steps(made, 20, 8);
   feed_event(&made->ranks, 0, EVEN_EVENT_COMPRESSION, 50, "compression bf16: 50% fewer bytes");
   monitored_steps(made, 20, 8);
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
-  monitored_report_says(made, "  compression bf16: 50% fewer bytes\n", true);
+  monitored_report_says(
+      made,
+      "  compression bf16: 50% fewer bytes; a step takes 8.16 ms (median), no rank waits less than 2% "
+      "of it\n",
+      true);
   json_t *data = monitored_page(made);
   expect_event(json_object_get(json_object_get(data, "events"), "events"), "compression", 0, 0, 20, 50,
                "compression bf16: 50% fewer bytes");
