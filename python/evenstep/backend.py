@@ -125,12 +125,15 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             self._devices = self._beneath["cuda"] = DeviceCollectives(groups, streams)
 
     def _under(self, tensor: torch.Tensor) -> Any:
-        if tensor.is_cuda and not self._devices_chosen:
+        return self._for_device(tensor.device)
+
+    def _for_device(self, device: torch.device) -> Any:
+        if device.type == "cuda" and not self._devices_chosen:
             self._choose_for_devices()
-        backend = self._beneath.get(tensor.device.type)
+        backend = self._beneath.get(device.type)
         if backend is None:
             raise _core.EvenstepError(
-                f'backend "evenstep" has nothing for tensors on {tensor.device}\n'
+                f'backend "evenstep" has nothing for tensors on {device}\n'
                 "  fix: use CPU or CUDA tensors (CUDA needs NCCL: pip install nvidia-nccl-cu13, or a torch built with it)"
             )
         return backend
@@ -471,6 +474,20 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             raise absent(missing, (timeout or self._timeout).total_seconds()) from error
         if wait_all_ranks:
             self._store.delete_key(keys[self._rank])
+
+    # -- several calls as one --
+
+    def _start_coalescing(self, device: Any) -> None:
+        """torch's own opens a group in its NCCL; around calls of our engine its Work would stand for theirs."""
+        beneath = self._for_device(torch.device(device))
+        if isinstance(beneath, DeviceCollectives):
+            beneath.start_coalescing()
+        else:
+            super()._start_coalescing(device)
+
+    def _end_coalescing(self, device: Any) -> Any:
+        beneath = self._for_device(torch.device(device))
+        return beneath.end_coalescing() if isinstance(beneath, DeviceCollectives) else super()._end_coalescing(device)
 
     # -- the names of torch before 2.13 --
 

@@ -26,7 +26,7 @@ from evenstep.backend_tensors import (
 )
 from evenstep.device_groups import DeviceGroups
 from evenstep.device_messages import DeviceMessage, Line
-from evenstep.device_streams import CudaStreams, DeviceWork, Watch
+from evenstep.device_streams import CudaStreams, DeviceWork, SeveralWorks, Watch
 
 Body = Callable[[_core.DeviceComm, int], None]
 
@@ -67,6 +67,7 @@ class DeviceCollectives:
         self._watch = Watch(groups.opened)
         self._sites: dict[int, sites.Place | None] = {}
         self._lines: dict[tuple[int, tuple[int, int]], Line] = {}
+        self._begun: list[Any] | None = None  # Works since start_coalescing
 
     # -- how every call runs --
 
@@ -95,7 +96,21 @@ class DeviceCollectives:
         side.wait_stream(current)
         with self._streams.use(side), torch.no_grad():
             body(comm, side.cuda_stream)
-            return DeviceWork(self._streams, self._watch, device, side, tensors, result)
+            return self._noted(DeviceWork(self._streams, self._watch, device, side, tensors, result))
+
+    def _noted(self, work: Any) -> Any:
+        if self._begun is not None:
+            self._begun.append(work)
+        return work
+
+    def start_coalescing(self) -> None:
+        """Works from here to end_coalescing are waited for as one; the calls themselves go out as they come."""
+        self._begun = []
+
+    def end_coalescing(self) -> Any:
+        """None where nothing that was called has a Work."""
+        works, self._begun = self._begun, None
+        return SeveralWorks(works) if works else None
 
     def _reduced(
         self, comm: _core.DeviceComm, tensor: torch.Tensor, dtype: int, op: int, options: Any, stream: int
@@ -337,7 +352,7 @@ class DeviceCollectives:
         line = self._lines.get((device, pair))
         if line is None:
             line = self._lines[(device, pair)] = Line(self._groups, self._streams, self._watch, device, pair)
-        return line.submit(DeviceMessage(line, tensor, body))
+        return self._noted(line.submit(DeviceMessage(line, tensor, body)))
 
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
         def body(comm: _core.DeviceComm, stream: int) -> None:

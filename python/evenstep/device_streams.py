@@ -121,6 +121,32 @@ class DeviceWork(dist.Work):
         return self._future
 
 
+class SeveralWorks(dist.Work):
+    """Of calls that are waited for together."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        del timeout
+        for work in self._works:
+            work.wait()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next((error for error in (work.exception() for work in self._works) if error is not None), None)
+
+
 class Watch:
     """Whether what a group has on streams goes on. The engine looks from a thread of its own, and ends a communicator whose
     calls will never be done (its streams then go on with what they have); all later calls of the group say why."""

@@ -146,6 +146,49 @@ def moves(rank: int, ranks: int, streams: FakeStreams) -> None:
         same(inbox, 7 + peer)
 
 
+def coalesced(rank: int, ranks: int, streams: FakeStreams) -> None:
+    """As DeepSpeed does: torch asks the group for one Work of all that was called, which waits for each."""
+    total = sum(range(1, ranks + 1))
+    group, device = dist.group.WORLD, torch.device("cpu")
+    given = [torch.full((4,), rank + 1.0), torch.full((5,), rank + 1.0)]
+    other, own, parts = torch.full((3,), float(rank)), torch.full((2,), float(rank)), torch.zeros(2 * ranks)
+    with dist._coalescing_manager(group, device, async_ops=True) as manager:
+        for tensor in given:
+            dist.all_reduce(tensor)
+    streams.log.clear()
+    manager.wait()
+    assert streams.log == ["current waits for an event of side"], streams.log
+    with dist._coalescing_manager(group, device, async_ops=True) as manager:
+        dist.broadcast(other, src=1, async_op=True)
+        group.all_gather_single(parts, own).is_completed()  # of which nobody keeps the Work
+    streams.log.clear()
+    manager.wait()
+    assert streams.log == ["current waits for an event of side"] * 2, streams.log
+    streams.finish()
+    assert all(work.is_completed() and work.is_success() and work.exception() is None for work in manager.works)
+    for tensor in given:
+        same(tensor, total)
+    same(other, 1)
+    same(parts, torch.tensor([[float(r)] * 2 for r in range(ranks)]).view(-1))
+    with dist._coalescing_manager(group, device):
+        dist.all_reduce(own)
+    streams.finish()
+    same(own, total - ranks)
+    with dist._coalescing_manager(group, device, async_ops=True) as manager:
+        pass
+    assert not manager.works
+    if rank < 2:
+        inbox, outbox = torch.zeros(3), torch.full((3,), 9.0 + rank)
+        with dist._coalescing_manager(group, device, async_ops=True) as manager:
+            dist.isend(outbox, 1 - rank)
+            dist.irecv(inbox, 1 - rank)
+        streams.log.clear()
+        manager.wait()
+        assert len([line for line in streams.log if line.startswith("current waits for an event")]) == 2, streams.log
+        streams.finish()
+        same(inbox, 10 - rank)
+
+
 def streams_in_order(rank: int, streams: FakeStreams) -> None:
     """The stream beside begins after the caller's, and the caller's goes on after it; the host waits for neither."""
     streams.log.clear()
@@ -283,6 +326,7 @@ def main() -> None:
         others[case](rank, streams)
     else:
         moves(rank, ranks, streams)
+        coalesced(rank, ranks, streams)
         if case == "all":
             reductions(rank, ranks, streams)
             streams_in_order(rank, streams)
