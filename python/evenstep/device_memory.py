@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import os
 import re
 import resource
 from collections.abc import Iterator, Sequence
@@ -122,7 +123,7 @@ class _OfHost:
     device = "cpu"
 
     def __init__(self) -> None:
-        self.place = f"{place_of(()).host} memory"
+        self.place = f"{place_of(()).host} {os.uname().nodename} memory"  # a container's is its own
         self._memory = Memory()
         if not self._memory.reset_peak():
             raise EvenstepError(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep._core import EvenstepError
+from evenstep.hosts import this_host
 
 
 def maker_of(device: torch.device) -> str:
@@ -25,10 +26,12 @@ class Place:
     host: str
     maker: str
     collectives: str  # torch's backend for several such devices; "": none
+    identity: str = ""  # what the driver calls the device, where it says: containers of one host may all have a cuda:0
 
     @property
     def name(self) -> str:
-        return f"{self.device}@{self.host}"
+        """No two devices have the same."""
+        return f"{self.identity or self.device}@{self.host}"
 
     @property
     def on_host(self) -> bool:
@@ -39,7 +42,13 @@ class Place:
 def place_of(parameters: Sequence[torch.Tensor]) -> Place:
     """By the first parameter."""
     device = parameters[0].device if parameters else torch.device("cpu")
-    return Place(str(device), os.uname().nodename, maker_of(device), _collectives_of(device))
+    return Place(str(device), this_host(), maker_of(device), _collectives_of(device), _identity_of(device))
+
+
+def _identity_of(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
 
 def wanted_device_engine() -> str:

@@ -32,6 +32,16 @@ def wanted_engine() -> str:
     return "" if wanted == "auto" else wanted
 
 
+def this_host() -> str:
+    """The kernel's own name of the host: two hosts may have one node name (containers). EVENSTEP_HOST_ID stands for it where
+    one host plays several."""
+    said = os.environ.get("EVENSTEP_HOST_ID")
+    try:
+        return said or Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
 # ---- UCX ----
 
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from evenstep._core import Memory, MemoryCurve
+from evenstep.hosts import this_host
 
 if TYPE_CHECKING:
     from evenstep.vote import Ballot
@@ -74,7 +73,7 @@ class HostMemory:
     @property
     def pool(self) -> str:
         folder = self._memory.read()[4]
-        return f"{_host()}{_namespace() if folder else ''}{folder}"
+        return f"{this_host()}{_namespace() if folder else ''}{folder}"
 
 
 class DeviceMemory:
@@ -101,14 +100,6 @@ class DeviceMemory:
     def pool(self) -> str:
         properties: Any = torch.cuda.get_device_properties(self._device)
         return f"gpu {getattr(properties, 'uuid', '') or (_namespace(), self._device.index)}"
-
-
-def _host() -> str:
-    """EVENSTEP_HOST_ID: where tests play several hosts on one."""
-    try:
-        return os.environ.get("EVENSTEP_HOST_ID") or Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    except OSError:
-        return socket.gethostname()
 
 
 def _namespace() -> str:

@@ -35,6 +35,7 @@ from evenstep.hosts import (
     open_hosts,
     open_ucx,
     say_gloo,
+    this_host,
     ucx_record,
     wanted_engine,
 )
@@ -45,14 +46,8 @@ if TYPE_CHECKING:
 
 
 def _place() -> str:
-    """The same for all processes that can open each other's memory, different for any others.
-
-    EVENSTEP_HOST_ID stands for the host where the kernel's own name of it does not tell (network namespaces that play
-    hosts)."""
-    host = os.environ.get("EVENSTEP_HOST_ID")
-    if not host:
-        host = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{host} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
+    """The same for all processes that can open each other's memory, different for any others."""
+    return f"{this_host()} {Path('/proc/self/ns/pid').readlink()} {os.getuid()}"
 
 
 _processes: dict[int, int] = {}

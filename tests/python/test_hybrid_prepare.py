@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,21 @@ def places(*words: str) -> list[Place]:
         maker = device.partition(":")[0]
         made.append(Place(device, host or "one", maker, {"cuda": "nccl"}.get(maker, "")))
     return made
+
+
+def test_hosts_of_one_name_and_containers_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a node's name nor a device's number tells whether two ranks have one device."""
+    gpu, seen = SimpleNamespace(device=torch.device("cuda", 0)), []
+    for host, uuid in (("one", "GPU-1"), ("two", "GPU-2"), ("two", "GPU-3"), ("two", "GPU-3")):
+        monkeypatch.setenv("EVENSTEP_HOST_ID", host)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, u=uuid: SimpleNamespace(uuid=u))
+        seen.append(device_places.place_of([gpu]))
+    assert [one.device for one in seen] == ["cuda:0"] * 4
+    names = [one.name for one in seen]
+    assert len(set(names)) == 3 and names[2] == names[3]
+    monkeypatch.setenv("EVENSTEP_HOST_ID", "")
+    here = device_places.place_of(()).host
+    assert here == Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def test_who_meets_where() -> None:
