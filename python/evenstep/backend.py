@@ -18,6 +18,7 @@ from evenstep import _core
 from evenstep.backend_device import DeviceCollectives
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_messages import MessagesMixin
+from evenstep.backend_monitored import meet
 from evenstep.backend_sparse import sparse_reduction
 from evenstep.backend_tensors import (
     apart,
@@ -31,9 +32,11 @@ from evenstep.backend_tensors import (
     named,
     op_of,
     plain,
+    premultiplied,
     reducer_of,
     reducible,
     refuse,
+    refuse_gaps,
     root_of,
     scaled,
     sources_as_real,
@@ -42,7 +45,7 @@ from evenstep.backend_work import Worker, absent, completed
 from evenstep.comm_debug import explain
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
 from evenstep.device_streams import CudaStreams
-from evenstep.rendezvous import open_group
+from evenstep.rendezvous import has_ended, open_group
 
 
 class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
@@ -75,6 +78,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._devices: DeviceCollectives | None = None
         self._devices_chosen = False
         self._torch_nccl: Any = None
+        self._life = ""
         self._beneath = self._open_beneath()
 
     def _open_beneath(self) -> dict[str, Any]:
@@ -85,6 +89,10 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._device_store.set(f"engine/{self._rank}", str(engine_version() if torch.cuda.is_available() else 0))
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), self._rank, self._size, timeout=self._timeout)
         gloo._set_sequence_number_for_group()
+        if self._comm is None:  # what the store has of an earlier group of this name is none of this one's
+            life = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
+            gloo.broadcast([life], dist.BroadcastOptions()).wait()
+            self._life = bytes(life.tolist()).hex()
         backends["cpu"] = gloo
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         if dist.is_nccl_available() and torch.cuda.is_available():
@@ -126,6 +134,12 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
     def _under(self, tensor: torch.Tensor) -> Any:
         return self._for_device(tensor.device)
+
+    def _under_writing(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """For calls that write where they have read."""
+        if self._comm is None:
+            refuse_gaps(tensors)
+        return self._under(tensors[0])
 
     def _for_device(self, device: torch.device) -> Any:
         if device.type == "cuda" and not self._devices_chosen:
@@ -265,20 +279,24 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         if job is None and factor_of(opts) is None:
             job = sparse_reduction(self._comm, given, op_of(opts))
         if job is None:
-            return self._under(given[0]).allreduce(given, *given_options(opts))
+            under = self._under_writing(given)
+            with premultiplied(given, opts, in_place=True) as (summed, options):
+                return under.allreduce(summed, *options)
         return self._run(opts, job, given)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         job = self._reduction(tensors, opts)
         if job is None:
-            return self._under(tensors[0]).allreduce_coalesced(tensors, *given_options(opts))
+            under = self._under_writing(tensors)
+            with premultiplied(tensors, opts, in_place=True) as (summed, options):
+                return under.allreduce_coalesced(summed, *options)
         return self._run(opts, job, tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         comm, tensor = self._comm, given[0]
         if comm is None or len(given) != 1 or not is_ours(tensor):
-            return self._under(tensor).broadcast(given, *given_options(opts))
+            return self._under_writing(given).broadcast(given, *given_options(opts))
         root = root_of(opts, "broadcast", self._size)
 
         def job() -> None:
@@ -393,7 +411,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         dtype = reducible(output, op)
         if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(is_ours, parts)):
             refuse(outputs if comm is not None else (), op)
-            return self._under(outputs[0]).reduce_scatter(outputs, inputs, *given_options(opts))
+            with premultiplied(inputs[0], opts) as (summed, options):
+                return self._under(outputs[0]).reduce_scatter(outputs, [summed, *inputs[1:]], *options)
         given = [part.numel() for part in inputs[0]]
         fits = len(parts) == self._size and outputs[0].numel() == given[self._rank]
         if not fits or any(part.dtype != output.dtype for part in parts):
@@ -438,14 +457,16 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         job = self._scattering([output], [whole], opts)
         if job is None:
             call = named(self._under(whole), "reduce_scatter_single", "_reduce_scatter_base")
-            return call(output, whole, *given_options(opts))
+            with premultiplied([whole], opts) as ((summed,), options):
+                return call(output, summed, *options)
         return self._run(opts, job, [output])
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         job = self._scattering(outputs, inputs, opts)
         if job is None:
             call = named(self._under(inputs[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-            return call(outputs, inputs, *given_options(opts))
+            with premultiplied(inputs, opts) as (summed, options):
+                return call(outputs, summed, *options)
         return self._run(opts, job, outputs)
 
     def barrier(self, opts: Any = None) -> Any:
@@ -456,11 +477,14 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier with a time limit of its own, whose error names a rank that did not come, all of them with
         `wait_all_ranks`. (torch's function of this name is for Gloo alone: call it on the group.)"""
+        self._monitored += 1
+        if self._comm is None:
+            self._monitored_by_store((timeout or self._timeout).total_seconds(), wait_all_ranks)
+            return
         options = dist.BarrierOptions()
         options.asyncOp = False
         if timeout is not None:
             options.timeout = timeout
-        self._monitored += 1
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         keys = [f"evenstep-monitored/{attempt}/{self._monitored}/{rank}" for rank in range(self._size)]
         if wait_all_ranks:
@@ -474,6 +498,21 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             raise absent(missing, (timeout or self._timeout).total_seconds()) from error
         if wait_all_ranks:
             self._store.delete_key(keys[self._rank])
+
+    def _monitored_by_store(self, seconds: float, wait_all_ranks: bool) -> None:
+        place = f"evenstep-monitored/{self._life}"
+        members = self._members or range(self._size)
+        missing, waited = meet(
+            self._store,
+            place,
+            self._monitored,
+            self._rank,
+            self._size,
+            seconds,
+            lambda rank: has_ended([members[rank]]),
+        )
+        if missing:
+            raise absent(missing if wait_all_ranks else missing[:1], waited)
 
     # -- several calls as one --
 

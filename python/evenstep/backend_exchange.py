@@ -25,6 +25,7 @@ from evenstep.backend_tensors import (
     named,
     op_of,
     plain,
+    premultiplied,
     reducible,
     refuse,
     root_of,
@@ -74,7 +75,10 @@ class ExchangeMixin:
         dtype = reducible(tensor, op)
         if comm is None or dtype is None or op is None or len(tensors) != 1:
             refuse([tensor] if comm is not None else (), op)
-            return self._under(tensors[0]).reduce(tensors, *given_options(opts))
+            under = self._under_writing(tensors)
+            at_root = factor is not None and self._rank == root_of(opts, "reduce", self._size)
+            with premultiplied(tensors, opts, in_place=at_root) as (summed, options):
+                return under.reduce(summed, *options)
         root = root_of(opts, "reduce", self._size)
 
         def job() -> None:
@@ -161,3 +165,4 @@ class ExchangeMixin:
 
     _run: Callable[..., Any]
     _under: Callable[..., Any]
+    _under_writing: Callable[..., Any]

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -131,6 +132,16 @@ def refuse(tensors: Sequence[torch.Tensor], op: int | None) -> None:
         raise RuntimeError(f"Invalid scalar type: {tensor.dtype} cannot be reduced so; convert it")
 
 
+def refuse_gaps(tensors: Iterable[torch.Tensor]) -> None:
+    """Of a tensor whose elements do not lie together Gloo reads, and overwrites, what lies between them."""
+    for tensor in tensors:
+        if is_ours(tensor) and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+            raise RuntimeError(
+                f"Gloo cannot take a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, whose elements do "
+                "not lie together. Please use its contiguous() copy"
+            )
+
+
 def root_of(options: Any, call: str, ranks: int) -> int:
     """The root that the options name, which must be one of the group's ranks."""
     root = 0 if options is None else int(options.rootRank)
@@ -196,6 +207,28 @@ def apart(source: torch.Tensor, targets: Sequence[torch.Tensor | None], place: i
 def scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
     """`plain`, or a copy of it multiplied by the factor where there is one."""
     return plain(tensor) if factor is None else plain(tensor).mul(factor)
+
+
+@contextlib.contextmanager
+def premultiplied(
+    tensors: Sequence[torch.Tensor], options: Any, in_place: bool = False
+) -> Iterator[tuple[Sequence[torch.Tensor], tuple[Any, ...]]]:
+    """For a call of Gloo, which has no PREMUL_SUM: the tensors multiplied, themselves or copies, and options that say SUM.
+    Anything else, and what another backend takes, as it is."""
+    factor = factor_of(options)
+    if factor is None or not all(map(is_ours, tensors)):
+        yield tensors, given_options(options)
+        return
+    with torch.no_grad():
+        multiplied = [tensor.mul_(factor) if in_place else scaled(tensor, factor) for tensor in tensors]
+    if not hasattr(options, "reduceOp"):
+        yield multiplied, (dist.ReduceOp.SUM,)
+        return
+    kept, options.reduceOp = options.reduceOp, dist.ReduceOp.SUM
+    try:
+        yield multiplied, (options,)
+    finally:
+        options.reduceOp = kept  # the caller's
 
 
 def as_real(tensors: Sequence[torch.Tensor], op: int | None) -> list[torch.Tensor]:

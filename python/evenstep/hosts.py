@@ -186,8 +186,9 @@ def say_gloo(why: str) -> None:
         _said_gloo = True
         warnings.warn(
             f"the ranks talk through Gloo: {why}. Gloo is slower, notices a dead rank only when its connection breaks "
-            "or at the time limit, does not name it, and its sums may differ in their last bits from those of one "
-            "host. fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host",
+            "or at the time limit, does not name it, nor ranks in different calls, keeps no flight record and no timeline, "
+            "knows fewer dtypes and operations, and its sums may differ in their last bits from those of one host. "
+            "fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host",
             stacklevel=3,
         )
 

@@ -443,6 +443,7 @@ def open_group(
     if engine == "gloo":
         if rank == 0:
             say_gloo(why)
+        meeting.keep()
         return None
 
     network = mpi.open_mpi if plan["wanted"] == "mpi" else partial(open_ucx, over=over)

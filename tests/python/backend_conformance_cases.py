@@ -94,15 +94,25 @@ class Both:
         self.inside = RANK in ranks
         self.own = ranks.index(RANK) if self.inside else -1
         self.size = len(ranks)
+        self.beneath = self.inside and self.ours._comm is None  # Gloo carries this group's data
 
     def compare(self, what: object, call: Callable[[Any], Any], wanted: Any, floats: bool = False) -> None:
-        """`call(group)` gives tensors: as wanted to the last bit on ours, nearly on Gloo where it can do that at all."""
-        for got, expected in zip(call(self.ours), wanted, strict=True):
-            same(got, expected, what)
+        """`call(group)` gives tensors: as wanted to the last bit on ours, nearly on Gloo where it can do that at all. Where Gloo
+        is beneath ours, both can do the same."""
         try:
             theirs = call(self.gloo)
         except (RuntimeError, ValueError):
-            return  # refused before anything was sent
+            theirs = None  # refused before anything was sent
+        if theirs is None and self.beneath:
+            try:
+                call(self.ours)
+            except (RuntimeError, ValueError):
+                return
+            raise AssertionError(f"{what}: refused on Gloo, and not here")
+        for got, expected in zip(call(self.ours), wanted, strict=True):
+            same(got, expected, what, exact=not (floats and self.beneath))
+        if theirs is None:
+            return
         for got, expected in zip(theirs, wanted, strict=True):
             same(got, expected, (what, "on Gloo"), exact=not floats)
 
@@ -131,6 +141,8 @@ def one_reduction(both: Both, dtype: torch.dtype, op: Any, inputs: list[torch.Te
     floats = dtype.is_floating_point or dtype.is_complex
     wanted = reduced(op, inputs)
     to_gloo = dtype not in (torch.bool, *UNSIGNED)  # whose SUM of booleans on Gloo is not one
+    if both.beneath and not to_gloo:
+        return
 
     def all_reduce(group: Any, asynchronous: bool = False) -> list[torch.Tensor]:
         tensor = inputs[own].clone()
@@ -152,7 +164,8 @@ def one_reduction(both: Both, dtype: torch.dtype, op: Any, inputs: list[torch.Te
 
     compare = both.compare if to_gloo else functools.partial(only_ours, both)
     compare(("all_reduce", dtype, op, count), all_reduce, [wanted], floats)
-    only_ours(both, "async", lambda group: all_reduce(group, True), [wanted])
+    alone = both.compare if both.beneath else functools.partial(only_ours, both)
+    alone("async", lambda group: all_reduce(group, True), [wanted], floats)
     compare(("reduce", dtype, op, count), reduce, [wanted] if own == size - 1 else [], floats)
     scattered = reduced(op, [value(dtype, rank, count, 50 + own) for rank in range(size)])
     compare(("reduce_scatter", dtype, op, count), reduce_scatter, [scattered, scattered], floats)
@@ -172,13 +185,30 @@ def premultiplied(both: Both) -> None:
         wanted = reduced(OP.SUM, [tensor * PREMUL for tensor in inputs])
         tensor = inputs[both.own].clone()
         dist.all_reduce(tensor, make(PREMUL), group=both.ours)
-        same(tensor, wanted, ("PREMUL_SUM", dtype))
+        exact = not both.beneath
+        same(tensor, wanted, ("PREMUL_SUM", dtype), exact)
+        alone = inputs[both.own].clone()
+        dist.reduce(alone, both.ranks[-1], make(PREMUL), group=both.ours)
+        if both.own == both.size - 1:
+            same(alone, wanted, ("PREMUL_SUM reduced", dtype), exact)
+        else:
+            same(alone, inputs[both.own], "what is not the root's")
         kept = inputs[both.own].clone()
         part = torch.empty(1000, dtype=dtype)
         whole = kept[: 1000 * both.size] if both.size <= 3 else kept
         dist.reduce_scatter_tensor(part, whole, make(PREMUL), group=both.ours)
         same(kept, inputs[both.own], "the input of reduce_scatter")
-        same(part, wanted[1000 * both.own : 1000 * both.own + 1000], ("PREMUL_SUM scattered", dtype))
+        own_part = wanted[1000 * both.own : 1000 * both.own + 1000]
+        same(part, own_part, ("PREMUL_SUM scattered", dtype), exact)
+        dist.reduce_scatter(part, list(whole.split(1000)), make(PREMUL), group=both.ours)
+        same(kept, inputs[both.own], "the inputs of reduce_scatter")
+        same(part, own_part, ("PREMUL_SUM scattered from a list", dtype), exact)
+        several = [inputs[both.own].clone(), inputs[both.own].clone()]
+        with dist._coalescing_manager(both.ours):
+            for tensor in several:
+                dist.all_reduce(tensor, make(torch.tensor([PREMUL], dtype=dtype)), group=both.ours)
+        for tensor in several:
+            same(tensor, wanted, ("PREMUL_SUM by a tensor", dtype), exact)
 
 
 def movements(both: Both) -> None:
@@ -245,7 +275,8 @@ def move(both: Both, dtype: torch.dtype, count: int, seed: int) -> None:
     compare(("gather", dtype, count), gather, inputs if last == RANK else [])
     compare(("scatter", dtype, count), scatter, [mine])
     firsts = [tensor[:1] for tensor in inputs]
-    only_ours(both, ("all_to_all", dtype), all_to_all, [f.repeat(s + 2 * own) for s, f in enumerate(firsts)])
+    alone = both.compare if both.beneath else functools.partial(only_ours, both)
+    alone(("all_to_all", dtype), all_to_all, [f.repeat(s + 2 * own) for s, f in enumerate(firsts)])
     compare(
         ("all_to_all_single", dtype),
         all_to_all_single,

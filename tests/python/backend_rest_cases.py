@@ -251,8 +251,52 @@ def absent() -> None:
         store.wait([f"told{rank}" for rank in range(1, SIZE)])
     else:
         store.wait(["seen"])
+        if group._comm is None:  # over Gloo they meet in the store: who comes later hears the same at once
+            late = lambda: group.monitored_barrier(timedelta(seconds=50), wait_all_ranks=True)  # noqa: E731
+            raises(evenstep.EvenstepError, late, f"ranks {list(range(1, SIZE))} did not come", "0.2 s")
         store.set(f"told{RANK}", "1")
+    if group._comm is None:
+        gaps()
+        absent_over_gloo(group, store)
     os._exit(0)
+
+
+def gaps() -> None:
+    """Gloo itself gives wrong numbers, and writes into the neighbours."""
+    matrix = torch.arange(9.0).view(3, 3)
+    for call in (
+        lambda: dist.all_reduce(matrix[:, 1]),
+        lambda: dist.all_reduce_coalesced([matrix, matrix[:, 1]]),
+        lambda: dist.broadcast(matrix[:, 1], 0),
+        lambda: dist.reduce(matrix[:, 1], 0),
+    ):
+        raises(RuntimeError, call, "do not lie together", "contiguous()")
+    assert torch.equal(matrix, torch.arange(9.0).view(3, 3))
+    dist.all_reduce(matrix.t())
+    assert torch.equal(matrix, SIZE * torch.arange(9.0).view(3, 3))
+
+
+def absent_over_gloo(group: Any, store: Any) -> None:
+    """The group goes on after a barrier that was missed; one rank is named where not all are asked for."""
+    for _ in range(3):
+        group.monitored_barrier(timedelta(seconds=50))
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [SIZE] * 3
+    if RANK == SIZE - 1:
+        barrier = lambda: group.monitored_barrier(timedelta(seconds=0.2))  # noqa: E731
+        raises(evenstep.EvenstepError, barrier, "ranks [0] did not come", "0.2 s")
+        store.set("seen again", "1")
+    store.wait(["seen again"])
+    other = dist.new_group()
+    if RANK == 1:
+        os._exit(0)
+    if RANK == SIZE - 1:  # rank 0 does not come either, but may
+        barrier = lambda: other.monitored_barrier(timedelta(hours=1), wait_all_ranks=True)  # noqa: E731
+        raises(evenstep.EvenstepError, barrier, "ranks [1] did not come")
+        store.set("named", "1")
+    else:
+        store.wait(["named"])
 
 
 if __name__ == "__main__":

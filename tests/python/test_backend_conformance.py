@@ -20,5 +20,13 @@ def test_as_the_reference_and_gloo(run_ranks: Callable[..., Any], part: str) -> 
     run_ranks(CASES, 3, args=(part,), timeout=180)
 
 
+@pytest.mark.parametrize(
+    "part",
+    ["premultiplied", *(pytest.param(part, marks=pytest.mark.more) for part in ("reductions", "movements", "objects"))],
+)
+def test_over_gloo(run_ranks: Callable[..., Any], part: str) -> None:
+    run_ranks(CASES, 3, args=(part,), env={"EVENSTEP_COMM_ENGINE": "gloo"}, timeout=180)
+
+
 def test_two_ranks_move_all(run_ranks: Callable[..., Any]) -> None:
     run_ranks(CASES, 2, args=("movements",), timeout=180)

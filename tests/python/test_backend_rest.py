@@ -18,6 +18,10 @@ def test_what_else_a_backend_is_asked_for(run_ranks: Callable[..., Any], part: s
     run_ranks(FOLDER / "backend_rest_cases.py", 3, args=(part,), timeout=150)
 
 
+def test_a_monitored_barrier_over_gloo_waits_and_names(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(FOLDER / "backend_rest_cases.py", 3, args=("absent",), env={"EVENSTEP_COMM_ENGINE": "gloo"}, timeout=150)
+
+
 GROUPS = """
     import torch, torch.distributed as dist, evenstep
     dist.init_process_group("evenstep")

@@ -227,6 +227,16 @@ def test_gloo_says_once_what_it_does_not_promise(run_ranks: Callable[..., Any]) 
     """
     first, second = run_ranks(script, 2, env={"EVENSTEP_COMM_ENGINE": "gloo"})
     assert first.stderr.count("the ranks talk through Gloo: EVENSTEP_COMM_ENGINE=gloo.") == 1
+    for promise in (
+        "slower",
+        "does not name it",
+        "different calls",
+        "flight record",
+        "timeline",
+        "dtypes",
+        "last bits",
+    ):
+        assert promise in first.stderr, promise
     assert "Gloo" not in second.stderr
 
 
