@@ -101,7 +101,10 @@ def run_evenstep(args: argparse.Namespace, gate: Gate) -> None:
 
 def run_speeds(args: argparse.Namespace, gate: Gate, rank: int) -> None:
     """Mean seconds a step at each of this rank's batch sizes, all ranks at work the whole time."""
+    from evenstep.group import TorchGroup, gather_objects
+
     dist.init_process_group("gloo")
+    everyone = TorchGroup(dist.group.WORLD)
     model, optimizer, dataset = build(args)
     for order in gate.orders():
         sizes, seconds = order["sizes"][rank], []
@@ -115,9 +118,7 @@ def run_speeds(args: argparse.Namespace, gate: Gate, rank: int) -> None:
                 train_step(model, optimizer, *next(batches))
                 count += 1
             seconds.append((time.perf_counter() - began) / count)
-        tables: list = [None] * dist.get_world_size()
-        dist.all_gather_object(tables, {"samples": sizes, "seconds": seconds})
-        gate.answer({"tables": tables})
+        gate.answer({"tables": gather_objects(everyone, {"samples": sizes, "seconds": seconds})})
     dist.destroy_process_group()
 
 

@@ -119,12 +119,8 @@ class Bench:
 
     def turn(self, mode: Any, call: Callable[[int], Turn], seconds: float | None = None) -> Turn:
         """A turn of about so many seconds; the same number of steps on every rank."""
-        import torch.distributed as dist
-
         wanted = seconds or self.options.seconds
-        count = [min(MOST_STEPS, max(3, round(wanted / self._seconds.get(mode, wanted / 3))))]
-        dist.broadcast_object_list(count, src=0, group=self.group)
-        found = call(count[0])
+        found = call(self.agreed(min(MOST_STEPS, max(3, round(wanted / self._seconds.get(mode, wanted / 3))))))
         self._seconds[mode] = max(found.step, 1e-6)
         return found
 
@@ -173,11 +169,10 @@ class Bench:
         return rows
 
     def agreed(self, value: Any) -> Any:
-        import torch.distributed as dist
+        """Rank 0's."""
+        from evenstep.group import TorchGroup, gather_objects
 
-        values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.group)
-        return values[0]
+        return gather_objects(TorchGroup(self.group), value)[0]
 
     def _hand_tuned(self, split: list[int]) -> list[int]:
         """The fastest split of those around the best one, tried as a patient user would; of two ranks."""

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from evenstep import _core
 from evenstep.bench_work import MOST_STEPS, WARM_UP, Work
+from evenstep.group import TorchGroup, gather_objects
 from evenstep.prepare import prepare
 from evenstep.session import Session, in_place_of_session
 from evenstep.share_schedule import ShareSchedule
@@ -134,12 +135,11 @@ class Single:
         self._model, self._optimizer = work.build()
 
     def turn(self, count: int) -> Turn:
-        found: list[Any] = [None]
+        own: Turn | None = None
         if self._alone:
             batches = self._work.loader(self._work.batch)
-            found = [_turn(batches, count, lambda _, x, y: self._work.step(self._model, self._optimizer, x, y))]
-        dist.broadcast_object_list(found, src=0, group=self._group)
-        turn: Turn = found[0]
+            own = _turn(batches, count, lambda _, x, y: self._work.step(self._model, self._optimizer, x, y))
+        turn: Turn = gather_objects(TorchGroup(self._group), own)[0]
         return turn
 
 
@@ -154,9 +154,7 @@ class Alone:
         """For each rank (fixed seconds, seconds a sample) of its steps at sizes around its part of `split`."""
         sizes = sizes_around(split[dist.get_rank()])
         took = [self._at(size, seconds / len(sizes)) for size in sizes]
-        lines: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(lines, line_through(sizes, took), group=self._group)
-        return lines
+        return gather_objects(TorchGroup(self._group), line_through(sizes, took))
 
     def _at(self, size: int, seconds: float) -> float:
         batches = iter(self._work.loader(size))

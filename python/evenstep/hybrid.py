@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from evenstep._core import EvenstepError
 from evenstep.device_places import maker_of
+from evenstep.group import TorchGroup, gather_objects
 
 PIECE_BYTES = 4 << 20
 _AHEAD = 2  # pieces on their way down while one is added on the host
@@ -99,24 +100,32 @@ class _PinnedStage:
         self._risen[slot].record(self._current())
 
 
-def _check_collectives(makers: dict[str, list[int]], types: Sequence[str]) -> None:
-    """Where several ranks have one maker, the backend must have collectives for their devices. The same on all ranks."""
-    for name, ranks in makers.items():
-        unknown = [f"rank {rank} {types[rank]}" for rank in ranks if types[rank] not in ("cpu", "cuda")]
-        if len(ranks) > 1 and unknown:
-            raise EvenstepError(
-                f"HybridGroup: several ranks have devices of the maker {name!r}, and the evenstep backend has no "
-                f"collectives for them: {', '.join(unknown)}\n"
-                "  fix: start one rank for that maker, or use torch.distributed with its own backend"
-            )
+_WITH_COLLECTIVES = ("cpu", "cuda")
+"""Types of devices whose tensors the backend "evenstep" exchanges among themselves."""
+
+
+def _made_by(names: Sequence[str], types: Sequence[str]) -> dict[str, list[int]]:
+    """The ranks of each maker. Where several have one whose devices have no collectives, each is a maker of its own."""
+    makers: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        makers.setdefault(name, []).append(rank)
+    for name, ranks in list(makers.items()):
+        if len(ranks) > 1 and any(types[rank] not in _WITH_COLLECTIVES for rank in ranks):
+            del makers[name]
+            makers.update({f"{name} of rank {rank}": [rank] for rank in ranks})
+    return makers
+
+
+def _everyone(group: Any, value: Any) -> list[Any]:
+    return gather_objects(TorchGroup(group), value)
 
 
 class HybridGroup:
     """All ranks of the default group, each with the device of its own. Making one is collective, and so is every call.
 
     `maker` is what its devices' own collectives are named by: the device's type ("cuda-hip" for ROCm's), unless a name is
-    given (two groups of CPUs then stand for two makers). Devices that are neither CPUs nor CUDA's nor ROCm's have none:
-    one rank for each of their makers.
+    given (two groups of CPUs then stand for two makers). Devices that are neither CPUs nor CUDA's nor ROCm's have none: each
+    goes through the host.
     """
 
     def __init__(
@@ -129,18 +138,15 @@ class HybridGroup:
         self.device = torch.device(device)
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._piece_bytes = max(256, piece_bytes // 256 * 256)
-        makers: list[Any] = [None] * self._ranks
-        dist.all_gather_object(makers, (maker or maker_of(self.device), self._piece_bytes, self.device.type))
-        sizes = [size for _, size, _ in makers]
+        everyone = dist.new_group(timeout=timeout, backend="evenstep")
+        told = _everyone(everyone, (maker or maker_of(self.device), self._piece_bytes, self.device.type))
+        names, sizes, types = zip(*told)
         if len(set(sizes)) > 1:
             raise EvenstepError(
-                f"HybridGroup: the ranks want pieces of different sizes: {sizes}\n"
+                f"HybridGroup: the ranks want pieces of different sizes: {list(sizes)}\n"
                 "  fix: give all ranks the same piece_bytes"
             )
-        self.makers: dict[str, list[int]] = {}
-        for rank, (name, _, _) in enumerate(makers):
-            self.makers.setdefault(name, []).append(rank)
-        _check_collectives(self.makers, [kind for _, _, kind in makers])
+        self.makers = _made_by(names, types)
         self._inner: Any = None
         for ranks in self.makers.values():  # every rank takes part in the making of every group
             group = dist.new_group(ranks, timeout=timeout, backend="evenstep")
@@ -149,6 +155,7 @@ class HybridGroup:
         self._leader = self._peers[0]
         leaders = [ranks[0] for ranks in self.makers.values()]
         self._between = dist.new_group(leaders, timeout=timeout, backend="evenstep")
+        dist.destroy_process_group(everyone)  # which nobody is in any more
         self._stage: Any = None
         if self._rank == self._leader:
             self._stage = _HostStage() if self.device.type == "cpu" else _PinnedStage(self.device, self._piece_bytes)
@@ -163,9 +170,9 @@ class HybridGroup:
         if factor is not None:
             tensor.mul_(factor)
         flat = tensor.contiguous().view(-1)
-        if len(self.makers) == 1:
+        if len(self.makers) == 1 and self._ranks > 1:
             dist.all_reduce(flat, op=inner_op, group=self._inner)
-        else:
+        elif self._ranks > 1:
             self._reduce(flat, inner_op)
         if op == dist.ReduceOp.AVG:
             flat.div_(self._ranks)

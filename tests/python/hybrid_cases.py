@@ -12,6 +12,7 @@ from evenstep import _core, hybrid
 from evenstep.hybrid import HybridGroup
 
 MAKERS = sys.argv[1].split(",")
+WITHOUT = "without" in sys.argv
 
 
 class Staged(hybrid._HostStage):
@@ -36,8 +37,11 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("evenstep")
     ranks = dist.get_world_size()
+    if WITHOUT:
+        hybrid._WITH_COLLECTIVES = ()
     group = HybridGroup("cpu", maker=MAKERS[rank], piece_bytes=1024)
-    assert group.makers == {name: [r for r in range(ranks) if MAKERS[r] == name] for name in dict.fromkeys(MAKERS)}
+    names = [f"{name} of rank {r}" if WITHOUT and MAKERS.count(name) > 1 else name for r, name in enumerate(MAKERS)]
+    assert group.makers == {name: [r for r in range(ranks) if names[r] == name] for name in names}, group.makers
     if group._stage is not None:
         group._stage = Staged()
     for dtype in (torch.float32, torch.float64, torch.int64):

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from evenstep import EvenstepError, hybrid
+from evenstep import hybrid
 
 CASES = Path(__file__).with_name("hybrid_cases.py")
 
@@ -20,16 +20,18 @@ def test_sums_over_makers(run_ranks: Callable[..., Any], makers: str) -> None:
     run_ranks(CASES, makers.count(",") + 1, args=(makers,), timeout=120)
 
 
+def test_makers_without_collectives_go_through_the_host(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(CASES, 3, args=("a,a,b", "without"), timeout=120)
+
+
 def group_of(monkeypatch: pytest.MonkeyPatch, device: str, others: list[tuple[str, int, str]]) -> hybrid.HybridGroup:
     """The last rank's, whose device is none of this machine's; no collective is made."""
 
-    def gather(everyone: list[Any], own: Any) -> None:
-        everyone[:] = [*others, own]
-
     monkeypatch.setattr(hybrid.dist, "get_rank", lambda: len(others))
     monkeypatch.setattr(hybrid.dist, "get_world_size", lambda: len(others) + 1)
-    monkeypatch.setattr(hybrid.dist, "all_gather_object", gather)
-    monkeypatch.setattr(hybrid.dist, "new_group", lambda ranks, **_: ranks)
+    monkeypatch.setattr(hybrid, "_everyone", lambda group, own: [*others, own])
+    monkeypatch.setattr(hybrid.dist, "new_group", lambda ranks=(), **_: ranks)
+    monkeypatch.setattr(hybrid.dist, "destroy_process_group", lambda group: None)
     return hybrid.HybridGroup(device)
 
 
@@ -42,10 +44,9 @@ def test_nvidia_and_amd_are_two_makers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert group_of(monkeypatch, "cuda", [nvidia, amd]).makers == {"cuda": [0, 2], "cuda-hip": [1]}
 
 
-def test_devices_without_collectives_of_ours_are_refused_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_without_collectives_is_a_maker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     xpu, cpu = ("xpu", hybrid.PIECE_BYTES, "xpu"), ("cpu", hybrid.PIECE_BYTES, "cpu")
-    with pytest.raises(EvenstepError, match=r"maker 'xpu'.*: rank 0 xpu, rank 2 xpu\n  fix: start one rank"):
-        group_of(monkeypatch, "xpu", [xpu, cpu])
-    with pytest.raises(EvenstepError, match="rank 0 xpu, rank 1 xpu"):
-        group_of(monkeypatch, "cpu", [xpu, xpu])
+    group = group_of(monkeypatch, "cpu", [xpu, cpu, xpu])
+    assert group.makers == {"cpu": [1, 3], "xpu of rank 0": [0], "xpu of rank 2": [2]}
+    assert group._between == [1, 0, 2]
     assert group_of(monkeypatch, "cpu", [cpu, xpu]).makers == {"cpu": [0, 2], "xpu": [1]}
