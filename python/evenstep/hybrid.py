@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep._core import EvenstepError
+from evenstep.accelerators import Accelerators
 from evenstep.device_places import maker_of
 from evenstep.group import TorchGroup, gather_objects
 
@@ -56,16 +57,16 @@ class _HostStage:
 class _PinnedStage:
     """Of a leader on an accelerator: pinned memory for a few pieces, and a stream on which pieces go down."""
 
-    def __init__(self, device: torch.device, piece_bytes: int) -> None:
-        self._device = device
-        self._stream = torch.Stream(device)
-        self._memory = [torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(_AHEAD + 1)]
-        self._arrived = [torch.Event(device) for _ in self._memory]
-        self._risen = [torch.Event(device) for _ in self._memory]
+    def __init__(self, device: torch.device, piece_bytes: int, accelerators: Accelerators | None = None) -> None:
+        self._device, self._torch = device, accelerators or Accelerators()
+        self._stream = self._torch.stream(device)
+        self._memory = [self._torch.pinned(piece_bytes) for _ in range(_AHEAD + 1)]
+        self._arrived = [self._torch.event(device) for _ in self._memory]
+        self._risen = [self._torch.event(device) for _ in self._memory]
         self._used = [False] * len(self._memory)
 
     def _current(self) -> Any:
-        return torch.accelerator.current_stream(self._device)
+        return self._torch.current(self._device)
 
     def begin(self) -> None:
         """What goes down comes after what the caller has put on the current stream."""
@@ -74,18 +75,18 @@ class _PinnedStage:
     @contextlib.contextmanager
     def going_down(self) -> Iterator[None]:
         before = self._current()
-        torch.accelerator.set_stream(self._stream)
+        self._torch.use(self._stream)
         try:
             yield
         finally:
-            torch.accelerator.set_stream(before)
+            self._torch.use(before)
 
     def down(self, piece: torch.Tensor, slot: int) -> torch.Tensor:
         """Begins the copy, on the stream that goes down; the slot's last use must have risen."""
         if self._used[slot]:
             self._risen[slot].synchronize()
         staged = self._memory[slot][: piece.nbytes].view(piece.dtype)
-        staged.copy_(piece, non_blocking=True)
+        self._torch.copy(staged, piece)
         self._arrived[slot].record(self._stream)
         self._used[slot] = True
         return staged
@@ -96,7 +97,7 @@ class _PinnedStage:
     def up(self, piece: torch.Tensor, slot: int) -> None:
         """Begins the copy back, on the current stream."""
         staged = self._memory[slot][: piece.nbytes].view(piece.dtype)
-        piece.copy_(staged, non_blocking=True)
+        self._torch.copy(piece, staged)
         self._risen[slot].record(self._current())
 
 

@@ -5,9 +5,6 @@ of the other makers in the host's memory, each of which brings its own. A bucket
 complete, by a thread that waits for it, and is added there by the engine's thread; backward goes on meanwhile.
 """
 
-# torch's stubs differ from version to version and from what it calls; what it calls is what is here.
-# mypy: disable-error-code="attr-defined"
-
 from __future__ import annotations
 
 import queue
@@ -20,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
+from evenstep.accelerators import Accelerators
 from evenstep.device_engine import Bucket, BucketEngine
 from evenstep.device_places import Makers
 from evenstep.engine import EngineOptions, Report, SharedEngine
@@ -53,36 +51,35 @@ class DeviceStage(HostStage):
     """Of an accelerator. Copies go straight between its memory and the group's, which is pinned where CUDA takes it; what
     lands does so on a stream of the waiting thread's own."""
 
-    def __init__(self, device: torch.device, memory: torch.Tensor) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, memory: torch.Tensor, accelerators: Accelerators | None = None) -> None:
+        self._device, self._torch = device, accelerators or Accelerators()
         self._stream: Any = None
-        if device.type == "cuda" and memory.numel():
-            cuda = torch.cuda.cudart()
-            if int(cuda.cudaHostRegister(memory.data_ptr(), memory.numel(), 0)) == 0:
-                weakref.finalize(self, cuda.cudaHostUnregister, memory.data_ptr())
+        unpin = self._torch.pin(device, memory.data_ptr(), memory.nbytes) if memory.nbytes else None
+        if unpin is not None:
+            weakref.finalize(self, unpin)
 
     def _event(self, stream: Any) -> Any:
-        event = torch.Event(self._device)
+        event = self._torch.event(self._device)
         event.record(stream)
         return event
 
     def mark(self) -> Any:
-        return self._event(torch.accelerator.current_stream(self._device))
+        return self._event(self._torch.current(self._device))
 
     def land(self, copies: Copies, mark: Any, work: Any) -> None:
         if self._stream is None:
-            self._stream = torch.Stream(self._device)
-        torch.accelerator.set_stream(self._stream)
+            self._stream = self._torch.stream(self._device)
+        self._torch.use(self._stream)
         self._stream.wait_event(mark)
         if work is not None:
             work.wait()
         for target, source in copies:
-            target.copy_(source, non_blocking=True)
+            self._torch.copy(target, source)
         self._event(self._stream).synchronize()
 
     def rise(self, copies: Copies) -> None:
         for target, source in copies:
-            target.copy_(source, non_blocking=True)
+            self._torch.copy(target, source)
 
 
 def stage_of(device: torch.device, memory: torch.Tensor) -> HostStage:

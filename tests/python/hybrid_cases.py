@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from fake_accelerator import FakeAccelerators
 
 from evenstep import _core, hybrid
 from evenstep.hybrid import HybridGroup
 
 MAKERS = sys.argv[1].split(",")
-WITHOUT = "without" in sys.argv
+PINNED, WITHOUT = "pinned" in sys.argv, "without" in sys.argv
 
 
 class Staged(hybrid._HostStage):
@@ -33,6 +35,32 @@ class Staged(hybrid._HostStage):
         self.order.append("up")
 
 
+def pinned(group: HybridGroup, rank: int) -> None:
+    """Sums in the stage of accelerators. The collectives inside a maker are on its stream, as NCCL's would be."""
+    fake = FakeAccelerators(torch.device("cuda", rank))
+    if group._stage is not None:
+        group._stage = hybrid._PinnedStage(torch.device("cuda", rank), 1024, fake)
+
+    def on_stream(call: Any) -> Any:
+        def late(*given: Any, **named: Any) -> Any:
+            fake.current(torch.device("cuda", rank)).finish()
+            return call(*given, **named)
+
+        return late
+
+    hybrid.dist.reduce, hybrid.dist.broadcast = on_stream(dist.reduce), on_stream(dist.broadcast)
+    for dtype in (torch.float32, torch.int64):
+        for count in (1, 256, 257, 5000):
+            for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+                value = (torch.arange(count) % 7 + rank).to(dtype)
+                tensor = torch.zeros(count, dtype=dtype)
+                fake.own.put(lambda tensor=tensor, value=value: tensor.copy_(value))
+                group.all_reduce(tensor, op)
+                fake.finish()
+                dist.all_reduce(value, op=op)
+                assert torch.equal(tensor, value), (dtype, count, op, tensor[:4], value[:4])
+
+
 def main() -> None:
     rank = int(os.environ["RANK"])
     dist.init_process_group("evenstep")
@@ -42,6 +70,11 @@ def main() -> None:
     group = HybridGroup("cpu", maker=MAKERS[rank], piece_bytes=1024)
     names = [f"{name} of rank {r}" if WITHOUT and MAKERS.count(name) > 1 else name for r, name in enumerate(MAKERS)]
     assert group.makers == {name: [r for r in range(ranks) if names[r] == name] for name in names}, group.makers
+    if PINNED:
+        pinned(group, rank)
+        dist.barrier()
+        dist.destroy_process_group()
+        return
     if group._stage is not None:
         group._stage = Staged()
     for dtype in (torch.float32, torch.float64, torch.int64):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from fake_accelerator import FakeAccelerators
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,7 +22,7 @@ from evenstep import device_places, hybrid_engine
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MAKERS = sys.argv[2].split(",")  # "cpu": the host's own; "a": an accelerator's; "x": one without collectives
-BUCKETS = "buckets" in sys.argv
+BUCKETS, PINNED = "buckets" in sys.argv, "pinned" in sys.argv
 
 
 class Staged(hybrid_engine.HostStage):
@@ -50,6 +51,32 @@ def stand_in() -> None:
     place = device_places.Place("cpu" if maker == "cpu" else f"{maker}:{RANK}", "here", maker, collectives)
     module.place_of = lambda parameters: place
     hybrid_engine.stage_of = lambda device, memory: Staged(memory)
+    if PINNED:
+        pin()
+
+
+def pin() -> None:
+    """The stage of accelerators itself, over a made-up one whose streams are as late as they may be. What torch would put on
+    the stream after it waits for that here."""
+    where = torch.device("cuda", RANK)
+    fake = FakeAccelerators(where)
+    tell, finish = dist.broadcast, hybrid_engine.HybridEngine.finish
+
+    def tell_later(*given: Any, **named: Any) -> Any:
+        fake.own.finish()
+        return tell(*given, **named)
+
+    def finish_all(self: Any) -> Any:
+        found = finish(self)
+        fake.own.finish()
+        copies = [line.split()[2] for line in fake.log if line.startswith("a copy")]
+        assert copies == sorted(copies), fake.log  # all down, then all up
+        assert not hasattr(self, "stage") or "up" in copies, fake.log
+        fake.log.clear()
+        return found
+
+    dist.broadcast, hybrid_engine.HybridEngine.finish = tell_later, finish_all
+    hybrid_engine.stage_of = lambda device, memory: hybrid_engine.DeviceStage(where, memory, fake)
 
 
 class Branches(nn.Module):

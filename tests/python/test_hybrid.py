@@ -24,6 +24,12 @@ def test_makers_without_collectives_go_through_the_host(run_ranks: Callable[...,
     run_ranks(CASES, 3, args=("a,a,b", "without"), timeout=120)
 
 
+@pytest.mark.parametrize("makers", ["a,b", pytest.param("a,b,a", marks=pytest.mark.more)])
+def test_pieces_in_pinned_memory(run_ranks: Callable[..., Any], makers: str) -> None:
+    """The stage of accelerators itself, over a made-up one whose streams are as late as they may be."""
+    run_ranks(CASES, makers.count(",") + 1, args=(makers, "pinned"), timeout=120)
+
+
 def group_of(monkeypatch: pytest.MonkeyPatch, device: str, others: list[tuple[str, int, str]]) -> hybrid.HybridGroup:
     """The last rank's, whose device is none of this machine's; no collective is made."""
 

@@ -31,6 +31,11 @@ def test_many_buckets(run_ranks: Run, makers: str) -> None:
     run_ranks(CASES, makers.count(",") + 1, args=("exact", makers, "buckets"), timeout=200)
 
 
+@pytest.mark.parametrize("makers", ["x,cpu", pytest.param("a,cpu,a", marks=pytest.mark.more)])
+def test_gradients_in_pinned_memory(run_ranks: Run, makers: str) -> None:
+    run_ranks(CASES, makers.count(",") + 1, args=("exact", makers, "buckets", "pinned"), timeout=200)
+
+
 def test_compression_between_the_makers(run_ranks: Run) -> None:
     run_ranks(CASES, 3, args=("rounded", "a,cpu,a"), timeout=120)
 
