@@ -50,8 +50,8 @@ EVEN_PUBLIC void even_exact_close(even_exact *exact);
  * ranks before it. The same counts on all ranks. EVEN_ERR_ARGUMENT (no block at all), EVEN_ERR_MEMORY. */
 EVEN_PUBLIC even_status even_exact_begin(even_exact *exact, const size_t *counts) EVEN_MUST_USE;
 /* This rank's next block: gradients[i] has the elements of parameter i, NULL: none, which counts as zeros. They may
- * change when it has returned. weight finite and >= 0. EVEN_ERR_ARGUMENT, EVEN_ERR_MEMORY, EVEN_ERR_STATE (no round, or
- * all of this rank's blocks are there). */
+ * change when it has returned. weight finite and >= 0; with 0 the block adds zeros, whatever its numbers are.
+ * EVEN_ERR_ARGUMENT, EVEN_ERR_MEMORY, EVEN_ERR_STATE (no round, or all of this rank's blocks are there). */
 EVEN_PUBLIC even_status even_exact_add(even_exact *exact, double weight, double loss,
                                        const void *const *gradients) EVEN_MUST_USE;
 /* Closes the round; collective. targets[i] = parameter i's elements of the result, where used[i] (parameter_count

@@ -151,7 +151,7 @@ class BlockSteps:
         self._parameters = current.steps.syncs[0].parameters
         self._norms = [m for m in model.modules() if is_synchronised(m)]
         self._stage = Stage()
-        self._losses: list[tuple[int, float]] = []  # of this rank's blocks: samples, loss
+        self._losses: list[tuple[float, float]] = []  # of this rank's blocks that count: what it is a mean over, loss
         self._seen: set[int] = set()  # parameters that one of them had a gradient for
 
     @property
@@ -179,8 +179,12 @@ class BlockSteps:
             self._seen.clear()
         for index, parameter in enumerate(self._parameters):  # takes part in the exchange, which writes it
             parameter.grad = self._engine.views[index] if index in self._seen else None
-        mean = sum(samples * loss for samples, loss in self._losses) / max(1, plan.samples)
+        counted = sum(amount for amount, _ in self._losses)
+        mean = sum(amount * loss for amount, loss in self._losses) / counted if counted else 0.0
         steps.exchange_gradients(torch.tensor(mean, dtype=torch.float64))  # for the record; the exact one comes of it
+        if not self._void and not self._engine.weight > 0:  # nothing of the batch counts: no gradient was written
+            self._forget_gradients()
+            return 0.0
         return self._engine.loss
 
     @property
@@ -222,9 +226,10 @@ class BlockSteps:
         loss, amount = self._loss(self._model, _aligned(part))
         return loss, float(samples if amount is None else amount)
 
-    def _add(self, samples: int, amount: float, loss: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _add(self, amount: float, loss: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         value = float(loss.detach())
-        self._losses.append((samples, value))
+        if amount > 0:  # else it may be the mean over nothing, which is no number
+            self._losses.append((amount, value))
         self._seen.update(index for index, gradient in enumerate(gradients) if gradient is not None)
         self._engine.add(amount, value, gradients)
 
@@ -238,7 +243,7 @@ class BlockSteps:
                 return
             self._forget_gradients()
             self._scale(loss).backward()
-            self._add(sizes[number], amount, loss, [p.grad for p in self._parameters])
+            self._add(amount, loss, [p.grad for p in self._parameters])
 
     def _side_by_side(self, batch: list[Any], plan: BatchPlan, sizes: Sequence[int], counts: Sequence[int]) -> None:
         first = sum(counts[: self._session.rank])
@@ -250,7 +255,7 @@ class BlockSteps:
             # Not backward(): the blocks share their parameters, and each has a gradient of its own.
             gradients = torch.autograd.grad(self._scale(loss), self._parameters, allow_unused=True)
             if plan.samples:
-                self._add(samples, amount, loss, gradients)
+                self._add(amount, loss, gradients)
 
         seeds = [self._seed(plan, first + number) for number in range(max(1, counts[self._session.rank]))]
         self._stage.run(self._session.steps, plan, sizes, counts, seeds, work)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,11 +148,11 @@ class StepInPieces:
             parameter.grad = None
         total = amounts = 0.0
         gives_amounts = False
-        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        sums = _Sums(len(parameters))
         at = 0
         while at < samples:
             size = min(most, samples - at)
-            piece = self._piece(parameters, slice_of(batch, samples, at, size), size, sums)
+            piece = self._piece(parameters, slice_of(batch, samples, at, size), size, samples, sums)
             if piece is None:
                 if size == 1:
                     raise EvenstepError(
@@ -162,13 +162,14 @@ class StepInPieces:
                 most = self._most
                 continue
             loss, amount, gives_amounts = piece
-            total += amount * loss
+            total += amount * loss if amount else 0.0  # a loss that is a mean over nothing may be no number
             amounts += amount
             at += size
         mean = total / amounts if amounts else 0.0
-        for parameter, gradient in zip(parameters, sums):
+        sums.divide(amounts / samples)
+        for parameter, gradient in zip(parameters, sums.gradients):
             if gradient is not None:
-                parameter.grad = gradient.div_(amounts) if amounts else torch.zeros_like(gradient)
+                parameter.grad = gradient
         if not weight_set:
             self._take(current, mean, amounts if gives_amounts else None, False, samples)
         if steps.memory is not None:
@@ -179,30 +180,58 @@ class StepInPieces:
             steps.exchange_gradients(torch.tensor(mean, dtype=torch.float64))
 
     def _piece(
-        self, parameters: list[nn.Parameter], piece: Any, size: int, sums: list[torch.Tensor | None]
+        self, parameters: list[nn.Parameter], piece: Any, size: int, samples: int, sums: _Sums
     ) -> tuple[float, float, bool] | None:
         """Its loss, what that is a mean over, and whether train_step said so; None where it ran out of memory, and `sums` are
         as they were."""
         try:
             loss, amount = self._loss(self._model, piece)
             counted = float(size) if amount is None else amount
-            gradients = torch.autograd.grad(self._scale(loss) * counted, parameters, allow_unused=True)
+            # As small as in the whole batch's backward: what fits fp16 there fits here, whatever a GradScaler makes of it.
+            gradients = torch.autograd.grad(self._scale(loss) * (size / samples), parameters, allow_unused=True)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return None
-        for index, gradient in enumerate(gradients):
-            before = sums[index]
-            if gradient is not None and before is None:
-                sums[index] = gradient.clone() if gradient.is_sparse or not _is_own(gradient) else gradient
-            elif gradient is not None and before is not None:
-                sums[index] = before.add_(gradient)
+        sums.add(gradients, counted / size)
         return float(loss.detach()), counted, amount is not None
 
     def _tell(self, current: Session, samples: int, words: str) -> None:
         said = f"rank {current.rank} ran out of memory with {samples} samples, and goes on in pieces of {self._most}"
         current.telemetry.event(_core.EVENT_MEMORY, current.step, 1, said)
         sys.stderr.write(f"evenstep: warning: {said} ({words}); the step counts as it would have\n")
+
+
+class _Sums:
+    """Gradients of pieces, added up with what each sample of them counts. A piece that counts nothing adds zeros, whatever it gives:
+    the mean over no tokens is not a number."""
+
+    def __init__(self, parameters: int) -> None:
+        self.gradients: list[torch.Tensor | None] = [None] * parameters
+        self._usual = 0.0  # what a sample counts in the first piece that counts: as a rule the same in all
+
+    def add(self, gradients: Sequence[torch.Tensor | None], each: float) -> None:
+        """each: what one of its samples counts."""
+        self._usual = self._usual or each
+        factor = each / self._usual if each else 0.0
+        for index, gradient in enumerate(gradients):
+            before = self.gradients[index]
+            if gradient is None or (before is not None and not factor):
+                continue
+            if not factor:
+                self.gradients[index] = torch.zeros_like(gradient)
+            elif before is not None:
+                self.gradients[index] = before.add_(gradient, alpha=factor)
+            else:
+                own = gradient.clone() if gradient.is_sparse or not _is_own(gradient) else gradient
+                self.gradients[index] = own if factor == 1.0 else own.mul_(factor)
+
+    def divide(self, mean: float) -> None:
+        """mean: what a sample counted in all pieces together."""
+        if mean and mean != self._usual:
+            for gradient in self.gradients:
+                if gradient is not None:
+                    gradient.mul_(self._usual / mean)
 
 
 class _Done:

@@ -138,9 +138,11 @@ even_status even_exact_begin(even_exact *exact, const size_t *counts) {
   return EVEN_OK;
 }
 
-/* Into the elements of a sum, or with `add` onto them. */
+/* Into the elements of a sum, or with `add` onto them. A block of weight 0 adds zeros, whatever it holds: the mean of
+ * no tokens is not a number. */
 static void take(even_exact *exact, unsigned char *elements, double weight, double loss, const void *const *gradients,
                  bool add) {
+  bool counts = weight > 0.0;
   const even_exact_layout *layout = &exact->layout;
   double *wide = (double *)(void *)(elements + layout->wide_at);
   double more[2] = {1.0, loss};
@@ -150,9 +152,9 @@ static void take(even_exact *exact, unsigned char *elements, double weight, doub
                                              : (void *)((float *)(void *)elements + layout->places[i]);
     const void *gradient = gradients[i];
     exact->used[i] |= gradient != NULL;
-    even_exact_take(sum, gradient, parameter->dtype, parameter->count, weight, add);
+    even_exact_take(sum, counts ? gradient : NULL, parameter->dtype, parameter->count, weight, add);
   }
-  even_exact_take(wide + layout->wide - 2, more, EVEN_F64, 2, weight, add);
+  even_exact_take(wide + layout->wide - 2, counts ? more : NULL, EVEN_F64, 2, weight, add);
 }
 
 static even_status new_sum(even_exact *exact, even_tree_node node) {

@@ -109,6 +109,13 @@ def test_same_bits_outside_a_job_and_by_the_balancer(run_ranks: Callable[..., li
     assert end_of(run_ranks(SCRIPT, ranks=2, args=("cnn", "-1"), env=speeds)) == whole(run_ranks, "cnn")
 
 
+def test_blocks_that_count_nothing_leave_no_trace(run_ranks: Callable[..., list[Any]]) -> None:
+    """Their losses are no numbers, for which on_nonfinite="stop" would end the job."""
+    exact = whole(run_ranks, "gpt_gaps")
+    assert end_of(run_ranks(SCRIPT, ranks=3, args=("gpt_gaps", "6"))) == exact
+    assert math.isfinite(exact[3])
+
+
 def test_agrees_with_one_device_on_whole_batches(run_ranks: Callable[..., list[Any]]) -> None:
     """BatchNorm's statistics and the loss are the whole batch's, not a block's."""
     plain = end_of(run_ranks(SCRIPT, ranks=1, args=("plain_fp64", "0")))

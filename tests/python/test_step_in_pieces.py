@@ -4,11 +4,17 @@ smaller where the others can take the rest. The memory really is short: RLIMIT_A
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from script_parts import EVENTS
+from torch import nn
+
+from evenstep import step_in_pieces
 
 SCRIPT = (
     """
@@ -143,6 +149,57 @@ def test_a_share_may_be_several_micro_batches(run_ranks: Callable[..., list[Any]
     assert first[0] == second[0] == pytest.approx(whole, rel=1e-11)
     assert first[1:] == [[[16, 16]] * 4, [16] * 4, []]
     assert second[1:] == [[[16, 16]] * 4, [5, 5, 5, 1] * 4, []]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, batch: Any, loss: Any, most: int | None, scale: float = 1.0) -> Any:
+    """One rank's step, with a model of its own: the gradients, the loss and what it is a mean over."""
+    told: list[float] = []
+    monkeypatch.setattr(step_in_pieces, "set_weight", told.append)
+    torch.manual_seed(3)
+    model = nn.Linear(4, 3).double() if batch[0].dtype is torch.float64 else nn.Linear(4, 3)
+    steps = SimpleNamespace(memory=None, syncs=[], buffers=None, mends_memory=False, ran_short=False)
+    session: Any = SimpleNamespace(latest=None, steps=steps, rank=0)
+    pieces = step_in_pieces.StepInPieces(model, loss, lambda one: one * scale, most)
+    pieces.run(session, batch)
+    assert told in ([], [pieces.amount])
+    return [p.grad for p in model.parameters()], pieces.loss, pieces.amount
+
+
+@pytest.mark.parametrize("most", [3, 4, 5, 7])
+def test_a_piece_that_counts_nothing_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    counts = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0], dtype=torch.bool)
+    batch = torch.randn(22, 4, dtype=torch.float64), counts
+
+    def loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float]:
+        x, counts = batch
+        return (model(x).square().mean(1) * counts).sum() / counts.sum(), float(counts.sum())
+
+    gradients, mean, amount = run(monkeypatch, batch, loss, most)
+    whole, whole_mean, whole_amount = run(monkeypatch, batch, loss, None)
+    assert (mean, amount) == (pytest.approx(whole_mean), whole_amount)
+    for one, other in zip(gradients, whole):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+    batch[0][5, 0] = math.nan  # of a sample that counts
+    gradients, mean, _ = run(monkeypatch, batch, loss, most)
+    assert math.isnan(mean) and gradients[0].isnan().any()
+    counts.zero_()
+    gradients, mean, amount = run(monkeypatch, batch, loss, most)
+    assert (mean, amount) == (0.0, 0.0) and all(not one.any() for one in gradients)
+
+
+@pytest.mark.parametrize("amounts", [False, True])
+def test_a_scaled_loss_overflows_in_pieces_no_sooner(monkeypatch: pytest.MonkeyPatch, amounts: bool) -> None:
+    """What fp16 holds of the whole batch's gradients it holds of each piece's; to a power of two they are the same."""
+    batch = (torch.randn(64, 4),)
+
+    def loss(model: nn.Module, batch: Any) -> tuple[torch.Tensor, float | None]:
+        return model(batch[0]).half().float().mean(), 512.0 * len(batch[0]) if amounts else None
+
+    whole, _, _ = run(monkeypatch, batch, loss, None, 2.0**22)
+    gradients, _, _ = run(monkeypatch, batch, loss, 16, 2.0**22)
+    for one, other in zip(gradients, whole):
+        assert other.isfinite().all()
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(

@@ -411,6 +411,55 @@ static void test_misuse(void **state) {
   assert_int_equal(even_exact_open(&params, NULL, &exact), EVEN_ERR_OVERFLOW);
 }
 
+/* Seven blocks, of which some have `weights` of zero: with what is no number in them, or with nothing at all. */
+static even_exact_report with_weights(const double *weights, bool bare, memory *own, uint8_t *used) {
+  even_exact_params params = exact_params(0);
+  even_exact *exact = NULL;
+  size_t blocks = 7;
+  even_exact_report report = {0};
+  const void *none[PARAMETERS] = {0};
+  assert_int_equal(even_exact_open(&params, NULL, &exact), EVEN_OK);
+  assert_int_equal(even_exact_begin(exact, &blocks), EVEN_OK);
+  for (size_t b = 0; b < blocks; b++) {
+    bool counts = weights[b] > 0.0;
+    for (size_t p = 0; p < PARAMETERS; p++) {
+      for (size_t i = 0; i < parameters[p].count; i++) {
+        store(own->gradients[p], parameters[p].dtype, i, counts ? value(b, p, i) : (double)NAN);
+      }
+    }
+    assert_int_equal(even_exact_add(exact, weights[b], counts ? loss_of(b) : (double)NAN,
+                                    counts || !bare ? (const void *const *)own->gradients : none),
+                     EVEN_OK);
+  }
+  assert_int_equal(even_exact_finish(exact, own->targets, used, &report), EVEN_OK);
+  even_exact_close(exact);
+  return report;
+}
+
+/* The mean over no tokens is not a number, and one device that takes the whole batch never sees it. */
+static void test_blocks_that_count_nothing(void **state) {
+  static const double weights[7] = {0.0, 3.0, 4.0, 0.0, 0.0, 0.0, 2.0}; /* first, second and both halves of a node */
+  memory own;
+  memory bare;
+  uint8_t used[PARAMETERS];
+  uint8_t used_bare[PARAMETERS];
+  (void)state;
+  take_memory(&own);
+  take_memory(&bare);
+  even_exact_report report = with_weights(weights, false, &own, used);
+  even_exact_report wanted_report = with_weights(weights, true, &bare, used_bare);
+  assert_memory_equal(used, used_bare, sizeof used);
+  assert_true(report.weight == 9.0 && isfinite(report.loss) && report.loss == wanted_report.loss);
+  for (size_t p = 0; p < PARAMETERS; p++) {
+    if (bytes_of(p) > 0) {
+      assert_memory_equal(own.targets[p], bare.targets[p], bytes_of(p));
+    }
+  }
+  assert_true(isfinite(((const float *)own.targets[0])[1]) && isfinite(((const double *)own.targets[1])[1]));
+  free_memory(&own);
+  free_memory(&bare);
+}
+
 /* A range is cut into the fewest nodes: no two neighbours are halves of one. */
 static void test_cuts(void **state) {
   even_tree_node nodes[EVEN_TREE_MOST];
@@ -443,6 +492,7 @@ int main(void) {
       cmocka_unit_test(test_plans_without_memory),
       cmocka_unit_test(test_a_missing_block),
       cmocka_unit_test(test_misuse),
+      cmocka_unit_test(test_blocks_that_count_nothing),
   };
   return cmocka_run_group_tests(tests, set_up, tear_down);
 }
