@@ -193,9 +193,7 @@ even_status even_balancer_observe_spared(even_balancer *b, const even_step_timin
     EVEN_TRY(even_balancer_decide(b));
   }
   EVEN_TRY(even_guard_take(b, timings));
-  if (!even_guard_holds(b)) {
-    even_balancer_probe(b);
-  }
+  even_balancer_probe(b);
   return EVEN_OK;
 }
 

@@ -204,13 +204,17 @@ even_status even_balancer_decide(even_balancer *b) {
 }
 
 /* A rank whose share is zero and that runs no dummy batch shows nothing: from time to time it gets one sample for as
- * many steps as it takes to be believed, seldom enough that a rank as slow as before costs next to nothing. */
+ * many steps as it takes to be believed, seldom enough that a rank as slow as before costs next to nothing. It waits
+ * while a split is tried, which is measured without it. */
 void even_balancer_probe(even_balancer *b) {
+  if (b->guard.trial.state != EVEN_TRIAL_IDLE) {
+    return;
+  }
   if (b->probe_left > 0) {
     b->probe_left--;
     return;
   }
-  if (b->steps < b->next_probe) {
+  if (b->steps < b->next_probe || even_guard_holds(b)) {
     return;
   }
   /* The tables are whoever's came last, even a caller's who only asked for shares. */
@@ -234,6 +238,9 @@ void even_balancer_probe(even_balancer *b) {
 
 void even_balancer_give_probe(const even_balancer *b, int64_t *shares) {
   size_t largest = 0;
+  if (b->guard.trial.state != EVEN_TRIAL_IDLE) {
+    return;
+  }
   for (size_t r = 1; r < b->ranks; r++) {
     largest = shares[r] > shares[largest] ? r : largest;
   }

@@ -66,7 +66,8 @@ even_status even_balancer_decide(even_balancer *b) EVEN_MUST_USE;
 /* Shares of the caller's policy. */
 even_status even_balancer_ask_callback(even_balancer *b, int64_t batch, int64_t *shares) EVEN_MUST_USE;
 
-/* A rank whose share is zero and that runs no dummy batch shows nothing: from time to time it gets one sample. */
+/* After each step: a rank whose share is zero and that runs no dummy batch shows nothing; from time to time it gets one
+ * sample. */
 void even_balancer_probe(even_balancer *b);
 void even_balancer_give_probe(const even_balancer *b, int64_t *shares);
 

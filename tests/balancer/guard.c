@@ -105,6 +105,37 @@ static void noise_leaves_slow_ranks_headroom(void **context) {
   assert_true(efficiency(&c, 400, 800) >= 0.995); /* 0.988 at equal mean times */
 }
 
+/* A rank that is left out gets a sample for two steps now and then, and no more where a trial of others begins
+ * meanwhile: the challenger would be measured with it, and lost. */
+static void a_trial_is_not_measured_with_a_probe(void **context) {
+  (void)context;
+  for (uint64_t seed = 1; seed <= 10; seed++) {
+    even_cluster c = {.ranks = 3, .idles = true, .state = seed * 7919};
+    even_balancer_params params = {.size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = 3, .batch = BATCH};
+    even_balancer *balancer = NULL;
+    assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
+    for (size_t r = 0; r < 3; r++) {
+      c.rank[r] = (even_cluster_rank){.per_sample = 0.001, .lognormal = 0.05};
+    }
+    c.rank[1].quota = 0.25;
+    c.rank[1].period = 0.1;
+    c.rank[2].slower = 100.0;
+    int given = 0; /* steps in a row */
+    int most = 0;
+    for (int step = 0; step < 3000; step++) {
+      even_step_timing timings[3];
+      int64_t shares[3];
+      assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+      given = shares[2] == 1 ? given + 1 : 0;
+      most = given > most ? given : most;
+      (void)even_cluster_step(&c, shares, timings);
+      assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
+    }
+    assert_true(most <= 2);
+    even_balancer_close(balancer);
+  }
+}
+
 /* The headroom of a small last batch is that of its own short step: with a whole step's, a slow rank would get nothing
  * of it. */
 static void a_small_last_batch_has_a_small_headroom(void **context) {
@@ -314,11 +345,11 @@ static void slower_times_for_all_do_not_mislead(void **context) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(noise_leaves_slow_ranks_headroom), cmocka_unit_test(a_small_last_batch_has_a_small_headroom),
-      cmocka_unit_test(several_quotas_are_found),         cmocka_unit_test(quotas_reach_the_best_fixed_split),
-      cmocka_unit_test(lifted_quota_is_noticed),          cmocka_unit_test(balancing_that_is_slower_is_given_up),
-      cmocka_unit_test(balancing_that_helps_stays),       cmocka_unit_test(slower_times_for_all_do_not_mislead),
-      cmocka_unit_test(an_answer_holds_for_a_while),
+      cmocka_unit_test(a_trial_is_not_measured_with_a_probe),    cmocka_unit_test(noise_leaves_slow_ranks_headroom),
+      cmocka_unit_test(a_small_last_batch_has_a_small_headroom), cmocka_unit_test(several_quotas_are_found),
+      cmocka_unit_test(quotas_reach_the_best_fixed_split),       cmocka_unit_test(lifted_quota_is_noticed),
+      cmocka_unit_test(balancing_that_is_slower_is_given_up),    cmocka_unit_test(balancing_that_helps_stays),
+      cmocka_unit_test(slower_times_for_all_do_not_mislead),     cmocka_unit_test(an_answer_holds_for_a_while),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -413,7 +413,7 @@ static void asking_for_shares_changes_nothing(void **context) {
       assert_int_equal(even_balancer_observe(asked, timings), EVEN_OK);
       assert_int_equal(even_balancer_shares(asked, 6, last), EVEN_OK);
     }
-    assert_true(probed >= 4);
+    assert_true(probed >= 2 && probed <= 16); /* one sample for two steps, however trials fall: else a tenth slower */
     even_balancer_close(silent);
     even_balancer_close(asked);
   }
