@@ -50,14 +50,18 @@ class BlockShares(Shares):
         schedule: ShareSchedule | Schedule | None,
         block: int,
     ) -> None:
-        count = blocks_in(batch, block)
-        if count < ranks:
-            raise ValueError(
-                f"es.Config(exact='bitwise'): the global batch of {batch} has {count} blocks of {block} samples, fewer than the "
-                f"{ranks} ranks\n  fix: es.Config(block={max(1, batch // ranks)}) or smaller, a larger batch, or fewer ranks"
-            )
-        super().__init__(policy, ranks, count, speeds, schedule)
+        super().__init__(policy, ranks, blocks_in(batch, block), speeds, schedule)
         self.batch, self._block = batch, block
+
+    def crowded(self) -> tuple[str, str] | None:
+        count = blocks_in(self.batch, self._block)
+        if count >= self.ranks:
+            return None
+        return (
+            f"es.Config(exact='bitwise'): the global batch of {self.batch} has {count} blocks of {self._block} samples, fewer than the "
+            f"{self.ranks} ranks: in every step some rank would only keep the others company",
+            f"es.Config(block={max(1, self.batch // self.ranks)}) or smaller, a larger batch, or fewer ranks",
+        )
 
     limited = False  # a rank holds one block at a time, however many it has
 

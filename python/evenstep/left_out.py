@@ -49,6 +49,19 @@ class LeftOut:
         return len(self._out), self._out[told] + (f" ({more} more without)" if more else "")
 
 
+def unknown_before_start(devices: Sequence[str]) -> str:
+    """Said of CPUs beside other devices that no profile knows; "" elsewhere."""
+    kinds = [device.partition(":")[0] for device in devices]
+    slow = [rank for rank, kind in enumerate(kinds) if kind == "cpu"]
+    if not slow or not any(kind not in ("", "cpu") for kind in kinds):
+        return ""
+    more = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
+    return (
+        f"rank {slow[0]} ({devices[slow[0]]}){more} beside other devices: whether steps are shorter with "
+        f"{'them' if more else 'it'} shows in the first steps; `evenstep profile` tells before the start, `evenstep plan` by your model"
+    )
+
+
 _NAMED = 3  # ranks that are told of one by one
 
 

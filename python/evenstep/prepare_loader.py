@@ -22,7 +22,7 @@ from evenstep.policies import Policy
 from evenstep.sample_cache import share_caches
 from evenstep.session import Session
 from evenstep.share_schedule import Schedule, ShareSchedule
-from evenstep.shares import Shares
+from evenstep.shares import Shares, crowded
 
 if TYPE_CHECKING:
     from evenstep.exact_training import Blocks
@@ -67,11 +67,7 @@ def prepare_loader(
     )
     batch = even.first_batch_size()
     if train and even.batch_size is not None and even.batch_size < current.world_size:
-        raise ValueError(
-            f"the global batch of {even.batch_size} is smaller than the {current.world_size} ranks: in every step some rank would "
-            f"only keep the others company\n  fix: give the DataLoader a batch_size of at least {current.world_size}, "
-            "or start fewer ranks"
-        )
+        _say_crowded(current, *crowded(even.batch_size, current.world_size))
     if train:
         mine = (options.most_samples, options.bucket, environment.memory_cap, options.workers or "")
         everybody = gather_objects(current.group, mine)
@@ -118,6 +114,9 @@ def prepare_loader(
         if current.joining and even.shares is not None:
             even.shares.given_caps = even.shares.said_caps = caps
         if exact is not None:
+            too_few = even.shares.crowded() if even.shares is not None else None
+            if too_few is not None:
+                _say_crowded(current, *too_few)
             exact.use(even, current)
         if even.adapting is not None and even.shares is not None:
             even.shares.let_shrink()
@@ -139,6 +138,14 @@ def prepare_loader(
             stacklevel=3,
         )
     return even
+
+
+def _say_crowded(current: Session, words: str, fix: str) -> None:
+    """Refused where a job begins so. Where others have come to one that trains, it goes on, and some of its ranks have nothing to do."""
+    if not (current.environment.restart > 0 and current.environment.resume):
+        raise ValueError(f"{words}\n  fix: {fix}")
+    if current.rank == 0:
+        sys.stderr.write(f"evenstep: warning: {words}\n")
 
 
 def _check_one_adapted(current: Session, adapt: AdaptBatch | None) -> None:

@@ -80,6 +80,9 @@ def _take_in(session: Session, shares: Shares, told: Sequence[Told], number: int
     if why and session.rank == 0:
         sys.stderr.write(f"evenstep: {why}\n")
     made = shares.anew(own, caps, measured, buckets, session.places or ())
+    too_few = made.crowded() if len(told) > shares.ranks else None
+    if too_few is not None and session.rank == 0:
+        sys.stderr.write(f"evenstep: warning: {too_few[0]}\n")
     made.said_caps = said
     if short:
         made.shrink_soon(given, held)

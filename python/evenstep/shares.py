@@ -9,7 +9,7 @@ from typing import Any
 
 from evenstep._core import Balancer, balance
 from evenstep.caps import Caps
-from evenstep.left_out import LeftOut, before_start
+from evenstep.left_out import LeftOut, before_start, unknown_before_start
 from evenstep.memory import Report
 from evenstep.policies import Policy, for_balancer
 from evenstep.share_schedule import Schedule, ShareSchedule
@@ -50,6 +50,14 @@ def none_alone(shares: Sequence[int], caps: Sequence[int | None] | None = None) 
 
 def _fits(samples: int, cap: int | None) -> bool:
     return cap is None or samples <= cap
+
+
+def crowded(batch: int, ranks: int) -> tuple[str, str]:
+    """What a batch that is too small for the ranks is called, and the way out."""
+    return (
+        f"the global batch of {batch} is smaller than the {ranks} ranks: in every step some rank would only keep the others company",
+        f"give the DataLoader a batch_size of at least {ranks}, or start fewer ranks",
+    )
 
 
 class Shares:
@@ -105,6 +113,10 @@ class Shares:
         other._caps.in_pieces, other._caps.may_shrink = self._caps.in_pieces, self._caps.may_shrink
         other.learn_some(known)
         return other
+
+    def crowded(self) -> tuple[str, str] | None:
+        """Where more ranks are there than can have samples: in words, and the way out."""
+        return crowded(self.batch, self.ranks) if self.batch < self.ranks else None
 
     def learn_some(self, known: Sequence[Sequence[Any] | None]) -> None:
         """Takes what was measured of some of these ranks; the others count as their mean."""
@@ -242,10 +254,12 @@ class Shares:
         return self._left_out.take(self._balancer, timings, self._caps.now)
 
     def left_out_at_start(self, devices: Sequence[str], hosts: Sequence[str]) -> str:
-        """Before the first step: which ranks have no samples by the profile, in words; "" where none."""
+        """Before the first step: which ranks have no samples by the profile, or that it is not known; "" where nothing is to be said."""
         follows = self.policy in ("proportional", "hybrid", "auto") and not self.scheduled and self._plan is None
-        if not follows or self._speeds is None or self._timings:
+        if not follows or self._timings:
             return ""
+        if self._speeds is None:
+            return unknown_before_start(devices)
         return before_start(self._balancer.shares(), self._speeds, devices, hosts)
 
     @property

@@ -491,7 +491,7 @@ if "norms" in sys.argv:
     model.insert(1, torch.nn.BatchNorm1d(16))
     optimizer.add_param_group({"params": model[1].parameters()})
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.8)
-config = es.Config(exact="bitwise", block=2, threads=1, clip_norm=0.5)
+config = es.Config(exact="bitwise", block=int(os.environ.get("BLOCK", 2)), threads=1, clip_norm=0.5)
 losses = []
 trainer = es.Trainer(model, optimizer, train_step, scheduler=scheduler, config=config,
                      on_step=lambda trainer: losses.append(trainer.loss))

@@ -67,6 +67,22 @@ def test_its_ranks_change_no_bit(alone: Alone, run: Run, script: Script, model: 
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("model", ["", "norms"])
+def test_more_of_them_than_blocks_have_none_and_the_training_goes_on(
+    alone: Alone, run: Run, script: Script, model: str
+) -> None:
+    path = script(cases.BITWISE)
+    one = run("-n", "1", "--no-pin", "--no-monitor", path, "", "", model, env={"BLOCK": "6"})
+    job = alone.run(*("--max-ranks", "3", "--max-restarts", "0", "--recovery", "shrink"), path, "", "3,4", model,
+                    FULL="3", BLOCK="6", UCX_TLS="tcp,self")  # fmt: skip
+    alone.join(job, "-n", "2", host="b", FULL="3", BLOCK="6", UCX_TLS="tcp,self")
+    code, text = job.finish()
+    assert code == 0 and "has 2 blocks of 6 samples, fewer than the 3 ranks" in text, text
+    bits = re.findall(r"bits (\w{64})", one.stdout + text)
+    assert len(bits) == 4 and len(set(bits)) == 1, text
+
+
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("recovery", "deaths", "waits", "left"),
     [

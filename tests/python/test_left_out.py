@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from evenstep.idle_backward import IdleBackward
-from evenstep.left_out import before_start
+from evenstep.left_out import before_start, unknown_before_start
 from evenstep.shares import Shares
 
 SCRIPT = """
@@ -221,6 +221,16 @@ def test_what_a_profile_says_of_a_rank_before_it_starts() -> None:
     assert len(many) == 4 and many[-1] == "the same is true of 2 more ranks" and "rank 3 gets no" in many[2]
 
 
+def test_without_a_profile_it_is_said_that_nobody_knows() -> None:
+    said = unknown_before_start(["cuda:0", "cpu:0", "cpu:1"])
+    assert said.startswith(
+        "rank 1 (cpu:0) and 1 more beside other devices: whether steps are shorter with them shows in"
+    )
+    assert "`evenstep profile`" in said and "`evenstep plan`" in said
+    for alike in (["cpu:0", "cpu:1"], ["cuda:0", "cuda:1"], ["", ""], ["", "cpu:0"]):
+        assert unknown_before_start(alike) == ""
+
+
 def test_only_policies_that_begin_from_a_profile_say_so() -> None:
     place = (["cuda:0", "cpu:0"], ["a", "a"])
     for policy, says in (
@@ -231,7 +241,8 @@ def test_only_policies_that_begin_from_a_profile_say_so() -> None:
         ("equal", False),
     ):
         assert bool(Shares(policy, 2, 64, [100.0, 1.0]).left_out_at_start(*place)) == says, policy
-    assert not Shares("auto", 2, 64).left_out_at_start(*place)
+    assert Shares("auto", 2, 64).left_out_at_start(*place) == unknown_before_start(place[0]) != ""
+    assert not Shares("dynamic", 2, 64).left_out_at_start(*place)
     assert not Shares("auto", 2, 64, [100.0, 1.0], lambda number, batch: [batch, 0]).left_out_at_start(*place)
 
 

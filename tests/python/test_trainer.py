@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -200,9 +201,66 @@ def test_shares_are_whole_blocks() -> None:
     assert again.state() == shares.state() and again.state()[-1][0][0] == shares.draw(50)[0]
 
 
+def test_ranks_beyond_the_blocks_have_none() -> None:
+    """They may come while the others train; a job does not begin so."""
+    two = BlockShares("auto", 2, 8, None, None, 4)
+    assert two.crowded() is None
+    for _ in range(30):
+        two.observe([(4, 0.01), (4, 0.02)], 1.0)
+    four = two.anew(None, [None] * 4, [*two.of_each(), None, None])
+    for _ in range(30):
+        drawn = four.draw(8)
+        assert sum(drawn) == 8 and sorted(drawn)[:2] == [0, 0]
+        four.observe([(share, 0.01 * share) for share in drawn], 1.0)
+    assert sum(four.split(5)) == 5
+    told = four.crowded()
+    assert told is not None and "has 2 blocks of 4 samples, fewer than the 4 ranks" in told[0]
+    assert "es.Config(block=2)" in told[1]
+
+
+GROWN = """
+import os, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import evenstep as es
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.ones(12, 2), torch.ones(12, 1))
+loss = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+most = 4 if "save" in sys.argv else 8
+seen = []
+
+def on_step(trainer):
+    seen.append(sum(es.session().latest.shares))
+    if "save" in sys.argv and es.step() == 1:
+        es.checkpoint("here")
+
+config = es.Config(exact="bitwise", block=2) if "bitwise" in sys.argv else es.Config()
+trainer = es.Trainer(model, optimizer, loss, on_step=on_step, config=config)
+trainer.fit(DataLoader(data, batch_size=2), epochs=9, steps=most)
+print(es.step(), seen[-1], [p.sum().item() for p in model.parameters()])
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "bitwise"])
+def test_a_restart_with_more_ranks_than_samples_goes_on(
+    run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path, how: str
+) -> None:
+    """As it is where hosts have joined: the ranks beyond the batch, or its blocks, have none."""
+    before, after = (1, 2) if how == "bitwise" else (2, 3)
+    job = {"EVENSTEP_JOB": "grown"}
+    run_ranks(GROWN, ranks=before, args=["save", how], env=job)
+    resumed = {**job, "EVENSTEP_RESUME": str(tmp_path / "here")}
+    ended = run_ranks(GROWN, ranks=after, args=[how], env={**resumed, "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert len({rank.stdout for rank in ended}) == 1 and ended[0].stdout.startswith("8 2 ")
+    words = "some rank would only keep the others company"
+    assert [words in rank.stderr for rank in ended] == [True] + [False] * before
+    refused = run_ranks(GROWN, ranks=after, args=[how], env=resumed, check=False)
+    assert all(rank.returncode == 1 and "fewer ranks" in rank.stderr for rank in refused)
+
+
 def test_shares_that_are_no_blocks_are_refused() -> None:
-    with pytest.raises(ValueError, match="1 blocks of 16 samples, fewer than the 2 ranks"):
-        BlockShares("equal", 2, 16, None, None, 16)
     shares = BlockShares("equal", 2, 16, None, lambda number, batch: [7, 9], 5)
     with pytest.raises(es.EvenstepError, match="rank 0's share ends within a block of 5"):
         shares.draw(16)
