@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import operator
 import os
 import struct
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import Dataset
 
 from evenstep import _core
@@ -41,7 +43,7 @@ class SampleCache(Dataset):
 
     Put it around what decodes and below what is random: `Augmented(es.SampleCache(Decoded(…), 8 << 30))`. Samples may be
     tensors, NumPy arrays, numbers and strings, in tuples, lists and dictionaries; each caller gets memory of its own.
-    Indices are 0 … len - 1; any other is given to the data set. The ranks of a host share one once a loader over it is
+    Indices are whole numbers 0 … len - 1, also NumPy's and tensors'; any other is given to the data set. The ranks of a host share one once a loader over it is
     prepared. A sample that does not fit is not kept, and none is taken out.
     """
 
@@ -74,27 +76,29 @@ class SampleCache(Dataset):
         return self._length
 
     def __getitem__(self, index: Any) -> Any:
-        if not self._keeps(index):
+        place = self._number(index)
+        if place is None:
             return self.dataset[index]
-        found = self._find(index)
+        found = self._find(place)
         if found is not None:
             return unpack(found)
         sample = self.dataset[index]
-        self._keep(index, sample)
+        self._keep(place, sample)
         return sample
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         many = getattr(self.dataset, "__getitems__", None)
         if many is None:
             return [self[index] for index in indices]
-        found = [self._find(index) if self._keeps(index) else None for index in indices]
+        places = [self._number(index) for index in indices]
+        found = [None if place is None else self._find(place) for place in places]
         missing = [index for index, record in zip(indices, found) if record is None]
         decoded = iter(many(missing) if missing else ())
         samples = []
-        for index, record in zip(indices, found):
+        for place, record in zip(places, found):
             sample = next(decoded) if record is None else unpack(record)
-            if record is None and self._keeps(index):
-                self._keep(index, sample)
+            if record is None and place is not None:
+                self._keep(place, sample)
             samples.append(sample)
         return samples
 
@@ -114,8 +118,15 @@ class SampleCache(Dataset):
 
     # -- the memory --
 
-    def _keeps(self, index: Any) -> bool:
-        return type(index) is int and 0 <= index < self._length
+    def _number(self, index: Any) -> int | None:
+        """None where it names no sample: that is the data set's own affair. A tensor of one element asks for a batch, True for a row more."""
+        if isinstance(index, bool) or getattr(index, "ndim", None) or getattr(index, "dtype", None) is torch.bool:
+            return None
+        try:
+            place = operator.index(index)
+        except (TypeError, RuntimeError):
+            return None
+        return place if 0 <= place < self._length else None
 
     @contextmanager
     def _locked(self, how: int, start: int, length: int) -> Iterator[None]:

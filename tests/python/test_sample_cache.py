@@ -99,6 +99,21 @@ def test_each_is_decoded_once(kind: type[Decoded], workers: int) -> None:
     assert cache.dataset.decoded == (0 if workers else 12)
 
 
+@pytest.mark.parametrize("kind", [Decoded, Many])
+@pytest.mark.parametrize("numbers", [numpy.random.default_rng(0).permutation(12), torch.randperm(12)])
+def test_whole_numbers_of_any_kind_name_a_sample(kind: type[Decoded], numbers: Any) -> None:
+    cache = es.SampleCache(kind(), 1 << 20)
+    loader = DataLoader(cache, batch_size=5, sampler=numbers)
+    for _ in range(2):
+        assert torch.cat([x[:, 0] for x, _ in loader]).tolist() == numbers.tolist()
+    assert cache.kept_samples == cache.dataset.decoded == 12
+    assert cache[numpy.uint8(3)][0].tolist() == [3.0] * 8 and cache.dataset.decoded == 12
+    rows = es.SampleCache(torch.arange(4), 1 << 20)
+    for index in (torch.tensor([2]), torch.tensor(True), True, numpy.array([2]), slice(1, 2)):
+        assert rows[index].shape == torch.arange(4)[index].shape
+    assert rows.kept_samples == 0
+
+
 def test_what_does_not_fit_is_not_kept() -> None:
     cache = es.SampleCache(Decoded(count=10, width=1000), 64 + 192 + 3 * 4096 + 100)
     for _ in range(2):
