@@ -102,6 +102,8 @@ def _overhead(real: dict[str, Any]) -> dict[str, Any]:
     cost = real["overhead"]["deciding_seconds"] + real["overhead"]["vote_seconds"]
     aim = _aim("balancing by itself, of a step (deciding, and the vote)", "real", 1e6 * cost, 50, " µs", least=False)
     fastest = max((row["samples_per_second"] for row in real["rows"] if row["policy"] != "single"), default=0.0)
+    if not fastest:  # no steady steps: it is not known which part of one this is
+        return aim
     part = cost * fastest / real["batch"]  # of the shortest step
     aim["aim"] = "≤ 50 µs or 0.2 %"
     aim["reached"] = aim["reached"] or part <= 0.002

@@ -228,6 +228,16 @@ def test_aims_that_are_missed_are_told():
     assert not bench_balance_report.aims({"quick": False, "real": real, "simulated": None})[-1]["reached"]
 
 
+def test_no_part_of_a_step_is_told_where_none_was_measured():
+    cost = {"deciding_seconds": 90e-6, "vote_seconds": 20e-6}
+    real = {"rows": [], "changes": [], "overhead": cost, "batch": 10}
+    (aim,) = bench_balance_report.aims({"quick": False, "real": real, "simulated": None})
+    assert not aim["reached"] and aim["aim"] == "≤ 50 µs" and "shortest step" not in aim["what"]
+    real["overhead"] = {"deciding_seconds": 9e-6, "vote_seconds": 0}
+    (aim,) = bench_balance_report.aims({"quick": False, "real": real, "simulated": None})
+    assert aim["reached"]
+
+
 def test_neighbours_take_their_part_and_are_gone_at_the_end():
     # CPU time of this thread of the wall time while its neighbours run: what the scheduler gave, whatever else runs
     source = """
