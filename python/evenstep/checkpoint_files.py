@@ -274,7 +274,10 @@ def parse_manifest(path: Path, text: bytes) -> dict[str, Any]:
     said = tail[len(_TAIL) : len(_TAIL) + 16]
     if not (tail.startswith(_TAIL) and tail.endswith(_END)) or said != b"%016x" % _core.checksum(body):
         raise damaged(f"{path} is damaged: its checksum does not match its text")
-    manifest = json.loads(text)
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError):
+        raise damaged(f"{path} is damaged: it is no JSON") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), str):
         raise damaged(f"{path} is damaged: it has no format")
     if manifest["format"] != FORMAT:
@@ -286,6 +289,14 @@ def parse_manifest(path: Path, text: bytes) -> dict[str, Any]:
     return manifest
 
 
+# What readers take for granted, of members that are there.
+_STATE_TYPES: dict[str, type] = {
+    **dict.fromkeys(("step", "epoch", "world_size", "seed"), int),
+    **dict.fromkeys(("lineage", "job", "process_set"), str),
+    **dict.fromkeys(("versions", "models", "optimizers", "schedulers", "objects", "loaders", "random"), dict),
+}
+
+
 def _is_count(value: Any, least: int) -> bool:
     return type(value) is int and least <= value < 1 << 63
 
@@ -293,8 +304,12 @@ def _is_count(value: Any, least: int) -> bool:
 def _check_entries(path: Path, manifest: dict[str, Any]) -> None:
     """A manifest may be made up by someone, its own checksum with it: it names files of its own folder alone."""
     files, state = manifest.get("files"), manifest.get("state")
-    if not isinstance(files, list) or not isinstance(state, dict):
-        raise damaged(f"{path} is damaged: it lacks its files or its state")
+    if not isinstance(files, list) or not isinstance(state, dict) or not isinstance(manifest.get("created"), str):
+        raise damaged(f"{path} is damaged: it lacks its files, its state or its time")
+    for kind, value in state.items():
+        known = _STATE_TYPES.get(kind)
+        if known is not None and not (_is_count(value, 0) if known is int else isinstance(value, known)):
+            raise damaged(f"{path} is damaged: {kind!r} in its state is of another form")
     names: set[str] = set()
     for entry in files:
         name = entry.get("name") if isinstance(entry, dict) else None
@@ -307,9 +322,10 @@ def _check_entries(path: Path, manifest: dict[str, Any]) -> None:
             raise damaged(f"{path} is damaged: the number of checksums does not fit the size of {name}")
         names.add(name)
     for kind in ("models", "optimizers"):
-        for saved in (state.get(kind) or {}).values():
-            for name in saved.get("files") or [saved.get("file")]:
-                if name not in names:
+        for saved in state.get(kind, {}).values():
+            named = (saved.get("files") or [saved.get("file")]) if isinstance(saved, dict) else None
+            for name in named if isinstance(named, list) else [None]:
+                if not isinstance(name, str) or name not in names:
                     raise damaged(f"{path} is damaged: its state names {name!r}, which is none of its files")
 
 

@@ -89,7 +89,11 @@ class Keep(NamedTuple):
             return step // self.steps or None
         if not self.seconds:
             return None
-        return int(datetime.fromisoformat(created.replace("Z", "+00:00")).timestamp() // self.seconds)
+        try:
+            time = datetime.fromisoformat(created.replace("Z", "+00:00"))
+            return int(time.timestamp() // self.seconds)
+        except (ValueError, OverflowError):  # a made-up manifest's
+            return None
 
 
 def keeping() -> Keep:

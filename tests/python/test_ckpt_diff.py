@@ -12,6 +12,8 @@ from ckpt_samples import STATE, ckpt, forge, save
 
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_files import TensorFile, read_manifest, verify
+from evenstep.checkpoint_keeping import Keep, newest_checkpoint, retain
+from evenstep.checkpoint_order import order_of
 
 MODEL = {"w": torch.arange(6.0).reshape(2, 3), "flags": torch.tensor([True, False]), "half": torch.ones(3).bfloat16()}
 
@@ -108,6 +110,52 @@ def test_forged_manifests(
         assert words in told and "Traceback" not in told
     with pytest.raises(EvenstepError, match=words):
         verify(a, read_manifest(a))
+
+
+ODD: list[tuple[str, Any]] = [
+    *((name, value) for name in ("models", "optimizers", "objects", "random") for value in ([], "x", 7, None)),
+    *((name, {"model": value}) for name in ("models", "optimizers") for value in ([], "x", None, {}, {"files": 3})),
+    ("models", {"model": ["model.safetensors"]}),
+    ("models", {"model": {"files": [["model.safetensors"]]}}),
+    ("models", {"model": {"file": {}}}),
+    *(("step", value) for value in ("7", None, 1.5, True, -1, [])),
+    *(("lineage", value) for value in (7, None, [], {})),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), ODD)
+def test_manifests_of_odd_types(tmp_path: pathlib.Path, name: str, value: Any) -> None:
+    """Made up, with a right checksum: an error of their own, and passed over beside others."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    saved = {"model": {"file": "model.safetensors"}}
+    good = save(folder / "step-00000001", {"model.safetensors": MODEL}, {**STATE, "lineage": "ab", "models": saved})
+    odd = save(folder / "step-00000002", {"model.safetensors": MODEL}, {**STATE, "lineage": "ab", name: value})
+    with pytest.raises(EvenstepError, match=r"is damaged: "):
+        read_manifest(odd)
+    assert newest_checkpoint(folder) == good
+    newest = save(folder / "step-00000003", {"model.safetensors": MODEL}, {**STATE, "step": 9, "lineage": "ab"})
+    assert retain(newest, Keep(1), "ab", None) == newest
+    assert not good.exists() and odd.exists()
+
+
+def test_manifests_of_odd_forms(tmp_path: pathlib.Path) -> None:
+    a = save(tmp_path / "a", {"model.safetensors": MODEL})
+    text = (a / "manifest.json").read_text()
+    created = json.loads(text)["created"]
+    deep = "[" * 100_000 + "]" * 100_000
+    odd = {
+        f'"created": "{created}"': '"created": 7',
+        '"format"': f'"deep": {deep}, "format"',
+        '"step": 7': f'"step": {1 << 63}',
+    }
+    for before, after in odd.items():
+        forge(a, before, after)
+        with pytest.raises(EvenstepError, match=r"is damaged: "):
+            read_manifest(a)
+        (a / "manifest.json").write_text(text)
+    forge(a, created, "some day")
+    assert Keep(1, seconds=60).stays([(order_of(read_manifest(a)), 7, "a"), ("0 then", 7, "b")]) == {"a"}
 
 
 def test_files_that_lie_elsewhere(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
