@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,9 +30,10 @@ from evenstep.checkpoint_keeping import (
     step_folder,
 )
 from evenstep.checkpoint_reading import check_sizes
-from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url
+from evenstep.checkpoint_remote import fetch_newest, is_url
 from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_state import KINDS, Loader, Snapshot, Wanted, capture, load_random, pack_random
+from evenstep.checkpoint_uploads import newest_elsewhere, under_way, upload, wait_for_uploads
 from evenstep.exchange_state import capture_exchange, restore_exchange
 from evenstep.generation_gift import Gift
 
@@ -169,6 +169,7 @@ def _on_rank_zero(
     if told is not None and _room.is_lacking():
         return folder, True
     keep = keeping() if path is None else None
+    session.order_elsewhere = newest_elsewhere(session)
     snapshot = capture(session, random_states, extra)
     snapshot.state["between"] = between
 
@@ -182,9 +183,11 @@ def _on_rank_zero(
         if told is not None:
             _room.written(session, step)
         if keep is not None:
-            spared = frozenset(path for one in _uploads.values() for path in one.busy_with())
-            session.resumed_from = retain(folder, keep, lineage, session.resumed_from, spared)
-        _upload(session, folder, keep, lineage)
+            session.resumed_from = retain(folder, keep, lineage, session.resumed_from, under_way())
+        upload(session, folder, keep, lineage, not_up)
+
+    def not_up(error: BaseException) -> None:
+        _tell_once(session, "upload", f"warning: {error}; it is tried again with the next one, and training goes on")
 
     def failed(error: BaseException) -> bool:
         if told is not None:
@@ -221,64 +224,6 @@ def write_behind(
         return False
     _background.start(after, failed)
     return True
-
-
-_uploads: dict[str, Uploads] = {}  # by the place
-
-
-def _upload(session: Any, folder: Path, keep: Any, lineage: str) -> None:
-    """To the place that EVENSTEP_CHECKPOINT_TO names, while training goes on."""
-    place = os.environ.get("EVENSTEP_CHECKPOINT_TO", "")
-    if not place:
-        return
-    place = f"{place.rstrip('/')}/{session.name}" if session.name else place
-
-    def failed(error: BaseException) -> None:
-        _tell_once(session, "upload", f"warning: {error}; it is tried again with the next one, and training goes on")
-
-    try:
-        if place not in _uploads:
-            _uploads[place] = Uploads(Remote(place))
-    except EvenstepError as error:
-        failed(error)
-        return
-    _uploads[place].begin(folder, keep, lineage, failed)
-
-
-_UPLOAD_WAIT_SECONDS = 600.0
-
-
-def _upload_wait() -> float:
-    text = os.environ.get("EVENSTEP_UPLOAD_WAIT", "")
-    try:
-        seconds = float(text or _UPLOAD_WAIT_SECONDS)
-    except ValueError:
-        seconds = -1.0
-    if seconds >= 0:
-        return seconds
-    sys.stderr.write(
-        f"evenstep: warning: EVENSTEP_UPLOAD_WAIT={text} is no time: {_UPLOAD_WAIT_SECONDS:g} seconds are waited\n"
-    )
-    return _UPLOAD_WAIT_SECONDS
-
-
-def wait_for_uploads() -> None:
-    """At the process's end: until what was begun has ended, but no longer than EVENSTEP_UPLOAD_WAIT says."""
-    uploads = [one for one in _uploads.values() if one.join(0)]
-    if not uploads:
-        return
-    seconds = _upload_wait()
-    until = time.monotonic() + seconds
-    for one in uploads:
-        under_way = ", ".join(path.name for path in one.join(0))
-        if not under_way:
-            continue
-        sys.stderr.write(f"evenstep: {under_way} is still on its way to {one.url}: at most {seconds:g} s are waited\n")
-        for path in one.join(max(until - time.monotonic(), 0.0)):
-            sys.stderr.write(
-                f"evenstep: warning: {path.name} is not at {one.url}: its upload did not end within {seconds:g} s\n"
-                f"  fix: `evenstep ckpt push {path} URL`; EVENSTEP_UPLOAD_WAIT sets how many seconds are waited\n"
-            )
 
 
 def _previous(session: Any) -> Path | None:

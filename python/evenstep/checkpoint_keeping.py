@@ -150,9 +150,10 @@ def _newest_order(folder: Path) -> str:
 
 def order_for(session: Any) -> list[int]:
     """The place among others of a checkpoint that is written now: behind all that its folder has, also where other jobs
-    write there meanwhile."""
+    write there meanwhile, and all that is known of the place to which it goes, too."""
     _begin_turn(session)
-    return next_order(session, _newest_order(folder_of(session)))
+    elsewhere: str = getattr(session, "order_elsewhere", "")
+    return next_order(session, max(_newest_order(folder_of(session)), elsewhere))
 
 
 def inherit(session: Any, folder: Path | None, state: dict[str, Any]) -> None:

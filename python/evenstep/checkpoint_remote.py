@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import os
 import re
 import shutil
@@ -19,14 +18,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.answering import UPLOAD, Answer, Silent, answer_of
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, parse_manifest, read_manifest, verify
 from evenstep.checkpoint_keeping import Keep
 from evenstep.checkpoint_order import created_in, order_of
+
+
+def reads_back() -> bool:
+    """Whether a checkpoint at another place is read before it pushes older ones out (EVENSTEP_UPLOAD_READ_BACK=0: it is not)."""
+    return os.environ.get("EVENSTEP_UPLOAD_READ_BACK", "") != "0"
 
 
 def is_url(text: str) -> bool:
@@ -90,6 +96,10 @@ class Stored(NamedTuple):
         return step if isinstance(step, int) else 0
 
     @property
+    def sum(self) -> str:
+        return str(self.manifest["manifest_checksum"])
+
+    @property
     def lineage(self) -> str:
         return str(self.manifest["state"].get("lineage", ""))
 
@@ -99,6 +109,16 @@ _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 _LEAST_SPEED = 10e6  # bytes a second
+_CLAIM = ".evenstep.claim"
+_READ_BYTES = 16 << 20  # of one reading
+
+
+def _owner(manifest: dict[str, Any]) -> str:
+    """The training whose checkpoint it is; of one that does not say so, the checkpoint itself."""
+    lineage = manifest["state"].get("lineage", "")
+    return lineage if re.fullmatch(r"[0-9a-f]{8,64}", lineage) else str(manifest["manifest_checksum"])
+
+
 _NOTHING_LEFT = threading.Event()
 _NOTHING_LEFT.set()
 
@@ -122,6 +142,7 @@ class Remote:
             raise EvenstepError(shown(f"{url}: {type(error).__name__}: {error}")) from None
         self._root = root.rstrip("/")
         self._left: dict[str, threading.Event] = {}  # uploads that were given up, and may yet write there
+        self._right: set[str] = set()  # manifests' checksums of what was read back
 
     def _ask(self, what: str, call: Callable[[], Answer], into: Path | None = None) -> Answer:
         """What a driver answers. into: the file that it writes meanwhile."""
@@ -209,34 +230,92 @@ class Remote:
             raise self._failed("cannot be listed", error) from None
         return sorted((Stored.of(name, m) for name, m in found if m is not None), reverse=True, key=_newest)
 
-    def put(self, folder: Path) -> None:
-        """Uploads a checkpoint; one that is there already is left as it is. Silent: what was sent has not moved for
-        EVENSTEP_UPLOAD_TIMEOUT seconds."""
+    def put(self, folder: Path) -> str:
+        """Uploads a checkpoint and gives its name there: its own, or, where another training has that, NAME-LINEAGE. One that is
+        there already is left as it is. Silent: what was sent has not moved for EVENSTEP_UPLOAD_TIMEOUT seconds."""
         manifest = read_manifest(folder)
         if not self._left.get(folder.name, _NOTHING_LEFT).is_set():
             raise EvenstepError(
                 f"{self.url}: {folder.name} is not uploaded: an upload of this name was given up, and may yet write there"
             )
-        place = f"{self._root}/{folder.name}"
         text = (folder / MANIFEST).read_bytes()
         try:
-            self._files.invalidate_cache()
-            if self._look(folder.name) == manifest:
-                return
-            self._tell(f"{folder.name} is made", lambda: self._files.makedirs(place, exist_ok=True))
+            name, is_there = self._take_name(folder.name, manifest)
+            if is_there:
+                return name
+            place = f"{self._root}/{name}"
             self._take_away(place)
             for entry in manifest["files"]:
                 self._send(folder / entry["name"], f"{place}/{entry['name']}")
-            self._tell(f"{folder.name}/{MANIFEST} is sent", lambda: self._files.pipe_file(f"{place}/{MANIFEST}", text))
+            self._pipe(f"{place}/{MANIFEST}", text)
+            with suppress(Exception):  # it is up; a claim that stays says what its manifest does
+                self._leave_claim(place, manifest)
             self._files.invalidate_cache()
         except Silent as error:
             if error.ended is not None:
                 self._left[folder.name] = error.ended
             raise
+        except EvenstepError:
+            raise
         except Exception as error:
             raise self._failed(f"{folder.name} was not uploaded", error) from None
-        if self._manifest(folder.name) != manifest:
-            raise EvenstepError(f"{self.url}: {folder.name} is not whole there after its upload")
+        if self._manifest(name) != manifest:
+            raise EvenstepError(f"{self.url}: {name} is not whole there after its upload")
+        return name
+
+    # -- whose a name is: nobody takes another training's --
+
+    def _take_name(self, name: str, manifest: dict[str, Any]) -> tuple[str, bool]:
+        """The first of its names that is no other training's there, and whether the checkpoint is there already. If not it is
+        claimed: a file of the training's name lies in the folder until the manifest does. Of two that would have one name at once
+        at least one sees the other's claim, and takes the next."""
+        own = _owner(manifest)
+        for one in (name, f"{name}-{own[:8]}", f"{name}-{own}"):
+            place = f"{self._root}/{one}"
+            if self._is_anothers(place, manifest):
+                continue
+            if self._look(one) == manifest:
+                return one, True
+            self._make(place)
+            self._pipe(f"{place}/{own}{_CLAIM}", b"\n")
+            if not self._is_anothers(place, manifest):
+                return one, False
+            self._leave_claim(place, manifest)
+        raise EvenstepError(f"{self.url}: {name} is not uploaded: other trainings have all of its names there")
+
+    def _make(self, place: str) -> None:
+        self._tell(f"{place.rpartition('/')[2]} is made", lambda: self._files.makedirs(place, exist_ok=True))
+
+    def _pipe(self, path: str, text: bytes) -> None:
+        self._tell(f"{'/'.join(path.split('/')[-2:])} is sent", lambda: self._files.pipe_file(path, text))
+
+    def _is_anothers(self, place: str, manifest: dict[str, Any]) -> bool:
+        """Whether another training has a checkpoint there, or is about to. What cannot be read is one's own by the claim alone."""
+        own = _owner(manifest)
+        self._files.invalidate_cache()
+        try:
+            entries = self._ask(f"{place.rpartition('/')[2]} is listed", lambda: self._files.ls(place, detail=False))
+        except _NOT_THERE:
+            return False
+        names = {entry.rstrip("/").rpartition("/")[2] for entry in entries}
+        if any(name.endswith(_CLAIM) and name != own + _CLAIM for name in names):
+            return True
+        if MANIFEST not in names:
+            return False
+        path = f"{place}/{MANIFEST}"
+        try:
+            text = self._ask(f"{path.rpartition('/')[2]} is read", lambda: self._files.cat_file(path))
+            return _owner(parse_manifest(Path(place) / MANIFEST, text)) != own
+        except _NOT_THERE:
+            return False
+        except Silent:
+            raise
+        except EvenstepError:
+            return own + _CLAIM not in names
+
+    def _leave_claim(self, place: str, manifest: dict[str, Any]) -> None:
+        path = f"{place}/{_owner(manifest)}{_CLAIM}"
+        self._tell(f"{path.rpartition('/')[2]} is removed", lambda: self._files.rm_file(path))
 
     def fetch(self, name: str, into: Path) -> Path:
         """Downloads a checkpoint; one of that name that is here, and the same, is taken. What lies here under its name, and
@@ -257,6 +336,9 @@ class Remote:
 
     def fetch_beside(self, name: str, into: Path, manifest: dict[str, Any]) -> Path:
         """The same, where another checkpoint may have that name here: then under one of its own."""
+        name_here = name.removesuffix(f"-{_owner(manifest)[:8]}")  # NAME-LINEAGE there may be NAME here
+        if name_here != name and _is_whole(into / name_here, manifest):
+            return into / name_here
         try:
             taken = (into / name).exists() and read_manifest(into / name) != manifest
         except EvenstepError:  # it stays: `ckpt repair` may want it
@@ -319,13 +401,46 @@ class Remote:
         except Exception as error:
             raise self._failed(f"{name} cannot be removed", error) from None
 
-    def retain(self, keep: Keep, lineage: str) -> None:
-        """The same rules as for the folder here."""
-        own = [one for one in self.whole() if one.lineage == lineage]
+    def retain(self, keep: Keep, lineage: str, found: list[Stored] | None = None) -> None:
+        """The same rules as for the folder here: none goes before one that stays was read back and found right (once in as many
+        uploads as stay). found: what `whole` gives."""
+        own = [one for one in (self.whole() if found is None else found) if one.lineage == lineage]
         stays = keep.stays([(one.order, one.step, one.name) for one in own])
-        for one in own:
-            if one.name not in stays:
-                self.remove(one.name)
+        goes = [one for one in own if one.name not in stays]
+        if goes and reads_back() and not any(one.sum in self._right for one in own if one.name in stays):
+            self._read_back(own[0])
+        for one in goes:
+            self.remove(one.name)
+
+    def _read_back(self, one: Stored) -> None:
+        """Compares every checksum with what the place gives. What is damaged goes: nobody is to take it for the newest."""
+        try:
+            for entry in one.manifest["files"]:
+                self._compare(one.name, entry)
+        except (Silent, Altered):
+            raise
+        except Exception as error:
+            raise self._failed(f"{one.name} could not be read back, so older ones stay", error) from None
+        self._right.add(one.sum)
+
+    def _piece(self, path: str, begin: int, end: int) -> bytes:
+        what = f"{'/'.join(path.split('/')[-2:])} is read back"
+        return self._ask(what, lambda: bytes(self._files.cat_file(path, start=begin, end=end)))
+
+    def _compare(self, name: str, entry: dict[str, Any]) -> None:
+        path, chunk, sums = f"{self._root}/{name}/{entry['name']}", entry["chunk_bytes"], entry["checksums"]
+        step = max(_READ_BYTES // chunk, 1) * chunk
+        for begin in range(0, entry["bytes"], step):
+            end = min(begin + step, entry["bytes"])
+            data = self._piece(path, begin, end)
+            for at in range(0, end - begin, chunk):
+                part = data[at : min(at + chunk, end - begin)]
+                if len(data) != end - begin or f"{_core.checksum(part):016x}" != sums[(begin + at) // chunk]:
+                    self.remove(name)
+                    raise Altered(
+                        f"{self.url}: {name} was damaged there after its upload (chunk {(begin + at) // chunk} of {entry['name']}), "
+                        "and was removed; older ones stay"
+                    )
 
 
 def _newest(one: Stored) -> tuple[str, int, str]:
@@ -431,65 +546,6 @@ def _answer_agent() -> int:
     return 0
 
 
-class Uploads:
-    """Uploads in the background: one at a time, and of those that wait the newest alone."""
-
-    def __init__(self, remote: Remote) -> None:
-        self._remote = remote
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._waiting: tuple[Path, Keep | None, str] | None = None
-        self._under_way: Path | None = None
-
-    def busy_with(self) -> set[Path]:
-        """Folders that must stay."""
-        with self._lock:
-            waiting = {self._waiting[0]} if self._waiting is not None else set()
-            return waiting | ({self._under_way} if self._under_way is not None else set())
-
-    def begin(self, folder: Path, keep: Keep | None, lineage: str, failed: Callable[[BaseException], None]) -> None:
-        with self._lock:
-            self._waiting = (folder, keep, lineage)
-            if self._thread is None or not self._thread.is_alive():
-                # `join` at the process's end says how long a place may keep it
-                self._thread = threading.Thread(target=self._run, args=(failed,), name="evenstep-upload", daemon=True)
-                self._thread.start()
-
-    def _next(self) -> tuple[Path, Keep | None, str] | None:
-        with self._lock:
-            taken, self._waiting = self._waiting, None
-            self._under_way = taken[0] if taken is not None else None
-            if taken is None:
-                self._thread = None  # who begins the next one from here on starts another
-            return taken
-
-    def _run(self, failed: Callable[[BaseException], None]) -> None:
-        while (taken := self._next()) is not None:
-            folder, keep, lineage = taken
-            try:
-                self._remote.put(folder)
-                if keep is not None:
-                    self._remote.retain(keep, lineage)
-            except Exception as error:
-                failed(error)
-
-    @property
-    def url(self) -> str:
-        return self._remote.url
-
-    def join(self, seconds: float = math.inf) -> list[Path]:
-        """Waits for what is under way and what waits, but no longer than this; says what is then still not up."""
-        until = time.monotonic() + seconds
-        thread = self._thread
-        while thread is not None:
-            left = until - time.monotonic()
-            thread.join(min(max(left, 0.0), threading.TIMEOUT_MAX))
-            if thread.is_alive():
-                return sorted(self.busy_with())
-            thread = self._thread if self._thread is not thread else None
-        return []
-
-
 def main(words: list[str]) -> int:
     if words == ["bring"]:
         return _answer_agent()
@@ -499,8 +555,8 @@ def main(words: list[str]) -> int:
                 {"name": s.name, "created": created_in(s.order), "step": s.step} for s in Remote(words[1]).whole()
             ]
         elif len(words) == 3 and words[0] == "push":
-            Remote(words[2]).put(Path(words[1]).absolute())
-            answer = f"{shown(words[2].rstrip('/'))}/{Path(words[1]).absolute().name}"
+            name = Remote(words[2]).put(Path(words[1]).absolute())
+            answer = f"{shown(words[2].rstrip('/'))}/{name}"
         elif len(words) == 3 and words[0] == "fetch":
             answer = os.fspath(fetch_newest(words[1], Path(words[2]).absolute()))
         else:

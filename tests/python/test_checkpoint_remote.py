@@ -19,10 +19,11 @@ from checkpoint_session import OneProcess, ck, empty_place, files, names, use  #
 from run_jobs import Run
 from torch import nn
 
-from evenstep import EvenstepError, checkpoint_remote
+from evenstep import EvenstepError, checkpoint_remote, checkpoint_uploads
 from evenstep.answering import Silent
 from evenstep.checkpoint_keeping import Keep
-from evenstep.checkpoint_remote import Remote, Uploads, fetch_newest, is_url, shown
+from evenstep.checkpoint_remote import Altered, Remote, Wish, bring, fetch_newest, is_url, shown
+from evenstep.checkpoint_uploads import Uploads
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -34,10 +35,22 @@ def url(request: Any, tmp_path: Path) -> Iterator[str]:
     fsspec.filesystem("memory").store.clear()
 
 
-def save(monkeypatch: pytest.MonkeyPatch, step: int) -> Path:
+OURS, THEIRS = "ab" * 8, "cd" * 8
+
+
+@pytest.fixture(autouse=True)
+def no_places_of_before(empty_place: None) -> None:  # noqa: F811
+    checkpoint_uploads._looks.clear()
+    checkpoint_uploads._uploads.clear()
+
+
+def save(monkeypatch: pytest.MonkeyPatch, step: int, lineage: str = OURS, folder: str = "") -> Path:
     session = use(monkeypatch, OneProcess(model=nn.Linear(30, 30)))
-    session.step, session.lineage = step, "ab" * 8
-    path: Path = ck.checkpoint()
+    session.step, session.lineage = step, lineage
+    with monkeypatch.context() as patch:
+        if folder:
+            patch.setenv("EVENSTEP_CHECKPOINT_DIR", folder)
+        path: Path = ck.checkpoint()
     return path
 
 
@@ -84,17 +97,18 @@ def test_an_upload_that_ends_anywhere_leaves_the_one_before(
         with monkeypatch.context() as patch:
             for call in calls:
                 patch.setattr(remote._files, call, broken(call), raising=False)
-            if left[0] == 1 or nth > 1:
-                try:
-                    remote.put(path)
-                except EvenstepError as error:
-                    assert "step-00000002 was not uploaded" in str(error)
+            up = False
+            try:
+                remote.put(path)
+                up = True
+            except EvenstepError as error:
+                assert "step-00000002 was not uploaded" in str(error)
         newest = fetch_newest(url, tmp_path / f"back-{nth}")
         files.verify(newest, files.read_manifest(newest))
-        assert newest.name == ("step-00000002" if left[0] > 0 else "step-00000001")
+        assert newest.name == ("step-00000002" if up else "step-00000001")
         if left[0] > 0:
             break
-    assert nth > 4  # each file, the manifest, their folder
+    assert nth > 6  # each file, the manifest, their folder, the claim
     assert [one.name for one in remote.whole()] == ["step-00000002", "step-00000001"]
 
 
@@ -153,6 +167,159 @@ def test_the_same_are_kept_there(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert [one.step for one in remote.whole()] == [6, 5, 3]
     remote.retain(Keep(1), "another's")
     assert len(remote.whole()) == 3
+
+
+def same_bytes(remote: Remote, name: str, path: Path) -> bool:
+    there = remote._files.cat_file
+    return all(there(f"{remote._root}/{name}/{file.name}") == file.read_bytes() for file in path.iterdir())
+
+
+def test_another_trainings_checkpoint_is_not_replaced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote(url)
+    ours, theirs = save(monkeypatch, 1), save(monkeypatch, 1, THEIRS, "theirs")
+    assert ours.name == theirs.name
+    assert remote.put(ours) == "step-00000001"
+    for _ in range(2):  # and its own again
+        assert remote.put(theirs) == "step-00000001-cdcdcdcd"
+    theirs = save(monkeypatch, 1, THEIRS, "theirs")  # its own is replaced
+    assert remote.put(theirs) == "step-00000001-cdcdcdcd"
+    assert same_bytes(remote, "step-00000001", ours) and same_bytes(remote, "step-00000001-cdcdcdcd", theirs)
+    assert not [path for path in remote._files.find(remote._root) if path.endswith(".claim")]
+    assert remote.put(save(monkeypatch, 2)) == "step-00000002"
+    remote.retain(Keep(1), OURS)
+    assert sorted(one.name for one in remote.whole()) == ["step-00000001-cdcdcdcd", "step-00000002"]
+    wish = Wish(url, "theirs", lineage=THEIRS, job="x", until="9")
+    assert bring(wish, lambda text: None) == Path("theirs/step-00000001")  # NAME-LINEAGE there is NAME here
+    assert bring(wish._replace(folder="new"), lambda text: None) == Path("new/step-00000001-cdcdcdcd")
+
+
+def test_what_cannot_be_told_apart_stays(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest that nobody can read is another training's, but where this one's upload has ended in its midst."""
+    remote = Remote(url)
+    path = save(monkeypatch, 1)
+    place = f"{remote._root}/step-00000001"
+    remote._files.makedirs(place, exist_ok=True)
+    remote._files.pipe_file(f"{place}/manifest.json", b"of another kind")
+    assert remote.put(path) == "step-00000001-abababab"
+    remote._files.pipe_file(f"{remote._root}/step-00000001-abababab/{OURS}.evenstep.claim", b"")
+    remote._files.pipe_file(f"{remote._root}/step-00000001-abababab/manifest.json", b"half")
+    assert remote.put(path) == "step-00000001-abababab"
+    assert remote._files.cat_file(f"{place}/manifest.json") == b"of another kind"
+    other = save(monkeypatch, 7, THEIRS, "theirs")
+    for name in ("", "-cdcdcdcd", f"-{THEIRS}"):
+        remote._files.makedirs(f"{remote._root}/step-00000007{name}", exist_ok=True)
+        remote._files.pipe_file(f"{remote._root}/step-00000007{name}/{OURS}.evenstep.claim", b"")
+    with pytest.raises(EvenstepError, match="other trainings have all of its names"):
+        remote.put(other)
+
+
+def test_two_that_want_one_name_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sees the other's claim gives way: never do both write there."""
+    ours, theirs = save(monkeypatch, 1), save(monkeypatch, 1, THEIRS, "theirs")
+    remote, other = Remote(url), Remote(url)
+    pipe, names_had = remote._files.pipe_file, []
+
+    def meanwhile(path: str, *words: Any, **named: Any) -> Any:
+        if path.endswith(f"{OURS}.evenstep.claim") and not names_had:
+            names_had.append("")  # all of the other's upload falls between the look and the claim
+            names_had[0] = other.put(theirs)
+        return pipe(path, *words, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote._files, "pipe_file", meanwhile)
+        name = remote.put(ours)
+    assert names_had == ["step-00000001"] and name == "step-00000001-abababab"
+    assert same_bytes(remote, name, ours) and same_bytes(remote, names_had[0], theirs)
+    remote._files.pipe_file(f"{remote._root}/step-00000001/{THEIRS}.evenstep.claim", b"")  # it is about to replace it
+    remote._files.rm_file(f"{remote._root}/step-00000001/manifest.json")
+    assert remote.put(ours) == "step-00000001-abababab"
+
+
+def test_a_training_that_begins_anew_is_the_newest_there(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its first checkpoint already, however many the one before has written."""
+    remote = Remote(url)
+    for step in range(1, 8):
+        path = save(monkeypatch, step)
+    remote.put(path)
+    monkeypatch.setattr(checkpoint_uploads, "_LOOK_SECONDS", 120)
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_TO", url)
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_DIR", "theirs")
+    session = use(monkeypatch, OneProcess(model=nn.Linear(30, 30)))
+    session.lineage = THEIRS
+    session.step = 7
+    ck.checkpoint()
+    ck.wait_for_uploads()
+    assert [one.name for one in remote.whole()] == ["step-00000007-cdcdcdcd", "step-00000007"]
+    save(monkeypatch, 8, folder="checkpoints")  # the first one goes on all the same, beside it
+    ck.wait_for_uploads()
+    assert remote.whole()[0].name == "step-00000008"
+    session.step = 9
+    use(monkeypatch, session)
+    ck.checkpoint()
+    ck.wait_for_uploads()
+    assert remote.whole()[0].name == "step-00000009"
+    assert bring(Wish(url, "new"), lambda text: None) == Path("new/step-00000009")
+
+
+def test_what_pushes_others_out_is_read_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote(url)
+    put, get = remote._files.put_file, remote._files.cat_file
+    read: list[str] = []
+
+    def one_bit(source: str, place: str, **named: Any) -> None:
+        put(source, place, **named)
+        if place.endswith("step-00000003/model.safetensors"):
+            content = bytearray(get(place))
+            content[-1] ^= 1
+            remote._files.pipe_file(place, bytes(content))
+
+    def watched(path: str, *words: Any, **named: Any) -> Any:
+        if path.endswith("model.safetensors"):
+            read.append(path.split("/")[-2])
+        return get(path, *words, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote._files, "put_file", one_bit)
+        patch.setattr(remote._files, "cat_file", watched)
+        patch.setattr(checkpoint_remote, "_READ_BYTES", 1)  # a chunk a reading
+        for step in (1, 2):
+            remote.put(save(monkeypatch, step))
+            remote.retain(Keep(2), OURS)
+        assert read == []  # nothing is pushed out
+        remote.put(save(monkeypatch, 3))
+        with pytest.raises(
+            Altered, match=r"step-00000003 was damaged .*chunk 0 of model\.safetensors.*older ones stay"
+        ):
+            remote.retain(Keep(2), OURS)
+        assert [one.step for one in remote.whole()] == [2, 1]
+        for step in range(4, 9):
+            remote.put(save(monkeypatch, step))
+            remote.retain(Keep(2), OURS)
+        assert [one.step for one in remote.whole()] == [8, 7]
+        assert read == [f"step-0000000{step}" for step in (3, 4, 6, 8)]  # once in as many as are kept
+        monkeypatch.setenv("EVENSTEP_UPLOAD_READ_BACK", "0")
+        for step in range(9, 12):
+            remote.put(save(monkeypatch, step))
+            remote.retain(Keep(2), OURS)
+        assert read[4:] == []
+
+
+def test_nothing_goes_where_it_cannot_be_read_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Remote(url)
+    for step in (1, 2, 3):
+        remote.put(save(monkeypatch, step))
+    get = remote._files.cat_file
+
+    def fails(path: str, *words: Any, **named: Any) -> Any:
+        if path.endswith("safetensors"):
+            raise OSError("the network is gone")
+        return get(path, *words, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote._files, "cat_file", fails)
+        with pytest.raises(EvenstepError, match="could not be read back, so older ones stay"):
+            remote.retain(Keep(1), OURS)
+    assert [one.step for one in remote.whole()] == [3, 2, 1]
 
 
 def test_uploads_in_the_background(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +492,7 @@ def test_an_upload_that_stalls_does_not_keep_the_process(run: Run, script: Any, 
 def test_the_limit_of_the_wait(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     for text, seconds in {"": 600, "0": 0, "2.5": 2.5, "inf": math.inf, "-1": 600, "nan": 600, "soon": 600}.items():
         monkeypatch.setenv("EVENSTEP_UPLOAD_WAIT", text)
-        assert ck._upload_wait() == seconds
+        assert checkpoint_uploads._upload_wait() == seconds
         assert ("is no time" in capsys.readouterr().err) == (text in ("-1", "nan", "soon"))
 
 

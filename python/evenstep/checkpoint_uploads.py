@@ -1,0 +1,185 @@
+"""Checkpoints on their way to the place that EVENSTEP_CHECKPOINT_TO names, while training goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_keeping import Keep
+from evenstep.checkpoint_remote import Remote
+
+
+class Uploads:
+    """Uploads in the background: one at a time, and of those that wait the newest alone."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+        self.newest = ""  # the order of the newest there, as far as it is known
+        self._told = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._waiting: tuple[Path, Keep | None, str] | None = None
+        self._under_way: Path | None = None
+
+    def busy_with(self) -> set[Path]:
+        """Folders that must stay."""
+        with self._lock:
+            waiting = {self._waiting[0]} if self._waiting is not None else set()
+            return waiting | ({self._under_way} if self._under_way is not None else set())
+
+    def begin(self, folder: Path, keep: Keep | None, lineage: str, failed: Callable[[BaseException], None]) -> None:
+        with self._lock:
+            self._waiting = (folder, keep, lineage)
+            if self._thread is None or not self._thread.is_alive():
+                # `join` at the process's end says how long a place may keep it
+                self._thread = threading.Thread(target=self._run, args=(failed,), name="evenstep-upload", daemon=True)
+                self._thread.start()
+
+    def _next(self) -> tuple[Path, Keep | None, str] | None:
+        with self._lock:
+            taken, self._waiting = self._waiting, None
+            self._under_way = taken[0] if taken is not None else None
+            if taken is None:
+                self._thread = None  # who begins the next one from here on starts another
+            return taken
+
+    def _run(self, failed: Callable[[BaseException], None]) -> None:
+        while (taken := self._next()) is not None:
+            folder, keep, lineage = taken
+            try:
+                self._tell_name(folder, self._remote.put(folder))
+                if keep is not None:
+                    found = self._remote.whole()
+                    self.newest = max((one.order for one in found), default="")
+                    self._remote.retain(keep, lineage, found)
+            except Exception as error:
+                failed(error)
+
+    def _tell_name(self, folder: Path, name: str) -> None:
+        if name != folder.name and not self._told:
+            self._told = True
+            sys.stderr.write(
+                f"evenstep: {folder.name} at {self.url} is another training's, and stays: this one's is {name} there (so are "
+                "others whose names are taken)\n"
+            )
+
+    @property
+    def url(self) -> str:
+        return self._remote.url
+
+    def join(self, seconds: float = math.inf) -> list[Path]:
+        """Waits for what is under way and what waits, but no longer than this; says what is then still not up."""
+        until = time.monotonic() + seconds
+        thread = self._thread
+        while thread is not None:
+            left = until - time.monotonic()
+            thread.join(min(max(left, 0.0), threading.TIMEOUT_MAX))
+            if thread.is_alive():
+                return sorted(self.busy_with())
+            thread = self._thread if self._thread is not thread else None
+        return []
+
+
+class Look:
+    """What a place holds before anything of this process is there. One that cannot be asked is told by the upload."""
+
+    def __init__(self, place: str) -> None:
+        self.newest = ""
+        self._place = place
+        self._thread = threading.Thread(target=self._run, name="evenstep-look", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(Exception):
+            self.newest = max((one.order for one in Remote(self._place).whole()), default="")
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+
+_LOOK_SECONDS = 5.0
+_uploads: dict[str, Uploads] = {}  # by the place
+_looks: dict[str, Look] = {}
+
+
+def _place_of(session: Any) -> str:
+    """ "": there is none."""
+    place = os.environ.get("EVENSTEP_CHECKPOINT_TO", "")
+    return f"{place.rstrip('/')}/{session.name}" if place and session.name else place
+
+
+def newest_elsewhere(session: Any) -> str:
+    """The order of the newest at the place, whose ever, as far as it is known: what is written now is to be newer. The first
+    look is waited for, and not for long."""
+    place = _place_of(session)
+    if not place:
+        return ""
+    if place not in _looks:
+        _looks[place] = Look(place)
+        _looks[place].join(_LOOK_SECONDS)
+    return max(_looks[place].newest, _uploads[place].newest if place in _uploads else "")
+
+
+def upload(
+    session: Any, folder: Path, keep: Keep | None, lineage: str, failed: Callable[[BaseException], None]
+) -> None:
+    """To the place, while training goes on."""
+    place = _place_of(session)
+    if not place:
+        return
+    try:
+        if place not in _uploads:
+            _uploads[place] = Uploads(Remote(place))
+    except EvenstepError as error:
+        failed(error)
+        return
+    _uploads[place].begin(folder, keep, lineage, failed)
+
+
+def under_way() -> frozenset[Path]:
+    """Folders that must stay."""
+    return frozenset(path for one in _uploads.values() for path in one.busy_with())
+
+
+_UPLOAD_WAIT_SECONDS = 600.0
+
+
+def _upload_wait() -> float:
+    text = os.environ.get("EVENSTEP_UPLOAD_WAIT", "")
+    try:
+        seconds = float(text or _UPLOAD_WAIT_SECONDS)
+    except ValueError:
+        seconds = -1.0
+    if seconds >= 0:
+        return seconds
+    sys.stderr.write(
+        f"evenstep: warning: EVENSTEP_UPLOAD_WAIT={text} is no time: {_UPLOAD_WAIT_SECONDS:g} seconds are waited\n"
+    )
+    return _UPLOAD_WAIT_SECONDS
+
+
+def wait_for_uploads() -> None:
+    """At the process's end: until what was begun has ended, but no longer than EVENSTEP_UPLOAD_WAIT says."""
+    uploads = [one for one in _uploads.values() if one.join(0)]
+    if not uploads:
+        return
+    seconds = _upload_wait()
+    until = time.monotonic() + seconds
+    for one in uploads:
+        under_way = ", ".join(path.name for path in one.join(0))
+        if not under_way:
+            continue
+        sys.stderr.write(f"evenstep: {under_way} is still on its way to {one.url}: at most {seconds:g} s are waited\n")
+        for path in one.join(max(until - time.monotonic(), 0.0)):
+            sys.stderr.write(
+                f"evenstep: warning: {path.name} is not at {one.url}: its upload did not end within {seconds:g} s\n"
+                f"  fix: `evenstep ckpt push {path} URL`; EVENSTEP_UPLOAD_WAIT sets how many seconds are waited\n"
+            )
