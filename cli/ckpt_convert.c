@@ -11,7 +11,7 @@
 typedef struct conversion {
   const char *input, *output; /* `output` of --to, where that is how it is named */
   const char *kind, *model, *config, *python;
-  int64_t shard_bytes;
+  int64_t shard_bytes, ranks, zero_stage; /* 0: not given */
   bool force, weights_only, json;
 } conversion;
 
@@ -28,6 +28,7 @@ typedef struct conversion {
   "  lightning    a .ckpt                          dcp    a folder of torch.distributed.checkpoint\n"                  \
   "  safetensors  one file                         hf     a Hugging Face folder\n"                                     \
   "  tensorflow   a folder with model.index and model.data, weights alone\n"                                           \
+  "  deepspeed    a folder as ZeRO 1 and 2 write it: latest, and a file of optimizer states a rank (--ranks)\n"        \
   "\n"                                                                                                                 \
   "exit code: 0 done (what could not be carried over is listed), 2 a wrong option, 3 the input is not there, holds\n"  \
   "code instead of weights, or the output exists, 5 the system refused (disk full), 6 the input is damaged, 8 it is\n" \
@@ -53,12 +54,24 @@ static const even_usage export_usage = {
         "whole.",
     .epilogue = FORMATS};
 
-static size_t words_of(const conversion *on, char *shard, size_t room, const char **words) {
+enum { NUMBER_ROOM = 24, NUMBERS = 3 };
+
+static size_t words_of(const conversion *on, char numbers[NUMBERS][NUMBER_ROOM], const char **words) {
   const struct {
     const char *name, *value;
   } named[] = {{"--as", on->kind}, {"--model", on->model}, {"--config", on->config}};
+  const struct {
+    const char *name;
+    int64_t value;
+  } counted[NUMBERS] = {{"--shard-bytes", on->shard_bytes}, {"--ranks", on->ranks}, {"--zero-stage", on->zero_stage}};
   size_t at = 0;
-  (void)snprintf(shard, room, "%" PRId64, on->shard_bytes);
+  for (size_t i = 0; i < NUMBERS; i++) {
+    if (counted[i].value > 0) {
+      (void)snprintf(numbers[i], NUMBER_ROOM, "%" PRId64, counted[i].value);
+      words[at++] = counted[i].name;
+      words[at++] = numbers[i];
+    }
+  }
   for (size_t i = 0; i < sizeof named / sizeof named[0]; i++) {
     if (named[i].value != NULL) {
       words[at++] = named[i].name;
@@ -71,8 +84,6 @@ static size_t words_of(const conversion *on, char *shard, size_t room, const cha
   if (on->weights_only) {
     words[at++] = "--weights-only";
   }
-  words[at++] = "--shard-bytes";
-  words[at++] = shard;
   words[at++] = "--"; /* a path may begin with a dash */
   words[at++] = on->input;
   words[at++] = on->output;
@@ -81,12 +92,12 @@ static size_t words_of(const conversion *on, char *shard, size_t room, const cha
 
 static int run(const conversion *on) {
   const char *words[EVEN_CKPT_PYTHON_MOST_WORDS];
-  char shard[24];
-  size_t count = words_of(on, shard, sizeof shard, words);
+  char numbers[NUMBERS][NUMBER_ROOM];
+  size_t count = words_of(on, numbers, words);
   return even_ckpt_python(on->python, "evenstep.ckpt_convert", words, count, on->json);
 }
 
-enum { COMMON = 7 };
+enum { COMMON = 9, MOST_RANKS = 65536 };
 
 static void declare(conversion *on, even_option *out) {
   const even_option options[COMMON] = {
@@ -96,6 +107,9 @@ static void declare(conversion *on, even_option *out) {
       {0, "config", EVEN_OPTION_TEXT, &on->config, "FILE", "a config.json to put into a Hugging Face folder", 0, 0},
       {0, "shard-bytes", EVEN_OPTION_INTEGER, &on->shard_bytes, "N",
        "most bytes in one file of a Hugging Face folder (default 5000000000)", 1, INT64_MAX},
+      {0, "ranks", EVEN_OPTION_INTEGER, &on->ranks, "N", "of --as deepspeed: for how many ranks (default 1)", 1,
+       MOST_RANKS},
+      {0, "zero-stage", EVEN_OPTION_INTEGER, &on->zero_stage, "N", "of --as deepspeed: 1 or 2 (default 2)", 1, 2},
       {0, "python", EVEN_OPTION_TEXT, &on->python, "PATH", "the interpreter that has torch and evenstep", 0, 0},
       {0, "json", EVEN_OPTION_FLAG, &on->json, NULL, "print what was done as JSON", 0, 0},
   };

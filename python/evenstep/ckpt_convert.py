@@ -35,7 +35,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="model")
     parser.add_argument("--config", type=Path)
     parser.add_argument("--shard-bytes", type=int, default=5_000_000_000)
-    return parser.parse_args()
+    parser.add_argument("--ranks", type=int)
+    parser.add_argument("--zero-stage", type=int)
+    options = parser.parse_args()
+    if options.kind != "deepspeed" and (options.ranks is not None or options.zero_stage is not None):
+        raise Refused("--ranks and --zero-stage are for --as deepspeed", "leave them out", USAGE)
+    return options
 
 
 # -- the place of the result --
@@ -157,6 +162,10 @@ def _write_folder(contents: Contents, target: Path, kind: str, options: argparse
 
             beside = [options.config] if options.config is not None else []
             convert_safetensors.write_folder(contents, partial, options.shard_bytes, beside)
+        elif kind == "deepspeed":
+            from evenstep import convert_deepspeed_writer
+
+            convert_deepspeed_writer.write_folder(contents, partial, options.ranks or 1, options.zero_stage or 2)
         elif kind == "tensorflow":
             from evenstep import convert_tensorflow
 

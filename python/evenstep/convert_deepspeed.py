@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoint folders, read: ZeRO stages 1 and 2 with optimizer states, stage 3 weights, and plain ones.
+"""DeepSpeed's checkpoint folders, read (convert_deepspeed_writer writes them): ZeRO stages 1 and 2 with optimizer states, stage 3 weights, and plain ones.
 
 The layout is that of DeepSpeed's own zero_to_fp32.py. Stages 1 and 2: each rank's file has, for each group, its piece of
 one flat fp32 vector of the group's parameters, one after the other, padded at the end. Stage 3: each parameter is cut
@@ -34,6 +34,11 @@ _BOOKKEEPING = (
     "frozen_param_shapes",
     "frozen_param_fragments",
 )
+
+
+def names_of_its_own() -> frozenset[str]:
+    """Of the model's file: entries of the user's may not have these."""
+    return frozenset((*_KNOWN, *_BOOKKEEPING, "epoch", "optimizer_state_dict"))
 
 
 def checkpoint_in(folder: Path) -> Path | None:
@@ -160,7 +165,10 @@ def _read_zero(into: Contents, folder: Path, main: Path, model: dict[str, Any], 
     shapes = _entry(main, model, "param_shapes")
     shapes = [shapes] if isinstance(shapes, dict) else list(shapes)
     module = tensors_of(model.get("module")) or {}
-    into.models["model"] = {name: module[name].float() for name in model.get("buffer_names", ()) if name in module}
+    buffers = {name: module[name] for name in model.get("buffer_names", ()) if name in module}
+    into.models["model"] = {
+        name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()
+    }
     frozen = [model.get("frozen_param_fragments") or {}, model.get("frozen_param_shapes") or {}]
     if stage <= 2:
         into.model().update(frozen[0])
@@ -175,6 +183,11 @@ def _read_zero(into: Contents, folder: Path, main: Path, model: dict[str, Any], 
     for name, source in shared.items() if isinstance(shared, dict) else shared:
         if source in into.model():
             into.model()[name] = into.model()[source]
+    if stage <= 2:  # of stage 1 frozen parameters are in the module alone
+        rest = {name: tensor for name, tensor in module.items() if name not in into.model()}
+        into.model().update(
+            {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in rest.items()}
+        )
     _ordered(into, list(module))
     into.format = f"DeepSpeed ZeRO stage {stage}, {len(files)} ranks"
     into.note("weights are the optimizer's fp32 ones, not the lower precision that the model ran in")
@@ -200,12 +213,13 @@ def read_folder(folder: Path) -> Contents:
             into.optimizers["optimizer"] = optimizer_of(model["optimizer"], into.model())
     if isinstance(model.get("lr_scheduler"), dict):
         into.schedulers["scheduler"] = Scheduler(model["lr_scheduler"])
-    steps = model.get("global_steps")
+    steps, epoch = model.get("global_steps"), model.get("epoch")
     into.step = steps if isinstance(steps, int) else None
+    into.epoch = epoch if type(epoch) is int and epoch >= 0 else None
     for key, value in model.items():
         if key in _BOOKKEEPING and value:
             into.leave(f"{key!r} of DeepSpeed's own")
-        elif key not in _KNOWN and key not in _BOOKKEEPING:
+        elif key not in _KNOWN and key not in _BOOKKEEPING and not (key == "epoch" and into.epoch is not None):
             into.extra[str(key)] = value
     if files and model.get("optimizer") is not None and not into.optimizers:
         into.leave("'optimizer' of DeepSpeed's own")

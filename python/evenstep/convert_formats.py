@@ -18,9 +18,10 @@ OUTPUTS = {
     "safetensors": "one .safetensors file",
     "hf": "a Hugging Face folder: model.safetensors, or shards with an index",
     "dcp": "a folder of torch.distributed.checkpoint",
+    "deepspeed": "a folder as DeepSpeed's ZeRO 1 and 2 write it: latest, and a file of optimizer states a rank",
     "tensorflow": "a folder with a TensorFlow checkpoint, model.index and model.data",
 }
-FOLDERS = ("evenstep", "hf", "dcp", "tensorflow")
+FOLDERS = ("evenstep", "hf", "dcp", "deepspeed", "tensorflow")
 _HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -118,7 +119,10 @@ def is_replaceable(path: Path) -> bool:
     if not any(path.iterdir()):
         return True
     try:
-        return _folder_kind(path) in FOLDERS and (path / MANIFEST).is_file() == _is_own(path)
+        kind = _folder_kind(path)
+        if kind == "deepspeed" and sum(one.is_dir() for one in path.iterdir()) > 1:
+            return False  # several checkpoints
+        return kind in FOLDERS and (path / MANIFEST).is_file() == _is_own(path)
     except Refused:
         return False
 

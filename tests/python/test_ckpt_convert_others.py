@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from ckpt_samples import ckpt
 
 from evenstep import ckpt_convert
 from evenstep.convert_contents import Refused
-from evenstep.convert_formats import read
+from evenstep.convert_formats import is_replaceable, read
 
 SHAPES = [{"a.weight": (3, 5), "a.bias": (3,)}, {"b.weight": (2, 2)}]
 
@@ -151,6 +152,17 @@ def test_zero_1_and_2(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, o
     assert torch.equal(adam.state[parameters[2]]["exp_avg"], values["m"]["b.weight"])
 
 
+def test_frozen_parameters_of_stage_1(tmp_path: pathlib.Path) -> None:
+    """DeepSpeed has no fragments of them there: they are in the module alone, as is an integer."""
+    tag = write_zero(tmp_path / "ds", 1, 2, zero_values(), None)
+    main = torch.load(tag / "mp_rank_00_model_states.pt", weights_only=True)
+    main["module"]["frozen"], main["module"]["count"] = torch.full((2,), 0.5).half(), torch.tensor(3)
+    torch.save(main, tag / "mp_rank_00_model_states.pt")
+    model = read(tmp_path / "ds").model()
+    assert list(model) == list(main["module"]) and model["count"].dtype == torch.int64 and model["count"] == 3
+    assert torch.equal(model["frozen"], torch.full((2,), 0.5))
+
+
 def test_zero_3_weights(tmp_path: pathlib.Path) -> None:
     values, ranks = zero_values()["weights"], 2
     tmp_path = tmp_path / "tag"
@@ -199,6 +211,143 @@ def test_deepspeed_folders_that_lack_something(tmp_path: pathlib.Path) -> None:
     (tmp_path / "elsewhere" / "latest").write_text("../missing/global_step7")
     with pytest.raises(Refused, match="no checkpoint that this knows"):
         read(tmp_path / "elsewhere")
+
+
+class Net(torch.nn.Module):
+    """With tied weights, buffers of two types and a frozen part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5)
+        self.frozen, self.head = torch.nn.Linear(5, 5, bias=False), torch.nn.Linear(5, 1, bias=False)
+        self.tied = torch.nn.Linear(3, 5, bias=False)
+        self.tied.weight = self.a.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.frozen(self.norm(self.a(x) + self.tied(x))))  # type: ignore[no-any-return]
+
+
+def trained(kind: str) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """In two groups."""
+    torch.manual_seed(5)
+    model = Net()
+    groups: list[dict[str, Any]] = [
+        {"params": [model.a.weight, model.a.bias, model.head.weight]},
+        {"params": [model.norm.weight, model.norm.bias], "lr": 0.5},
+    ]
+    optimizer = torch.optim.SGD(groups, 0.1) if kind == "sgd" else torch.optim.AdamW(groups, 0.1, amsgrad=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 3)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def save_named(model: torch.nn.Module, optimizer: torch.optim.Optimizer, path: pathlib.Path) -> None:
+    """As an optimizer of named parameters is saved."""
+    state, names = optimizer.state_dict(), {id(p): name for name, p in model.named_parameters()}
+    for saved, live in zip(state["param_groups"], optimizer.param_groups):
+        saved["param_names"] = [names[id(p)] for p in live["params"]]
+    scheduler = {"last_epoch": 3}
+    entries = {"epoch": 2, "step": 30, "metrics": {}, "best": 0.25, "module": "taken"}
+    torch.save(
+        {
+            "model_state_dict": model.state_dict(),
+            "optimizer_state_dict": state,
+            "scheduler_state_dict": scheduler,
+            **entries,
+        },
+        path,
+    )
+
+
+def to_deepspeed(source: pathlib.Path, target: pathlib.Path, ranks: int | None, stage: int | None) -> dict[str, Any]:
+    options = {"kind": "deepspeed", "force": False, "weights_only": False, "model": "model", "config": None}
+    words = argparse.Namespace(input=source, output=target, shard_bytes=1, ranks=ranks, zero_stage=stage, **options)
+    return ckpt_convert.convert(words)
+
+
+@pytest.mark.parametrize(("kind", "ranks", "stage"), [("adam", 1, 1), ("adam", 3, 2), ("adam", 64, 2), ("sgd", 2, 1)])
+def test_zero_1_and_2_written(tmp_path: pathlib.Path, kind: str, ranks: int, stage: int) -> None:
+    model, optimizer = trained(kind)
+    save_named(model, optimizer, tmp_path / "in.pt")
+    told = to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", ranks, stage)
+    assert told["left"] == ["'module' of the input's own entries: DeepSpeed has another of that name"]
+    tag = tmp_path / "ds" / "global_step30"
+    assert (tmp_path / "ds" / "latest").read_text() == tag.name
+    files = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(ranks)]
+    assert sorted(path.name for path in tag.iterdir()) == sorted(["mp_rank_00_model_states.pt", *files])
+    for rank, name in enumerate(files):  # equal pieces, padded to a multiple of twice the ranks
+        state = torch.load(tag / name, weights_only=True)["optimizer_state_dict"]
+        sizes = [-(-numbers // (2 * ranks)) * 2 for numbers in (15 + 5 + 5, 5 + 5)]
+        assert [piece.shape for piece in state["single_partition_of_fp32_groups"]] == [(size,) for size in sizes]
+        assert all(
+            piece.untyped_storage().nbytes() == 4 * piece.numel() for piece in state["single_partition_of_fp32_groups"]
+        )
+        assert (state["zero_stage"], state["partition_count"]) == (stage, [ranks, ranks])
+        padding = [sizes[0] * ranks - 25, sizes[1] * ranks - 10] if rank == ranks - 1 else [0, 0]
+        assert state["group_paddings"] == padding
+    contents = read(tmp_path / "ds")
+    assert contents.format == f"DeepSpeed ZeRO stage {stage}, {ranks} ranks"
+    assert (contents.step, contents.epoch, contents.extra) == (30, 2, {"best": 0.25, "metrics": {}})
+    assert list(contents.model()) == list(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(contents.model()[name], tensor) and contents.model()[name].dtype == tensor.dtype, name
+    back = contents.optimizers["optimizer"]
+    assert [group["lr"] for group in back.groups] == [0.1, 0.5]
+    names = dict(model.named_parameters())
+    assert [[id(names[str(key)]) for key in group] for group in back.members] == [
+        [id(p) for p in group["params"]] for group in optimizer.param_groups
+    ]
+    for key, values in back.state.items():
+        for what, value in optimizer.state[names[str(key)]].items():
+            assert torch.equal(values[what], value), (key, what)
+    assert bool(back.state) == (kind == "adam")
+    assert contents.schedulers["scheduler"].state == {"last_epoch": 3}
+
+
+def test_what_deepspeed_has_no_place_for(tmp_path: pathlib.Path) -> None:
+    model, optimizer = trained("adam")
+    first = optimizer.param_groups[0]["params"][0]
+    optimizer.state[first]["step"] += 1
+    save_named(model, optimizer, tmp_path / "in.pt")
+    told = to_deepspeed(tmp_path / "in.pt", tmp_path / "uneven", 2, 1)
+    assert any("'step' is not the same for all parameters" in line for line in told["left"])
+    contents = read(tmp_path / "uneven")
+    assert not contents.optimizers and torch.equal(contents.model()["head.weight"], model.state_dict()["head.weight"])
+    optimizer.state.pop(first)
+    save_named(model, optimizer, tmp_path / "in.pt")
+    told = to_deepspeed(tmp_path / "in.pt", tmp_path / "without", None, None)
+    assert "the optimizer has no state of a.weight: zeros stand for it" in told["notes"]
+    back = read(tmp_path / "without")
+    assert back.format == "DeepSpeed ZeRO stage 2, 1 ranks"
+    assert not back.optimizers["optimizer"].state["a.weight"]["exp_avg"].any()
+    torch.save(model.double().state_dict(), tmp_path / "weights.pt")
+    told = to_deepspeed(tmp_path / "weights.pt", tmp_path / "weights", 4, 2)
+    assert any("rounded to fp32" in note for note in told["notes"])
+    assert torch.equal(read(tmp_path / "weights").model()["a.bias"], model.state_dict()["a.bias"].float())
+    torch.save({"w": torch.ones(3, dtype=torch.int64)}, tmp_path / "integers.pt")
+    with pytest.raises(Refused, match="no parameters"):
+        to_deepspeed(tmp_path / "integers.pt", tmp_path / "none", 1, 1)
+
+
+def test_a_deepspeed_folder_is_replaced_where_it_is_one_checkpoint(tmp_path: pathlib.Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
+    to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", 1, 1)
+    assert is_replaceable(tmp_path / "ds")
+    (tmp_path / "ds" / "global_step9").mkdir()
+    assert not is_replaceable(tmp_path / "ds")
+
+
+def test_the_command_asks_for_ranks_of_deepspeed_alone(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
+    words = ["convert", tmp_path / "in.pt", tmp_path / "out", "--ranks", 3, "--python", sys.executable]
+    done = ckpt(program, *words, "--as", "dcp")
+    assert done.returncode == 2 and "--as deepspeed" in done.stderr, done.stderr
+    done = ckpt(program, *words, "--zero-stage", 1, "--as", "deepspeed")
+    assert done.returncode == 0 and "for 3 ranks of ZeRO stage 1" in done.stdout, done.stderr
+    assert read(tmp_path / "out").format == "DeepSpeed ZeRO stage 1, 3 ranks"
 
 
 def test_lightning(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, other_library: Any) -> None:

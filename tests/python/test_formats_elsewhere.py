@@ -1,4 +1,5 @@
-"""Checkpoints of other libraries, by those libraries themselves, where they are installed: transformers, Lightning, TensorFlow."""
+"""Checkpoints of other libraries, by those libraries themselves, where they are installed: transformers, Lightning, TensorFlow,
+DeepSpeed."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_session import OneProcess, ck, empty_place, use  # noqa: F401
+from test_ckpt_convert_others import save_named, trained
 
 from evenstep import ckpt_convert
 from evenstep.convert_formats import read
@@ -139,3 +141,16 @@ def test_tensorflow_reads_and_writes_it(tmp_path: Path) -> None:
     path = theirs.write(str(tmp_path / "their" / "ckpt"))
     found = read(Path(path)).model()
     assert {tuple(t.double().flatten().tolist()) for t in found.values()} >= {(1.5, 2.5), (4.0,)}
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (3, 2), (64, 2)])
+def test_deepspeed_reads_it(tmp_path: Path, ranks: int, stage: int) -> None:
+    """By its zero_to_fp32, which is what goes with each of its checkpoints."""
+    theirs = pytest.importorskip("deepspeed.utils.zero_to_fp32")
+    model, optimizer = trained("adam")
+    save_named(model, optimizer, tmp_path / "in.pt")
+    convert(tmp_path / "in.pt", tmp_path / "ds", "deepspeed", ranks=ranks, zero_stage=stage)
+    found = theirs.get_fp32_state_dict_from_zero_checkpoint(str(tmp_path / "ds"))
+    assert set(found) == set(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(found[name], tensor.float()), name
