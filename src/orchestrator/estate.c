@@ -155,6 +155,15 @@ static void take_shortages(const even_estate *estate, even_shortages *out) {
   }
 }
 
+static bool are_texts(const json_t *list) {
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    if (!json_is_string(json_array_get(list, i))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 static bool is_whole(const json_t *content) {
   static const char *const texts[] = {"run_name", "run_folder", "members_folder", "checkpoint_folder",
                                       "job",      "foreign",    "lineage",        "began"};
@@ -167,18 +176,14 @@ static bool is_whole(const json_t *content) {
     }
   }
   for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
-    json_t *list = json_object_get(content, lists[i]);
-    if (!json_is_array(list)) {
+    const json_t *list = json_object_get(content, lists[i]);
+    if (!json_is_array(list) || !are_texts(list)) {
       return false;
-    }
-    json_array_foreach(list, at, item) {
-      if (!json_is_string(item)) {
-        return false;
-      }
     }
   }
   json_array_foreach(json_object_get(content, "hosts"), at, item) {
-    if (!json_is_string(json_object_get(item, "name")) || json_integer_value(json_object_get(item, "member")) < 1) {
+    if (!json_is_string(json_object_get(item, "name")) || json_integer_value(json_object_get(item, "member")) < 1 ||
+        !are_texts(json_object_get(item, "devices"))) {
       return false;
     }
   }
@@ -343,7 +348,7 @@ bool even_estate_find(const even_estate *estate, const char *name, even_estate_h
       const json_t *devices = json_object_get(host, "devices");
       *out = (even_estate_host){.name = json_string_value(json_object_get(host, "name")),
                                 .member = member_of(host),
-                                .first = (size_t)json_integer_value(json_object_get(host, "first")),
+                                .first = number_of(host, "first"),
                                 .count = json_array_size(devices),
                                 .first_spare = number_of(host, "first_spare"),
                                 .spares = number_of(host, "spares"),

@@ -411,7 +411,8 @@ static void compare_files(const json_t *ours, const json_t *theirs, differences 
     } else if (is_unreadable(sum) || is_unreadable(other)) {
       add(all, "%s cannot be read %s", name, is_unreadable(other) ? "there" : "here");
     } else if (!json_equal(sum, (json_t *)other)) {
-      add(all, "%s is another one there (%s, here %s)", name, json_string_value(other), json_string_value(sum));
+      add(all, "%s is another one there (%s, here %s)", name, json_is_string(other) ? json_string_value(other) : "?",
+          json_is_string(sum) ? json_string_value(sum) : "?");
     }
   }
   json_object_foreach((json_t *)theirs, name, sum) {
