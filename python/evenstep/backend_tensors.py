@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -224,7 +225,8 @@ def premultiplied(
     if not hasattr(options, "reduceOp"):
         yield multiplied, (dist.ReduceOp.SUM,)
         return
-    kept, options.reduceOp = options.reduceOp, dist.ReduceOp.SUM
+    kept = copy.copy(options.reduceOp)  # what it gives is a view
+    options.reduceOp = dist.ReduceOp.SUM
     try:
         yield multiplied, (options,)
     finally:

@@ -30,7 +30,7 @@ from evenstep.checkpoint_keeping import (
     step_folder,
 )
 from evenstep.checkpoint_reading import check_sizes
-from evenstep.checkpoint_remote import fetch_newest, is_url
+from evenstep.checkpoint_remote import Altered, fetch_newest, is_url
 from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_state import KINDS, Loader, Snapshot, Wanted, capture, load_random, pack_random
 from evenstep.checkpoint_uploads import newest_elsewhere, under_way, upload, wait_for_uploads
@@ -187,7 +187,8 @@ def _on_rank_zero(
         upload(session, folder, keep, lineage, not_up)
 
     def not_up(error: BaseException) -> None:
-        _tell_once(session, "upload", f"warning: {error}; it is tried again with the next one, and training goes on")
+        what = str(error) if isinstance(error, Altered) else "upload"
+        _tell_once(session, what, f"warning: {error}; it is tried again with the next one, and training goes on")
 
     def failed(error: BaseException) -> bool:
         if told is not None:

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -407,7 +407,7 @@ class Remote:
         own = [one for one in (self.whole() if found is None else found) if one.lineage == lineage]
         stays = keep.stays([(one.order, one.step, one.name) for one in own])
         goes = [one for one in own if one.name not in stays]
-        if goes and reads_back() and not any(one.sum in self._right for one in own if one.name in stays):
+        if goes and reads_back() and not any(one.sum in self._right for one in own[: keep.newest]):
             self._read_back(own[0])
         for one in goes:
             self.remove(one.name)
@@ -432,15 +432,27 @@ class Remote:
         step = max(_READ_BYTES // chunk, 1) * chunk
         for begin in range(0, entry["bytes"], step):
             end = min(begin + step, entry["bytes"])
-            data = self._piece(path, begin, end)
-            for at in range(0, end - begin, chunk):
-                part = data[at : min(at + chunk, end - begin)]
-                if len(data) != end - begin or f"{_core.checksum(part):016x}" != sums[(begin + at) // chunk]:
-                    self.remove(name)
-                    raise Altered(
-                        f"{self.url}: {name} was damaged there after its upload (chunk {(begin + at) // chunk} of {entry['name']}), "
-                        "and was removed; older ones stay"
-                    )
+            expected = sums[begin // chunk : -(-end // chunk)]
+            wrong = _first_wrong(self._piece(path, begin, end), end - begin, chunk, expected)
+            if wrong is not None:  # once more: an answer may be wrong where the file is right
+                self._files.invalidate_cache()
+                wrong = _first_wrong(self._piece(path, begin, end), end - begin, chunk, expected)
+            if wrong is not None:
+                self.remove(name)
+                raise Altered(
+                    f"{self.url}: {name} was damaged there after its upload (chunk {begin // chunk + wrong} of {entry['name']}), "
+                    "and was removed; older ones stay"
+                )
+
+
+def _first_wrong(data: bytes, wanted: int, chunk: int, sums: Sequence[str]) -> int | None:
+    """The chunk whose checksum is another one."""
+    if len(data) != wanted:
+        raise OSError(f"{len(data)} bytes came where {wanted} were asked for")
+    for index, expected in enumerate(sums):
+        if f"{_core.checksum(data[index * chunk : (index + 1) * chunk]):016x}" != expected:
+            return index
+    return None
 
 
 def _newest(one: Stored) -> tuple[str, int, str]:

@@ -70,7 +70,9 @@ class _State:
         some = [state for state in states if state]
         for key in dict.fromkeys(key for state in some for key in state):
             values = [state.get(key) for state in states]
-            if all(_fits(value, tensor) for value, tensor, state in zip(values, group.tensors, states) if state):
+            if key != "step" and all(
+                _fits(value, tensor) for value, tensor, state in zip(values, group.tensors, states) if state
+            ):
                 self.vectors[key] = values
                 continue
             first = some[0].get(key)
@@ -85,7 +87,7 @@ class _State:
 
 
 def _fits(value: Any, tensor: torch.Tensor) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == tensor.shape
+    return isinstance(value, torch.Tensor) and value.shape == tensor.shape
 
 
 def _is_same(a: Any, b: Any) -> bool:

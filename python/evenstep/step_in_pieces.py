@@ -208,13 +208,18 @@ class _Sums:
 
     def __init__(self, parameters: int) -> None:
         self.gradients: list[torch.Tensor | None] = [None] * parameters
-        self._usual = 0.0  # what a sample counts in the first piece that counts: as a rule the same in all
+        self._usual = 0.0  # the most that a sample counted in a piece so far: as a rule the same in all
 
     def add(self, gradients: Sequence[torch.Tensor | None], each: float) -> None:
         """each: what one of its samples counts."""
-        self._usual = self._usual or each
+        if each > self._usual:  # nothing is made larger than it came, for fp16 may not hold it
+            self._multiply(self._usual / each)
+            self._usual = each
         factor = each / self._usual if each else 0.0
+        seen: set[int] = set()  # of two parameters that are added up there is one gradient
         for index, gradient in enumerate(gradients):
+            again = gradient is not None and id(gradient) in seen
+            seen.add(id(gradient))
             before = self.gradients[index]
             if gradient is None or (before is not None and not factor):
                 continue
@@ -223,15 +228,18 @@ class _Sums:
             elif before is not None:
                 self.gradients[index] = before.add_(gradient, alpha=factor)
             else:
-                own = gradient.clone() if gradient.is_sparse or not _is_own(gradient) else gradient
-                self.gradients[index] = own if factor == 1.0 else own.mul_(factor)
+                own = not again and not gradient.is_sparse and _is_own(gradient) and factor == 1.0
+                self.gradients[index] = gradient if own else gradient * factor
 
     def divide(self, mean: float) -> None:
         """mean: what a sample counted in all pieces together."""
         if mean and mean != self._usual:
-            for gradient in self.gradients:
-                if gradient is not None:
-                    gradient.mul_(self._usual / mean)
+            self._multiply(self._usual / mean)
+
+    def _multiply(self, factor: float) -> None:
+        for gradient in self.gradients:
+            if gradient is not None:
+                gradient.mul_(factor)
 
 
 class _Done:

@@ -57,15 +57,24 @@ static even_status remove_older(const char *folder, const char *aside) {
   return status;
 }
 
+/* Not just any folder that came to the name meanwhile: then the older one may be the only one. */
+static even_status has_manifest(const char *folder, bool *out) {
+  char *manifest = NULL;
+  EVEN_TRY(with_end(folder, "/" EVEN_CHECKPOINT_MANIFEST, &manifest));
+  *out = even_path_exists(manifest);
+  even_free(manifest);
+  return EVEN_OK;
+}
+
 even_status even_placing_settle(const char *folder) {
   char *aside = NULL;
-  even_status status = EVEN_OK;
   EVEN_TRY(with_end(folder, EVEN_CHECKPOINT_REPLACED, &aside));
+  bool newer = false;
+  even_status status = EVEN_OK;
   if (even_path_is_own_folder(aside)) {
-    if (even_path_is_folder(folder)) {
-      status = remove_older(folder, aside);
-    } else if (!even_path_exists(folder)) {
-      status = even_folder_rename(aside, folder);
+    status = has_manifest(folder, &newer);
+    if (status == EVEN_OK) { /* an empty folder is renamed over; what else has the name stays, and so does the older one */
+      status = newer ? remove_older(folder, aside) : even_folder_rename(aside, folder);
     }
   }
   even_free(aside);

@@ -85,8 +85,8 @@ void even_sign_ask(const char *path, even_sign *out) {
 }
 
 even_status even_sign_is_there(const char *path, int fd, bool *out) {
-  struct stat held;
-  struct stat named;
+  struct stat held = {0};
+  struct stat named = {0};
   *out = false;
   int again = even_os.open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
   if (again < 0) {

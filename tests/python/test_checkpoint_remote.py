@@ -296,7 +296,9 @@ def test_what_pushes_others_out_is_read_back(url: str, monkeypatch: pytest.Monke
             remote.put(save(monkeypatch, step))
             remote.retain(Keep(2), OURS)
         assert [one.step for one in remote.whole()] == [8, 7]
-        assert read == [f"step-0000000{step}" for step in (3, 4, 6, 8)]  # once in as many as are kept
+        assert read == [
+            f"step-0000000{step}" for step in (3, 3, 4, 6, 8)
+        ]  # once in as many as are kept; what seems damaged again
         monkeypatch.setenv("EVENSTEP_UPLOAD_READ_BACK", "0")
         for step in range(9, 12):
             remote.put(save(monkeypatch, step))

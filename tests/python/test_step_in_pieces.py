@@ -209,3 +209,23 @@ def test_what_cannot_be_mended_is_said(run_ranks: Callable[..., list[Any]], how:
     ranks = run_ranks(SCRIPT, args=[how], check=False)
     assert ranks[1].returncode != 0 and said in ranks[1].stderr, ranks[1].stderr
     assert ranks[0].returncode != 0
+
+
+def test_parameters_that_are_added_up_share_no_sum() -> None:
+    """torch gives both one and the same gradient."""
+    left, right = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    sums, amounts, counts = step_in_pieces._Sums(2), (1.0, 3.0, 2.0), (1.0, 4.0, 0.5)
+    for amount, each in zip(amounts, counts):
+        sums.add(torch.autograd.grad(((left + right) * amount).sum(), [left, right]), each)
+    sums.divide(2.0)
+    expected = sum(amount * each for amount, each in zip(amounts, counts)) / 2.0
+    assert [gradient.tolist() for gradient in sums.gradients if gradient is not None] == [[expected] * 3] * 2
+
+
+def test_what_fits_fp16_stays_there_however_unlike_the_pieces_count() -> None:
+    sums = step_in_pieces._Sums(1)
+    for each in (1.0, 1000.0):
+        sums.add([torch.full((2,), 1000.0, dtype=torch.float16)], each)
+    sums.divide(2000.0)
+    (gradient,) = sums.gradients
+    assert gradient is not None and torch.allclose(gradient.float(), torch.tensor([500.5, 500.5]), rtol=2e-3)
