@@ -73,7 +73,8 @@ even_status even_placing_settle(const char *folder) {
   even_status status = EVEN_OK;
   if (even_path_is_own_folder(aside)) {
     status = has_manifest(folder, &newer);
-    if (status == EVEN_OK) { /* an empty folder is renamed over; what else has the name stays, and so does the older one */
+    if (status ==
+        EVEN_OK) { /* an empty folder is renamed over; what else has the name stays, and so does the older one */
       status = newer ? remove_older(folder, aside) : even_folder_rename(aside, folder);
     }
   }
