@@ -303,7 +303,7 @@ def test_what_pushes_others_out_is_read_back(url: str, monkeypatch: pytest.Monke
         for step in range(9, 12):
             remote.put(save(monkeypatch, step))
             remote.retain(Keep(2), OURS)
-        assert read[4:] == []
+        assert read[5:] == []
 
 
 def test_nothing_goes_where_it_cannot_be_read_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
