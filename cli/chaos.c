@@ -379,6 +379,7 @@ static even_status print_json(const chaos *on) {
   even_json_string(&json, "broken", on->broken[0] == '\0' ? NULL : on->broken);
   even_json_integer(&json, "seed", on->seed);
   even_json_string(&json, "recovery", on->job.recovery);
+  even_json_unsigned(&json, "planned", (uint64_t)on->count);
   even_json_unsigned(&json, "injected", injected(on));
   even_json_number(&json, "undisturbed_seconds", on->seconds[0]);
   even_json_number(&json, "disturbed_seconds", on->seconds[1]);
@@ -395,9 +396,13 @@ static even_status print_json(const chaos *on) {
     even_json_bool(&json, "impossible", on->done[i].impossible);
     even_json_integer(&json, "at_ns", on->done[i].injected ? (int64_t)on->done[i].at_ns : -1);
     even_json_integer(&json, "noticed_ns", (int64_t)on->done[i].noticed_ns);
+    even_json_string(&json, "unnoticed", on->done[i].unnoticed);
     even_json_integer(&json, "gone_ns", (int64_t)on->done[i].gone_ns);
     even_json_integer(&json, "step", on->done[i].injected ? on->done[i].step : -1);
     even_json_string(&json, "what", on->done[i].words);
+    even_json_integer(&json, "again_from", on->done[i].again_from);
+    even_json_integer(&json, "made_again", on->done[i].made_again);
+    even_json_integer(&json, "held", on->done[i].held);
     even_chaos_outcome_json(&on->done[i], &json);
     even_json_object_end(&json);
   }
@@ -419,6 +424,28 @@ static void print_survival(const chaos *on) {
   even_text_free(&text);
 }
 
+static void print_again(const chaos *on) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_chaos_again_sum(on->done, (size_t)on->count, &text);
+  if (text.length > 0) {
+    tell(on, "%s (a checkpoint every %s)\n", even_text_string(&text), on->job.checkpoint_every);
+  }
+  even_text_free(&text);
+}
+
+/* Whoever reads the last line alone is not to think that more was shown than was. */
+static void print_kept(const chaos *on) {
+  size_t came = injected(on);
+  if (came == 0) {
+    tell(on, "NOTHING WAS SHOWN: none of the faults came (why: above)\n");
+  } else if (came < (size_t)on->count) {
+    tell(on, "kept under %zu of %" PRId64 " faults; the others DID NOT COME (why: above), and nothing is said of them: ",
+         came, on->count);
+  } else {
+    tell(on, "kept: ");
+  }
+}
+
 static void print_words(const chaos *on, long steps) {
   char others[256];
   for (int64_t i = 0; i < on->count; i++) {
@@ -429,18 +456,23 @@ static void print_words(const chaos *on, long steps) {
     } else if (done->impossible) {
       tell(on, "  not here     %-13s  %s\n", even_chaos_name(on->plan[i].kind), done->words);
     } else {
-      tell(on, "  not at all   %-13s  the training had come to its end before it could be (planned for step %.0f)\n",
-           even_chaos_name(on->plan[i].kind), on->plan[i].when * (double)steps);
+      tell(on, "  not at all   %-13s  the training had come to its end before it could be (planned for step %.0f)%s%s\n",
+           even_chaos_name(on->plan[i].kind), on->plan[i].when * (double)steps, done->words[0] == '\0' ? "" : ": ",
+           done->words);
     }
   }
   tell(on, "disturbed: %.1f s, %zu of %" PRId64 " faults injected\n", on->seconds[1], injected(on), on->count);
   print_survival(on);
+  print_again(on);
   if (on->broken[0] != '\0') {
     tell(on, "NOT KEPT: %s\n", on->broken);
-  } else if (on->verdict.different == 0) {
-    tell(on, "kept: %zu tensors are the same to the bit\n", on->verdict.tensors);
+    return;
+  }
+  print_kept(on);
+  if (on->verdict.different == 0) {
+    tell(on, "%zu tensors are the same to the bit\n", on->verdict.tensors);
   } else {
-    tell(on, "kept: %zu tensors, the largest difference in %s: relative norm %.3g (%.3g is allowed)\n",
+    tell(on, "%zu tensors, the largest difference in %s: relative norm %.3g (%.3g is allowed)\n",
          on->verdict.tensors, on->verdict.where, on->verdict.largest, on->tolerance);
   }
 }

@@ -28,6 +28,11 @@ typedef struct even_chaos_done {
   int rank;            /* to which it came; -1: to none */
   size_t heard;        /* of the agent's words, before it */
   char words[224];     /* to whom, where; why it was not */
+  const char *unnoticed; /* why noticed_ns is 0, of a kind that others notice; NULL: it is not, or is no such kind */
+  /* ---- of the attempt that began after it, by the history (chaos_again.c); -1: none did ---- */
+  int64_t again_from; /* its first step; the first one of all is 0 */
+  int64_t made_again; /* steps that had been made before */
+  int64_t held;       /* of the newest whole checkpoint then: that many steps were in it */
   /* ---- with --recovery, of the others (monitor/survival.h) ---- */
   bool judged;
   bool trained; /* it came to a rank that trained beside others */
@@ -111,6 +116,19 @@ typedef struct even_chaos_members {
   size_t judged; /* so many of them */
 } even_chaos_members;
 
+/* A checkpoint of the disturbed run, as it was seen in its folder (chaos_checkpoints.c). */
+typedef struct even_chaos_checkpoint {
+  char name[40];
+  int64_t steps;    /* that are in it */
+  uint64_t seen_ns; /* it was there by then */
+  bool damaged;     /* by a fault */
+} even_chaos_checkpoint;
+
+typedef struct even_chaos_checkpoints {
+  even_chaos_checkpoint *of;
+  size_t count;
+} even_chaos_checkpoints;
+
 enum { EVEN_CHAOS_HOSTS = 3 };
 
 /* Two or three hosts of network namespaces (chaos_network.c). */
@@ -133,8 +151,8 @@ typedef struct even_chaos_job {
   size_t script; /* where the script stands in them: options go before it */
   const char *name;
   const char *runs_folder;
-  const even_chaos_fault *plan;
-  even_chaos_done *done; /* one a fault */
+  even_chaos_fault *plan; /* the order of what is still to come may change */
+  even_chaos_done *done;  /* one a fault */
   size_t faults;
   int ranks;               /* of it; with faults alone */
   int places;              /* and of processes that wait to take a rank's place */
@@ -157,6 +175,9 @@ typedef struct even_chaos_job {
   int victim;  /* the rank to which it comes, */
   pid_t victim_pid;
   even_chaos_members members;
+  even_chaos_checkpoints checkpoints;
+  int64_t last_step;   /* of the attempts that were judged; -1: none was made */
+  uint64_t started_ns; /* when this agent was */
   char wrong[EVEN_SURVIVAL_WORDS]; /* what should never be, from its history; "": nothing */
   uint64_t ended_ns;               /* when the last fault that ends an attempt came; 0: none yet */
   even_chaos_process stopped;      /* a rank, let go later */
@@ -215,6 +236,21 @@ void even_chaos_outcome_words(const even_chaos_done *done, char *out, size_t byt
 /* How many went on, and how soon. */
 even_status even_chaos_outcome_sum(const even_chaos_done *done, size_t count, even_text *out) EVEN_MUST_USE;
 
+/* ---- what a restart costs (chaos_checkpoints.c, chaos_again.c) ---- */
+
+/* Damages the newest checkpoint, and kills the rank. */
+even_status even_chaos_damage(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
+/* At each look: which checkpoints are there. */
+void even_chaos_checkpoints_look(even_chaos_job *job);
+void even_chaos_checkpoints_close(even_chaos_job *job);
+/* The most steps in one that was whole by then; 0: none was. */
+int64_t even_chaos_held_at(const even_chaos_job *job, uint64_t at_ns);
+/* Once an agent has ended: how many steps were made again after each fault. None that a whole checkpoint held may be:
+ * job->wrong. */
+even_status even_chaos_judge_again(even_chaos_job *job) EVEN_MUST_USE;
+/* How often attempts began again, and how many steps they made again. */
+void even_chaos_again_sum(const even_chaos_done *done, size_t count, even_text *out);
+
 /* ---- for the files of the faults ---- */
 
 /* Whether the fault takes the attempt with it, as a rule. */
@@ -222,6 +258,8 @@ bool even_chaos_ends_attempt(even_chaos_kind kind);
 /* The fault has happened, in so many words; or it cannot be here, and why. The next one is the next. */
 void even_chaos_tell(even_chaos_job *job, const char *words);
 void even_chaos_tell_not(even_chaos_job *job, const char *why);
+/* It cannot be yet, and why: those that are due as well go first, so that it holds none of them up. */
+void even_chaos_postpone(even_chaos_job *job, const char *why);
 /* The value of a variable of the process's environment, as a port; 0: none. */
 int even_chaos_port_of(pid_t pid, const char *name);
 /* Faults of the host; `rank`: the victim. They leave job->next where they cannot be yet. */
@@ -267,6 +305,8 @@ bool even_chaos_lives(const even_chaos_process *process);
 /* job->plan[job->next] is just being injected: from now on it is looked when it is noticed. */
 void even_chaos_watch_begin(even_chaos_job *job);
 void even_chaos_watch_look(even_chaos_job *job);
+/* Nobody looks any longer, and why. */
+void even_chaos_watch_end(even_chaos_job *job, const char *why);
 
 /* How the newest checkpoints of two jobs differ. */
 typedef struct even_chaos_verdict {

@@ -1,18 +1,11 @@
 /* The faults of `evenstep chaos`. All are real: signals, busy neighbours, damaged files, bytes on sockets. */
-#include "base/alloc.h"
 #include "base/fail.h"
-#include "checkpoint/reader.h"
 #include "cli/chaos.h"
 #include "os/clock.h"
-#include "os/file.h"
 
-#include <evenstep/checkpoint.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-enum { LARGEST_FILE = 1 << 30 };
 /* So soon after a loss another one comes in the midst of it. */
 #define TOGETHER_NS ((uint64_t)500 * 1000000u)
 /* What a neighbour leaves of a core. */
@@ -116,97 +109,6 @@ static void kill_agent(even_chaos_job *job) {
   }
 }
 
-/* ---- checkpoints ---- */
-
-/* A file of the checkpoint that is not empty, chosen by the dice. */
-static even_status choose_file(const char *checkpoint, uint64_t dice, even_text *out) {
-  even_checkpoint_info info = {.step = -1};
-  even_status status = even_checkpoint_inspect(checkpoint, &info);
-  if (status == EVEN_OK && info.file_count == 0) {
-    status = even_fail(EVEN_ERR_CORRUPT, "%s has no files", checkpoint);
-  } else if (status == EVEN_OK) {
-    even_text_format(out, "%s/%s", checkpoint, info.files[dice % info.file_count].name);
-    status = even_text_status(out);
-  }
-  even_checkpoint_info_free(&info);
-  return status;
-}
-
-/* Turns one bit, or takes the second half away. */
-static even_status damage_file(const char *path, uint64_t dice, bool torn, char *words, size_t bytes) {
-  even_text content = EVEN_TEXT_EMPTY;
-  even_status status = even_file_read(path, LARGEST_FILE, &content);
-  if (status == EVEN_OK && content.length == 0) {
-    status = even_fail(EVEN_ERR_INPUT, "%s is empty", path);
-  } else if (status == EVEN_OK) {
-    const char *name = strrchr(path, '/') + 1;
-    size_t at = (size_t)((dice >> 8) % content.length);
-    if (torn) {
-      content.length /= 2;
-      (void)snprintf(words, bytes, "%s cut to %zu bytes", name, content.length);
-    } else {
-      content.data[at] = (char)((unsigned char)content.data[at] ^ 1u << (dice & 7u));
-      (void)snprintf(words, bytes, "%s, byte %zu, bit %u", name, at, (unsigned)(dice & 7u));
-    }
-    status = even_file_replace(path, content.data, content.length);
-  }
-  even_text_free(&content);
-  return status;
-}
-
-/* With fewer than two there is none to fall back to, and the whole training would only begin anew. */
-static even_status newest_of_two(const even_chaos_job *job, char **out) {
-  even_text folder = EVEN_TEXT_EMPTY;
-  even_names names = {NULL, 0};
-  *out = NULL;
-  even_text_format(&folder, "%s/checkpoints", even_text_string(&job->folder));
-  even_status status = even_text_status(&folder);
-  if (status == EVEN_OK && !even_path_is_folder(even_text_string(&folder))) {
-    even_text_free(&folder);
-    return EVEN_OK;
-  }
-  if (status == EVEN_OK) {
-    status = even_folder_names(even_text_string(&folder), &names);
-  }
-  size_t whole = 0;
-  for (size_t i = 0; i < names.count; i++) {
-    whole += strstr(names.items[i], EVEN_CHECKPOINT_PARTIAL) == NULL;
-  }
-  if (status == EVEN_OK && whole >= 2) {
-    status = even_checkpoint_find_newest(even_text_string(&folder), false, out);
-  }
-  even_names_free(&names);
-  even_text_free(&folder);
-  return status;
-}
-
-static even_status damage_checkpoint(even_chaos_job *job, const even_process_stat *rank) {
-  const even_chaos_fault *fault = &job->plan[job->next];
-  char *newest = NULL;
-  even_text path = EVEN_TEXT_EMPTY;
-  char words[128];
-  char whole[192];
-  EVEN_TRY(newest_of_two(job, &newest));
-  if (newest == NULL) {
-    return EVEN_OK;
-  }
-  even_status status = choose_file(newest, fault->dice >> 40, &path);
-  if (status == EVEN_OK) {
-    status = damage_file(even_text_string(&path), fault->dice, fault->kind == EVEN_CHAOS_TORN, words, sizeof words);
-  }
-  if (status == EVEN_OK) {
-    (void)snprintf(whole, sizeof whole, "%.40s: %.100s; rank %d killed", strrchr(newest, '/') + 1, words, job->victim);
-    (void)send_to(rank, SIGKILL);
-    even_chaos_tell(job, whole);
-  } else { /* it was removed for a newer one meanwhile */
-    even_error_clear();
-    status = EVEN_OK;
-  }
-  even_text_free(&path);
-  even_free(newest);
-  return status;
-}
-
 /* ---- one fault ---- */
 
 bool even_chaos_ends_attempt(even_chaos_kind kind) {
@@ -280,7 +182,7 @@ even_status even_chaos_inject(even_chaos_job *job) {
       return EVEN_OK;
     case EVEN_CHAOS_FLIP:
     case EVEN_CHAOS_TORN:
-      return damage_checkpoint(job, &rank);
+      return even_chaos_damage(job, &rank);
     case EVEN_CHAOS_GARBAGE:
       return even_chaos_send_garbage(job, &rank);
     case EVEN_CHAOS_DISK:

@@ -37,6 +37,7 @@ static even_status start(even_chaos_job *job) {
     words[count++] = job->words[i];
   }
   words[count] = NULL;
+  job->started_ns = even_clock_ns();
   EVEN_TRY(even_dialogue_start((char *const *)(uintptr_t)words, &job->agent));
   job->open = true;
   job->agent_killed = false;
@@ -60,9 +61,20 @@ static void read_history(even_chaos_job *job) {
   }
 }
 
-static bool is_due(const even_chaos_job *job) {
-  return job->next < job->faults &&
-         (double)even_chaos_last_step(job) + 1 >= job->plan[job->next].when * (double)job->steps;
+static bool is_due(const even_chaos_job *job, size_t fault) {
+  return fault < job->faults && (double)even_chaos_last_step(job) + 1 >= job->plan[fault].when * (double)job->steps;
+}
+
+void even_chaos_postpone(even_chaos_job *job, const char *why) {
+  (void)snprintf(job->done[job->next].words, sizeof job->done[job->next].words, "%s", why);
+  for (size_t i = job->next; is_due(job, i + 1); i++) { /* nothing points to those that have not come */
+    even_chaos_fault fault = job->plan[i];
+    even_chaos_done done = job->done[i];
+    job->plan[i] = job->plan[i + 1];
+    job->done[i] = job->done[i + 1];
+    job->plan[i + 1] = fault;
+    job->done[i + 1] = done;
+  }
 }
 
 static even_status look(even_chaos_job *job) {
@@ -74,9 +86,10 @@ static even_status look(even_chaos_job *job) {
   job->watch.looked_ns = even_clock_ns();
   read_history(job);
   even_chaos_members_look(job);
+  even_chaos_checkpoints_look(job);
   even_chaos_relent(job, false);
   EVEN_TRY(even_chaos_host_look(job));
-  return !watching && job->history != NULL && !job->agent_killed && is_due(job) ? even_chaos_inject(job) : EVEN_OK;
+  return !watching && job->history != NULL && !job->agent_killed && is_due(job, job->next) ? even_chaos_inject(job) : EVEN_OK;
 }
 
 static void take_outcome(even_chaos_job *job, const char *line) {
@@ -162,6 +175,10 @@ even_status even_chaos_run(even_chaos_job *job) {
     return even_fail(EVEN_ERR_IN_USE, "%s exists: chaos runs two jobs of its own", even_text_string(&job->folder));
   }
   job->exit_code = -1;
+  job->last_step = -1;
+  for (size_t i = 0; i < job->faults; i++) {
+    job->done[i].again_from = job->done[i].made_again = job->done[i].held = -1;
+  }
   job->host.filler_fd = job->host.port_fd = -1;
   EVEN_TRY(even_chaos_members_open(job));
   EVEN_TRY(even_chaos_clock_open(job, job->places));
@@ -170,8 +187,9 @@ even_status even_chaos_run(even_chaos_job *job) {
   for (;;) {
     EVEN_TRY(follow(job, began));
     even_chaos_watch_look(job);
-    job->watch.of = NULL;
+    even_chaos_watch_end(job, "the job had ended before");
     EVEN_TRY(even_chaos_judge(job));
+    EVEN_TRY(even_chaos_judge_again(job));
     end_agent(job);
     if (!job->agent_killed) {
       break;
@@ -192,6 +210,7 @@ void even_chaos_close(even_chaos_job *job) {
   even_chaos_clock_close(job);
   even_chaos_rank_close(job);
   even_chaos_members_close(job);
+  even_chaos_checkpoints_close(job);
   even_history_close(job->history);
   even_text_free(&job->folder);
 }

@@ -22,11 +22,14 @@ static bool is_noticed_by_others(even_chaos_kind kind) {
 void even_chaos_watch_begin(even_chaos_job *job) {
   even_chaos_watch *watch = &job->watch;
   const even_state *state = even_history_state(job->history);
-  watch->of = NULL;
+  even_chaos_watch_end(job, "another fault came first");
   watch->count = 0;
   even_chaos_kind kind = job->plan[job->next].kind;
-  bool outside = job->recovers && kind != EVEN_CHAOS_CUT && !even_chaos_has_stepped(job, job->victim);
-  if (!is_noticed_by_others(kind) || outside) { /* nobody misses who has not joined */
+  if (!is_noticed_by_others(kind)) {
+    return;
+  }
+  if (job->recovers && kind != EVEN_CHAOS_CUT && !even_chaos_has_stepped(job, job->victim)) {
+    job->done[job->next].unnoticed = "it had made no step yet: nobody misses who has not joined";
     return;
   }
   /* a cut is noticed by agents: ranks that end then end by them, or by the network's own word */
@@ -38,7 +41,8 @@ void even_chaos_watch_begin(even_chaos_job *job) {
     }
   }
   if (job->plan[job->next].kind == EVEN_CHAOS_KILL && watch->count == 0) {
-    return; /* a rank that is alone has nobody to notice it but the agent, which says so with the restart */
+    job->done[job->next].unnoticed = "it was alone: its agent tells it with the restart";
+    return;
   }
   watch->of = &job->done[job->next];
   watch->looked_ns = even_clock_ns();
@@ -63,6 +67,14 @@ void even_chaos_watch_look(even_chaos_job *job) {
     watch->of->noticed_ns = even_clock_ns();
   }
   if (noticed || even_clock_ns() - watch->of->at_ns > LONGEST_WATCH_NS) {
-    watch->of = NULL;
+    even_chaos_watch_end(job, "nobody had noticed it after 20 s");
   }
+}
+
+void even_chaos_watch_end(even_chaos_job *job, const char *why) {
+  even_chaos_watch *watch = &job->watch;
+  if (watch->of != NULL && watch->of->noticed_ns == 0) {
+    watch->of->unnoticed = why;
+  }
+  watch->of = NULL;
 }

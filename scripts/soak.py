@@ -56,6 +56,7 @@ ONE_HOST = [
     "twin",
 ]
 SEVERAL_HOSTS = ["partition", *ONE_HOST]  # of runs of several hosts
+EVERY = 20  # steps from checkpoint to checkpoint
 LIMITS = {"kill": 0.2, "stop": 0.3, "partition": 5.0}
 RECOVERIES = ("restart", "shrink", "replace")
 KILLS = ("kill", "bit-flip", "torn-write", "stolen-port")  # each of which kills a rank
@@ -177,7 +178,7 @@ class Soak:
         count = self.args.together if hosts == 1 else self.args.together_hosts
         command = [program(), "chaos", "-n", str(ranks // hosts), "--seed", str(seed), "--faults", str(count)]
         command += ["--kinds", kinds, "--runs-dir", str(self.base), "--name", name, "--policy", "auto", "--json"]
-        command += ["--checkpoint-every", "20", "--hold", str(longer * self.args.hold), "--python", sys.executable]
+        command += ["--checkpoint-every", str(EVERY), "--hold", str(longer * self.args.hold), "--python", sys.executable]
         command += ["--recovery", recovery] if recovery != "restart" else []
         command += ["--spares", str(1 + seed % 2)] if recovery == "replace" else []
         command += ["--namespaces", "--hosts", str(hosts)] if several else []
@@ -302,7 +303,38 @@ class Soak:
                 line += f"{quantile(took, 0.5):9.3f}{quantile(took, 0.99):9.3f}{max(took):9.3f}" if took else " " * 27
                 line += f"{LIMITS[kind]:10.1f}"
             print(line)
+        report_unnoticed(faults)
+        report_again(faults)
         report_survivals(self.runs)
+
+
+def report_unnoticed(faults: list[dict[str, Any]]) -> None:
+    """Of those that have no time, why: noticed and these are all."""
+    reasons = collections.Counter(
+        (fault["kind"], fault.get("unnoticed") or "not kept by the version that ran")
+        for fault in faults
+        if fault["kind"] in LIMITS and not fault["noticed_ns"]
+    )
+    for (kind, reason), count in sorted(reasons.items()):
+        print(f"  {kind} without a time: {count} x {reason}")
+
+
+def report_again(faults: list[dict[str, Any]]) -> None:
+    """What a new attempt makes again of what was made before. A run in which it made a step that a whole checkpoint held is wrong
+    (chaos says so); here it is counted once more."""
+    began = [fault for fault in faults if fault.get("again_from", -1) >= 0]
+    told = sum("again_from" in fault for fault in faults)
+    if not told:
+        return
+    print(f"\nsteps made again by a new attempt, after {len(began)} of {told} faults (a checkpoint every {EVERY} steps)")
+    print(f"{'kind':14}{'times':>7}{'median':>9}{'most':>9}{'over ' + str(EVERY):>9}")
+    for kind in sorted({fault["kind"] for fault in began}):
+        again = [fault["made_again"] for fault in began if fault["kind"] == kind]
+        over = sum(steps > EVERY for steps in again)
+        print(f"{kind:14}{len(again):7}{quantile(again, 0.5):9.0f}{max(again):9.0f}{over:9}")
+    lost = sum(fault["again_from"] < fault["held"] for fault in began)
+    print(f"times that a step was made again which a whole checkpoint held: {lost}")
+    print("(more than a checkpoint's distance: the newest was damaged by a fault, was being written, or had no room)")
 
 
 def report_survivals(runs: list[Run]) -> None:
