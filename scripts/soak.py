@@ -62,6 +62,8 @@ RECOVERIES = ("restart", "shrink", "replace")
 KILLS = ("kill", "bit-flip", "torn-write", "stolen-port")  # each of which kills a rank
 ALARMS = ("hang", "stall", "rank_ended", "nonfinite", "parameters")  # events that no calm run has
 
+SAID = (" stands still", " is lost: ", " on without ", "this host leads now", "are held")  # by agents, in no calm run
+
 
 def program() -> str:
     return os.environ.get("EVENSTEP_PROGRAM") or str(pathlib.Path(sys.executable).parent / "evenstep")
@@ -395,16 +397,31 @@ def spans(numbers: list[int]) -> list[str]:
 
 
 def calm(base: pathlib.Path, args: argparse.Namespace) -> str:
-    """Eight ranks on two cores; whoever is told as dead, stopped or hanging is told wrongly. What is wrong; "": nothing."""
+    """Eight ranks on two cores; whoever is told as dead, stopped, hanging or lost is told wrongly. What is wrong; "": nothing."""
+    if args.calm_hosts == 1:
+        return calm_job(base, args, [], [])
+    leader, shaped = importlib.import_module("soak_leader"), importlib.import_module("shaped_hosts")
+    shell = base / "calm.sh"
+    shell.write_text(leader.SHELL)
+    shell.chmod(0o755)
+    with shaped.ShapedHosts(args.calm_hosts, 1000) as hosts:
+        words = ["--hosts", ",".join(hosts.names), "--ssh", str(shell)]
+        return calm_job(base, args, ["ip", "netns", "exec", hosts.names[0]], words)
+
+
+def calm_job(base: pathlib.Path, args: argparse.Namespace, before: list[str], words: list[str]) -> str:
     mark = secrets.token_hex(8)
     cores = sorted(os.sched_getaffinity(0))[:2]
-    command = [program(), "run", "-n", "8", "--runs-dir", str(base), "--name", "calm", "--no-pin", "--log-rank", "none"]
+    command = [*before, program(), "run", "-n", str(8 // args.calm_hosts), *words]
+    command += ["--runs-dir", str(base), "--name", "calm", "--no-pin", "--log-rank", "none"]
     command += ["--python", sys.executable, str(TRAINING), "1000000"]
+    own = {"EVENSTEP_STALL_SECONDS": "30"}
+    own |= {"EVENSTEP_HOST_ID": before[-1], "UCX_TLS": "tcp,self"} if before else {}
     began = time.monotonic()
     with (base / "calm.txt").open("wb") as output:
         job = subprocess.Popen(
             command,
-            env=environment(mark) | {"EVENSTEP_STALL_SECONDS": "30"},
+            env=environment(mark) | own,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -425,11 +442,14 @@ def calm(base: pathlib.Path, args: argparse.Namespace) -> str:
             job.terminate()
             job.wait(timeout=300)
         stands = [
-            line for line in (base / "calm.txt").read_text(errors="replace").splitlines() if " stands still" in line
+            line
+            for line in (base / "calm.txt").read_text(errors="replace").splitlines()
+            if any(alarm in line for alarm in SAID)
         ]
     wrong = [*alarms, *stands, *([f"it ended: {ended}"] if ended is not None else []), left_behind(mark)]
     wrong = [one for one in wrong if one]
-    print(f"\n8 ranks on {len(cores)} cores, {seconds / 60:.1f} min, {steps} steps: {len(wrong)} false alarms")
+    where = f" of {args.calm_hosts} hosts" if before else ""
+    print(f"\n8 ranks{where} on {len(cores)} cores, {seconds / 60:.1f} min, {steps} steps: {len(wrong)} false alarms")
     return "\n".join(wrong[:20])
 
 
@@ -438,6 +458,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60, help="of the part with faults, at most")
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--calm-minutes", type=float, default=60)
+    parser.add_argument(
+        "--calm-hosts",
+        type=int,
+        choices=[1, 2, 4],
+        default=1,
+        help="of the part without faults (more than one: root), whose heartbeats and leases are in it, too",
+    )
     parser.add_argument("--together", type=int, default=32, help="faults of one run of one host")
     parser.add_argument("--together-hosts", type=int, default=9, help="faults of one run of several hosts")
     parser.add_argument("--hold", type=float, default=1, help="seconds that stops, neighbours and lack last")
