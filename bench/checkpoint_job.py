@@ -1,0 +1,134 @@
+"""What checkpoints in the background cost a job whose ten steps are not much longer than writing one takes.
+
+    python bench/checkpoint_job.py [--megabytes 150] [--batch 64] [--steps 100] [--rounds 5] [--folder DIR] [--json FILE]
+
+`evenstep run -n 2 --checkpoint-every 10`, as a user starts it, beside the same job without checkpoints, by turns; each rank has a
+core, and nothing is left for the writer. `slowed` compares each job's median of ten steps with that of its neighbour (the median
+over all pairs, and each); `stall` is how long rank 0 is kept from its next step at a checkpoint, beside one copy of the state in
+memory in the same process. Steps should take 100 to 300 ms: --batch says how long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from heading import add_program, found_program, heading, print_heading
+
+WIDTH, EVERY, WARM = 1024, 10, 20
+AIMS = {"slowed": 0.03, "stall": 1.2}
+
+
+def train(megabytes: float, batch: int, steps: int) -> None:
+    """One rank of the job."""
+    import torch
+
+    import evenstep as es
+    from evenstep import checkpoint
+
+    torch.manual_seed(0)
+    layers = max(1, round(megabytes * 1e6 / (3 * 4 * (WIDTH * WIDTH + WIDTH))))
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    data = torch.utils.data.TensorDataset(torch.randn(2 * batch, WIDTH))
+    model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=2 * batch))
+    stalls: list[float] = []
+    automatic = checkpoint.automatic
+
+    def timed(session: Any) -> None:
+        began = time.perf_counter()
+        automatic(session)
+        stalls.append(time.perf_counter() - began)
+
+    checkpoint.automatic = timed
+    ends: list[float] = []
+    for _ in es.epochs(WARM + steps + 1):  # the last one's end is the next one's begin
+        for (inputs,) in loader:
+            ends.append(time.perf_counter())
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    if not es.is_main():
+        return
+    tens = [(ends[at + EVERY] - ends[at]) / EVERY for at in range(WARM, WARM + steps, EVERY)]
+    tensors = [*model.state_dict().values()]
+    tensors += [each for state in optimizer.state_dict()["state"].values() for each in state.values()]
+    kept, copies = [each.clone() for each in tensors], []
+    for _ in range(9):
+        began = time.perf_counter()
+        for to, tensor in zip(kept, tensors):
+            to.copy_(tensor)
+        copies.append(time.perf_counter() - began)
+    found = {"step": tens, "stall": stalls[WARM // EVERY :], "copy": copies[2:], "bytes": sum(t.nbytes for t in kept)}
+    pathlib.Path(os.environ["EVENSTEP_RUN_DIR"], "figures.json").write_text(json.dumps(found))
+
+
+def run_job(options: argparse.Namespace, folder: pathlib.Path, name: str, every: int) -> dict[str, Any]:
+    command = [options.program, "run", "-n", "2", "--runs-dir", str(folder), "--name", name, "--quiet"]
+    command += ["--log-rank", "none", "--policy", "equal", "--checkpoint-every", str(every), "--python", sys.executable]
+    command += [__file__, "--train", "--megabytes", str(options.megabytes)]
+    command += ["--batch", str(options.batch), "--steps", str(options.steps)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"the job ended with {done.returncode}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads((folder / name / "figures.json").read_text())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=150, help="of the whole state (default 150)")
+    parser.add_argument("--batch", type=int, default=64, help="samples of a rank's step (default 64)")
+    parser.add_argument("--steps", type=int, default=100, help="of each job, tens of them (default 100)")
+    parser.add_argument("--rounds", type=int, default=5, help="of one job with and one without (default 5)")
+    parser.add_argument("--folder", default="build", help="on the disk to write to (default build)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
+    parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
+    add_program(parser)
+    options = parser.parse_args()
+    if options.train:
+        train(options.megabytes, options.batch, options.steps)
+        return
+    options.program = found_program(options)
+    pathlib.Path(options.folder).mkdir(parents=True, exist_ok=True)
+    print_heading("Checkpoints in the background of a job of two ranks")
+    pairs: list[dict[str, dict[str, Any]]] = []
+    for round_ in range(options.rounds):
+        with tempfile.TemporaryDirectory(prefix="evenstep-bench-", dir=options.folder) as text:
+            ways = (("with", EVERY), ("without", 10**9))
+            found = {
+                way: run_job(options, pathlib.Path(text), way, every) for way, every in ways[:: 1 if round_ % 2 else -1]
+            }
+        pairs.append(found)
+        step = {way: statistics.median(one["step"]) for way, one in found.items()}
+        slowed = step["with"] / step["without"] - 1
+        print(f"  {1e3 * step['without']:6.1f} ms a step, with checkpoints {1e3 * step['with']:6.1f}: {100 * slowed:+5.1f} %", flush=True)  # fmt: skip
+    slowed = statistics.median(
+        statistics.median(one["with"]["step"]) / statistics.median(one["without"]["step"]) - 1 for one in pairs
+    )
+    copy = statistics.median(each for one in pairs for found in one.values() for each in found["copy"])
+    stall = statistics.median(each for one in pairs for each in one["with"]["stall"])
+    longest = max(each for one in pairs for each in one["with"]["stall"])
+    plain = statistics.median(each for one in pairs for each in one["without"]["step"])
+    size = pairs[0]["with"]["bytes"]
+    print(f"\n{size / 1e6:.0f} MB every {EVERY} steps of {1e3 * plain:.0f} ms: {size / (EVERY * plain) / 1e6:.0f} MB a second")
+    if not 0.1 <= plain <= 0.3:
+        print("  (not a step of 100 to 300 ms: --batch)")
+    print(f"{'':8}{'achieved':>10}{'aim':>8}{'achieved / aim':>16}")
+    print(f"{'slowed':8}{100 * slowed:9.1f}%{100 * AIMS['slowed']:7.0f}%{slowed / AIMS['slowed']:16.2f}")
+    print(f"{'stall':8}{stall / copy:10.2f}{AIMS['stall']:8.1f}{stall / copy / AIMS['stall']:16.2f}")
+    print(f"  stall {1e3 * stall:.1f} ms ({1e3 * longest:.1f} at most), a copy in memory {1e3 * copy:.1f} ms")
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps({"heading": heading(), "pairs": pairs}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
