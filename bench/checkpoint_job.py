@@ -119,7 +119,9 @@ def main() -> None:
     longest = max(each for one in pairs for each in one["with"]["stall"])
     plain = statistics.median(each for one in pairs for each in one["without"]["step"])
     size = pairs[0]["with"]["bytes"]
-    print(f"\n{size / 1e6:.0f} MB every {EVERY} steps of {1e3 * plain:.0f} ms: {size / (EVERY * plain) / 1e6:.0f} MB a second")
+    print(
+        f"\n{size / 1e6:.0f} MB every {EVERY} steps of {1e3 * plain:.0f} ms: {size / (EVERY * plain) / 1e6:.0f} MB a second"
+    )
     if not 0.1 <= plain <= 0.3:
         print("  (not a step of 100 to 300 ms: --batch)")
     print(f"{'':8}{'achieved':>10}{'aim':>8}{'achieved / aim':>16}")

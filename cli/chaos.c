@@ -439,7 +439,8 @@ static void print_kept(const chaos *on) {
   if (came == 0) {
     tell(on, "NOTHING WAS SHOWN: none of the faults came (why: above)\n");
   } else if (came < (size_t)on->count) {
-    tell(on, "kept under %zu of %" PRId64 " faults; the others DID NOT COME (why: above), and nothing is said of them: ",
+    tell(on,
+         "kept under %zu of %" PRId64 " faults; the others DID NOT COME (why: above), and nothing is said of them: ",
          came, on->count);
   } else {
     tell(on, "kept: ");
@@ -456,7 +457,8 @@ static void print_words(const chaos *on, long steps) {
     } else if (done->impossible) {
       tell(on, "  not here     %-13s  %s\n", even_chaos_name(on->plan[i].kind), done->words);
     } else {
-      tell(on, "  not at all   %-13s  the training had come to its end before it could be (planned for step %.0f)%s%s\n",
+      tell(on,
+           "  not at all   %-13s  the training had come to its end before it could be (planned for step %.0f)%s%s\n",
            even_chaos_name(on->plan[i].kind), on->plan[i].when * (double)steps, done->words[0] == '\0' ? "" : ": ",
            done->words);
     }
@@ -472,8 +474,8 @@ static void print_words(const chaos *on, long steps) {
   if (on->verdict.different == 0) {
     tell(on, "%zu tensors are the same to the bit\n", on->verdict.tensors);
   } else {
-    tell(on, "%zu tensors, the largest difference in %s: relative norm %.3g (%.3g is allowed)\n",
-         on->verdict.tensors, on->verdict.where, on->verdict.largest, on->tolerance);
+    tell(on, "%zu tensors, the largest difference in %s: relative norm %.3g (%.3g is allowed)\n", on->verdict.tensors,
+         on->verdict.where, on->verdict.largest, on->tolerance);
   }
 }
 

@@ -19,15 +19,15 @@
 /* What became of a fault. */
 typedef struct even_chaos_done {
   bool injected;
-  bool impossible;     /* here; words say why */
-  bool broken;         /* what must follow did not, as words say */
-  uint64_t at_ns;      /* CLOCK_MONOTONIC */
-  uint64_t noticed_ns; /* when the agent told of it, or another rank had ended; 0: that was not seen */
-  uint64_t gone_ns;    /* of a killed agent: when the last of its ranks was no more; else 0 */
-  long step;           /* the training's last one then */
-  int rank;            /* to which it came; -1: to none */
-  size_t heard;        /* of the agent's words, before it */
-  char words[224];     /* to whom, where; why it was not */
+  bool impossible;       /* here; words say why */
+  bool broken;           /* what must follow did not, as words say */
+  uint64_t at_ns;        /* CLOCK_MONOTONIC */
+  uint64_t noticed_ns;   /* when the agent told of it, or another rank had ended; 0: that was not seen */
+  uint64_t gone_ns;      /* of a killed agent: when the last of its ranks was no more; else 0 */
+  long step;             /* the training's last one then */
+  int rank;              /* to which it came; -1: to none */
+  size_t heard;          /* of the agent's words, before it */
+  char words[224];       /* to whom, where; why it was not */
   const char *unnoticed; /* why noticed_ns is 0, of a kind that others notice; NULL: it is not, or is no such kind */
   /* ---- of the attempt that began after it, by the history (chaos_again.c); -1: none did ---- */
   int64_t again_from; /* its first step; the first one of all is 0 */
@@ -176,8 +176,8 @@ typedef struct even_chaos_job {
   pid_t victim_pid;
   even_chaos_members members;
   even_chaos_checkpoints checkpoints;
-  int64_t last_step;   /* of the attempts that were judged; -1: none was made */
-  uint64_t started_ns; /* when this agent was */
+  int64_t last_step;               /* of the attempts that were judged; -1: none was made */
+  uint64_t started_ns;             /* when this agent was */
   char wrong[EVEN_SURVIVAL_WORDS]; /* what should never be, from its history; "": nothing */
   uint64_t ended_ns;               /* when the last fault that ends an attempt came; 0: none yet */
   even_chaos_process stopped;      /* a rank, let go later */

@@ -1,5 +1,5 @@
-/* What restarts under `evenstep chaos` cost: which steps were made again, and that none of them was in a checkpoint that
- * was whole when the attempt began. */
+/* What restarts under `evenstep chaos` cost: which steps were made again, and that none of them was in a checkpoint
+ * that was whole when the attempt began. */
 #include "base/fail.h"
 #include "cli/chaos.h"
 #include "monitor/sqlite.h"
@@ -63,9 +63,9 @@ even_status even_chaos_judge_again(even_chaos_job *job) {
     take_attempt(job, &made);
     code = SQLITE_OK;
   }
-  even_status status = code == SQLITE_DONE ? EVEN_OK
-                                           : even_sqlite_fail(connection, code, even_history_path(job->history),
-                                                              "cannot be read");
+  even_status status = code == SQLITE_DONE
+                           ? EVEN_OK
+                           : even_sqlite_fail(connection, code, even_history_path(job->history), "cannot be read");
   (void)sqlite3_finalize(row);
   return status;
 }
@@ -82,8 +82,7 @@ void even_chaos_again_sum(const even_chaos_done *done, size_t count, even_text *
     }
   }
   if (attempts > 0) {
-    even_text_format(out,
-                     "began again after %zu fault%s: %lld step%s made again, %lld at most after one",
-                     attempts, attempts == 1 ? "" : "s", (long long)all, all == 1 ? "" : "s", (long long)most);
+    even_text_format(out, "began again after %zu fault%s: %lld step%s made again, %lld at most after one", attempts,
+                     attempts == 1 ? "" : "s", (long long)all, all == 1 ? "" : "s", (long long)most);
   }
 }

@@ -89,7 +89,8 @@ static even_status look(even_chaos_job *job) {
   even_chaos_checkpoints_look(job);
   even_chaos_relent(job, false);
   EVEN_TRY(even_chaos_host_look(job));
-  return !watching && job->history != NULL && !job->agent_killed && is_due(job, job->next) ? even_chaos_inject(job) : EVEN_OK;
+  return !watching && job->history != NULL && !job->agent_killed && is_due(job, job->next) ? even_chaos_inject(job)
+                                                                                           : EVEN_OK;
 }
 
 static void take_outcome(even_chaos_job *job, const char *line) {

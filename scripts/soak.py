@@ -180,7 +180,14 @@ class Soak:
         count = self.args.together if hosts == 1 else self.args.together_hosts
         command = [program(), "chaos", "-n", str(ranks // hosts), "--seed", str(seed), "--faults", str(count)]
         command += ["--kinds", kinds, "--runs-dir", str(self.base), "--name", name, "--policy", "auto", "--json"]
-        command += ["--checkpoint-every", str(EVERY), "--hold", str(longer * self.args.hold), "--python", sys.executable]
+        command += [
+            "--checkpoint-every",
+            str(EVERY),
+            "--hold",
+            str(longer * self.args.hold),
+            "--python",
+            sys.executable,
+        ]
         command += ["--recovery", recovery] if recovery != "restart" else []
         command += ["--spares", str(1 + seed % 2)] if recovery == "replace" else []
         command += ["--namespaces", "--hosts", str(hosts)] if several else []
@@ -328,7 +335,9 @@ def report_again(faults: list[dict[str, Any]]) -> None:
     told = sum("again_from" in fault for fault in faults)
     if not told:
         return
-    print(f"\nsteps made again by a new attempt, after {len(began)} of {told} faults (a checkpoint every {EVERY} steps)")
+    print(
+        f"\nsteps made again by a new attempt, after {len(began)} of {told} faults (a checkpoint every {EVERY} steps)"
+    )
     print(f"{'kind':14}{'times':>7}{'median':>9}{'most':>9}{'over ' + str(EVERY):>9}")
     for kind in sorted({fault["kind"] for fault in began}):
         again = [fault["made_again"] for fault in began if fault["kind"] == kind]

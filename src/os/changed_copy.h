@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 typedef struct even_file_change {
-  uint64_t bytes;    /* of its beginning are kept; UINT64_MAX: all */
-  uint64_t at;       /* of this byte of them */
-  unsigned char xor; /* these bits are turned */
+  uint64_t bytes;     /* of its beginning are kept; UINT64_MAX: all */
+  uint64_t at;        /* of this byte of them */
+  unsigned char xor ; /* these bits are turned */
 } even_file_change;
 
 /* The file at `path` is replaced by a changed copy, which is written at `temporary` (of the same file system) first;

@@ -107,7 +107,9 @@ def test_the_promise_is_kept(
     assert found["tensors"] == 4 and (found["numbers_that_differ"] == 0 or kinds == "out-of-memory")
     for fault in found["faults"]:  # what a restart costs: nothing that a whole checkpoint held
         assert fault["again_from"] == -1 or fault["again_from"] >= fault["held"], fault
-        assert fault["again_from"] >= 0 or fault["kind"] not in ("kill", "agent", "bit-flip", "torn-write", "nan"), fault
+        assert fault["again_from"] >= 0 or fault["kind"] not in ("kill", "agent", "bit-flip", "torn-write", "nan"), (
+            fault
+        )
         assert (fault["noticed_ns"] > 0) != (fault["unnoticed"] is not None) or fault["kind"] not in ("kill", "stop")
 
 
