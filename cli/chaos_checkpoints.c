@@ -122,7 +122,7 @@ static even_status damage_file(const even_chaos_job *job, const char *path, uint
     (void)snprintf(words, bytes, "%.60s cut to %llu bytes", name, (unsigned long long)change.bytes);
   } else {
     unsigned bit = (unsigned)(fault->dice & 7u);
-    change.at = (fault->dice >> 8) % file_bytes;
+    change.at = file_bytes == 0 ? 0 : (fault->dice >> 8) % file_bytes;
     change.xor = (unsigned char)(1u << bit);
     (void)snprintf(words, bytes, "%.60s, byte %llu, bit %u", name, (unsigned long long)change.at, bit);
   }
