@@ -39,23 +39,12 @@ static bool ends_with(const char *text, const char *end) {
   return length > tail && strcmp(text + length - tail, end) == 0;
 }
 
-static even_status join(const char *folder, const char *end, char **out) {
-  even_text path = EVEN_TEXT_EMPTY;
-  even_text_format(&path, "%s%s", folder, end);
-  even_status status = even_text_status(&path);
-  if (status == EVEN_OK) {
-    status = even_duplicate(even_text_string(&path), out);
-  }
-  even_text_free(&path);
-  return status;
-}
-
 static even_status sign_of(const char *partial, char **out) {
   even_text end = EVEN_TEXT_EMPTY;
   even_text_format(&end, "/%s", sign_name);
   even_status status = even_text_status(&end);
   if (status == EVEN_OK) {
-    status = join(partial, even_text_string(&end), out);
+    status = even_placing_name(partial, even_text_string(&end), out);
   }
   even_text_free(&end);
   return status;
@@ -122,7 +111,7 @@ static even_status name_partial(const char *folder, int number, char **out) {
   if (number > 0) {
     (void)snprintf(end, sizeof end, ".evenstep-%d%s", number, EVEN_CHECKPOINT_PARTIAL);
   }
-  return join(folder, end, out);
+  return even_placing_name(folder, end, out);
 }
 
 static even_status make_sign(even_partial *partial) {
@@ -277,7 +266,7 @@ static even_status remove_by_name(const char *partial) {
   if (ends_with(partial, EVEN_CHECKPOINT_PARTIAL EVEN_CHECKPOINT_PARTIAL)) { /* no writer's name */
     return even_folder_remove(partial);
   }
-  EVEN_TRY(join(partial, EVEN_CHECKPOINT_PARTIAL, &away));
+  EVEN_TRY(even_placing_name(partial, EVEN_CHECKPOINT_PARTIAL, &away));
   even_status status = even_folder_rename(partial, away);
   if (status == EVEN_OK) {
     status = even_folder_remove(away);

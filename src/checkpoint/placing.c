@@ -14,7 +14,7 @@
 /* Another host's writer may settle between the two renames, again and again. */
 enum { MOST_ATTEMPTS = 16 };
 
-static even_status with_end(const char *folder, const char *end, char **out) {
+even_status even_placing_name(const char *folder, const char *end, char **out) {
   even_text path = EVEN_TEXT_EMPTY;
   even_text_format(&path, "%s%s", folder, end);
   even_status status = even_text_status(&path);
@@ -43,7 +43,7 @@ static even_status sync_parent(const char *folder) {
 static even_status remove_older(const char *folder, const char *aside) {
   char *away = NULL;
   EVEN_TRY(sync_parent(folder)); /* the newer one's name is safe */
-  EVEN_TRY(with_end(aside, EVEN_CHECKPOINT_PARTIAL, &away));
+  EVEN_TRY(even_placing_name(aside, EVEN_CHECKPOINT_PARTIAL, &away));
   even_status status = even_folder_rename(aside, away);
   if (status == EVEN_OK && !even_path_is_folder(folder)) {
     status = even_folder_rename(away, aside);
@@ -60,7 +60,7 @@ static even_status remove_older(const char *folder, const char *aside) {
 /* Not just any folder that came to the name meanwhile: then the older one may be the only one. */
 static even_status has_manifest(const char *folder, bool *out) {
   char *manifest = NULL;
-  EVEN_TRY(with_end(folder, "/" EVEN_CHECKPOINT_MANIFEST, &manifest));
+  EVEN_TRY(even_placing_name(folder, "/" EVEN_CHECKPOINT_MANIFEST, &manifest));
   *out = even_path_exists(manifest);
   even_free(manifest);
   return EVEN_OK;
@@ -68,7 +68,7 @@ static even_status has_manifest(const char *folder, bool *out) {
 
 even_status even_placing_settle(const char *folder) {
   char *aside = NULL;
-  EVEN_TRY(with_end(folder, EVEN_CHECKPOINT_REPLACED, &aside));
+  EVEN_TRY(even_placing_name(folder, EVEN_CHECKPOINT_REPLACED, &aside));
   bool newer = false;
   even_status status = EVEN_OK;
   if (even_path_is_own_folder(aside)) {
@@ -104,7 +104,7 @@ static even_status move_both(const char *partial, const char *folder, const char
 static even_status move_aside(const char *partial, const char *parent, const char *folder) {
   char *aside = NULL;
   bool again = true;
-  EVEN_TRY(with_end(folder, EVEN_CHECKPOINT_REPLACED, &aside));
+  EVEN_TRY(even_placing_name(folder, EVEN_CHECKPOINT_REPLACED, &aside));
   even_status status = EVEN_OK;
   for (int attempt = 0; attempt < MOST_ATTEMPTS && again; attempt++) {
     status = move_both(partial, folder, aside, &again);

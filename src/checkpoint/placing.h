@@ -16,4 +16,7 @@ even_status even_placing_replace(const char *partial, const char *parent, const 
  * where the newer one has it. Nothing where there is none, or it is another user's. */
 even_status even_placing_settle(const char *folder) EVEN_MUST_USE;
 
+/* The name of `folder` with `end` behind it, as a string of the caller's (even_free). */
+even_status even_placing_name(const char *folder, const char *end, char **out) EVEN_MUST_USE;
+
 #endif
