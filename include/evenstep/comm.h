@@ -194,8 +194,8 @@ EVEN_PUBLIC even_status even_comm_send_begin(even_comm *comm, const void *data, 
 /* Begins to receive the next message with that tag from rank `peer`, or from any (EVEN_COMM_ANY_RANK), of exactly
  * `bytes` bytes: the request fails with EVEN_ERR_MISMATCH where the message has another size, and leaves it where it
  * is. The sender is told so once somebody has waited for that request, unless the message has been received before it
- * hears: its next send, receive or collective, or the wait for one, fails with the same words (a collective on all
- * ranks, and the group with it). A wait that fails so leaves its own request under way. */
+ * hears: its next send, receive or collective, or the wait for one that is not done, fails with the same words (a
+ * collective on all ranks, and the group with it). A wait that fails so leaves its own request under way. */
 EVEN_PUBLIC even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
                                                 even_comm_request **out) EVEN_MUST_USE;
 /* Whether the request is done, well or not; does what can be done for it at once. */

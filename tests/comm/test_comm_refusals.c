@@ -92,13 +92,16 @@ static int hear(even_comm *comm, const scene *of, unsigned char *data) {
   even_comm_request *other = NULL;
   even_status status = EVEN_OK;
   RANKS_EXPECT(comm, sent != NULL);
-  if (of->how == IN_A_SEND || of->how >= NOT_AT_ALL) {
+  if (of->how >= NOT_AT_ALL) {
     RANKS_EXPECT(comm, even_comm_request_wait(sent, 0, NULL) == EVEN_OK);
+  }
+  while (of->how == IN_A_SEND && !even_comm_request_done(sent)) {
   }
   steps_reach(of->step, 1);
   switch (of->how) {
     case IN_A_SEND: /* in one of these, as soon as the word of it has come */
       steps_await(of->step, 2);
+      RANKS_EXPECT(comm, even_comm_request_wait(sent, 0, NULL) == EVEN_OK); /* it was over before */
       while (status == EVEN_OK) {
         status = end(begin(comm, true, F32, data, 1, last, 6));
       }
