@@ -15,14 +15,14 @@ ORDER = [
     ["os"],
     ["telemetry"],
     ["device"],
-    ["memory", "comm", "partitioner", "balancer", "optim", "checkpoint"],
-    ["sync", "fault"],
+    ["memory", "comm", "partitioner", "balancer", "checkpoint"],
+    ["sync", "optim", "fault"],
     ["orchestrator"],
     ["monitor", "serve"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 # The room that a public header belongs to; the others (status, types, version) belong to base.
-PUBLIC = {name: name for name in ("telemetry", "comm", "balancer", "checkpoint", "sync")} | {
+PUBLIC = {name: name for name in ("telemetry", "comm", "balancer", "checkpoint", "sync", "optim")} | {
     "comm_costs": "comm",
     "device_comm": "comm",
     "flight": "comm",

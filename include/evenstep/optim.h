@@ -1,0 +1,105 @@
+/* Optimizers of parameters in the hosts' memory: SGD, Adam and AdamW, whose states the ranks of one host have once, in
+ * shared memory, and of which each rank does as many pieces of a step as it comes to.
+ *
+ * A step changes every element by itself, so that the parameters are cut into pieces of 16,384 elements and each piece
+ * is done by one rank: its own first, then what others have not begun. A slow rank, or one whose core is shared, does
+ * fewer of them, and all end at the same time. Every operation is rounded once and alike on every instruction set
+ * (there is no fused multiply-add): the bits depend neither on who did a piece nor on the machine, so that several
+ * hosts, which each make the whole step, stay equal.
+ *
+ * The methods are torch.optim's: SGD with momentum (Sutskever et al., "On the importance of initialization and momentum
+ * in deep learning", 2013), Adam (Kingma and Ba, 2015) with AMSGrad (Reddi et al., 2018), AdamW (Loshchilov and Hutter,
+ * 2019). Parameters in F16 and BF16 have values in fp32 beside them, from which they are rounded after each step, and
+ * states in fp32. */
+#ifndef EVENSTEP_OPTIM_H
+#define EVENSTEP_OPTIM_H
+
+#include <evenstep/comm.h>
+#include <stdbool.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct even_optim even_optim;
+
+#define EVEN_OPTIM_STATES 3 /* at most, numbers that an element has beside its value */
+
+typedef enum even_optim_method {
+  EVEN_OPTIM_SGD = 0,  /* states: 0, or 1 (momentum buffer) */
+  EVEN_OPTIM_ADAM = 1, /* states: 2 (first and second moment), or 3 (largest second moment so far: AMSGrad) */
+  EVEN_OPTIM_ADAMW = 2 /* the same; the decay of weights is no part of the gradient */
+} even_optim_method;
+
+typedef struct even_optim_parameter {
+  size_t count;     /* elements, 0 allowed */
+  even_dtype dtype; /* F32, F64, F16, BF16 */
+  int states;       /* 0 … EVEN_OPTIM_STATES: so many numbers an element, F64 for F64, else F32 */
+} even_optim_parameter;
+
+typedef struct even_optim_params {
+  size_t size; /* sizeof(even_optim_params) */
+  const even_optim_parameter *parameters;
+  size_t parameter_count;
+} even_optim_params;
+
+/* How the elements of one parameter change in one step; all finite, betas in [0, 1), the others as their method has
+ * them. */
+typedef struct even_optim_rule {
+  even_optim_method method;
+  bool amsgrad;  /* Adam, AdamW */
+  bool nesterov; /* SGD */
+  bool maximize;
+  double lr;
+  double weight_decay;
+  double momentum, dampening; /* SGD */
+  double beta1, beta2, eps;   /* Adam, AdamW */
+} even_optim_rule;
+
+/* One parameter in one step. `rule` and `step` are the same on all ranks, and so is what the pointers lead to. */
+typedef struct even_optim_input {
+  void *values;         /* this rank's own copy; changed */
+  const void *gradient; /* as many elements of the same dtype, in the same order; NULL: it stays as it is */
+  uint32_t rule;        /* which of the rules */
+  uint64_t step; /* how many steps it has been given with this one: 1, …; of SGD 1 says that it has no momentum yet */
+} even_optim_input;
+
+typedef struct even_optim_report {
+  uint64_t elements;  /* that this rank did */
+  uint64_t all;       /* of all parameters that had a gradient */
+  uint64_t update_ns; /* in which it did them */
+  uint64_t wait_ns;   /* until the others had, before and after */
+  uint64_t copy_ns;   /* in which it took the others' values */
+} even_optim_report;
+
+/* Threads: one caller's, one call after the other. No pointer may be NULL but where it says so. */
+
+/* States of zeros. `comm` NULL: this process alone. Else collective: a group of ranks of one host, the same parameters
+ * on all; it must outlive this, and is used inside even_optim_open and even_optim_step alone. Errors: EVEN_ERR_ARGUMENT
+ * (also a group over several hosts), EVEN_ERR_OVERFLOW, EVEN_ERR_MEMORY, EVEN_ERR_NO_SPACE, EVEN_ERR_PERMISSION,
+ * EVEN_ERR_SYSTEM, EVEN_ERR_MISMATCH (other parameters on another rank), on all ranks where one of them has it, and
+ * those of the collectives. */
+EVEN_PUBLIC even_status even_optim_open(const even_optim_params *params, even_comm *comm,
+                                        even_optim **out) EVEN_MUST_USE;
+/* NULL is allowed. Its memory goes with the last rank that closes it. */
+EVEN_PUBLIC void even_optim_close(even_optim *optim);
+
+/* Bytes of shared memory, once a host. */
+EVEN_PUBLIC size_t even_optim_bytes(const even_optim *optim);
+/* State `state` (0 …) of a parameter: `count` numbers, F64 for F64 parameters, else F32; all ranks have the same
+ * memory. NULL where it has no such state. Read and written between steps alone. */
+EVEN_PUBLIC void *even_optim_state(even_optim *optim, size_t parameter, int state);
+
+/* One step of the parameters that have a gradient; inputs: one a parameter. Collective where there is a group: it
+ * begins when all ranks have come, and when it returns all parameters of this rank have their new values. A value that
+ * was changed since the last step (a checkpoint was loaded, weights were clipped) is where the step goes on from; it
+ * must be the same on all ranks. `report` may be NULL. Errors: EVEN_ERR_ARGUMENT (nothing done), and those of the
+ * barrier, whose group is over then: what the ranks did of the step is torn. */
+EVEN_PUBLIC even_status even_optim_step(even_optim *optim, const even_optim_rule *rules, size_t rule_count,
+                                        const even_optim_input *inputs, even_optim_report *report) EVEN_MUST_USE;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
