@@ -84,10 +84,11 @@ EVEN_PUBLIC even_status even_optim_open(const even_optim_params *params, even_co
 /* NULL is allowed. Its memory goes with the last rank that closes it. */
 EVEN_PUBLIC void even_optim_close(even_optim *optim);
 
-/* Bytes of shared memory, once a host. */
+/* The memory that all ranks of the group have, page-aligned, and its bytes. */
+EVEN_PUBLIC void *even_optim_memory(even_optim *optim);
 EVEN_PUBLIC size_t even_optim_bytes(const even_optim *optim);
-/* State `state` (0 …) of a parameter: `count` numbers, F64 for F64 parameters, else F32; all ranks have the same
- * memory. NULL where it has no such state. Read and written between steps alone. */
+/* In it state `state` (0 …) of a parameter: `count` numbers, F64 for F64 parameters, else F32. NULL where there is no
+ * such state. Read and written between steps alone. */
 EVEN_PUBLIC void *even_optim_state(even_optim *optim, size_t parameter, int state);
 
 /* One step of the parameters that have a gradient; inputs: one a parameter. Collective where there is a group: it
