@@ -569,6 +569,36 @@ class Exact:
     def finish(self, addresses: Sequence[int], /) -> tuple[bytes, float, float, int, int, int]: ...
     def close(self) -> None: ...
 
+OPTIM_SGD: int
+OPTIM_ADAM: int
+OPTIM_ADAMW: int
+
+class Optim:
+    """States of optimizers that the ranks of one host share; see evenstep/optim.h. One thread at a time."""
+
+    def __init__(self, parameters: Sequence[tuple[int, int, int]], comm: Comm | None = None) -> None:
+        """parameters: (elements, dtype, states). Collective where there is a group, which lives as long as this does."""
+    bytes: int  # of shared memory, once a host
+    ranks: int
+    def memory(self) -> memoryview:
+        """All of it, writable bytes; it stays as long as this view, also after close (slices do not count)."""
+    def offset(self, parameter: int, state: int) -> int:
+        """Where in the memory that state of that parameter begins; its numbers are float64 for DTYPE_F64, else float32."""
+    def step(
+        self,
+        rules: Sequence[tuple[int, float, float, float, float, float, float, float, bool, bool, bool]],
+        values: Sequence[int],
+        gradients: Sequence[int],
+        rule_of: Sequence[int],
+        steps: Sequence[int],
+    ) -> tuple[int, int, int, int, int]:
+        """rules: (method, lr, weight_decay, momentum, dampening, beta1, beta2, eps, amsgrad, nesterov, maximize); then one
+        entry a parameter: addresses (a gradient's may be 0: none), its rule, and how many steps it has been given with
+        this one. Gives the elements that this rank did and all, and the nanoseconds of the update, of waiting and of
+        taking the others' values. Without the GIL."""
+    def close(self) -> None:
+        """Views of states stay; a step raises."""
+
 ENCODE_INT8: int
 ENCODE_ONE_BIT: int
 ENCODE_TOP: int
