@@ -10,11 +10,6 @@
 #include <evenstep/telemetry.h>
 #include <stdio.h>
 
-#ifndef PyBUF_WRITE
-#define PyBUF_WRITE \
-  0x200 /* the headers of the limited API leave it out before 3.11; PyMemoryView_FromMemory needs it */
-#endif
-
 /* The group's memory may go only when nobody can look at it: no call, no message, no capsule, no view of the arena. */
 void even_ext_comm_free_when_unused(even_ext_comm *self) {
   if (self->closed && self->calls == 0 && self->messages == 0 && self->handles == 0 && self->view == NULL &&

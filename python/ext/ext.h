@@ -11,6 +11,11 @@
 #include <evenstep/status.h>
 #include <evenstep/telemetry.h>
 
+#ifndef PyBUF_WRITE
+#define PyBUF_WRITE \
+  0x200 /* the headers of the limited API leave it out before 3.11; PyMemoryView_FromMemory needs it */
+#endif
+
 /* evenstep.EvenstepError, with attributes status (str), fix (str or None), rank (int or None), device (str or None). */
 extern PyObject *even_ext_error;
 
