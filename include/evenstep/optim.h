@@ -87,8 +87,8 @@ EVEN_PUBLIC void even_optim_close(even_optim *optim);
 /* The memory that all ranks of the group have, page-aligned, and its bytes. */
 EVEN_PUBLIC void *even_optim_memory(even_optim *optim);
 EVEN_PUBLIC size_t even_optim_bytes(const even_optim *optim);
-/* In it state `state` (0 …) of a parameter: `count` numbers, F64 for F64 parameters, else F32. NULL where there is no
- * such state. Read and written between steps alone. */
+/* In it state `state` (0 …) of a parameter: `count` numbers, F64 for F64 parameters, else F32; after the last one, of
+ * F16 and BF16, the values in fp32. NULL where there is no such state. Read and written between steps alone. */
 EVEN_PUBLIC void *even_optim_state(even_optim *optim, size_t parameter, int state);
 
 /* One step of the parameters that have a gradient; inputs: one a parameter. Collective where there is a group: it

@@ -21,7 +21,7 @@ from evenstep.registration import register as _register_backend
 from evenstep.stacks import tell_stacks_of_rank as _tell_stacks_of_rank
 
 if TYPE_CHECKING:
-    from evenstep import comm, data, models
+    from evenstep import comm, data, models, optim
     from evenstep.balance import balance
     from evenstep.batch_adapt import AdaptBatch
     from evenstep.batch_size import BatchSizes, DeviceBatchSize, find_batch_size
@@ -87,6 +87,7 @@ __all__ = [
     "log",
     "models",
     "no_sync",
+    "optim",
     "prepare",
     "print",
     "rank",
@@ -140,7 +141,7 @@ _LAZY = {
     "step": ("evenstep.session_calls", "step_count"),
     "world_size": ("evenstep.session_calls", "world_size"),
 }
-_MODULES = ("comm", "data", "models")
+_MODULES = ("comm", "data", "models", "optim")
 
 
 def __getattr__(name: str) -> Any:

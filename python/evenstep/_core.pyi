@@ -583,7 +583,8 @@ class Optim:
     def memory(self) -> memoryview:
         """All of it, writable bytes; it stays as long as this view, also after close (slices do not count)."""
     def offset(self, parameter: int, state: int) -> int:
-        """Where in the memory that state of that parameter begins; its numbers are float64 for DTYPE_F64, else float32."""
+        """Where in the memory that state of that parameter begins; its numbers are float64 for DTYPE_F64, else float32. After
+        the last state, of 16-bit floats: their values in float32."""
     def step(
         self,
         rules: Sequence[tuple[int, float, float, float, float, float, float, float, bool, bool, bool]],

@@ -54,6 +54,7 @@ from evenstep.prepare_options import (
 from evenstep.process_sets import ProcessSet, process_set_of
 from evenstep.session import Session, session, sessions
 from evenstep.share_schedule import ShareSchedule
+from evenstep.shared_states import share_states
 from evenstep.sparse import sparse_parameters
 from evenstep.stale import StaleRounds
 
@@ -430,6 +431,7 @@ def _prepare_models(
     for name, optimizer in optimizers.items():
         check_same_optimizer(group, name, optimizer)
         broadcast_optimizer(group, optimizer)
+    share_states(current, optimizers.values(), apart=mode is not None and not isinstance(mode, Stale))
 
 
 def _prepare_batch_norm(current: Session, name: str, model: nn.Module, whole: bool, always: bool) -> None:

@@ -265,10 +265,14 @@ static void *at(const even_optim *optim, size_t offset) {
 }
 
 void *even_optim_state(even_optim *optim, size_t parameter, int state) {
-  if (parameter >= optim->parameter_count || state < 0 || state >= optim->places[parameter].states) {
+  if (parameter >= optim->parameter_count || state < 0) {
     return NULL;
   }
-  return at(optim, optim->places[parameter].state[state]);
+  const place *of = &optim->places[parameter];
+  if (state < of->states) {
+    return at(optim, of->state[state]);
+  }
+  return state == of->states && is_short(of->dtype) ? at(optim, of->values) : NULL;
 }
 
 /* ---- a step ---- */

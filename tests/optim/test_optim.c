@@ -160,6 +160,12 @@ static even_status step_once(even_optim *optim, model *one, int step, even_optim
 static bool same(even_optim *optim, const model *mine, const model *theirs) {
   for (size_t p = 0; p < PARAMETERS; p++) {
     size_t count = parameters[p].count;
+    const void *values = even_optim_state(optim, p, parameters[p].states);
+    if ((values != NULL) != is_short(parameters[p].dtype) ||
+        (values != NULL && memcmp(values, theirs->wide[p], count * sizeof(float)) != 0)) {
+      print_error("values in fp32 of parameter %zu\n", p);
+      return false;
+    }
     size_t wide = parameters[p].dtype == EVEN_F64 ? sizeof(double) : sizeof(float);
     if (memcmp(mine->values[p], theirs->values[p], count * even_dtype_bytes(parameters[p].dtype)) != 0) {
       print_error("values of parameter %zu\n", p);
@@ -208,10 +214,10 @@ static void go_on_from_other_values(void **state) {
   assert_int_equal(step_once(optim, mine, 1, NULL), EVEN_OK);
   for (size_t p = 0; p < PARAMETERS; p++) {
     for (size_t i = 0; i < parameters[p].count; i += 3) {
-      store(mine->values[p], parameters[p].dtype, i, 0.5);
-      store(theirs->values[p], parameters[p].dtype, i, 0.5);
+      store(mine->values[p], parameters[p].dtype, i, 1000);
+      store(theirs->values[p], parameters[p].dtype, i, 1000);
       if (is_short(parameters[p].dtype)) {
-        theirs->wide[p][i] = 0.5f;
+        theirs->wide[p][i] = 1000;
       }
     }
   }

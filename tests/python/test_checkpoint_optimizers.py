@@ -10,6 +10,7 @@ import torch
 from checkpoint_session import OneProcess, ck, empty_place, same, small, train, use  # noqa: F401
 from torch import nn
 
+import evenstep as es
 from evenstep import EvenstepError
 
 # -- optimizers and schedulers --
@@ -25,6 +26,8 @@ OPTIMIZERS = {
     "radam": lambda p: torch.optim.RAdam(p, 0.01),
     "asgd": lambda p: torch.optim.ASGD(p, 0.01),
     "rprop": lambda p: torch.optim.Rprop(p, 0.01),
+    "es-sgd": lambda p: es.optim.SGD(p, 0.1, momentum=0.9),
+    "es-adamw": lambda p: es.optim.AdamW(p, 0.01, amsgrad=True),
     "lbfgs": lambda p: torch.optim.LBFGS(p, 0.1, max_iter=4),
 }
 

@@ -77,18 +77,7 @@ def test_python_is_python_and_names_exist(page):
         if language == "python":
             ast.parse(body)
     for name in re.findall(r"\bes\.([a-z_]\w*)", code(page)):
-        if f"es.{name}" not in PLANNED:
-            assert hasattr(es, name), f"{page_id(page)}: es.{name}"
-
-
-# Named by the design and the roadmap as what comes later.
-PLANNED = {"es.optim"}
-
-
-def test_what_is_planned_is_not_there_yet():
-    import evenstep as es
-
-    assert [name for name in PLANNED if hasattr(es, name.removeprefix("es."))] == []
+        assert hasattr(es, name), f"{page_id(page)}: es.{name}"
 
 
 def test_the_docs_were_found():

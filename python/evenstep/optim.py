@@ -1,0 +1,328 @@
+"""es.optim: SGD, Adam and AdamW of torch.optim, whose states the ranks of one host have once.
+
+    optimizer = es.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer, loader = es.prepare(model, optimizer, loader)
+
+With torch's own optimizers every rank has all states and makes the whole step. These have one copy of the states in memory
+that the ranks of a host share, and of each step a rank does as many pieces as it comes to, so that all end at the same time;
+the result is the same to the bit on any ranks (include/evenstep/optim.h). Outside a job they are torch's, with a step of one
+pass over the memory; and so they are on a rank that is alone on its host, under `--recovery`, es.LocalSGD and es.DiLoCo, where
+each rank has states of its own. state_dict() has torch's form, and goes to torch's optimizers and back.
+
+Each class is a subclass of torch's, with its arguments but for foreach, fused, capturable and differentiable. Parameters in
+bfloat16 and float16 have states and values in float32 (`state[p]["master"]`), from which they are rounded after each step.
+Optimizers of parameters that are not dense floating-point numbers in the host's memory make torch's own step, on each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Union
+
+import torch
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.engine import memory_format_of
+from evenstep.group import DTYPES
+
+__all__ = ["SGD", "Adam", "AdamW"]
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_SHORT = (torch.float16, torch.bfloat16)
+_Number = Union[float, torch.Tensor]
+Rule = tuple[int, float, float, float, float, float, float, float, bool, bool, bool]
+
+
+class _Store:
+    """The states of some parameters: what the optimizer's `state` shows are views of it."""
+
+    def __init__(self, kinds: Sequence[tuple[torch.Tensor, tuple[str, ...]]], comm: _core.Comm | None) -> None:
+        """kinds: each parameter, and what states it has. Collective where there is a group."""
+        self.core = _core.Optim([(p.numel(), DTYPES[p.dtype], len(names)) for p, names in kinds], comm)
+        self.fresh = True  # all zeros
+        self.names: list[tuple[str, ...]] = []
+        self.views: list[list[torch.Tensor]] = []
+        self.strides: list[tuple[int, ...]] = []
+        memory = self.core.memory()
+        for number, (parameter, names) in enumerate(kinds):
+            shape, stride = memory_format_of(parameter)
+            wide = torch.float64 if parameter.dtype == torch.float64 else torch.float32
+            self.names.append((*names, "master") if parameter.dtype in _SHORT else names)
+            views = []
+            for state in range(len(self.names[-1])):
+                flat = torch.empty(0, dtype=wide)
+                if parameter.numel():
+                    at = self.core.offset(number, state)
+                    flat = torch.frombuffer(memory, dtype=wide, count=parameter.numel(), offset=at)
+                views.append(flat.as_strided(shape, stride))
+            self.views.append(views)
+            self.strides.append(stride)
+
+
+class InPieces(torch.optim.Optimizer):
+    """What the classes below share. Threads: one at a time, as in torch."""
+
+    _method: int
+    _names: tuple[str, ...]  # of the states, those that are not always there last
+    _counts: bool  # whether "step" is one, too
+    _torch: type[torch.optim.Optimizer]
+
+    def share(
+        self,
+        comm: _core.Comm | None,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        waited: Callable[[int], None] | None = None,
+    ) -> None:
+        """From the next step on its states are shared by the ranks of this group, which are on one host, have the same
+        parameters and step together; None: they are its own. es.prepare does so. around: of a step; waited: is told the
+        nanoseconds that it waited for the others in one."""
+        self.__dict__.update(_comm=comm, _around=around, _waited=waited)
+        self.__dict__.pop("_store", None)
+
+    @property
+    def shares(self) -> bool:
+        """Whether other ranks have the same memory."""
+        comm = self.__dict__.get("_comm")
+        return comm is not None and comm.ranks > 1
+
+    def _states_of(self, group: dict[str, Any]) -> int:
+        raise NotImplementedError
+
+    def _rule_of(self, group: dict[str, Any]) -> Rule:
+        raise NotImplementedError
+
+    def _steps_of(self, state: dict[str, Any]) -> int:
+        """How many the parameter was given before."""
+        raise NotImplementedError
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step, as torch's. Collective among the ranks of a host once es.prepare has it."""
+        if not all(is_ours(p) for group in self.param_groups for p in group["params"]):
+            return _step_of(self._torch)(self, closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._step()
+        return loss
+
+    def _step(self) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        store = self._store_of(parameters)
+        inputs = _Inputs()
+        stepped, counts = [], []
+        for number, parameter in enumerate(parameters):
+            gradient = parameter.grad
+            if gradient is None:
+                inputs.pass_over()
+                continue
+            if gradient.is_sparse:
+                raise EvenstepError(
+                    f"es.optim.{type(self).__name__} has a parameter with a sparse gradient\n"
+                    "  fix: build its embedding with sparse=False, or take torch.optim.SGD or SparseAdam for it"
+                )
+            state = self.state[parameter]
+            inputs.add(parameter, gradient, store.strides[number], self._steps_of(state) + 1)
+            self._adopt(state, store, number)
+            stepped.append(parameter)
+            if "step" in state:
+                counts.append(state["step"])
+        store.fresh = False
+        rule_of = [number for number, group in enumerate(self.param_groups) for _ in group["params"]]
+        rules = [self._rule_of(group) for group in self.param_groups]
+        with self.__dict__.get("_around", nullcontext)():
+            report = store.core.step(rules, inputs.values, inputs.gradients, rule_of, inputs.steps)
+        if self.__dict__.get("_waited") is not None:
+            self.__dict__["_waited"](report[3])
+        inputs.put_back()
+        if counts:
+            torch._foreach_add_(counts, 1)
+        torch.autograd.graph.increment_version(stepped)
+
+    def _adopt(self, state: dict[str, Any], store: _Store, number: int) -> None:
+        """Puts what is there of a parameter's states (loaded, or made by torch's step) into the store, and its views in their
+        place. In a group all ranks do so before the step's first barrier, with the same numbers."""
+        if "step" not in state and self._counts:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+        for name, view in zip(store.names[number], store.views[number]):
+            there = state.get(name)
+            if there is view:
+                continue
+            if there is not None:
+                view.copy_(there)
+            elif not store.fresh:
+                view.zero_()
+            state[name] = view
+
+    def _store_of(self, parameters: Sequence[torch.Tensor]) -> _Store:
+        """Made anew where the parameters are others than in the last step: a group was added, say. Collective then."""
+        own = self.__dict__
+        states = [self._states_of(group) for group in self.param_groups for _ in group["params"]]
+        kinds = [(id(p), p.dtype, p.numel(), count) for p, count in zip(parameters, states)]
+        if own.get("_store") is None or own["_kinds"] != kinds:
+            own["_store"] = _Store([(p, self._names[:count]) for p, count in zip(parameters, states)], own.get("_comm"))
+            own["_kinds"] = kinds
+        store: _Store = own["_store"]
+        return store
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but float32 states of 16-bit parameters stay what they are."""
+        super().load_state_dict(state_dict)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        indices = [index for group in state_dict["param_groups"] for index in group["params"]]
+        for parameter, index in zip(parameters, indices):
+            for name, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, torch.Tensor) and parameter.dtype in _SHORT and value.dtype == torch.float32:
+                    self.state[parameter][name] = value.clone()
+
+
+class _Inputs:
+    """Of one step: addresses, and what has to live as long as these are used."""
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self.gradients: list[int] = []
+        self.steps: list[int] = []
+        self._kept: list[torch.Tensor] = []
+        self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def pass_over(self) -> None:
+        self._append(0, 0, 0)
+
+    def add(self, parameter: torch.Tensor, gradient: torch.Tensor, stride: tuple[int, ...], step: int) -> None:
+        where = parameter
+        if parameter.stride() != stride:
+            where = _laid_out(parameter, parameter, stride)
+            self._copied.append((parameter, where))
+        if gradient.dtype != parameter.dtype or gradient.stride() != stride:
+            gradient = _laid_out(gradient, parameter, stride)
+            self._kept.append(gradient)
+        self._append(where.data_ptr(), gradient.data_ptr(), step)
+
+    def _append(self, values: int, gradient: int, step: int) -> None:
+        self.values.append(values)
+        self.gradients.append(gradient)
+        self.steps.append(step)
+
+    def put_back(self) -> None:
+        """After the step: parameters that do not lie densely."""
+        for parameter, where in self._copied:
+            parameter.copy_(where)
+
+
+def _laid_out(values: torch.Tensor, parameter: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(parameter.shape, stride, dtype=parameter.dtype).copy_(values)
+
+
+def is_ours(parameter: torch.Tensor) -> bool:
+    dense = parameter.layout is torch.strided and type(parameter) in (torch.nn.Parameter, torch.Tensor)
+    return dense and parameter.device.type == "cpu" and parameter.dtype in _FLOATS
+
+
+def _step_of(kind: Any) -> Any:
+    """torch's own step, without the hooks, which go around ours."""
+    step = kind.step
+    while getattr(step, "hooked", False):
+        step = step.__wrapped__
+    return step
+
+
+class SGD(InPieces, torch.optim.SGD):
+    """torch.optim.SGD, with momentum, dampening, Nesterov's momentum, weight decay and maximize."""
+
+    _method = _core.OPTIM_SGD
+    _names = ("momentum_buffer",)
+    _counts = False
+    _torch = torch.optim.SGD
+
+    def __init__(
+        self,
+        params: Any,
+        lr: _Number = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: _Number = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize)
+
+    def _states_of(self, group: dict[str, Any]) -> int:
+        return 1 if group["momentum"] != 0 else 0
+
+    def _rule_of(self, group: dict[str, Any]) -> Rule:
+        momentum, dampening = float(group["momentum"]), float(group["dampening"])
+        rates = float(group["lr"]), float(group["weight_decay"])
+        flags = False, bool(group["nesterov"]), bool(group["maximize"])
+        return (self._method, *rates, momentum, dampening, 0.0, 0.0, 0.0, *flags)
+
+    def _steps_of(self, state: dict[str, Any]) -> int:
+        return 0 if state.get("momentum_buffer") is None else 1  # all that its step asks
+
+
+class Adam(InPieces, torch.optim.Adam):
+    """torch.optim.Adam, with weight decay, AMSGrad and maximize."""
+
+    _method = _core.OPTIM_ADAM
+    _names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+    _counts = True
+    _torch: type[torch.optim.Optimizer] = torch.optim.Adam
+
+    def __init__(
+        self,
+        params: Any,
+        lr: _Number = 1e-3,
+        betas: tuple[_Number, _Number] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        decoupled_weight_decay: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            maximize=maximize,
+            decoupled_weight_decay=decoupled_weight_decay,
+        )
+
+    def _states_of(self, group: dict[str, Any]) -> int:
+        return 3 if group["amsgrad"] else 2
+
+    def _rule_of(self, group: dict[str, Any]) -> Rule:
+        method = _core.OPTIM_ADAMW if group["decoupled_weight_decay"] else self._method
+        rates = float(group["lr"]), float(group["weight_decay"])
+        betas = float(group["betas"][0]), float(group["betas"][1])
+        flags = bool(group["amsgrad"]), False, bool(group["maximize"])
+        return (method, *rates, 0.0, 0.0, *betas, float(group["eps"]), *flags)
+
+    def _steps_of(self, state: dict[str, Any]) -> int:
+        return int(state.get("step", 0))
+
+
+class AdamW(Adam, torch.optim.AdamW):
+    """torch.optim.AdamW, with AMSGrad and maximize."""
+
+    _torch = torch.optim.AdamW
+
+    def __init__(
+        self,
+        params: Any,
+        lr: _Number = 1e-3,
+        betas: tuple[_Number, _Number] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        torch.optim.AdamW.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
