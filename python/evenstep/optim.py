@@ -124,7 +124,7 @@ class InPieces(torch.optim.Optimizer):
                     f"es.optim.{type(self).__name__} has a parameter with a sparse gradient\n"
                     "  fix: build its embedding with sparse=False, or take torch.optim.SGD or SparseAdam for it"
                 )
-            state = self.state[parameter]
+            state = self.state[parameter] if self._counts or store.names[number] else {}  # torch's SGD has none either
             inputs.add(parameter, gradient, store.strides[number], self._steps_of(state) + 1)
             self._adopt(state, store, number)
             stepped.append(parameter)
