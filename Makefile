@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-balance bench-balancer bench-hosts bench-faults bench-compression bench-recovery bench-drain bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
+.PHONY: help demo test bench bench-balance bench-balancer bench-hosts bench-faults bench-compression bench-recovery bench-drain bench-optim bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -45,6 +45,10 @@ bench-compression: ## what int8, onebit, topk, … save between hosts, over shap
 bench-drain: ## how long training pauses while a host is drained and its ranks move, with and without a warm start
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh drain
+
+bench-optim: ## a step of es.optim beside torch.optim, on two ranks
+	@scripts/bootstrap.sh test
+	@scripts/bench.sh optim
 
 bench-recovery: ## kills ranks of jobs that go on without them: when do the others compute again?
 	@scripts/bootstrap.sh test

@@ -91,6 +91,10 @@ if wanted norms; then
   echo "== what synchronised BatchNorm costs"
   "$bin/evenstep" run -n 2 --name batch-norm-bench bench/batch_norm.py -o "$results/batch-norm-$day.txt"
 fi
+if wanted optim; then
+  echo "== a step of es.optim beside torch.optim"
+  "$bin/evenstep" run -n 2 --name optim-bench bench/optim_bench.py -o "$results/optim-$day.txt"
+fi
 if wanted loading; then
   echo "== loading by workers and from a cache"
   "$bin/evenstep" run -n 2 --name loading-bench bench/loading_bench.py -o "$results/loading-$day.txt"
