@@ -41,6 +41,9 @@ typedef struct even_optim_params {
   size_t size; /* sizeof(even_optim_params) */
   const even_optim_parameter *parameters;
   size_t parameter_count;
+  /* A rank that ends in a step leaves nothing half done: what a piece was is kept until it is done (a copy of 64 to 512
+   * KB a rank, which stays in the caches), and those that are left do its pieces again. The same on all ranks. */
+  bool survives;
 } even_optim_params;
 
 /* How the elements of one parameter change in one step; all finite, betas in [0, 1), the others as their method has
@@ -91,11 +94,13 @@ EVEN_PUBLIC size_t even_optim_bytes(const even_optim *optim);
  * F16 and BF16, the values in fp32. NULL where there is no such state. Read and written between steps alone. */
 EVEN_PUBLIC void *even_optim_state(even_optim *optim, size_t parameter, int state);
 
-/* One step of the parameters that have a gradient; inputs: one a parameter. Collective where there is a group: it
- * begins when all ranks have come, and when it returns all parameters of this rank have their new values. A value that
- * was changed since the last step (a checkpoint was loaded, weights were clipped) is where the step goes on from; it
- * must be the same on all ranks. `report` may be NULL. Errors: EVEN_ERR_ARGUMENT (nothing done), and those of the
- * barrier, whose group is over then: what the ranks did of the step is torn. */
+/* One step of the parameters that have a gradient; inputs: one a parameter. Where none has one, nothing is done. Else
+ * collective where there is a group: it begins when all ranks have come, and when it returns all parameters of this
+ * rank have their new values. A value that was changed since the last step (a checkpoint was loaded, weights were
+ * clipped) is where the step goes on from; it must be the same on all ranks. `report` may be NULL. Errors:
+ * EVEN_ERR_ARGUMENT (nothing done), and those of the barriers, whose group is over then: what the ranks did of the step
+ * is torn. With `survives` no error comes of a rank that has ended: the step is made by those that are left, which
+ * wait, at most 10 minutes, for who stands still; so are later ones, although the group is over. */
 EVEN_PUBLIC even_status even_optim_step(even_optim *optim, const even_optim_rule *rules, size_t rule_count,
                                         const even_optim_input *inputs, even_optim_report *report) EVEN_MUST_USE;
 

@@ -1,51 +1,15 @@
-/* The states' memory, and the steps. */
-#include <evenstep/optim.h>
+/* The states' memory: how it is laid out, and how all ranks of a host come by it. */
+#include "optim/states.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
-#include "comm/kernels.h"
-#include "optim/kernels.h"
-#include "optim/pieces.h"
 #include "os/calls.h"
-#include "os/shared_memory.h"
+#include "os/process_stat.h"
 
-#include <math.h>
 #include <string.h>
 
 #define LINE ((size_t)64)
-#define BLOCK 1024 /* 16-bit floats go through fp32 so many at a time */
-#define NOWHERE SIZE_MAX
-
-/* Where the numbers of one parameter lie in the memory. */
-typedef struct place {
-  size_t count;
-  even_dtype dtype;
-  int states;
-  size_t state[EVEN_OPTIM_STATES];
-  size_t values; /* those that the other ranks take, of 16-bit floats in fp32; NOWHERE where nobody wants them */
-} place;
-
-struct even_optim {
-  even_comm *comm; /* NULL: alone */
-  int rank, ranks;
-  size_t parameter_count;
-  place *places;
-  even_optim_factors *factors; /* of the step under way, one a parameter */
-  even_optim_piece *pieces;
-  size_t piece_count;
-  even_shared_memory memory; /* the words of the pieces, then the numbers */
-  uint64_t number;           /* of steps */
-};
-
-static bool is_short(even_dtype dtype) {
-  return dtype == EVEN_F16 || dtype == EVEN_BF16;
-}
-
-/* Bytes of a number beside an element. */
-static size_t wide_bytes(even_dtype dtype) {
-  return dtype == EVEN_F64 ? sizeof(double) : sizeof(float);
-}
 
 /* ---- the layout: a function of the parameters, and of whether there are others ---- */
 
@@ -56,7 +20,7 @@ static even_status check_params(const even_optim_params *params) {
   }
   for (size_t i = 0; i < params->parameter_count; i++) {
     const even_optim_parameter *one = &params->parameters[i];
-    if (one->dtype != EVEN_F32 && one->dtype != EVEN_F64 && !is_short(one->dtype)) {
+    if (one->dtype != EVEN_F32 && one->dtype != EVEN_F64 && !even_optim_is_short(one->dtype)) {
       return even_fail(EVEN_ERR_ARGUMENT,
                        "parameter %zu: an optimizer of dtype %d: F32, F64, F16 and BF16 are possible", i,
                        (int)one->dtype);
@@ -77,19 +41,37 @@ static bool put(size_t count, size_t bytes, size_t *total, size_t *at) {
          even_align_size(*total, LINE, total) && *total <= (size_t)INT64_MAX;
 }
 
+/* Bytes of an element that a step changes, but for its value, at most. */
+static size_t most_kept(const even_optim_params *params) {
+  size_t most = 0;
+  for (size_t i = 0; i < params->parameter_count; i++) {
+    const even_optim_parameter *one = &params->parameters[i];
+    size_t numbers = (size_t)one->states + (even_optim_is_short(one->dtype) ? 1 : 0);
+    size_t bytes = numbers * even_optim_wide_bytes(one->dtype);
+    most = bytes > most ? bytes : most;
+  }
+  return most;
+}
+
 static even_status lay_out(even_optim *optim, const even_optim_params *params, size_t *total) {
   size_t words = 0;
   *total = 0;
   bool fits = put(optim->piece_count, sizeof(_Atomic uint64_t), total, &words);
+  if (optim->survives) {
+    fits = fits &&
+           even_align_size(sizeof(even_optim_kept) + EVEN_OPTIM_PIECE * most_kept(params), LINE, &optim->kept_stride) &&
+           put((size_t)optim->ranks, optim->kept_stride, total, &optim->kept);
+  }
   for (size_t i = 0; i < params->parameter_count && fits; i++) {
     const even_optim_parameter *from = &params->parameters[i];
-    place *to = &optim->places[i];
-    *to = (place){.count = from->count, .dtype = from->dtype, .states = from->states, .values = NOWHERE};
-    size_t bytes = wide_bytes(from->dtype);
+    even_optim_place *to = &optim->places[i];
+    *to = (even_optim_place){
+        .count = from->count, .dtype = from->dtype, .states = from->states, .values = EVEN_OPTIM_NOWHERE};
+    size_t bytes = even_optim_wide_bytes(from->dtype);
     for (int k = 0; k < from->states && fits; k++) {
       fits = put(from->count, bytes, total, &to->state[k]);
     }
-    if (fits && (optim->ranks > 1 || is_short(from->dtype))) {
+    if (fits && (optim->ranks > 1 || even_optim_is_short(from->dtype))) {
       fits = put(from->count, bytes, total, &to->values);
     }
   }
@@ -106,7 +88,7 @@ static even_status lay_out(even_optim *optim, const even_optim_params *params, s
 typedef struct word {
   int32_t status;
   int32_t fd;
-  int64_t process;
+  even_optim_process process;
   uint64_t bytes;
   uint64_t signature; /* of the parameters */
 } word;
@@ -120,7 +102,7 @@ static uint64_t mix(uint64_t hash, uint64_t value) {
 }
 
 static uint64_t signature_of(const even_optim_params *params) {
-  uint64_t hash = 0xcbf29ce484222325u;
+  uint64_t hash = mix(0xcbf29ce484222325u, params->survives);
   for (size_t i = 0; i < params->parameter_count; i++) {
     const even_optim_parameter *one = &params->parameters[i];
     hash = mix(mix(mix(hash, one->count), (uint64_t)one->dtype), (uint64_t)one->states);
@@ -161,14 +143,18 @@ static even_status share(even_optim *optim, even_status status, const word *mine
   own.status = (int32_t)status;
   EVEN_TRY(tell(optim, &own, all, counts));
   if (optim->rank != 0) {
-    status = even_shared_memory_open_peer((pid_t)all[0].process, all[0].fd, &optim->memory);
+    status = even_shared_memory_open_peer((pid_t)all[0].process.number, all[0].fd, &optim->memory);
   }
   if (status == EVEN_OK && optim->memory.bytes < bytes) {
     status = even_fail(EVEN_ERR_INPUT, "the optimizer's shared memory is cut short: %zu of %zu bytes",
                        optim->memory.bytes, bytes);
   }
   own.status = (int32_t)status;
-  return tell(optim, &own, all, counts);
+  EVEN_TRY(tell(optim, &own, all, counts));
+  for (int r = 0; r < optim->ranks && optim->survives; r++) {
+    optim->processes[r] = all[r].process;
+  }
+  return EVEN_OK;
 }
 
 /* Collective. */
@@ -176,7 +162,10 @@ static even_status open_shared(even_optim *optim, even_status status, size_t byt
   size_t ranks = (size_t)optim->ranks;
   word *all = NULL;
   size_t *counts = NULL;
-  word own = {.fd = -1, .process = even_os.getpid(), .bytes = bytes, .signature = signature};
+  word own = {.fd = -1, .process = {.number = even_os.getpid()}, .bytes = bytes, .signature = signature};
+  even_process_stat facts = {0};
+  (void)even_process_stat_read(0, &facts); /* without it a later process may be taken for this one */
+  own.process.start_time = facts.start_time;
   even_status room = EVEN_NEW_ARRAY(&all, ranks);
   room = room == EVEN_OK ? EVEN_NEW_ARRAY(&counts, ranks) : room;
   for (size_t r = 0; r < ranks && room == EVEN_OK; r++) {
@@ -199,6 +188,7 @@ static even_status prepare(even_optim *optim, const even_optim_params *params, s
   EVEN_TRY(even_optim_pieces_count(params, &optim->piece_count));
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->places, params->parameter_count));
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->factors, params->parameter_count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&optim->processes, (size_t)optim->ranks));
   EVEN_TRY(lay_out(optim, params, bytes)); /* before the pieces: where there are too many, it says so */
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->pieces, optim->piece_count));
   even_optim_pieces_place(params, optim->pieces);
@@ -227,6 +217,7 @@ even_status even_optim_open(const even_optim_params *params, even_comm *comm, ev
   optim->ranks = comm == NULL ? 1 : even_comm_ranks(comm);
   optim->rank = comm == NULL ? 0 : even_comm_rank(comm);
   optim->comm = optim->ranks > 1 ? comm : NULL;
+  optim->survives = params->survives && optim->comm != NULL;
   status = prepare(optim, params, &bytes);
   if (optim->comm != NULL) {
     status = open_shared(optim, status, bytes, status == EVEN_OK ? signature_of(params) : 0);
@@ -247,6 +238,7 @@ void even_optim_close(even_optim *optim) {
   }
   even_shared_memory_close(&optim->memory);
   even_free(optim->pieces);
+  even_free(optim->processes);
   even_free(optim->factors);
   even_free(optim->places);
   even_free(optim);
@@ -260,224 +252,13 @@ size_t even_optim_bytes(const even_optim *optim) {
   return optim->memory.bytes;
 }
 
-static void *at(const even_optim *optim, size_t offset) {
-  return (char *)optim->memory.address + offset;
-}
-
 void *even_optim_state(even_optim *optim, size_t parameter, int state) {
   if (parameter >= optim->parameter_count || state < 0) {
     return NULL;
   }
-  const place *of = &optim->places[parameter];
+  const even_optim_place *of = &optim->places[parameter];
   if (state < of->states) {
-    return at(optim, of->state[state]);
+    return even_optim_at(optim, of->state[state]);
   }
-  return state == of->states && is_short(of->dtype) ? at(optim, of->values) : NULL;
-}
-
-/* ---- a step ---- */
-
-static bool in_range(double value, double least, double below) {
-  return value >= least && value < below;
-}
-
-/* How many states it wants. */
-static int states_of(const even_optim_rule *rule) {
-  if (rule->method == EVEN_OPTIM_SGD) {
-    return rule->momentum != 0 ? 1 : 0;
-  }
-  return rule->amsgrad ? 3 : 2;
-}
-
-static even_status check_rule(const even_optim_rule *rule, size_t number) {
-  bool sgd = rule->method == EVEN_OPTIM_SGD;
-  if (!sgd && rule->method != EVEN_OPTIM_ADAM && rule->method != EVEN_OPTIM_ADAMW) {
-    return even_fail(EVEN_ERR_ARGUMENT, "rule %zu: no method has the number %d", number, (int)rule->method);
-  }
-  bool right = isfinite(rule->lr) && isfinite(rule->weight_decay) && isfinite(rule->momentum) &&
-               isfinite(rule->dampening) && isfinite(rule->eps) &&
-               (sgd || (in_range(rule->beta1, 0, 1) && in_range(rule->beta2, 0, 1)));
-  if (!right) {
-    return even_fail(
-        EVEN_ERR_ARGUMENT,
-        "rule %zu: lr %g, weight_decay %g, momentum %g, dampening %g, betas %g and %g, eps %g: all have to "
-        "be finite, the betas in [0, 1)",
-        number, rule->lr, rule->weight_decay, rule->momentum, rule->dampening, rule->beta1, rule->beta2, rule->eps);
-  }
-  return EVEN_OK;
-}
-
-static bool is_aligned(const void *pointer, even_dtype dtype) {
-  return (uintptr_t)pointer % even_dtype_bytes(dtype) == 0;
-}
-
-static even_status check_inputs(const even_optim *optim, const even_optim_rule *rules, size_t rule_count,
-                                const even_optim_input *inputs) {
-  for (size_t i = 0; i < rule_count; i++) {
-    EVEN_TRY(check_rule(&rules[i], i));
-  }
-  for (size_t i = 0; i < optim->parameter_count; i++) {
-    const even_optim_input *one = &inputs[i];
-    const place *of = &optim->places[i];
-    if (one->gradient == NULL || of->count == 0) {
-      continue;
-    }
-    if (one->rule >= rule_count || one->step == 0 || one->values == NULL) {
-      return even_fail(EVEN_ERR_ARGUMENT, "parameter %zu has rule %u of %zu, step %llu and values at %p", i, one->rule,
-                       rule_count, (unsigned long long)one->step, one->values);
-    }
-    if (states_of(&rules[one->rule]) > of->states) {
-      return even_fail(EVEN_ERR_ARGUMENT, "parameter %zu has %d states, rule %u wants %d", i, of->states, one->rule,
-                       states_of(&rules[one->rule]));
-    }
-    if (!is_aligned(one->values, of->dtype) || !is_aligned(one->gradient, of->dtype)) {
-      return even_fail(EVEN_ERR_ARGUMENT, "parameter %zu: values or gradient are not aligned to their elements", i);
-    }
-  }
-  return EVEN_OK;
-}
-
-/* Elements of one parameter that lie in one piece. */
-typedef struct range {
-  const place *of;
-  size_t first, count;
-} range;
-
-/* What it does to each of a piece's ranges. */
-typedef void range_call(even_optim *optim, const even_optim_rule *rules, const even_optim_input *input,
-                        size_t parameter, range where);
-
-/* Calls `each` for those with a gradient; gives their elements. */
-static size_t each_range(even_optim *optim, const even_optim_rule *rules, const even_optim_input *inputs, size_t piece,
-                         range_call *each) {
-  size_t parameter = optim->pieces[piece].parameter;
-  size_t first = optim->pieces[piece].first;
-  size_t left = EVEN_OPTIM_PIECE;
-  size_t done = 0;
-  for (; parameter < optim->parameter_count && left > 0; parameter++, first = 0) {
-    const place *of = &optim->places[parameter];
-    range where = {.of = of, .first = first, .count = even_least_size(of->count - first, left)};
-    left -= where.count;
-    if (where.count > 0 && inputs[parameter].gradient != NULL) {
-      each(optim, rules, &inputs[parameter], parameter, where);
-      done += where.count;
-    }
-  }
-  return done;
-}
-
-/* The states that the method looks at; the others are NULL. */
-#define STATES(type, optim, rule, where, skip)                                       \
-  {                                                                                  \
-      states_of(rule) > 0 ? (type *)at(optim, (where).of->state[0]) + (skip) : NULL, \
-      states_of(rule) > 1 ? (type *)at(optim, (where).of->state[1]) + (skip) : NULL, \
-      states_of(rule) > 2 ? (type *)at(optim, (where).of->state[2]) + (skip) : NULL, \
-  }
-
-/* 16-bit floats: their values in fp32 step, unless somebody has given them others. */
-static void update_short(even_optim *optim, const even_optim_rule *rule, const even_optim_factors *factors,
-                         const even_optim_input *input, range where) {
-  const even_kernels *kernels = even_kernels_best();
-  even_dtype dtype = where.of->dtype;
-  float gradient[BLOCK];
-  uint16_t rounded[BLOCK];
-  for (size_t done = 0; done < where.count; done += BLOCK) {
-    size_t first = where.first + done;
-    size_t some = even_least_size(where.count - done, BLOCK);
-    float *const states[EVEN_OPTIM_STATES] = STATES(float, optim, rule, where, first);
-    float *wide = (float *)at(optim, where.of->values) + first;
-    uint16_t *values = (uint16_t *)input->values + first;
-    kernels->narrow[dtype](rounded, wide, some, 1.0f);
-    for (size_t i = 0; i < some; i++) {
-      if (rounded[i] != values[i]) {
-        kernels->widen[dtype](&wide[i], &values[i], 1);
-      }
-    }
-    kernels->widen[dtype](gradient, (const uint16_t *)input->gradient + first, some);
-    even_optim_kernels_best()->f32[rule->method](factors, wide, gradient, states, some);
-    kernels->narrow[dtype](values, wide, some, 1.0f);
-  }
-}
-
-static void update(even_optim *optim, const even_optim_rule *rules, const even_optim_input *input, size_t parameter,
-                   range where) {
-  const even_optim_rule *rule = &rules[input->rule];
-  const even_optim_factors *factors = &optim->factors[parameter];
-  size_t first = where.first;
-  if (where.of->dtype == EVEN_F64) {
-    double *const states[EVEN_OPTIM_STATES] = STATES(double, optim, rule, where, first);
-    even_optim_kernels_best()->f64[rule->method](factors, (double *)input->values + first,
-                                                 (const double *)input->gradient + first, states, where.count);
-  } else if (where.of->dtype == EVEN_F32) {
-    float *const states[EVEN_OPTIM_STATES] = STATES(float, optim, rule, where, first);
-    even_optim_kernels_best()->f32[rule->method](factors, (float *)input->values + first,
-                                                 (const float *)input->gradient + first, states, where.count);
-  } else {
-    update_short(optim, rule, factors, input, where);
-    return;
-  }
-  if (where.of->values != NOWHERE) {
-    size_t bytes = wide_bytes(where.of->dtype);
-    memcpy((char *)at(optim, where.of->values) + first * bytes, (const char *)input->values + first * bytes,
-           where.count * bytes);
-  }
-}
-
-/* The values of a range that another rank did. */
-static void take(even_optim *optim, const even_optim_rule *rules, const even_optim_input *input, size_t parameter,
-                 range where) {
-  (void)rules;
-  (void)parameter;
-  size_t bytes = wide_bytes(where.of->dtype);
-  const char *from = (const char *)at(optim, where.of->values) + where.first * bytes;
-  if (is_short(where.of->dtype)) {
-    const float *wide = (const float *)at(optim, where.of->values) + where.first;
-    even_kernels_best()->narrow[where.of->dtype]((uint16_t *)input->values + where.first, wide, where.count, 1.0f);
-    return;
-  }
-  even_copy_from_core((char *)input->values + where.first * bytes, from, where.count * bytes);
-}
-
-static even_status meet(const even_optim *optim, uint64_t *since, uint64_t *waited) {
-  even_status status = optim->comm == NULL ? EVEN_OK : even_comm_barrier(optim->comm);
-  uint64_t now = even_clock_ns();
-  *waited += now - *since;
-  *since = now;
-  return status;
-}
-
-even_status even_optim_step(even_optim *optim, const even_optim_rule *rules, size_t rule_count,
-                            const even_optim_input *inputs, even_optim_report *report) {
-  even_optim_report seen = {0};
-  EVEN_TRY(check_inputs(optim, rules, rule_count, inputs));
-  for (size_t i = 0; i < optim->parameter_count; i++) {
-    if (inputs[i].gradient != NULL && optim->places[i].count > 0) {
-      even_optim_factors_of(&rules[inputs[i].rule], inputs[i].step, &optim->factors[i]);
-      seen.all += optim->places[i].count;
-    }
-  }
-  uint64_t at_ns = even_clock_ns();
-  EVEN_TRY(meet(optim, &at_ns, &seen.wait_ns)); /* the others have taken the last step's values */
-  even_optim_round round = {.words = at(optim, 0),
-                            .pieces = optim->piece_count,
-                            .number = ++optim->number,
-                            .rank = optim->rank,
-                            .ranks = optim->ranks};
-  even_optim_round_begin(&round);
-  for (size_t piece = 0; even_optim_round_take(&round, &piece);) {
-    seen.elements += each_range(optim, rules, inputs, piece, update);
-  }
-  seen.update_ns = even_clock_ns() - at_ns;
-  at_ns += seen.update_ns;
-  EVEN_TRY(meet(optim, &at_ns, &seen.wait_ns));
-  for (size_t piece = 0; optim->ranks > 1 && piece < optim->piece_count; piece++) {
-    if (!even_optim_round_is_own(&round, piece)) {
-      (void)each_range(optim, rules, inputs, piece, take);
-    }
-  }
-  seen.copy_ns = even_clock_ns() - at_ns;
-  if (report != NULL) {
-    *report = seen;
-  }
-  return EVEN_OK;
+  return state == of->states && even_optim_is_short(of->dtype) ? even_optim_at(optim, of->values) : NULL;
 }

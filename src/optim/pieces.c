@@ -27,9 +27,11 @@ void even_optim_pieces_place(const even_optim_params *params, even_optim_piece *
   }
 }
 
-/* A word: in which step, and the rank. */
+/* A word: in which step, whether it is done, and the rank. */
 #define RANK_BITS 16
-#define WORD(number, rank) ((number) << RANK_BITS | (uint64_t)(rank))
+#define NUMBER_SHIFT (RANK_BITS + 1)
+#define DONE ((uint64_t)1 << RANK_BITS)
+#define WORD(number, rank) ((number) << NUMBER_SHIFT | (uint64_t)(rank))
 
 static size_t first_of(const even_optim_round *round, int rank) {
   size_t ranks = (size_t)round->ranks;
@@ -46,7 +48,7 @@ static bool claim(even_optim_round *round, size_t piece) {
   _Atomic uint64_t *word = &round->words[piece];
   uint64_t was = atomic_load_explicit(word, memory_order_relaxed);
   /* What the piece is done to is published by the barrier, not by this word. */
-  return was >> RANK_BITS < round->number &&
+  return was >> NUMBER_SHIFT < round->number &&
          atomic_compare_exchange_strong_explicit(word, &was, WORD(round->number, round->rank), memory_order_relaxed,
                                                  memory_order_relaxed);
 }
@@ -82,5 +84,26 @@ bool even_optim_round_take(even_optim_round *round, size_t *piece) {
 }
 
 bool even_optim_round_is_own(const even_optim_round *round, size_t piece) {
-  return atomic_load_explicit(&round->words[piece], memory_order_relaxed) == WORD(round->number, round->rank);
+  uint64_t word = atomic_load_explicit(&round->words[piece], memory_order_relaxed);
+  return (word & ~DONE) == WORD(round->number, round->rank);
+}
+
+void even_optim_round_done(const even_optim_round *round, size_t piece) {
+  atomic_store_explicit(&round->words[piece], WORD(round->number, round->rank) | DONE, memory_order_release);
+}
+
+int even_optim_round_holder(const even_optim_round *round, size_t piece) {
+  uint64_t word = atomic_load_explicit(&round->words[piece], memory_order_acquire);
+  bool is_due = word >> NUMBER_SHIFT == round->number && (word & DONE) == 0;
+  return is_due ? (int)(word & (DONE - 1)) : -1;
+}
+
+bool even_optim_round_take_over(const even_optim_round *round, size_t piece, int holder) {
+  uint64_t was = WORD(round->number, holder);
+  return atomic_compare_exchange_strong_explicit(&round->words[piece], &was, WORD(round->number, round->rank),
+                                                 memory_order_acquire, memory_order_relaxed);
+}
+
+uint64_t even_optim_round_name(const even_optim_round *round, size_t piece) {
+  return round->number * round->pieces + piece;
 }

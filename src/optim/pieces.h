@@ -36,5 +36,13 @@ void even_optim_round_begin(even_optim_round *round);
 bool even_optim_round_take(even_optim_round *round, size_t *piece);
 /* Whether this rank took it in this round. */
 bool even_optim_round_is_own(const even_optim_round *round, size_t piece);
+/* It has done the piece, as who asks for its holder sees. */
+void even_optim_round_done(const even_optim_round *round, size_t piece);
+/* Who has it in this round, and has not done it yet; -1: nobody. */
+int even_optim_round_holder(const even_optim_round *round, size_t piece);
+/* Takes it from its holder, who has ended; false where somebody else was sooner. */
+bool even_optim_round_take_over(const even_optim_round *round, size_t piece, int holder);
+/* What names this piece in this round. */
+uint64_t even_optim_round_name(const even_optim_round *round, size_t piece);
 
 #endif

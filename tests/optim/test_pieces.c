@@ -111,12 +111,43 @@ static void take_each_piece_once(void **state) {
   }
 }
 
+static void tell_who_has_a_piece_until_it_is_done(void **state) {
+  (void)state;
+  _Atomic uint64_t words[3] = {0};
+  even_optim_round rounds[2];
+  size_t piece = 9;
+  for (int r = 0; r < 2; r++) {
+    rounds[r] = (even_optim_round){.words = words, .pieces = 3, .number = 5, .rank = r, .ranks = 2};
+    even_optim_round_begin(&rounds[r]);
+  }
+  assert_int_equal(even_optim_round_holder(&rounds[0], 2), -1);
+  assert_true(even_optim_round_take(&rounds[1], &piece));
+  assert_int_equal(piece, 2);
+  assert_int_equal(even_optim_round_holder(&rounds[0], 2), 1);
+  assert_false(even_optim_round_take_over(&rounds[0], 2, 0)); /* not from who does not have it */
+  assert_true(even_optim_round_take_over(&rounds[0], 2, 1));
+  assert_false(even_optim_round_take_over(&rounds[0], 2, 1));
+  assert_int_equal(even_optim_round_holder(&rounds[1], 2), 0);
+  assert_true(even_optim_round_is_own(&rounds[0], 2) && !even_optim_round_is_own(&rounds[1], 2));
+  even_optim_round_done(&rounds[0], 2);
+  assert_int_equal(even_optim_round_holder(&rounds[1], 2), -1);
+  assert_true(even_optim_round_is_own(&rounds[0], 2));
+  assert_false(even_optim_round_take_over(&rounds[1], 2, 0));
+  for (uint64_t number = 5; number < 7; number++) { /* each its own name, never that of no piece */
+    for (size_t i = 0; i < 3; i++) {
+      rounds[0].number = number;
+      assert_int_equal(even_optim_round_name(&rounds[0], i), number * 3 + i);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(begin_each_piece_behind_the_last),
       cmocka_unit_test(refuse_more_elements_than_memory_holds),
       cmocka_unit_test(take_own_pieces_first),
       cmocka_unit_test(take_each_piece_once),
+      cmocka_unit_test(tell_who_has_a_piece_until_it_is_done),
   };
   return cmocka_run_group_tests_name("optim_pieces", tests, NULL, NULL);
 }
