@@ -576,8 +576,11 @@ OPTIM_ADAMW: int
 class Optim:
     """States of optimizers that the ranks of one host share; see evenstep/optim.h. One thread at a time."""
 
-    def __init__(self, parameters: Sequence[tuple[int, int, int]], comm: Comm | None = None) -> None:
-        """parameters: (elements, dtype, states). Collective where there is a group, which lives as long as this does."""
+    def __init__(
+        self, parameters: Sequence[tuple[int, int, int]], comm: Comm | None = None, survives: bool = False
+    ) -> None:
+        """parameters: (elements, dtype, states). Collective where there is a group, which lives as long as this does.
+        survives: a rank that ends in a step leaves nothing half done, and no error to the others."""
     bytes: int  # of shared memory, once a host
     ranks: int
     def memory(self) -> memoryview:

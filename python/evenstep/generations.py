@@ -40,6 +40,7 @@ from evenstep.regrouping import (
     regroup,
 )
 from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still
+from evenstep.shared_states import share_again, take_again
 
 if TYPE_CHECKING:
     from evenstep.session import Session
@@ -352,6 +353,7 @@ class Recovery(Joins):
         arenas = []
         for sync in session.steps.syncs:
             arenas.append([engine.meet_again(bootstrap) for engine in sync.engines])  # type: ignore[attr-defined]
+        sharing = share_again(session, SharedGroup(comm))
         before = self.members
         begun = {one.begun for one in told if one.begun and one.position[0] == committed}
         if len(begun) > 1:
@@ -373,6 +375,7 @@ class Recovery(Joins):
         group.take(comm)
         self._hear_of_closures(closures_due(told, committed))
         regroup(session, bootstrap.environment, arenas, told, committed)
+        take_again(session, *sharing)
         if voids == 0:
             session.forget_pass()  # all begin the step alike
         elif in_backward():

@@ -6,8 +6,8 @@
 With torch's own optimizers every rank has all states and makes the whole step. These have one copy of the states in memory
 that the ranks of a host share, and of each step a rank does as many pieces as it comes to, so that all end at the same time;
 the result is the same to the bit on any ranks (include/evenstep/optim.h). Outside a job they are torch's, with a step of one
-pass over the memory; and so they are on a rank that is alone on its host, under `--recovery`, es.LocalSGD and es.DiLoCo, where
-each rank has states of its own. state_dict() has torch's form, and goes to torch's optimizers and back.
+pass over the memory; and so they are on a rank that is alone on its host, and with es.LocalSGD and es.DiLoCo, where each rank
+has states of its own. state_dict() has torch's form, and goes to torch's optimizers and back.
 
 Each class is a subclass of torch's, with its arguments but for foreach, fused, capturable and differentiable. Parameters in
 bfloat16 and float16 have states and values in float32 (`state[p]["master"]`), from which they are rounded after each step.
@@ -26,6 +26,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.engine import memory_format_of
 from evenstep.group import DTYPES
+from evenstep.mended_group import is_lost
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -38,9 +39,11 @@ Rule = tuple[int, float, float, float, float, float, float, float, bool, bool, b
 class _Store:
     """The states of some parameters: what the optimizer's `state` shows are views of it."""
 
-    def __init__(self, kinds: Sequence[tuple[torch.Tensor, tuple[str, ...]]], comm: _core.Comm | None) -> None:
+    def __init__(
+        self, kinds: Sequence[tuple[torch.Tensor, tuple[str, ...]]], comm: _core.Comm | None, survives: bool
+    ) -> None:
         """kinds: each parameter, and what states it has. Collective where there is a group."""
-        self.core = _core.Optim([(p.numel(), DTYPES[p.dtype], len(names)) for p, names in kinds], comm)
+        self.core = _core.Optim([(p.numel(), DTYPES[p.dtype], len(names)) for p, names in kinds], comm, survives)
         self.fresh = True  # all zeros
         self.names: list[tuple[str, ...]] = []
         self.views: list[list[torch.Tensor]] = []
@@ -74,12 +77,30 @@ class InPieces(torch.optim.Optimizer):
         comm: _core.Comm | None,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
         waited: Callable[[int], None] | None = None,
+        survives: bool = False,
+        after: int = 0,
+        joins: bool = False,
     ) -> None:
         """From the next step on its states are shared by the ranks of this group, which are on one host, have the same
         parameters and step together; None: they are its own. es.prepare does so. around: of a step; waited: is told the
-        nanoseconds that it waited for the others in one."""
-        self.__dict__.update(_comm=comm, _around=around, _waited=waited)
-        self.__dict__.pop("_store", None)
+        nanoseconds that it waited for the others in one. survives: ranks that end in a step are no error. after: steps that
+        some of these ranks have made in the group before: this one makes so many there, too, but where it joins them."""
+        own = self.__dict__
+        own.update(_around=around, _waited=waited, _survives=survives)
+        if joins:
+            own["_made"] = after
+        own["_next"] = after, comm
+        self._turn_to_next()
+
+    def _turn_to_next(self) -> None:
+        own = self.__dict__
+        if own.get("_next") is not None and self.made >= own["_next"][0]:
+            own["_comm"], own["_next"], own["_store"] = own["_next"][1], None, None
+
+    @property
+    def made(self) -> int:
+        """Steps on gradients, since it was made."""
+        return int(self.__dict__.get("_made", 0))
 
     @property
     def shares(self) -> bool:
@@ -103,6 +124,11 @@ class InPieces(torch.optim.Optimizer):
             return _step_of(self._torch)(self, closure)
         loss = None
         if closure is not None:
+            if self.shares and self.__dict__["_survives"]:
+                raise EvenstepError(
+                    f"es.optim.{type(self).__name__}.step(closure) under --recovery: a step that is taken back cannot be "
+                    "taken back in memory that ranks share\n  fix: call backward() before step(), without a closure"
+                )
             with torch.enable_grad():
                 loss = closure()
         with torch.no_grad():
@@ -111,6 +137,8 @@ class InPieces(torch.optim.Optimizer):
 
     def _step(self) -> None:
         parameters = [p for group in self.param_groups for p in group["params"]]
+        if all(p.grad is None for p in parameters):
+            return  # on all ranks alike; under recovery those that came meanwhile make no such step
         store = self._store_of(parameters)
         inputs = _Inputs()
         stepped, counts = [], []
@@ -138,6 +166,8 @@ class InPieces(torch.optim.Optimizer):
         if self.__dict__.get("_waited") is not None:
             self.__dict__["_waited"](report[3])
         inputs.put_back()
+        self.__dict__["_made"] = self.made + 1
+        self._turn_to_next()
         if counts:
             torch._foreach_add_(counts, 1)
         torch.autograd.graph.increment_version(stepped)
@@ -163,7 +193,14 @@ class InPieces(torch.optim.Optimizer):
         states = [self._states_of(group) for group in self.param_groups for _ in group["params"]]
         kinds = [(id(p), p.dtype, p.numel(), count) for p, count in zip(parameters, states)]
         if own.get("_store") is None or own["_kinds"] != kinds:
-            own["_store"] = _Store([(p, self._names[:count]) for p, count in zip(parameters, states)], own.get("_comm"))
+            named = [(p, self._names[:count]) for p, count in zip(parameters, states)]
+            comm, survives = own.get("_comm"), bool(own.get("_survives"))
+            try:
+                own["_store"] = _Store(named, comm, survives)
+            except EvenstepError as error:
+                if not (survives and is_lost(error)):
+                    raise
+                own["_store"] = _Store(named, None, False)  # until there is another group
             own["_kinds"] = kinds
         store: _Store = own["_store"]
         return store

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from evenstep.checkpoint_last import LastStep
     from evenstep.data_course import DataCourse
     from evenstep.loader import BatchPlan, EvenLoader
+    from evenstep.optim import InPieces
     from evenstep.shares import Shares
 
 T = TypeVar("T")
@@ -108,6 +109,7 @@ class Session:
         self.pass_state = PassState(self.models, self.objects, self.optimizers)
         self.pass_order = PassOrder()
         self.recovery: Recovery | None = None
+        self.sharing: list[InPieces] = []  # optimizers whose states the ranks of a host share
         self.optimizer_steps = OptimizerSteps(self)
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)

@@ -68,12 +68,13 @@ static int open_states(optim_object *self, PyObject *comm, const even_optim_para
 }
 
 static PyObject *optim_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"parameters", "comm", NULL};
+  static char *keywords[] = {"parameters", "comm", "survives", NULL};
   PyObject *sequence = NULL;
   PyObject *comm = Py_None;
+  int survives = 0;
   even_optim_params params = {.size = sizeof params};
   even_optim_parameter *parameters = NULL;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|O:Optim", keywords, &sequence, &comm)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|Op:Optim", keywords, &sequence, &comm, &survives)) {
     return NULL;
   }
   allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -81,6 +82,7 @@ static PyObject *optim_new(PyTypeObject *type, PyObject *arguments, PyObject *na
   if (self == NULL) {
     return NULL;
   }
+  params.survives = survives != 0;
   int failed = to_parameters(self, sequence, &parameters);
   if (failed == 0) {
     params.parameters = parameters;
