@@ -108,10 +108,9 @@ static void die_in_step(even_comm *comm, even_optim *optim, end how) {
     return;
   }
   if (own == 2) { /* the other one's piece, once it has it; its own are left to the others */
-    size_t theirs = round.pieces / RANKS;
     even_optim_round first = {.words = round.words, .pieces = round.pieces, .number = 3, .rank = 1, .ranks = RANKS};
     even_optim_round_begin(&first);
-    theirs = first.next;
+    size_t theirs = first.next;
     while (!is_next(optim, theirs, 1)) {
     }
     while (!even_process_has_ended((pid_t)optim->processes[1].number)) {

@@ -7,11 +7,15 @@ import io
 import itertools
 import json
 import pathlib
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import generation_cases
 import pytest
 import torch
+from run_jobs import Run
 from torch import nn
 
 import evenstep as es
@@ -257,3 +261,62 @@ def test_a_lost_rank_ends_the_others_step(run_ranks: Callable[..., list[Any]]) -
         check=False,
     )
     assert ranks[0].returncode != 0 and "rank 1" in ranks[0].stderr and "EVEN_ERR_PEER_LOST" in ranks[0].stderr
+
+
+PREPARED = "model, optimizer, scheduler, loader = es.prepare(*make(), loader)\n"
+# Of several pieces a step; dies also between a commit and its step, and somewhere in the step.
+DYING_IN_STEPS = (
+    PREPARED
+    + """
+import threading
+
+
+def in_step(*_):
+    here("stepping")
+    if f"{rank}@updating:{es.step()}" in deaths:
+        threading.Timer(0.0002, os.kill, (os.getpid(), 9)).start()
+
+
+optimizer.register_step_pre_hook(in_step)
+es.print("shares at first" if optimizer.shares else "does not share")
+"""
+)
+
+
+def recovering(source: str) -> str:
+    """One of generation_cases, with es.optim."""
+    assert source.count(PREPARED) == 1
+    source = source.replace("torch.optim.Adam(", "es.optim.Adam(").replace(PREPARED, DYING_IN_STEPS)
+    source = source.replace("Linear(6, 16)", "Linear(6, 9000)").replace("Linear(16, 2)", "Linear(9000, 2)")
+    return source + 'print(f"rank {rank} shares at the end: {optimizer.shares}", flush=True)\n'
+
+
+@pytest.mark.parametrize(
+    ("ranks", "policy", "deaths", "waits", "left"),
+    [
+        (4, "shrink", "1@stepping:5,0@updating:9", "", 2),
+        (2, "replace", "1@stepping:5", "6", 2),
+        pytest.param(3, "replace", "0@updating:4,2@committed:9", "5,10", 3, marks=pytest.mark.more),
+        pytest.param(4, "shrink", "1@updating:5,2@updating:5,0@commit:7", "", 1, marks=pytest.mark.more),
+        pytest.param(3, "shrink", "1@committed:0,0@applied:1", "", 1, marks=pytest.mark.more),
+        pytest.param(3, "shrink", "1@stepping:1,0@meeting:1", "", 1, marks=pytest.mark.more),
+    ],
+)
+def test_a_step_survives_those_that_end_in_it(
+    run: Run, script: Callable[[str], str], ranks: int, policy: str, deaths: str, waits: str, left: int
+) -> None:
+    options = ("--no-pin", "--no-monitor", "--log-rank", "all", "--recovery", policy)
+    source = generation_cases.REPLACED if policy == "replace" else generation_cases.PLAIN_LOOP
+    result = run("-n", str(ranks), *options, script(recovering(source)), deaths, waits)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and "restart" not in text and "shares at first" in text, text
+    ends = re.findall(r"rank \d of (\d) at step 18: (\S+) apart, rate kept", text)
+    assert len(ends) == left and all(int(size) == left and float(far) < 1e-12 for size, far in ends), text
+    assert re.findall(r"shares at the end: (\S+)", text) == [str(left > 1)] * left, text
+
+
+def test_a_closure_under_recovery_is_refused() -> None:
+    optimizer = es.optim.SGD(make(), lr=0.1)
+    optimizer.__dict__.update(_comm=SimpleNamespace(ranks=2), _survives=True)
+    with pytest.raises(EvenstepError, match="without a closure"):
+        optimizer.step(lambda: torch.tensor(0.0))
