@@ -44,7 +44,7 @@ class _Store:
     ) -> None:
         """kinds: each parameter, and what states it has. Collective where there is a group."""
         self.core = _core.Optim([(p.numel(), DTYPES[p.dtype], len(names)) for p, names in kinds], comm, survives)
-        self.fresh = True  # all zeros
+        self.fresh = [True] * len(kinds)  # zeros, of each parameter
         self.names: list[tuple[str, ...]] = []
         self.views: list[list[torch.Tensor]] = []
         self.strides: list[tuple[int, ...]] = []
@@ -158,7 +158,6 @@ class InPieces(torch.optim.Optimizer):
             stepped.append(parameter)
             if "step" in state:
                 counts.append(state["step"])
-        store.fresh = False
         rule_of = [number for number, group in enumerate(self.param_groups) for _ in group["params"]]
         rules = [self._rule_of(group) for group in self.param_groups]
         with self.__dict__.get("_around", nullcontext)():
@@ -183,27 +182,51 @@ class InPieces(torch.optim.Optimizer):
                 continue
             if there is not None:
                 view.copy_(there)
-            elif not store.fresh:
+            elif not store.fresh[number]:
                 view.zero_()
             state[name] = view
+        store.fresh[number] = False
+
+    def _is_adopted(self, parameters: Sequence[torch.Tensor], store: _Store) -> bool:
+        """Whether all states that are there are views of it."""
+        for parameter, names, views in zip(parameters, store.names, store.views):
+            state = self.state.get(parameter, {})
+            if any(state.get(name) is not None and state[name] is not view for name, view in zip(names, views)):
+                return False
+        return True
 
     def _store_of(self, parameters: Sequence[torch.Tensor]) -> _Store:
         """Made anew where the parameters are others than in the last step: a group was added, say. Collective then."""
         own = self.__dict__
         states = [self._states_of(group) for group in self.param_groups for _ in group["params"]]
         kinds = [(id(p), p.dtype, p.numel(), count) for p, count in zip(parameters, states)]
-        if own.get("_store") is None or own["_kinds"] != kinds:
-            named = [(p, self._names[:count]) for p, count in zip(parameters, states)]
-            comm, survives = own.get("_comm"), bool(own.get("_survives"))
-            try:
-                own["_store"] = _Store(named, comm, survives)
-            except EvenstepError as error:
-                if not (survives and is_lost(error)):
-                    raise
-                own["_store"] = _Store(named, None, False)  # until there is another group
-            own["_kinds"] = kinds
-        store: _Store = own["_store"]
+        store: _Store | None = own.get("_store")
+        survives = self.shares and bool(own["_survives"])
+        if store is not None and own["_kinds"] == kinds and not (survives and not self._is_adopted(parameters, store)):
+            return store
+        named = [(p, self._names[:count]) for p, count in zip(parameters, states)]
+        store = self._open_surviving(named) if survives else _Store(named, own.get("_comm"), False)
+        own["_store"], own["_kinds"] = store, kinds
         return store
+
+    def _open_surviving(self, named: Sequence[tuple[torch.Tensor, tuple[str, ...]]]) -> _Store:
+        """Where others end a step without those that are lost, and do not wait for who comes late: all states have to be in
+        the store before anybody begins. A store of its own where a rank is lost meanwhile, until there is another group."""
+        comm = self.__dict__["_comm"]
+        before = {p: dict(self.state[p]) for p, _ in named if p in self.state}
+        try:
+            store = _Store(named, comm, True)
+            for number, (parameter, names) in enumerate(named):
+                if any(self.state.get(parameter, {}).get(name) is not None for name in names):
+                    self._adopt(self.state[parameter], store, number)
+            comm.barrier()
+            return store
+        except EvenstepError as error:
+            if not is_lost(error):
+                raise
+            for parameter, state in before.items():
+                self.state[parameter] = state
+            return _Store(named, None, False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but float32 states of 16-bit parameters stay what they are."""
