@@ -100,7 +100,8 @@ EVEN_PUBLIC void *even_optim_state(even_optim *optim, size_t parameter, int stat
  * clipped) is where the step goes on from; it must be the same on all ranks. `report` may be NULL. Errors:
  * EVEN_ERR_ARGUMENT (nothing done), and those of the barriers, whose group is over then: what the ranks did of the step
  * is torn. With `survives` no error comes of a rank that has ended: the step is made by those that are left, which
- * wait, at most 10 minutes, for who stands still; so are later ones, although the group is over. */
+ * wait, at most 10 minutes, for who stands still; so are later ones, although the group is over (others may then be at
+ * the next step, and its states, when this one has returned). */
 EVEN_PUBLIC even_status even_optim_step(even_optim *optim, const even_optim_rule *rules, size_t rule_count,
                                         const even_optim_input *inputs, even_optim_report *report) EVEN_MUST_USE;
 

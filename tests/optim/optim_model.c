@@ -139,9 +139,12 @@ even_status model_step(even_optim *optim, model *one, int step, even_optim_repor
 bool model_is_same(even_optim *optim, const model *mine, const model *theirs) {
   for (size_t p = 0; p < PARAMETERS; p++) {
     size_t count = model_parameters[p].count;
-    const void *values = even_optim_state(optim, p, model_parameters[p].states);
-    if ((values != NULL) != is_short(model_parameters[p].dtype) ||
-        (values != NULL && memcmp(values, theirs->wide[p], count * sizeof(float)) != 0)) {
+    const void *values = optim == NULL ? NULL : even_optim_state(optim, p, model_parameters[p].states);
+    if (optim != NULL && (values != NULL) != is_short(model_parameters[p].dtype)) {
+      (void)fprintf(stderr, "parameter %zu has values in fp32, or lacks them\n", p);
+      return false;
+    }
+    if (values != NULL && memcmp(values, theirs->wide[p], count * sizeof(float)) != 0) {
       (void)fprintf(stderr, "values in fp32 of parameter %zu\n", p);
       return false;
     }
@@ -150,7 +153,7 @@ bool model_is_same(even_optim *optim, const model *mine, const model *theirs) {
       (void)fprintf(stderr, "values of parameter %zu\n", p);
       return false;
     }
-    for (int k = 0; k < model_parameters[p].states; k++) {
+    for (int k = 0; k < model_parameters[p].states && optim != NULL; k++) {
       if (memcmp(even_optim_state(optim, p, k), theirs->states[p][k], count * wide) != 0) {
         (void)fprintf(stderr, "state %d of parameter %zu\n", k, p);
         return false;

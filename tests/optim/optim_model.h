@@ -33,7 +33,8 @@ void model_turn(model *one, int step, even_optim_input *inputs);
 void model_loop(model *one, int step);
 /* The same by an optimizer. */
 even_status model_step(even_optim *optim, model *one, int step, even_optim_report *report);
-/* Whether `mine` and the states are what `theirs` has, which a loop stepped on; says where not. */
+/* Whether `mine` and the states (NULL: these are not looked at) are what `theirs` has, which a loop stepped on; says
+ * where not. */
 bool model_is_same(even_optim *optim, const model *mine, const model *theirs);
 
 #endif
