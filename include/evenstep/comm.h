@@ -146,6 +146,10 @@ EVEN_PUBLIC const char *even_comm_engine_name(const even_comm *comm);
  * collectives; a collective on a range of it moves no staging copy. NULL where arena_bytes is 0. */
 EVEN_PUBLIC void *even_comm_arena(even_comm *comm);
 EVEN_PUBLIC size_t even_comm_arena_bytes(const even_comm *comm);
+/* Another rank's part, as long as this rank's own, where the memory is the same ("shm"); NULL else. What it holds is
+ * that rank's to change: what was written there before a collective may be read after it, until the next one in which
+ * that rank takes part. */
+EVEN_PUBLIC const void *even_comm_peer_arena(const even_comm *comm, int rank);
 
 /* In place on all ranks: data[i] = op over ranks. `data` in the arena (the same offset on every rank) is reduced
  * where it lies; any other memory is staged in cache-sized pieces. count elements. */

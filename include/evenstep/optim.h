@@ -59,7 +59,8 @@ typedef struct even_optim_rule {
   double beta1, beta2, eps;   /* Adam, AdamW */
 } even_optim_rule;
 
-/* One parameter in one step. `rule` and `step` are the same on all ranks, and so is what the pointers lead to. */
+/* One parameter in one step. `rule` and `step` are the same on all ranks, and so is what the pointers lead to (but for
+ * even_optim_job.parts). */
 typedef struct even_optim_input {
   void *values;         /* this rank's own copy; changed */
   const void *gradient; /* as many elements of the same dtype, in the same order; NULL: it stays as it is */
@@ -67,7 +68,27 @@ typedef struct even_optim_input {
   uint64_t step; /* how many steps it has been given with this one: 1, …; of SGD 1 says that it has no momentum yet */
 } even_optim_input;
 
+/* One step. All of it is the same on all ranks, but for what the pointers of the inputs are. */
+typedef struct even_optim_job {
+  size_t size; /* sizeof(even_optim_job) */
+  const even_optim_rule *rules;
+  size_t rule_count;
+  const even_optim_input *inputs; /* one a parameter */
+  /* NULL: gradients are whole, on every rank. Else a group of the same ranks in the same order, over "shm", in whose
+   * arena each rank's inputs have a part of every gradient, at the same place on all ranks (even_sync_params.unsummed
+   * leaves them so): whoever does a piece forms the sum over the ranks of what it needs, in rank order and rounded as
+   * even_comm_all_reduce does. So the gradients are reduced and scattered to owners that are as unequal as the ranks'
+   * speeds, and gathered by nobody (the second stage of Rajbhandari et al., "ZeRO", SC 2020). The parts are read until
+   * this returns, and may be overwritten by it. Not together with `survives`. */
+  even_comm *parts;
+  /* Not 0: gradients count as multiplied by max_norm / (norm + 1e-6), where that is less than 1; norm is the root of
+   * the sum of the squares of all elements that have a gradient (Pascanu et al., "On the difficulty of training
+   * recurrent neural networks", ICML 2013). The gradients themselves stay as they are. */
+  double max_norm;
+} even_optim_job;
+
 typedef struct even_optim_report {
+  double norm;        /* as above, of all gradients; 0 where max_norm is 0 */
   uint64_t elements;  /* that this rank did */
   uint64_t all;       /* of all parameters that had a gradient */
   uint64_t update_ns; /* in which it did them */
@@ -94,16 +115,16 @@ EVEN_PUBLIC size_t even_optim_bytes(const even_optim *optim);
  * F16 and BF16, the values in fp32. NULL where there is no such state. Read and written between steps alone. */
 EVEN_PUBLIC void *even_optim_state(even_optim *optim, size_t parameter, int state);
 
-/* One step of the parameters that have a gradient; inputs: one a parameter. Where none has one, nothing is done. Else
- * collective where there is a group: it begins when all ranks have come, and when it returns all parameters of this
- * rank have their new values. A value that was changed since the last step (a checkpoint was loaded, weights were
- * clipped) is where the step goes on from; it must be the same on all ranks. `report` may be NULL. Errors:
- * EVEN_ERR_ARGUMENT (nothing done), and those of the barriers, whose group is over then: what the ranks did of the step
- * is torn. With `survives` no error comes of a rank that has ended: the step is made by those that are left, which
- * wait, at most 10 minutes, for who stands still; so are later ones, although the group is over (others may then be at
- * the next step, and its states, when this one has returned). */
-EVEN_PUBLIC even_status even_optim_step(even_optim *optim, const even_optim_rule *rules, size_t rule_count,
-                                        const even_optim_input *inputs, even_optim_report *report) EVEN_MUST_USE;
+/* One step of the parameters that have a gradient. Where none has one, nothing is done. Else collective where there is
+ * a group: it begins when all ranks have come, and when it returns all parameters of this rank have their new values. A
+ * value that was changed since the last step (a checkpoint was loaded, weights were clipped) is where the step goes on
+ * from; it must be the same on all ranks. `report` may be NULL. Errors: EVEN_ERR_ARGUMENT (nothing done), and those of
+ * the barriers, whose group is over then: what the ranks did of the step is torn. With `survives` no error comes of a
+ * rank that has ended: the step is made by those that are left, which wait, at most 10 minutes, for who stands still;
+ * so are later ones, although the group is over (others may then be at the next step, and its states, when this one has
+ * returned). */
+EVEN_PUBLIC even_status even_optim_step(even_optim *optim, const even_optim_job *job,
+                                        even_optim_report *report) EVEN_MUST_USE;
 
 #ifdef __cplusplus
 }

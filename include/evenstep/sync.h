@@ -73,8 +73,13 @@ typedef struct even_sync_params {
   even_sync_encoding encoding; /* with one, `wire` is F32. These four are the same on all ranks: */
   even_sync_way way;           /* of an encoding */
   double ratio;                /* of TOP: the part that travels, more than 0, up to 1 */
-  uint64_t seed;               /* of INT8 */
-  even_telemetry *telemetry;   /* one COMMUNICATION span a bucket goes there; NULL: none. Must outlive the engine */
+  /* Not 0: no sums are formed. After even_sync_finish each slot holds weight * gradient of its rank (zeros where that
+   * has none), and whoever wants a sum finds its parts in the ranks' arenas (even_comm_peer_arena;
+   * even_optim_job.parts). Only over "shm" (else EVEN_ERR_UNSUPPORTED), without `wire` and `encoding`. The same on all
+   * ranks. */
+  int unsummed;
+  uint64_t seed;             /* of INT8 */
+  even_telemetry *telemetry; /* one COMMUNICATION span a bucket goes there; NULL: none. Must outlive the engine */
 } even_sync_params;
 
 /* What the last even_sync_finish saw. Times in ns of the calling thread's or the engine's clock. */
@@ -83,7 +88,7 @@ typedef struct even_sync_report {
   uint64_t communication_ns; /* engine: packing and collectives, waiting for peers included */
   uint64_t peer_wait_ns;     /* engine: of it, waiting for peers to arrive */
   uint64_t exposed_ns;       /* how long even_sync_finish blocked its caller */
-  uint64_t bytes;            /* reduced, as they travelled */
+  uint64_t bytes;            /* reduced, as they travelled; of what is left unsummed half, as of a reduce-scatter */
   uint64_t full_bytes;       /* the same in the gradients' own types */
   uint32_t buckets;
   uint32_t
@@ -116,9 +121,9 @@ EVEN_PUBLIC even_status even_sync_begin(even_sync *sync, double weight, uint32_t
 EVEN_PUBLIC even_status even_sync_ready(even_sync *sync, size_t index, const void *gradient) EVEN_MUST_USE;
 /* Closes the round: parameters not made ready count as zeros, or, where no rank made them ready, are absent. (A caller
  * whose parameter holds an older gradient that must survive, as in accumulation, makes it ready before.)
- * Blocks until every slot holds its sum. used[i] (parameter_count bytes, may be NULL, as `report` may) is 1 where some
- * rank made parameter i ready, else 0 (its slot is then undefined). Errors: those of the collectives; the engine then
- * refuses further rounds. */
+ * Blocks until every slot holds its sum (or, `unsummed`, until all ranks' slots hold their parts). used[i]
+ * (parameter_count bytes, may be NULL, as `report` may) is 1 where some rank made parameter i ready, else 0 (its slot
+ * is then undefined). Errors: those of the collectives; the engine then refuses further rounds. */
 EVEN_PUBLIC even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) EVEN_MUST_USE;
 
 /* Bits of even_sync_nonfinite. */

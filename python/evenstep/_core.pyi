@@ -520,6 +520,7 @@ class Sync:
         ratio: float = 0.0,
         seed: int = 0,
         bucket_elements: int = 0,
+        unsummed: bool = False,
     ) -> Sync: ...
     @staticmethod
     def arena_bytes(
@@ -595,11 +596,14 @@ class Optim:
         gradients: Sequence[int],
         rule_of: Sequence[int],
         steps: Sequence[int],
-    ) -> tuple[int, int, int, int, int]:
+        parts: Comm | None = None,
+        max_norm: float = 0.0,
+    ) -> tuple[int, int, int, int, int, float]:
         """rules: (method, lr, weight_decay, momentum, dampening, beta1, beta2, eps, amsgrad, nesterov, maximize); then one
         entry a parameter: addresses (a gradient's may be 0: none), its rule, and how many steps it has been given with
-        this one. Gives the elements that this rank did and all, and the nanoseconds of the update, of waiting and of
-        taking the others' values. Without the GIL."""
+        this one. parts: gradients lie in this group's arena, a part with each rank. max_norm: they are clipped to this; 0:
+        they are not. Gives the elements that this rank did and all, the nanoseconds of the update, of waiting and of
+        taking the others' values, and the norm. Without the GIL."""
     def close(self) -> None:
         """Views of states stay; a step raises."""
 

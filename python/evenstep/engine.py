@@ -12,6 +12,7 @@ from evenstep import _core, comm_costs
 from evenstep.compression import ENCODINGS, WAYS, WIRES, Compression
 from evenstep.exchange import Exchange
 from evenstep.group import DTYPES, Group
+from evenstep.sharded_gradients import ShardedGradient
 
 if TYPE_CHECKING:
     from evenstep.group import Bootstrap
@@ -33,6 +34,7 @@ class EngineOptions:
     way: str = (
         "auto"  # of what is encoded: "gather" to all, "parts" that are added up by one rank each; auto: the cheaper
     )
+    unsummed: bool = False  # each rank's part stays with it: es.optim adds up (shard_gradients)
 
     def bucket_limit(self, element_bytes: int, own: int) -> int:
         """Bytes of a bucket of such elements, where an engine has a size of its own."""
@@ -174,7 +176,14 @@ class SharedEngine:
         """Whether buckets may have other sizes: nobody said which, and sums do not depend on it."""
         options = self._options
         said = options.bucket_bytes or options.bucket_elements or options.encodes
-        return not said and self._comm.ranks > 1 and self.plain
+        return not said and self._comm.ranks > 1 and self.plain and not options.unsummed
+
+    def part(self, index: int) -> ShardedGradient | None:
+        """What p.grad is after a round that leaves sums to es.optim; None where this engine forms them."""
+        if not self._options.unsummed:
+            return None
+        parameter = self._parameters[index]
+        return ShardedGradient(parameter, self._slots[index].stride(), self._comm, self._addresses[index])
 
     @property
     def comm(self) -> _core.Comm:
@@ -263,6 +272,7 @@ def _layout_in_c(options: EngineOptions, sizes: tuple[int, int] = (0, 0)) -> dic
 def _in_c(options: EngineOptions, sizes: tuple[int, int]) -> dict[str, Any]:
     """And all of them."""
     whole: dict[str, Any] = dict(_layout_in_c(options, sizes))
+    whole["unsummed"] = options.unsummed
     if options.compression is not None and options.encodes:
         whole["encoding"] = ENCODINGS[options.compression.name]
         whole["way"] = WAYS[options.way]

@@ -17,7 +17,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.agreement import first_differing
 from evenstep.bucket_sizes import BucketSizes, sizes_of
-from evenstep.engine import Engine, Report
+from evenstep.engine import Engine, Report, SharedEngine
 from evenstep.kept import KeptGradients
 from evenstep.learned_order import LearnedOrder
 from evenstep.local_training import LocalTraining
@@ -78,6 +78,7 @@ class GradientSync:
         self._watch: UsedParameters | None = None
         self.compression = ""  # of its engine, in words
         self.adds = False  # by Adasum: no mean comes of it
+        self.leaves_parts = False  # p.grad is no sum: es.optim forms these (evenstep.sharded_gradients)
         self.local: LocalTraining | None = None  # es.LocalSGD, es.DiLoCo: gradients stay on their rank
         self.stale: StaleRounds | None = None  # es.Stale
         self.enabled = True  # False under no_sync
@@ -412,7 +413,9 @@ class GradientSync:
         for index, parameter in enumerate(self.parameters[: self._dense]):
             if used[index]:
                 gradient = parameter.grad
-                if gradient is not views[index]:
+                if self.leaves_parts:
+                    self._leave_part(index, parameter)
+                elif gradient is not views[index]:
                     self._put(index, parameter, gradient)
         if self._dense < len(self.parameters):
             with self._steps.blocking():
@@ -550,6 +553,13 @@ class GradientSync:
         self._open = False
         self._submitted.clear()
         return used, report
+
+    def _leave_part(self, index: int, parameter: nn.Parameter) -> None:
+        assert isinstance(self.engine, SharedEngine)
+        part = self.engine.part(index)
+        if parameter.requires_grad and part is not None:
+            parameter.grad = part
+            self._whole[index] = weakref.ref(part)
 
     def _put(self, index: int, parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
         view = self.engine.views[index]

@@ -9,6 +9,10 @@ the result is the same to the bit on any ranks (include/evenstep/optim.h). Outsi
 pass over the memory; and so they are on a rank that is alone on its host, and with es.LocalSGD and es.DiLoCo, where each rank
 has states of its own. state_dict() has torch's form, and goes to torch's optimizers and back.
 
+max_grad_norm: in a step all its gradients together count as clipped to this norm (torch.nn.utils.clip_grad_norm_, but p.grad
+stays as it is). shard_gradients: gradients are reduced to who steps on them, and gathered by nobody: p.grad shows its shape alone
+(ranks of one host that share the states).
+
 Each class is a subclass of torch's, with its arguments but for foreach, fused, capturable and differentiable. Parameters in
 bfloat16 and float16 have states and values in float32 (`state[p]["master"]`), from which they are rounded after each step.
 Optimizers of parameters that are not dense floating-point numbers in the host's memory make torch's own step, on each rank.
@@ -27,6 +31,7 @@ from evenstep._core import EvenstepError
 from evenstep.engine import memory_format_of
 from evenstep.group import DTYPES
 from evenstep.mended_group import is_lost
+from evenstep.sharded_gradients import ShardedGradient
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -71,6 +76,20 @@ class InPieces(torch.optim.Optimizer):
     _names: tuple[str, ...]  # of the states, those that are not always there last
     _counts: bool  # whether "step" is one, too
     _torch: type[torch.optim.Optimizer]
+    max_grad_norm: float | None = None  # may be changed between steps, on all ranks
+    shard_gradients = False  # what es.prepare goes by
+    grad_norm: float | None = None  # of the last step, before it was clipped; None without max_grad_norm
+
+    def _take(self, max_grad_norm: float | None, shard_gradients: bool) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(
+                f"es.optim.{type(self).__name__}(max_grad_norm={max_grad_norm!r}): give a norm of more than 0"
+            )
+        self.max_grad_norm, self.shard_gradients = max_grad_norm, bool(shard_gradients)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"max_grad_norm": self.max_grad_norm, "shard_gradients": self.shard_gradients}
+        return {**super().__getstate__(), **own}
 
     def share(
         self,
@@ -121,7 +140,7 @@ class InPieces(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step, as torch's. Collective among the ranks of a host once es.prepare has it."""
         if not all(is_ours(p) for group in self.param_groups for p in group["params"]):
-            return _step_of(self._torch)(self, closure)
+            return self._torchs_step(closure)
         loss = None
         if closure is not None:
             if self.shares and self.__dict__["_survives"]:
@@ -135,7 +154,20 @@ class InPieces(torch.optim.Optimizer):
             self._step()
         return loss
 
+    def _torchs_step(self, closure: Callable[[], Any] | None) -> Any:
+        if self.max_grad_norm is None:
+            return _step_of(self._torch)(self, closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
+        _step_of(self._torch)(self)
+        return loss
+
     def _step(self) -> None:
+        self.grad_norm = None
         parameters = [p for group in self.param_groups for p in group["params"]]
         if all(p.grad is None for p in parameters):
             return  # on all ranks alike; under recovery those that came meanwhile make no such step
@@ -161,7 +193,12 @@ class InPieces(torch.optim.Optimizer):
         rule_of = [number for number, group in enumerate(self.param_groups) for _ in group["params"]]
         rules = [self._rule_of(group) for group in self.param_groups]
         with self.__dict__.get("_around", nullcontext)():
-            report = store.core.step(rules, inputs.values, inputs.gradients, rule_of, inputs.steps)
+            most = self.max_grad_norm or 0.0
+            report = store.core.step(
+                rules, inputs.values, inputs.gradients, rule_of, inputs.steps, inputs.parts_of(self), most
+            )
+        if self.max_grad_norm is not None:
+            self.grad_norm = report[5]
         if self.__dict__.get("_waited") is not None:
             self.__dict__["_waited"](report[3])
         inputs.put_back()
@@ -247,6 +284,7 @@ class _Inputs:
         self.gradients: list[int] = []
         self.steps: list[int] = []
         self._kept: list[torch.Tensor] = []
+        self._parts: list[ShardedGradient] = []
         self._copied: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def pass_over(self) -> None:
@@ -257,6 +295,10 @@ class _Inputs:
         if parameter.stride() != stride:
             where = _laid_out(parameter, parameter, stride)
             self._copied.append((parameter, where))
+        if isinstance(gradient, ShardedGradient):
+            self._parts.append(gradient)
+            self._append(where.data_ptr(), gradient.address, step)
+            return
         if gradient.dtype != parameter.dtype or gradient.stride() != stride:
             gradient = _laid_out(gradient, parameter, stride)
             self._kept.append(gradient)
@@ -266,6 +308,17 @@ class _Inputs:
         self.values.append(values)
         self.gradients.append(gradient)
         self.steps.append(step)
+
+    def parts_of(self, optimizer: InPieces) -> _core.Comm | None:
+        """The group whose ranks have parts of the gradients; None: these are whole."""
+        whole = len(self.steps) - self.steps.count(0) - len(self._parts)
+        if self._parts and whole:
+            raise EvenstepError(
+                f"es.optim.{type(optimizer).__name__}.step(): {whole} parameters have a gradient of the script's own, of the "
+                f"{len(self._parts)} others each rank has a part (shard_gradients=True)\n"
+                "  fix: leave all gradients as backward made them, or shard_gradients out"
+            )
+        return self._parts[0].comm if self._parts else None
 
     def put_back(self) -> None:
         """After the step: parameters that do not lie densely."""
@@ -308,8 +361,11 @@ class SGD(InPieces, torch.optim.SGD):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        max_grad_norm: float | None = None,
+        shard_gradients: bool = False,
     ) -> None:
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize)
+        self._take(max_grad_norm, shard_gradients)
 
     def _states_of(self, group: dict[str, Any]) -> int:
         return 1 if group["momentum"] != 0 else 0
@@ -343,6 +399,8 @@ class Adam(InPieces, torch.optim.Adam):
         *,
         maximize: bool = False,
         decoupled_weight_decay: bool = False,
+        max_grad_norm: float | None = None,
+        shard_gradients: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -354,6 +412,7 @@ class Adam(InPieces, torch.optim.Adam):
             maximize=maximize,
             decoupled_weight_decay=decoupled_weight_decay,
         )
+        self._take(max_grad_norm, shard_gradients)
 
     def _states_of(self, group: dict[str, Any]) -> int:
         return 3 if group["amsgrad"] else 2
@@ -384,5 +443,8 @@ class AdamW(Adam, torch.optim.AdamW):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        max_grad_norm: float | None = None,
+        shard_gradients: bool = False,
     ) -> None:
         torch.optim.AdamW.__init__(self, params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)
+        self._take(max_grad_norm, shard_gradients)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -54,7 +55,7 @@ from evenstep.prepare_options import (
 from evenstep.process_sets import ProcessSet, process_set_of
 from evenstep.session import Session, session, sessions
 from evenstep.share_schedule import ShareSchedule
-from evenstep.shared_states import share_states
+from evenstep.shared_states import check_sharding, shards, share_states
 from evenstep.sparse import sparse_parameters
 from evenstep.stale import StaleRounds
 
@@ -206,6 +207,9 @@ def prepare(
             current.join()
             if exact is not None and models:
                 exact.check(current, options, sync, whole_norms)
+            if shards(current, models, optimizers):
+                check_sharding(current, models, optimizers, options, ddp, sync, adapt is not None, exact is not None)
+                options = replace(options, unsummed=True, engine="shared")
             _prepare_models(current, models, optimizers, options, sync, ddp, whole_norms, exact)
             for name, scheduler in schedulers.items():
                 current.scheduler_steps.watch(name, scheduler)
@@ -412,6 +416,7 @@ def _prepare_models(
             engines[0].takes_back = current.recovery is not None and not isinstance(mode, Stale)
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
         sync.compression, sync.adds = str(options.compression or ""), options.adasum
+        sync.leaves_parts = options.unsummed
         sync.acts_at_once = current.nonfinite.policy != "report"
         sync.engine_tells, sync.tells_late = agreed_ways(group, engines[0], sync.parameters)
         sync.use_options(ddp)

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from torch import nn
 from torch.optim import Optimizer
 
 from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.gradients import trained_parameters
 from evenstep.group import Bootstrap, Group, gather_objects
 from evenstep.hosts import this_host
 from evenstep.optim import InPieces, is_ours
+from evenstep.sparse import sparse_parameters
 
 if TYPE_CHECKING:
+    from evenstep.engine import EngineOptions
+    from evenstep.modes import Mode
+    from evenstep.prepare_options import DDPOptions
     from evenstep.session import Session
 
 
@@ -22,7 +29,72 @@ def share_states(session: Session, optimizers: Iterable[Optimizer], apart: bool)
     if not ours or apart or session.bootstrap is None:
         return
     session.sharing += ours
-    _share(session, ours, *meet_to_share(ours, session.group, session.bootstrap))
+    comm, made = meet_to_share(ours, session.group, session.bootstrap)
+    if comm is None and session.world_size > 1 and any(one.shard_gradients for one in ours):
+        raise EvenstepError(
+            "shard_gradients=True of es.optim: the ranks cannot open one another's memory\n"
+            "  fix: start all ranks on one host as one user, or leave shard_gradients out"
+        )
+    _share(session, ours, comm, made)
+
+
+def shards(session: Session, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> bool:
+    """Whether the gradients of these models are to stay in parts, one a rank."""
+    wanted = any(isinstance(one, InPieces) and one.shard_gradients for one in optimizers.values())
+    return wanted and bool(models) and session.world_size > 1
+
+
+def check_sharding(
+    session: Session,
+    models: dict[str, nn.Module],
+    optimizers: dict[str, Optimizer],
+    options: EngineOptions,
+    ddp: DDPOptions,
+    mode: Mode | None,
+    adapts: bool,
+    exact: bool,
+) -> None:
+    """Collective: the ranks have the same arguments. EvenstepError where somebody needs sums that are whole."""
+    for there, what in (
+        (session.recovery is not None, "--recovery: a rank that ends takes its part of the gradients with it"),
+        (mode is not None, f"sync={mode!r}"),
+        (exact, 'exact="bitwise"'),
+        (options.compression is not None, f"compression={str(options.compression)!r}"),
+        (options.adasum, "reduction='adasum'"),
+        (options.engine == "torch", "engine='torch'"),
+        (adapts, "adapt_batch, which looks at the gradients"),
+        (not ddp.gradient_as_bucket_view, "gradient_as_bucket_view=False"),
+    ):
+        if there:
+            raise EvenstepError(
+                f"shard_gradients=True of es.optim does not go together with {what}\n  fix: leave one of the two out"
+            )
+    trained = {id(p): (name, each, p) for name, model in models.items() for each, p in trained_parameters(model)}
+    sharding = [one for one in optimizers.values() if isinstance(one, InPieces) and one.shard_gradients]
+    stepped = {id(p) for one in sharding for group in one.param_groups for p in group["params"]}
+    sparse = {key for model in models.values() for key in sparse_parameters(model, optimizers.values())}
+    for key, (name, each, p) in trained.items():
+        why = (
+            "is stepped on by none of the optimizers of this call that have it"
+            if key not in stepped
+            else "has sparse gradients"
+            if key in sparse
+            else "is no dense floating-point tensor in the host's memory"
+            if not is_ours(p)
+            else ""
+        )
+        if why:
+            raise EvenstepError(
+                f"shard_gradients=True of es.optim: parameter {each!r} of model {name!r} {why}\n"
+                "  fix: give es.prepare one es.optim optimizer (or several, all with it) of all trained parameters, or leave "
+                "shard_gradients out"
+            )
+    hosts = list(dict.fromkeys(gather_objects(session.group, this_host())))
+    if len(hosts) > 1:
+        raise EvenstepError(
+            f"shard_gradients=True of es.optim: the ranks are on several hosts ({', '.join(hosts)}), and sums are formed in "
+            "the memory of one\n  fix: leave shard_gradients out"
+        )
 
 
 def share_again(session: Session, group: Group) -> tuple[_core.Comm | None, list[int]]:

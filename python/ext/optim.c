@@ -45,17 +45,27 @@ static int to_parameters(optim_object *self, PyObject *sequence, even_optim_para
   return failed ? -1 : 0;
 }
 
+/* A group's capsule, which keeps it, and the group; NULL and no error for None. */
+static PyObject *to_group(PyObject *comm, even_comm **out) {
+  *out = NULL;
+  if (comm == Py_None) {
+    return NULL;
+  }
+  PyObject *handle = PyObject_GetAttrString(comm, "handle");
+  *out = handle == NULL ? NULL : PyCapsule_GetPointer(handle, "evenstep.comm");
+  if (*out == NULL) {
+    Py_CLEAR(handle);
+  }
+  return handle;
+}
+
 static int open_states(optim_object *self, PyObject *comm, const even_optim_params *params) {
   even_comm *group = NULL;
-  self->ranks = 1;
-  if (comm != Py_None) {
-    self->comm_handle = PyObject_GetAttrString(comm, "handle");
-    group = self->comm_handle == NULL ? NULL : PyCapsule_GetPointer(self->comm_handle, "evenstep.comm");
-    if (group == NULL) {
-      return -1;
-    }
-    self->ranks = even_comm_ranks(group);
+  self->comm_handle = to_group(comm, &group);
+  if (PyErr_Occurred() != NULL) {
+    return -1;
   }
+  self->ranks = group == NULL ? 1 : even_comm_ranks(group);
   even_status status = EVEN_OK;
   Py_BEGIN_ALLOW_THREADS;
   status = even_optim_open(params, group, &self->optim);
@@ -241,40 +251,47 @@ static PyObject *optim_step(PyObject *object, PyObject *arguments) {
   PyObject *gradients = NULL;
   PyObject *rule_of = NULL;
   PyObject *steps = NULL;
+  PyObject *parts = Py_None;
+  even_optim_job job = {.size = sizeof job};
   even_optim_report report = {0};
-  size_t rule_count = 0;
   if (self->closed || self->busy) {
     PyErr_SetString(even_ext_error, self->closed ? "the optimizer's states are closed"
                                                  : "another thread is inside a step of this optimizer");
     return NULL;
   }
-  if (!PyArg_ParseTuple(arguments, "OOOOO:step", &rule_list, &values, &gradients, &rule_of, &steps)) {
+  if (!PyArg_ParseTuple(arguments, "OOOOO|Od:step", &rule_list, &values, &gradients, &rule_of, &steps, &parts,
+                        &job.max_norm)) {
     return NULL;
   }
-  even_optim_rule *rules = to_rules(rule_list, &rule_count);
+  PyObject *handle = to_group(parts, &job.parts);
+  even_optim_rule *rules = PyErr_Occurred() != NULL ? NULL : to_rules(rule_list, &job.rule_count);
   if (rules == NULL) {
+    Py_XDECREF(handle);
     return NULL;
   }
+  job.rules = rules;
+  job.inputs = self->inputs;
   self->busy = 1; /* the sequences may run code of others */
   int failed = fill(self, values, "values", set_values) != 0 || fill(self, gradients, "gradients", set_gradient) != 0 ||
                fill(self, rule_of, "rules", set_rule) != 0 || fill(self, steps, "steps", set_step) != 0;
   even_status status = EVEN_OK;
   if (!failed) {
     Py_BEGIN_ALLOW_THREADS;
-    status = even_optim_step(self->optim, rules, rule_count, self->inputs, &report);
+    status = even_optim_step(self->optim, &job, &report);
     Py_END_ALLOW_THREADS;
   }
   self->busy = 0;
   even_free(rules);
+  Py_XDECREF(handle);
   if (failed) {
     return NULL;
   }
   if (status != EVEN_OK) {
     return even_ext_raise(status);
   }
-  return Py_BuildValue("(KKKKK)", (unsigned long long)report.elements, (unsigned long long)report.all,
+  return Py_BuildValue("(KKKKKd)", (unsigned long long)report.elements, (unsigned long long)report.all,
                        (unsigned long long)report.update_ns, (unsigned long long)report.wait_ns,
-                       (unsigned long long)report.copy_ns);
+                       (unsigned long long)report.copy_ns, report.norm);
 }
 
 static PyObject *optim_close(PyObject *object, PyObject *unused) {
@@ -303,8 +320,8 @@ static PyMethodDef methods[] = {
      "All of it, writable. It stays as long as this view, also after close (slices do not count)."},
     {"offset", optim_offset, METH_VARARGS, "offset(parameter, state): where in the memory its numbers begin, in bytes"},
     {"step", optim_step, METH_VARARGS,
-     "step(rules, values, gradients, rule_of, steps): one step; collective where there is a group. Returns (elements, "
-     "all, update_ns, wait_ns, copy_ns)"},
+     "step(rules, values, gradients, rule_of, steps, parts=None, max_norm=0.0): one step; collective where there is a "
+     "group. Returns (elements, all, update_ns, wait_ns, copy_ns, norm)"},
     {"close", optim_close, METH_NOARGS, "leaves the group; the memory goes with its view"},
     {NULL, NULL, 0, NULL}};
 

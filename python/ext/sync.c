@@ -179,19 +179,9 @@ static int open_engine(sync_object *self, even_sync_params *params) {
 }
 
 static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"comm",
-                             "parameters",
-                             "bucket_bytes",
-                             "first_bucket_bytes",
-                             "arena_offset",
-                             "telemetry",
-                             "wire",
-                             "encoding",
-                             "way",
-                             "ratio",
-                             "seed",
-                             "bucket_elements",
-                             NULL};
+  static char *keywords[] = {
+      "comm", "parameters", "bucket_bytes", "first_bucket_bytes", "arena_offset", "telemetry", "wire", "encoding",
+      "way",  "ratio",      "seed",         "bucket_elements",    "unsummed",     NULL};
   PyObject *comm = NULL;
   PyObject *sequence = NULL;
   PyObject *telemetry = NULL;
@@ -205,9 +195,9 @@ static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   unsigned long long seed = 0;
   even_sync_params params = {.size = sizeof params};
   even_sync_parameter *parameters = NULL;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOiiidKn:Sync", keywords, &comm, &sequence, &bucket_bytes,
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOiiidKnp:Sync", keywords, &comm, &sequence, &bucket_bytes,
                                    &first_bucket_bytes, &arena_offset, &telemetry, &wire, &encoding, &way,
-                                   &params.ratio, &seed, &bucket_elements)) {
+                                   &params.ratio, &seed, &bucket_elements, &params.unsummed)) {
     return NULL;
   }
   if (bucket_bytes < 0 || first_bucket_bytes < 0 || bucket_elements < 0 || arena_offset < 0) {

@@ -261,6 +261,13 @@ void *even_comm_arena(even_comm *comm) {
   return even_comm_base_of(comm)->arena_bytes == 0 ? NULL : even_comm_engine_of(comm)->arena(comm);
 }
 
+const void *even_comm_peer_arena(const even_comm *comm, int rank) {
+  const even_comm_base *base = even_comm_base_of(comm);
+  const even_comm_engine *engine = even_comm_engine_of(comm);
+  bool there = base->arena_bytes != 0 && engine->peer_arena != NULL && rank >= 0 && rank < base->ranks;
+  return there ? engine->peer_arena(comm, rank) : NULL;
+}
+
 size_t even_comm_arena_bytes(const even_comm *comm) {
   return even_comm_base_of(comm)->arena_bytes;
 }

@@ -139,7 +139,8 @@ struct even_comm_engine {
   bool (*request_done)(even_comm_request *request);
   even_status (*request_wait)(even_comm_request *request, double timeout_seconds, int *peer);
   void (*request_free)(even_comm_request *request);
-  void *(*arena)(even_comm *comm); /* called where arena_bytes is not 0 */
+  void *(*arena)(even_comm *comm);                            /* called where arena_bytes is not 0 */
+  const void *(*peer_arena)(const even_comm *comm, int rank); /* the same; NULL where ranks do not see each other's */
   void (*revoke)(even_comm *comm);
   /* NULL, or whether a message that this rank has sent fitted nowhere where it was received, and this rank has not
    * heard so: the calling thread's last error says it then, once. `waits`: for one who is in a collective, which it

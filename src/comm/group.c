@@ -153,6 +153,10 @@ static void *arena(even_comm *comm) {
   return even_comm_arena_of(comm, comm->rank);
 }
 
+static const void *peer_arena(const even_comm *comm, int rank) {
+  return even_comm_arena_of(comm, rank);
+}
+
 static void set_timeout(even_comm *comm, double seconds) {
   atomic_store(&comm->timeout_ns, even_comm_limit_ns(seconds));
 }
@@ -246,6 +250,7 @@ static const even_comm_engine shared_engine = {
     .request_wait = even_shared_request_wait,
     .request_free = even_shared_request_free,
     .arena = arena,
+    .peer_arena = peer_arena,
     .revoke = revoke_group,
     .refused = even_shared_refused,
     .end = end_group,

@@ -17,26 +17,26 @@
 #define LOOPS(suffix, type, root)                                                                                  \
   ALWAYS sgd_plain_##suffix(const even_optim_factors *f, type *values, const type *gradient, size_t count,         \
                             bool decays) {                                                                         \
-    const type sign = f->maximize ? -1 : 1;                                                                        \
+    const type scale = (type)f->scale;                                                                             \
     const type decay = (type)f->decay;                                                                             \
     const type rate = (type)f->rate;                                                                               \
     INDEPENDENT for (size_t i = 0; i < count; i++) {                                                               \
       type v = values[i];                                                                                          \
-      type g = sign * gradient[i];                                                                                 \
+      type g = scale * gradient[i];                                                                                \
       g = decays ? g + decay * v : g;                                                                              \
       values[i] = v - rate * g;                                                                                    \
     }                                                                                                              \
   }                                                                                                                \
   ALWAYS sgd_momentum_##suffix(const even_optim_factors *f, type *values, const type *gradient, type *buffer,      \
                                size_t count, bool decays, bool first, bool nesterov) {                             \
-    const type sign = f->maximize ? -1 : 1;                                                                        \
+    const type scale = (type)f->scale;                                                                             \
     const type decay = (type)f->decay;                                                                             \
     const type rate = (type)f->rate;                                                                               \
     const type keep = (type)f->keep1;                                                                              \
     const type take = (type)f->take1;                                                                              \
     INDEPENDENT for (size_t i = 0; i < count; i++) {                                                               \
       type v = values[i];                                                                                          \
-      type g = sign * gradient[i];                                                                                 \
+      type g = scale * gradient[i];                                                                                \
       g = decays ? g + decay * v : g;                                                                              \
       type b = first ? g : keep * buffer[i] + take * g;                                                            \
       buffer[i] = b;                                                                                               \
@@ -88,7 +88,7 @@
     type *first = states[0];                                                                                       \
     type *second = states[1];                                                                                      \
     type *most = states[2];                                                                                        \
-    const type sign = f->maximize ? -1 : 1;                                                                        \
+    const type scale = (type)f->scale;                                                                             \
     const type decay = (type)f->decay;                                                                             \
     const type rate = (type)f->rate;                                                                               \
     const type take1 = (type)f->take1;                                                                             \
@@ -98,7 +98,7 @@
     const type eps = (type)f->eps;                                                                                 \
     INDEPENDENT for (size_t i = 0; i < count; i++) {                                                               \
       type v = values[i];                                                                                          \
-      type g = sign * gradient[i];                                                                                 \
+      type g = scale * gradient[i];                                                                                \
       g = decays ? g + decay * v : g;                                                                              \
       v = decoupled ? v * decay : v;                                                                               \
       type m = first[i] + take1 * (g - first[i]);                                                                  \
@@ -134,8 +134,35 @@
       moments_##suffix(f, values, gradient, states, count, true, false, false);                                    \
     }                                                                                                              \
   }
+/* Element i is added to sum i % LANES; then the sums, two by two. */
+#define LANES 16
+#define SQUARE(suffix, type)                                          \
+  static double square_##suffix(const type *elements, size_t count) { \
+    double sums[LANES] = {0};                                         \
+    size_t whole = count - count % LANES;                             \
+    for (size_t i = 0; i < whole; i += LANES) {                       \
+      for (size_t k = 0; k < LANES; k++) {                            \
+        sums[k] += (double)elements[i + k] * (double)elements[i + k]; \
+      }                                                               \
+    }                                                                 \
+    for (size_t i = whole; i < count; i++) {                          \
+      sums[i - whole] += (double)elements[i] * (double)elements[i];   \
+    }                                                                 \
+    for (size_t width = LANES / 2; width > 0; width /= 2) {           \
+      for (size_t k = 0; k < width; k++) {                            \
+        sums[k] += sums[k + width];                                   \
+      }                                                               \
+    }                                                                 \
+    return sums[0];                                                   \
+  }
+SQUARE(f32, float)
+SQUARE(f64, double)
+
 LOOPS(f32, float, sqrtf)
 LOOPS(f64, double, sqrt)
 
-const even_optim_kernels EVEN_OPTIM_TABLE = {
-    .name = EVEN_OPTIM_NAME, .f32 = {sgd_f32, adam_f32, adamw_f32}, .f64 = {sgd_f64, adam_f64, adamw_f64}};
+const even_optim_kernels EVEN_OPTIM_TABLE = {.name = EVEN_OPTIM_NAME,
+                                             .f32 = {sgd_f32, adam_f32, adamw_f32},
+                                             .f64 = {sgd_f64, adam_f64, adamw_f64},
+                                             .square_f32 = square_f32,
+                                             .square_f64 = square_f64};

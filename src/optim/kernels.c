@@ -17,7 +17,7 @@ static double power(double base, uint64_t exponent) {
 
 void even_optim_factors_of(const even_optim_rule *rule, uint64_t step, even_optim_factors *out) {
   *out = (even_optim_factors){.nesterov = rule->nesterov,
-                              .maximize = rule->maximize,
+                              .scale = rule->maximize ? -1 : 1,
                               .first = step == 1,
                               .decay = rule->weight_decay,
                               .rate = rule->lr,

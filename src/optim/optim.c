@@ -56,7 +56,9 @@ static size_t most_kept(const even_optim_params *params) {
 static even_status lay_out(even_optim *optim, const even_optim_params *params, size_t *total) {
   size_t words = 0;
   *total = 0;
-  bool fits = put(optim->piece_count, sizeof(_Atomic uint64_t), total, &words);
+  bool fits = put(optim->piece_count, sizeof(_Atomic uint64_t), total, &words) &&
+              put(optim->piece_count, sizeof(_Atomic uint64_t), total, &optim->sums) &&
+              put(optim->piece_count, sizeof(double), total, &optim->squares);
   if (optim->survives) {
     fits = fits &&
            even_align_size(sizeof(even_optim_kept) + EVEN_OPTIM_PIECE * most_kept(params), LINE, &optim->kept_stride) &&
@@ -189,6 +191,7 @@ static even_status prepare(even_optim *optim, const even_optim_params *params, s
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->places, params->parameter_count));
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->factors, params->parameter_count));
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->processes, (size_t)optim->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&optim->parts, (size_t)optim->ranks));
   EVEN_TRY(lay_out(optim, params, bytes)); /* before the pieces: where there are too many, it says so */
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->pieces, optim->piece_count));
   even_optim_pieces_place(params, optim->pieces);
@@ -238,6 +241,7 @@ void even_optim_close(even_optim *optim) {
   }
   even_shared_memory_close(&optim->memory);
   even_free(optim->pieces);
+  even_free(optim->parts);
   even_free(optim->processes);
   even_free(optim->factors);
   even_free(optim->places);

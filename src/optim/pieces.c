@@ -88,6 +88,10 @@ bool even_optim_round_is_own(const even_optim_round *round, size_t piece) {
   return (word & ~DONE) == WORD(round->number, round->rank);
 }
 
+int even_optim_round_who(const even_optim_round *round, size_t piece) {
+  return (int)(atomic_load_explicit(&round->words[piece], memory_order_relaxed) & (DONE - 1));
+}
+
 void even_optim_round_done(const even_optim_round *round, size_t piece) {
   atomic_store_explicit(&round->words[piece], WORD(round->number, round->rank) | DONE, memory_order_release);
 }

@@ -36,6 +36,8 @@ void even_optim_round_begin(even_optim_round *round);
 bool even_optim_round_take(even_optim_round *round, size_t *piece);
 /* Whether this rank took it in this round. */
 bool even_optim_round_is_own(const even_optim_round *round, size_t piece);
+/* Who took it in this round, in which all were taken. */
+int even_optim_round_who(const even_optim_round *round, size_t piece);
 /* It has done the piece, as who asks for its holder sees. */
 void even_optim_round_done(const even_optim_round *round, size_t piece);
 /* Who has it in this round, and has not done it yet; -1: nobody. */

@@ -41,7 +41,10 @@ struct even_optim {
   even_optim_factors *factors; /* of the step under way, one a parameter */
   even_optim_piece *pieces;
   size_t piece_count;
+  const void **parts;        /* of a sum that is formed, one a rank */
   even_shared_memory memory; /* the words of the pieces, what is kept of each rank, then the numbers */
+  size_t sums;               /* in it the words of the round before, where there is a norm */
+  size_t squares;            /* and what that found, one a piece */
   uint64_t number;           /* of steps */
   /* where a rank that ends leaves nothing half done: */
   bool survives;
@@ -61,6 +64,18 @@ static inline size_t even_optim_wide_bytes(even_dtype dtype) {
 
 static inline void *even_optim_at(const even_optim *optim, size_t offset) {
   return (char *)optim->memory.address + offset;
+}
+
+/* How many states a rule wants. */
+static inline int even_optim_states_of(const even_optim_rule *rule) {
+  if (rule->method == EVEN_OPTIM_SGD) {
+    return rule->momentum != 0 ? 1 : 0;
+  }
+  return rule->amsgrad ? 3 : 2;
+}
+
+static inline even_optim_kept *even_optim_kept_of(const even_optim *optim, int rank) {
+  return even_optim_at(optim, optim->kept + (size_t)rank * optim->kept_stride);
 }
 
 #endif

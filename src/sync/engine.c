@@ -93,6 +93,9 @@ static even_status reduce_in_place(even_sync *sync, size_t bucket) {
   for (size_t i = 0; i < span->members; i++) {
     pack(sync, sync->layout.order[sync->first[bucket] + i]);
   }
+  if (sync->unsummed) {
+    return EVEN_OK; /* the flags, which follow, are when all ranks have packed */
+  }
   return even_comm_all_reduce(sync->comm, sync->base + span->offset, span->bytes / even_dtype_bytes(span->dtype),
                               span->dtype, EVEN_SUM);
 }
@@ -104,8 +107,8 @@ static even_status reduce_on_its_way(even_sync *sync, size_t bucket, uint64_t *m
     return even_sync_reduce_encoded(sync, bucket, moved, full);
   }
   bool narrow = even_sync_is_narrow(&sync->layout, bucket);
-  *moved = narrow ? span->bytes / 2 : span->bytes;
-  *full = span->bytes;
+  *moved = narrow || sync->unsummed ? span->bytes / 2 : span->bytes;
+  *full = sync->unsummed ? *moved : span->bytes;
   return narrow ? even_sync_reduce_narrow(sync, bucket) : reduce_in_place(sync, bucket);
 }
 

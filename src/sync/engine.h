@@ -41,6 +41,7 @@ struct even_sync {
   size_t parameter_count;
   even_sync_layout layout;
   unsigned char *base; /* of the buckets in this rank's arena */
+  bool unsummed;       /* as in even_sync_params */
   size_t *first;       /* bucket b's members: layout.order[first[b] … first[b] + members) */
 
   even_encoded *encoded; /* NULL: no bucket travels encoded */

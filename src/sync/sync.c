@@ -47,9 +47,25 @@ static even_status allocate(even_sync *sync, const even_sync_params *params) {
   return EVEN_OK;
 }
 
+/* Whether the parts of sums can be left where they are. */
+static even_status check_unsummed(const even_sync_params *params, const even_comm *comm) {
+  if (params->wire != EVEN_F32 || params->encoding != EVEN_SYNC_PLAIN) {
+    return even_fail(EVEN_ERR_ARGUMENT,
+                     "gradients that stay unsummed do not travel, so neither in 16 bits nor encoded");
+  }
+  if (strcmp(even_comm_engine_name(comm), "shm") != 0) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "gradients stay unsummed in the memory of one host alone, not over \"%s\"",
+                     even_comm_engine_name(comm));
+  }
+  return EVEN_OK;
+}
+
 static even_status set_up(even_sync *sync, const even_sync_params *params, even_comm *comm) {
   size_t needed = 0;
   EVEN_TRY(even_sync_arena_bytes(params, &needed));
+  if (params->unsummed) {
+    EVEN_TRY(check_unsummed(params, comm));
+  }
   size_t there = even_comm_arena_bytes(comm);
   if (needed > there) {
     return even_fail(EVEN_ERR_ARGUMENT, "the buckets need %zu bytes of arena and the group has %zu", needed, there);
@@ -57,6 +73,7 @@ static even_status set_up(even_sync *sync, const even_sync_params *params, even_
   EVEN_TRY(allocate(sync, params));
   EVEN_TRY(even_encoded_open(params, &sync->layout, comm, &sync->encoded));
   sync->comm = comm;
+  sync->unsummed = params->unsummed != 0;
   even_comm_set_site(comm, "the reduction of gradients");
   sync->telemetry = params->telemetry;
   sync->parameter_count = params->parameter_count;

@@ -83,9 +83,45 @@ static void turn(model *one, int step, bool *has) {
   }
 }
 
+static double squares(const void *gradient, even_dtype dtype, size_t first, size_t count) {
+  float widened[2048];
+  const void *from = (const char *)gradient + first * even_dtype_bytes(dtype);
+  if (dtype == EVEN_F64) {
+    return even_optim_kernels_best()->square_f64(from, count);
+  }
+  if (is_short(dtype)) {
+    even_kernels_best()->widen[dtype](widened, from, count);
+    from = widened;
+  }
+  return even_optim_kernels_best()->square_f32(from, count);
+}
+
+double model_norm(const model *one, const bool *has) {
+  double whole = 0;
+  double piece = 0;
+  size_t left = 16384;
+  for (size_t p = 0; p < PARAMETERS; p++) {
+    size_t block = 0;
+    for (size_t first = 0; first < model_parameters[p].count; first += block) {
+      block = model_parameters[p].count - first;
+      block = block < left ? block : left;
+      block = block < 2048 ? block : 2048;
+      piece += has[p] ? squares(one->gradients[p], model_parameters[p].dtype, first, block) : 0;
+      left -= block;
+      if (left == 0) {
+        whole += piece;
+        piece = 0;
+        left = 16384;
+      }
+    }
+  }
+  return sqrt(whole + piece);
+}
+
 void model_loop(model *one, int step) {
   bool has[PARAMETERS];
   turn(one, step, has);
+  double part = one->max_norm == 0 ? 1 : one->max_norm / (model_norm(one, has) + 1e-6);
   for (size_t p = 0; p < PARAMETERS; p++) {
     const even_optim_rule *rule = &model_rules[rule_of[p]];
     size_t count = model_parameters[p].count;
@@ -95,6 +131,7 @@ void model_loop(model *one, int step) {
       continue;
     }
     even_optim_factors_of(rule, one->steps[p], &factors);
+    factors.scale *= part >= 1 ? 1 : part;
     const even_optim_kernels *kernels = even_optim_kernels_best();
     if (dtype == EVEN_F64) {
       double *const states[] = {one->states[p][0], one->states[p][1], rule->amsgrad ? one->states[p][2] : NULL};
@@ -133,7 +170,9 @@ void model_turn(model *one, int step, even_optim_input *inputs) {
 even_status model_step(even_optim *optim, model *one, int step, even_optim_report *report) {
   even_optim_input inputs[PARAMETERS];
   model_turn(one, step, inputs);
-  return even_optim_step(optim, model_rules, MOST_RULES, inputs, report);
+  even_optim_job job = {
+      .size = sizeof job, .rules = model_rules, .rule_count = MOST_RULES, .inputs = inputs, .max_norm = one->max_norm};
+  return even_optim_step(optim, &job, report);
 }
 
 bool model_is_same(even_optim *optim, const model *mine, const model *theirs) {

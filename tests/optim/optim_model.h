@@ -21,6 +21,7 @@ typedef struct model {
   uint64_t steps[PARAMETERS];
   void *states[PARAMETERS][EVEN_OPTIM_STATES]; /* of the loop */
   float *wide[PARAMETERS];
+  double max_norm; /* of the steps to come, as in even_optim_job */
 } model;
 
 model *model_make(void);
@@ -29,6 +30,8 @@ void model_drop(model *one);
 void model_store(void *to, even_dtype dtype, size_t i, double x);
 /* The gradients of a step (1, …), and what a step on them is given, one a parameter. */
 void model_turn(model *one, int step, even_optim_input *inputs);
+/* The norm of the gradients, those of which `has` says that they are there, in the order in which squares are added. */
+double model_norm(const model *one, const bool *has);
 /* One step in one loop a parameter. */
 void model_loop(model *one, int step);
 /* The same by an optimizer. */

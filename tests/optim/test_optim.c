@@ -129,29 +129,30 @@ static void refuse_what_is_wrong(void **state) {
 
   even_optim_rule rule = {.method = EVEN_OPTIM_SGD, .lr = 1, .momentum = 0.5};
   even_optim_input inputs[2] = {{.values = values, .gradient = values + 2, .step = 1}, {0}};
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_OK);
+  even_optim_job job = {.size = sizeof job, .rules = &rule, .rule_count = 1, .inputs = inputs};
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_OK);
   rule.lr = NAN;
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_ERR_ARGUMENT);
   rule = (even_optim_rule){.method = EVEN_OPTIM_ADAM, .beta1 = 0.9, .beta2 = 0.9};
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_ERR_ARGUMENT); /* two states */
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_ERR_ARGUMENT); /* two states */
   assert_non_null(strstr(even_error_last()->what, "has 1 states, rule 0 wants 2"));
   rule.beta2 = 1;
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_ERR_ARGUMENT);
   rule = (even_optim_rule){.method = (even_optim_method)3};
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_ERR_ARGUMENT);
   rule = (even_optim_rule){.method = EVEN_OPTIM_SGD, .lr = 1};
   inputs[0].rule = 1;
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_ERR_ARGUMENT);
   inputs[0].rule = 0;
   inputs[0].step = 0;
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_ERR_ARGUMENT);
   inputs[0].step = 1;
   inputs[0].values = NULL;
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_ERR_ARGUMENT);
   inputs[0].values = (char *)values + 1;
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_ERR_ARGUMENT);
   inputs[0].gradient = NULL; /* then nothing of it is looked at */
-  assert_int_equal(even_optim_step(optim, &rule, 1, inputs, NULL), EVEN_OK);
+  assert_int_equal(even_optim_step(optim, &job, NULL), EVEN_OK);
   even_optim_close(optim);
   even_optim_close(NULL);
 }

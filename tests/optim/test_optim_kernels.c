@@ -23,7 +23,7 @@ static const char *const names[] = {"portable", "avx2", "avx512"};
     const volatile type decay = (type)f->decay;                                                                \
     const volatile type rate = (type)f->rate;                                                                  \
     volatile type v = *value;                                                                                  \
-    volatile type g = f->maximize ? -gradient : gradient;                                                      \
+    volatile type g = (type)f->scale * gradient;                                                               \
     volatile type t = 0;                                                                                       \
     if (method != EVEN_OPTIM_ADAMW && f->decay != 0) {                                                         \
       t = decay * v;                                                                                           \
@@ -123,6 +123,7 @@ static double number(size_t i, size_t seed) {
     for (uint64_t step = 1; step <= STEPS; step++) {                                                                 \
       even_optim_factors factors;                                                                                    \
       even_optim_factors_of(&rule, step, &factors);                                                                  \
+      factors.scale *= turn & 4 ? 0.7 : 1;                                                                           \
       type *gradient = gradient_memory + shift;                                                                      \
       type *ours[EVEN_OPTIM_STATES] = {0};                                                                           \
       type *theirs[EVEN_OPTIM_STATES] = {0};                                                                         \
@@ -173,6 +174,44 @@ static void round_every_operation_once(void **state) {
   assert_non_null(even_optim_kernels_best());
 }
 
+#define SQUARES(suffix, type)                                                                   \
+  static bool squares_##suffix(const even_optim_kernels *kernels, size_t count, size_t shift) { \
+    type memory[MOST + SHIFTS];                                                                 \
+    volatile double lanes[16] = {0};                                                            \
+    for (size_t i = 0; i < count; i++) {                                                        \
+      memory[i + shift] = (type)(sin((double)i) * (i % 7 == 0 ? 1e8 : 1));                      \
+      volatile double square = (double)memory[i + shift] * (double)memory[i + shift];           \
+      lanes[i % 16] = lanes[i % 16] + square;                                                   \
+    }                                                                                           \
+    for (size_t width = 8; width > 0; width /= 2) {                                             \
+      for (size_t k = 0; k < width; k++) {                                                      \
+        lanes[k] = lanes[k] + lanes[k + width];                                                 \
+      }                                                                                         \
+    }                                                                                           \
+    double found = kernels->square_##suffix(memory + shift, count);                             \
+    double wanted = lanes[0];                                                                   \
+    return memcmp(&found, &wanted, sizeof found) == 0;                                          \
+  }
+SQUARES(f32, float)
+SQUARES(f64, double)
+
+/* Also of what is not finite: a norm says so. */
+static void add_squares_in_one_order(void **state) {
+  (void)state;
+  const float large[3] = {3e38f, -3e38f, 1};
+  const double none[2] = {1, NAN};
+  for (size_t t = 0; t < sizeof names / sizeof *names; t++) {
+    const even_optim_kernels *kernels = even_optim_kernels_named(names[t]);
+    for (size_t count = 0; kernels != NULL && count <= MOST; count++) {
+      assert_true(squares_f32(kernels, count, count % SHIFTS) && squares_f64(kernels, count, count % SHIFTS));
+    }
+    if (kernels != NULL) {
+      assert_true(kernels->square_f32(large, 3) > 1e76 && isfinite(kernels->square_f32(large, 3)));
+      assert_true(isnan(kernels->square_f64(none, 2)));
+    }
+  }
+}
+
 static void work_out_what_is_the_same_for_all(void **state) {
   (void)state;
   static const uint64_t steps[] = {1, 2, 3, 1000, 1000000, UINT64_MAX};
@@ -200,6 +239,7 @@ static void work_out_what_is_the_same_for_all(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(round_every_operation_once),
+      cmocka_unit_test(add_squares_in_one_order),
       cmocka_unit_test(work_out_what_is_the_same_for_all),
   };
   return cmocka_run_group_tests_name("optim_kernels", tests, NULL, NULL);

@@ -26,6 +26,7 @@ static even_optim_params surviving(void) {
 /* How far the second rank comes with a piece before it ends, in the third step. */
 typedef enum end {
   BEFORE_THE_STEP,
+  WITH_SQUARES,     /* of a piece, which it has taken and not added up: here there is a norm */
   WITH_A_PIECE,     /* that it has taken, and not kept */
   KEEPING,          /* what it keeps is half there */
   IN_THE_MIDDLE,    /* the piece is half changed */
@@ -100,6 +101,10 @@ static void die_in_step(even_comm *comm, even_optim *optim, end how) {
   if (how == BEFORE_THE_STEP) {
     die();
   }
+  if (how == WITH_SQUARES) {
+    round.words = even_optim_at(optim, optim->sums);
+    *(double *)even_optim_at(optim, optim->squares) = 1e6;
+  }
   even_optim_round_begin(&round);
   if (own == 1 && !even_optim_round_take(&round, &piece)) { /* so soon, lest the others have done it */
     return;
@@ -147,6 +152,7 @@ static int lose_ranks(even_comm *comm, void *argument) {
   model *mine = model_make();
   model *theirs = model_make();
   bool two = *how == TAKEN_OVER || *how == TAKEN_OVER_TWICE;
+  mine->max_norm = theirs->max_norm = *how == WITH_SQUARES || *how == AFTER_THE_PIECE ? 100 : 0;
   RANKS_EXPECT(comm, even_optim_open(&params, comm, &optim) == EVEN_OK);
   for (int step = 1; step <= STEPS; step++) {
     even_optim_report report;
@@ -201,6 +207,7 @@ static int lose_one_at_any_time(even_comm *comm, void *argument) {
   even_optim *optim = NULL;
   model *mine = model_make();
   model *theirs = model_make();
+  mine->max_norm = theirs->max_norm = *seed % 2 == 0 ? 100 : 0;
   RANKS_EXPECT(comm, even_optim_open(&params, comm, &optim) == EVEN_OK);
   for (int step = 1; step <= LONG; step++) {
     model_loop(theirs, step);
