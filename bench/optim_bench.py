@@ -8,6 +8,10 @@ host has for them, by what this kernel says of each rank's proportional share (P
 to move, each once, as fast as the ranks together run over memory with `a += b`: of torch on each rank values, two
 states (read and written) and the gradient, of es.optim these once a host, and on each rank the values that others made
 (read and written). bfloat16: torch has its states in bfloat16 and no values in float32; es.optim has all in float32.
+
+Then the whole way from gradients that each rank has to new values: exchange, clipping by the norm of all gradients, step. "Gloo":
+torch's all-reduce in buckets of 25 MB. "shared": Evenstep's engine in shared memory. With max_grad_norm the step clips; with
+shard_gradients it also adds up, and nobody gathers what was added up.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ import torch
 from heading import heading
 
 import evenstep as es
+from evenstep.engine import EngineOptions, SharedEngine, TorchEngine
+from evenstep.exchange import TorchExchange
+from evenstep.shared_states import share_states
 
 OPTIONS: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.01}
 
@@ -60,8 +67,6 @@ class Way:
         before = over_all(shared_bytes(), sum)
         if isinstance(optimizer, (es.optim.AdamW,)):
             # its share of es.prepare: what the ranks of a host do together, without a training loop around it
-            from evenstep.shared_states import share_states
-
             share_states(es.session(), [optimizer], apart=False)
         self.optimizer = optimizer
         optimizer.step()
@@ -107,6 +112,72 @@ def compare(dtype: torch.dtype, elements: int, rounds: int, speed: float) -> lis
     return [*lines, ""]
 
 
+class Whole:
+    """From gradients to new values, one way."""
+
+    def __init__(self, name: str, elements: int, clips: bool, **more: Any) -> None:
+        self.name, self.clips = name, clips
+        self.over_gloo, self.of_torch = more.pop("over_gloo", False), more.pop("of_torch", False)
+        self.in_step = more.pop("in_step", False)
+        shards = more.pop("shards", False)
+        now = es.session()
+        torch.manual_seed(1)
+        self.parameters = [torch.nn.Parameter(torch.randn(elements // 8)) for _ in range(8)]
+        torch.manual_seed(1 + now.rank)
+        self.gradients = [torch.randn(p.shape) for p in self.parameters]
+        if self.over_gloo:
+            exchange = TorchExchange(now.bootstrap.gloo())
+            self.engine: Any = TorchEngine(self.parameters, exchange, now.group, now.telemetry)
+        else:
+            room = SharedEngine.arena_bytes(self.parameters)
+            options = EngineOptions(unsummed=shards)
+            self.engine = SharedEngine(self.parameters, now.bootstrap.shared(room, "bench"), now.telemetry, options)
+        if self.of_torch:
+            self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.parameters, fused=True, **OPTIONS)
+        else:
+            norm = 1.0 if self.in_step else None
+            self.optimizer = es.optim.AdamW(self.parameters, max_grad_norm=norm, **OPTIONS)
+            share_states(now, [self.optimizer], apart=False)
+        self.seconds: list[float] = []
+        for index, parameter in enumerate(self.parameters):
+            parameter.grad = self.engine.part(index) if shards else self.engine.views[index]
+        self.step()
+        self.step()
+
+    def step(self) -> None:
+        self.engine.begin(1 / es.world_size(), 0)
+        for index, gradient in enumerate(self.gradients):
+            self.engine.ready(index, gradient)
+        self.engine.finish()
+        if self.clips and not self.in_step:
+            torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+
+
+def compare_whole(elements: int, rounds: int, clips: bool) -> list[str]:
+    ways = [
+        Whole("Gloo, torch's fused step", elements, clips, over_gloo=True, of_torch=True),
+        Whole("shared, torch's fused step", elements, clips, of_torch=True),
+        Whole("shared, es.optim", elements, clips),
+    ]
+    if clips:
+        ways.append(Whole("  max_grad_norm", elements, clips, in_step=True))
+    ways.append(Whole("  shard_gradients", elements, clips, in_step=clips, shards=True))
+    for _ in range(rounds):
+        for way in ways:
+            way.seconds.append(timed(way.step))
+    first = statistics.median(ways[1].seconds)
+    what = "exchange, clipping and step" if clips else "exchange and step"
+    lines = [
+        f"{what} of float32, {elements / 1e6:.0f} million parameters, {es.world_size()} ranks",
+        f"  {'':28} {'ms':>9} {'of shared, fused':>17}",
+    ]
+    for way in ways:
+        seconds = statistics.median(way.seconds)
+        lines.append(f"  {way.name:28} {seconds * 1e3:9.2f} {first / seconds:16.2f}x")
+    return [*lines, ""]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=float, default=20, help="parameters")
@@ -123,6 +194,8 @@ def main() -> None:
     lines += ["", f"a += b on all ranks: {speed / 1e9:.1f} GB/s", ""]
     for dtype in (torch.float32, torch.bfloat16):
         lines += compare(dtype, elements, options.rounds, speed)
+    for clips in (False, True):
+        lines += compare_whole(elements, options.rounds, clips)
     if es.is_main():
         print("\n".join(lines))
         if options.output is not None:

@@ -63,6 +63,21 @@ static void weigh(const even_sync *sync, even_dtype dtype, void *slot, const voi
   }
 }
 
+/* What stays unsummed is not looked at before backward has ended: of models that are larger than caches it goes past
+ * them. */
+#define PAST_CACHES ((size_t)8 << 20)
+
+/* The same, by way of `room` (PIECE_BYTES); gives where it may still be looked at. */
+static const void *weigh_past_caches(const even_sync *sync, even_dtype dtype, void *slot, const void *gradient,
+                                     size_t count, void *room) {
+  if (sync->weight != 1.0) {
+    weigh(sync, dtype, room, gradient, count);
+    gradient = room;
+  }
+  even_copy_past_caches(slot, gradient, count * even_dtype_bytes(dtype));
+  return gradient;
+}
+
 static void pack(even_sync *sync, size_t index) {
   const even_sync_parameter *parameter = &sync->parameters[index];
   unsigned char *slot = sync->base + sync->layout.places[index].offset;
@@ -73,11 +88,18 @@ static void pack(even_sync *sync, size_t index) {
     memset(slot, 0, parameter->count * size);
     return;
   }
+  _Alignas(64) unsigned char room[PIECE_BYTES];
+  bool past_caches = sync->unsummed && sync->layout.bytes > PAST_CACHES && slot != gradient;
   for (size_t first = 0; first < parameter->count; first += PIECE_BYTES / size) {
     size_t left = parameter->count - first;
     size_t piece = left < PIECE_BYTES / size ? left : PIECE_BYTES / size;
-    weigh(sync, parameter->dtype, slot + first * size, gradient + first * size, piece);
-    finite = even_encoding_finite(slot + first * size, parameter->dtype, piece) && finite;
+    const void *packed = slot + first * size;
+    if (past_caches) {
+      packed = weigh_past_caches(sync, parameter->dtype, slot + first * size, gradient + first * size, piece, room);
+    } else {
+      weigh(sync, parameter->dtype, slot + first * size, gradient + first * size, piece);
+    }
+    finite = even_encoding_finite(packed, parameter->dtype, piece) && finite;
   }
   even_sync_saw(sync, index, finite);
 }
