@@ -166,14 +166,16 @@ def broadcast_model(group: Group, model: nn.Module) -> None:
 
 
 def broadcast_optimizer(group: Group, optimizer: Optimizer) -> None:
-    """Rank 0's optimizer state on all ranks, where it has any."""
+    """Rank 0's optimizer state on all ranks; none where it has none."""
     data: bytes | None = None
     if group.rank == 0 and optimizer.state:
         out = io.BytesIO()
         torch.save(optimizer.state_dict(), out)
         data = out.getvalue()
     received = broadcast_bytes(group, data)
-    if received and group.rank != 0:
+    if not received:
+        optimizer.state.clear()
+    elif group.rank != 0:
         optimizer.load_state_dict(torch.load(io.BytesIO(received), map_location="cpu", weights_only=True))
 
 

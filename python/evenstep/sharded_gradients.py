@@ -35,7 +35,7 @@ class ShardedGradient(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__ if hasattr(func, "__name__") else str(func)
         fix = "give es.optim its max_grad_norm for clipping; leave shard_gradients out where the script reads or writes gradients"
-        if name.startswith("add"):
+        if name.startswith("add") and args and isinstance(args[0], ShardedGradient):  # what backward does with it
             fix = (
                 "call optimizer.zero_grad() before backward, and all but the last backward of a step under es.no_sync(); or "
                 "leave shard_gradients out"

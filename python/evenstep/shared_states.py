@@ -35,7 +35,7 @@ def share_states(session: Session, optimizers: Iterable[Optimizer], apart: bool)
             "shard_gradients=True of es.optim: the ranks cannot open one another's memory\n"
             "  fix: start all ranks on one host as one user, or leave shard_gradients out"
         )
-    _share(session, ours, comm, made)
+    _share(session, ours, comm, made, joins=True)  # steps of before were each rank's own
 
 
 def shards(session: Session, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> bool:
@@ -104,7 +104,7 @@ def share_again(session: Session, group: Group) -> tuple[_core.Comm | None, list
 
 
 def take_again(session: Session, comm: _core.Comm | None, made: Sequence[int]) -> None:
-    _share(session, session.sharing, comm, made)
+    _share(session, session.sharing, comm, made, session.joining)
 
 
 def meet_to_share(
@@ -122,7 +122,9 @@ def meet_to_share(
     return mine, [max(counts) for counts in zip(*(one[2] for one in told))]
 
 
-def _share(session: Session, optimizers: Sequence[InPieces], comm: _core.Comm | None, made: Sequence[int]) -> None:
+def _share(
+    session: Session, optimizers: Sequence[InPieces], comm: _core.Comm | None, made: Sequence[int], joins: bool
+) -> None:
     steps = session.steps
     for one, after in zip(optimizers, made):
         one.share(
@@ -131,5 +133,5 @@ def _share(session: Session, optimizers: Sequence[InPieces], comm: _core.Comm | 
             steps.times.blocks,
             survives=session.recovery is not None,
             after=after,
-            joins=session.joining,
+            joins=joins,
         )

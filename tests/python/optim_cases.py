@@ -150,6 +150,21 @@ def tensors(state: Any) -> Any:
     return {"state": values, "param_groups": state["param_groups"]}
 
 
+def step_before() -> None:
+    """A rank that has made steps before es.prepare waits for nobody who has not, and has what rank 0 had."""
+    model = make_model()
+    optimizer = es.optim.AdamW(model.parameters(), lr=0.01)
+    for _ in range(2 * int(os.environ["RANK"])):
+        step_on(model, optimizer, (inputs[:BATCH] + 1, targets[:BATCH]))
+    model, optimizer, loader = es.prepare(model, optimizer, loader_of(), shares=uneven)
+    shares = []
+    for batch in loader:
+        step_on(model, optimizer, batch)
+        shares.append(optimizer.shares)
+    reference = alone(lambda parameters: torch.optim.AdamW(parameters, lr=0.01))
+    told("before", model, apart=apart(model, reference), shares=all(shares), one_memory=is_one_memory(optimizer))
+
+
 def keep_apart() -> None:
     """Where ranks train on their own each has its own states."""
     model = make_model()
@@ -160,6 +175,8 @@ def keep_apart() -> None:
     told("local", model, shares=optimizer.shares)
 
 
+if os.environ.get("EVENSTEP_ON_NONFINITE") == "skip":
+    step_before()  # nothing is prepared yet: each rank may go its own way
 for name, (kind, options) in MAKES.items():
     train(name, kind, options)
 if os.environ.get("EVENSTEP_ON_NONFINITE") == "skip":

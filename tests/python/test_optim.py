@@ -224,7 +224,7 @@ def cases_of(ranks: list[Any]) -> list[dict[str, Any]]:
 
 def test_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> None:
     told = cases_of(run_ranks(CASES, ranks=3, env={"EVENSTEP_ON_NONFINITE": "skip"}))
-    assert len(told[0]) == 6
+    assert len(told[0]) == 7
     for name, case in told[1].items():
         assert case.get("apart", 0) < 1e-12 and case.get("one_memory", True), (name, case)
         assert case.get("shares", True) == (name != "local"), (name, case)
