@@ -29,10 +29,10 @@ static void add_up(const even_optim_work *of, even_optim_range where, void *sum)
 }
 
 size_t even_optim_gradient_most(const even_optim_work *of) {
-  return of->job->parts != NULL && of->job->max_norm == 0 ? EVEN_OPTIM_BLOCK : SIZE_MAX;
+  return of->job->parts != NULL && of->job->max_norm == 0 ? EVEN_OPTIM_PIECE : SIZE_MAX;
 }
 
-const void *even_optim_gradient(const even_optim_work *of, even_optim_range where, void *room) {
+const void *even_optim_gradient(const even_optim_work *of, even_optim_range where) {
   even_dtype dtype = of->optim->places[where.parameter].dtype;
   const void *own = elements_at(of->job->inputs[where.parameter].gradient, dtype, where.first);
   if (of->job->parts == NULL) {
@@ -41,8 +41,8 @@ const void *even_optim_gradient(const even_optim_work *of, even_optim_range wher
   if (of->job->max_norm != 0) { /* who has added up the squares has the sum */
     return part_of(of->job->parts, own, even_optim_round_who(&of->sums, of->piece));
   }
-  add_up(of, where, room);
-  return room;
+  add_up(of, where, of->optim->room);
+  return of->optim->room;
 }
 
 /* ---- the norm ---- */

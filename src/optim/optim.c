@@ -192,6 +192,7 @@ static even_status prepare(even_optim *optim, const even_optim_params *params, s
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->factors, params->parameter_count));
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->processes, (size_t)optim->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->parts, (size_t)optim->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&optim->room, EVEN_OPTIM_PIECE));
   EVEN_TRY(lay_out(optim, params, bytes)); /* before the pieces: where there are too many, it says so */
   EVEN_TRY(EVEN_NEW_ARRAY(&optim->pieces, optim->piece_count));
   even_optim_pieces_place(params, optim->pieces);
@@ -242,6 +243,7 @@ void even_optim_close(even_optim *optim) {
   even_shared_memory_close(&optim->memory);
   even_free(optim->pieces);
   even_free(optim->parts);
+  even_free(optim->room);
   even_free(optim->processes);
   even_free(optim->factors);
   even_free(optim->places);

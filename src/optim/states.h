@@ -42,6 +42,7 @@ struct even_optim {
   even_optim_piece *pieces;
   size_t piece_count;
   const void **parts;        /* of a sum that is formed, one a rank */
+  double *room;              /* for the sums of a piece */
   even_shared_memory memory; /* the words of the pieces, what is kept of each rank, then the numbers */
   size_t sums;               /* in it the words of the round before, where there is a norm */
   size_t squares;            /* and what that found, one a piece */

@@ -133,10 +133,9 @@ static void update(even_optim_work *of, even_optim_range where) {
   const char *values = of->job->inputs[where.parameter].values;
   bool is_short = even_optim_is_short(place->dtype);
   size_t most = is_short ? BLOCK : even_optim_gradient_most(of);
-  double room[BLOCK];
   for (even_optim_range next = where; next.first < where.first + where.count; next.first += next.count) {
     next.count = even_least_size(where.first + where.count - next.first, most);
-    const void *gradient = even_optim_gradient(of, next, room);
+    const void *gradient = even_optim_gradient(of, next);
     if (is_short) {
       update_short(of, next, gradient);
     } else if (place->dtype == EVEN_F64) {

@@ -32,14 +32,13 @@ void even_optim_put_piece_back(even_optim_work *of, size_t piece);
 /* This rank's values of a piece that another one did. */
 void even_optim_take_piece(even_optim_work *of, size_t piece);
 
-/* gradients.c: so many elements of a gradient at a time, where they are looked at one after the other. */
+/* So many elements at a time, where something is formed of them that is used at once. */
 #define EVEN_OPTIM_BLOCK ((size_t)2048)
 
 /* How many elements of a range even_optim_gradient gives at once. */
 size_t even_optim_gradient_most(const even_optim_work *of);
-/* The whole gradient of a range of at most so many, in its own type: where it lies, or formed in `room`, of
- * EVEN_OPTIM_BLOCK elements. */
-const void *even_optim_gradient(const even_optim_work *of, even_optim_range where, void *room);
+/* The whole gradient of a range of at most so many, in its own type, until the next call. */
+const void *even_optim_gradient(const even_optim_work *of, even_optim_range where);
 /* Squares of a piece, which this rank has taken in `sums`; where there are parts, their sums are this rank's from then
  * on. Gives 0: it changes no element. */
 size_t even_optim_square_piece(even_optim_work *of, size_t piece);
