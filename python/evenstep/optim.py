@@ -197,6 +197,7 @@ class InPieces(torch.optim.Optimizer):
             report = store.core.step(
                 rules, inputs.values, inputs.gradients, rule_of, inputs.steps, inputs.parts_of(self), most
             )
+        inputs.spend()
         if self.max_grad_norm is not None:
             self.grad_norm = report[5]
         if self.__dict__.get("_waited") is not None:
@@ -312,6 +313,11 @@ class _Inputs:
     def parts_of(self, optimizer: InPieces) -> _core.Comm | None:
         """The group whose ranks have parts of the gradients; None: these are whole."""
         whole = len(self.steps) - self.steps.count(0) - len(self._parts)
+        if any(part.spent for part in self._parts):
+            raise EvenstepError(
+                f"es.optim.{type(optimizer).__name__}.step() a second time on gradients of which each rank has a part "
+                "(shard_gradients=True)\n  fix: one step after each backward, or leave shard_gradients out"
+            )
         if self._parts and whole:
             raise EvenstepError(
                 f"es.optim.{type(optimizer).__name__}.step(): {whole} parameters have a gradient of the script's own, of the "
@@ -319,6 +325,10 @@ class _Inputs:
                 "  fix: leave all gradients as backward made them, or shard_gradients out"
             )
         return self._parts[0].comm if self._parts else None
+
+    def spend(self) -> None:
+        for part in self._parts:
+            part.spent = True
 
     def put_back(self) -> None:
         """After the step: parameters that do not lie densely."""

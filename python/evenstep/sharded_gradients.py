@@ -17,13 +17,14 @@ class ShardedGradient(torch.Tensor):
 
     comm: _core.Comm
     address: int
+    spent: bool  # a step has had it, and may have written sums where the parts were
 
     @staticmethod
     def __new__(cls, parameter: torch.Tensor, stride: Sequence[int], comm: _core.Comm, address: int) -> ShardedGradient:
         made: ShardedGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, tuple(parameter.shape), strides=tuple(stride), dtype=parameter.dtype, device=parameter.device
         )
-        made.comm, made.address = comm, address
+        made.comm, made.address, made.spent = comm, address, False
         return made
 
     def __init__(self, *_: Any) -> None:

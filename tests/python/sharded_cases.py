@@ -124,6 +124,8 @@ def misuse() -> None:
             found["mixed"] = error_of(optimizer.step)
             weight.grad = whole
         optimizer.step()
+        if number == 1:
+            found["twice"] = error_of(optimizer.step)
         if number == BATCHES - 1:  # the last, for the ranks do not go on from here alike
             found["again"] = error_of(loss_of(model, batch).backward)
     told("misuse", **found)

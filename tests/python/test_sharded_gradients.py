@@ -33,6 +33,7 @@ def test_the_same_bits_as_with_whole_gradients(run_ranks: Callable[..., list[Any
         assert "each rank has a part" in misuse[name] and "max_grad_norm" in misuse[name], (name, misuse[name])
     assert "set_to_none" in misuse["zero"] and "no_sync" in misuse["again"], misuse
     assert "1 parameters have a gradient of the script's own, of the 7 others" in misuse["mixed"]
+    assert "a second time" in misuse["twice"]
     assert "in parts, on 3 ranks" in misuse["shown"]
 
 
