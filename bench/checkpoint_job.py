@@ -1,10 +1,11 @@
 """What checkpoints in the background cost a job whose ten steps are not much longer than writing one takes.
 
-    python bench/checkpoint_job.py [--megabytes 150] [--batch 64] [--steps 100] [--rounds 5] [--folder DIR] [--json FILE]
+    python bench/checkpoint_job.py [--megabytes 150] [--batch 64] [--turns 5] [--rounds 4] [--folder DIR] [--json FILE]
 
-`evenstep run -n 2 --checkpoint-every 10`, as a user starts it, beside the same job without checkpoints, by turns; each rank has a
-core, and nothing is left for the writer. `slowed` compares each job's median of ten steps with that of its neighbour (the median
-over all pairs, and each); `stall` is how long rank 0 is kept from its next step at a checkpoint, beside one copy of the state in
+`evenstep run -n 2 --checkpoint-every 10`, as a user starts it; each rank has a core, and nothing is left for the writer. By turns 40
+steps write all their checkpoints and 50 none, of which the first ten do not count, for the last write may end in them: in one job,
+since jobs differ among one another by more than checkpoints cost (where their memory lies). `slowed` compares a turn's median of ten
+steps with checkpoints with that without (the median over all turns, and each job's); `stall` is how long rank 0 is kept from its next step at a checkpoint, beside one copy of the state in
 memory in the same process. Steps should take 100 to 300 ms: --batch says how long.
 """
 
@@ -25,10 +26,11 @@ from typing import Any
 from heading import add_program, found_program, heading, print_heading
 
 WIDTH, EVERY, WARM = 1024, 10, 20
+WRITE, PAUSE = 4, 5  # tens of steps of a turn
 AIMS = {"slowed": 0.03, "stall": 1.2}
 
 
-def train(megabytes: float, batch: int, steps: int) -> None:
+def train(megabytes: float, batch: int, turns: int) -> None:
     """One rank of the job."""
     import torch
 
@@ -46,12 +48,15 @@ def train(megabytes: float, batch: int, steps: int) -> None:
     automatic = checkpoint.automatic
 
     def timed(session: Any) -> None:
+        if (session.step - WARM) // EVERY % (WRITE + PAUSE) >= WRITE:
+            return
         began = time.perf_counter()
         automatic(session)
         stalls.append(time.perf_counter() - began)
 
     checkpoint.automatic = timed  # type: ignore[attr-defined]
     ends: list[float] = []
+    steps = turns * (WRITE + PAUSE) * EVERY
     for _ in es.epochs(WARM + steps + 1):  # the last one's end is the next one's begin
         for (inputs,) in loader:
             ends.append(time.perf_counter())
@@ -69,15 +74,18 @@ def train(megabytes: float, batch: int, steps: int) -> None:
         for to, tensor in zip(kept, tensors):
             to.copy_(tensor)
         copies.append(time.perf_counter() - began)
-    found = {"step": tens, "stall": stalls[WARM // EVERY :], "copy": copies[2:], "bytes": sum(t.nbytes for t in kept)}
+    each_turn = [tens[at : at + WRITE + PAUSE] for at in range(0, len(tens), WRITE + PAUSE)]
+    found = {"with": [one[:WRITE] for one in each_turn], "without": [one[WRITE + 1 :] for one in each_turn]}
+    found |= {"stall": stalls[WARM // EVERY :], "copy": copies[2:], "bytes": sum(t.nbytes for t in kept)}
     pathlib.Path(os.environ["EVENSTEP_RUN_DIR"], "figures.json").write_text(json.dumps(found))
 
 
-def run_job(options: argparse.Namespace, folder: pathlib.Path, name: str, every: int) -> dict[str, Any]:
+def run_job(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
+    name = "job"
     command = [options.program, "run", "-n", "2", "--runs-dir", str(folder), "--name", name, "--quiet"]
-    command += ["--log-rank", "none", "--policy", "equal", "--checkpoint-every", str(every), "--python", sys.executable]
+    command += ["--log-rank", "none", "--policy", "equal", "--checkpoint-every", str(EVERY), "--python", sys.executable]
     command += [__file__, "--train", "--megabytes", str(options.megabytes)]
-    command += ["--batch", str(options.batch), "--steps", str(options.steps)]
+    command += ["--batch", str(options.batch), "--turns", str(options.turns)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"the job ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -89,37 +97,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=150, help="of the whole state (default 150)")
     parser.add_argument("--batch", type=int, default=64, help="samples of a rank's step (default 64)")
-    parser.add_argument("--steps", type=int, default=100, help="of each job, tens of them (default 100)")
-    parser.add_argument("--rounds", type=int, default=5, help="of one job with and one without (default 5)")
+    parser.add_argument("--turns", type=int, default=5, help="of 90 steps, in a job (default 5)")
+    parser.add_argument("--rounds", type=int, default=4, help="jobs (default 4)")
     parser.add_argument("--folder", default="build", help="on the disk to write to (default build)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     add_program(parser)
     options = parser.parse_args()
     if options.train:
-        train(options.megabytes, options.batch, options.steps)
+        train(options.megabytes, options.batch, options.turns)
         return
     options.program = found_program(options)
     pathlib.Path(options.folder).mkdir(parents=True, exist_ok=True)
     print_heading("Checkpoints in the background of a job of two ranks")
-    pairs: list[dict[str, dict[str, Any]]] = []
-    slower: list[float] = []  # one a pair
-    for round_ in range(options.rounds):
+    jobs: list[dict[str, Any]] = []
+    slower: list[float] = []  # one a turn
+    for _ in range(options.rounds):
         with tempfile.TemporaryDirectory(prefix="evenstep-bench-", dir=options.folder) as text:
-            ways = (("with", EVERY), ("without", 10**9))
-            found = {
-                way: run_job(options, pathlib.Path(text), way, every) for way, every in ways[:: 1 if round_ % 2 else -1]
-            }
-        pairs.append(found)
-        step = {way: statistics.median(one["step"]) for way, one in found.items()}
-        slower.append(step["with"] / step["without"] - 1)
-        print(f"  {1e3 * step['without']:6.1f} ms a step, with checkpoints {1e3 * step['with']:6.1f}: {100 * slower[-1]:+5.1f} %", flush=True)  # fmt: skip
+            one = run_job(options, pathlib.Path(text))
+        jobs.append(one)
+        pairs = [(statistics.median(a), statistics.median(b)) for a, b in zip(one["with"], one["without"])]
+        own = [a / b - 1 for a, b in pairs]
+        slower += own
+        step = statistics.median(b for _, b in pairs)
+        print(f"  {1e3 * step:6.1f} ms a step; with checkpoints {' '.join(f'{100 * each:+5.1f}' for each in own)} %", flush=True)  # fmt: skip
     slowed = statistics.median(slower)
-    copy = statistics.median(each for one in pairs for found in one.values() for each in found["copy"])
-    stall = statistics.median(each for one in pairs for each in one["with"]["stall"])
-    longest = max(each for one in pairs for each in one["with"]["stall"])
-    plain = statistics.median(each for one in pairs for each in one["without"]["step"])
-    size = pairs[0]["with"]["bytes"]
+    copy = statistics.median(each for one in jobs for each in one["copy"])
+    stall = statistics.median(each for one in jobs for each in one["stall"])
+    longest = max(each for one in jobs for each in one["stall"])
+    plain = statistics.median(each for one in jobs for turn in one["without"] for each in turn)
+    size = jobs[0]["bytes"]
     print(
         f"\n{size / 1e6:.0f} MB every {EVERY} steps of {1e3 * plain:.0f} ms: {size / (EVERY * plain) / 1e6:.0f} MB a second"
     )
@@ -130,7 +137,7 @@ def main() -> None:
     print(f"{'stall':8}{stall / copy:10.2f}{AIMS['stall']:8.1f}{stall / copy / AIMS['stall']:16.2f}")
     print(f"  stall {1e3 * stall:.1f} ms ({1e3 * longest:.1f} at most), a copy in memory {1e3 * copy:.1f} ms")
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps({"heading": heading(), "pairs": pairs}, indent=1) + "\n")
+        pathlib.Path(options.json).write_text(json.dumps({"heading": heading(), "jobs": jobs}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -21,6 +22,7 @@ from evenstep.checkpoint_files import find_tied, index_of, shard_name, total_byt
 from evenstep.checkpoint_homes import homes_in_model, homes_in_state
 from evenstep.checkpoint_keeping import lineage_of, order_for
 from evenstep.checkpoint_reading import StoredFiles, files_of, on_all_ranks
+from evenstep.group import as_bytes
 
 Tensors = dict[str, torch.Tensor]
 
@@ -373,14 +375,17 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
 def pack_random(pending: Callable[[], None] | None) -> bytes:
     """This rank's random state, for the rank that writes. pending: sets what the next batch will find."""
     state, tensors = checkpoint_random.capture() if pending is None else checkpoint_random.capture_after(pending)
-    values = {name: [str(t.dtype).split(".")[1], t.flatten().tolist()] for name, t in tensors.items()}
+    values = {
+        name: [str(t.dtype).split(".")[1], b64encode(as_bytes(t.contiguous())).decode("ascii")]
+        for name, t in tensors.items()
+    }
     return json.dumps([state, values]).encode()
 
 
 def _unpack_random(packed: bytes, rank: int, tensors: Tensors) -> Any:
     state, values = json.loads(packed)
-    for name, (dtype, numbers) in values.items():
-        tensors[f"rank{rank}/{name}"] = torch.tensor(numbers, dtype=getattr(torch, dtype))
+    for name, (dtype, text) in values.items():
+        tensors[f"rank{rank}/{name}"] = torch.frombuffer(bytearray(b64decode(text)), dtype=getattr(torch, dtype))
     return state
 
 
