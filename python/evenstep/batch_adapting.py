@@ -38,8 +38,9 @@ def adapt_asked(session: Session, given: AdaptBatch | None, trains: bool) -> Ada
     return given
 
 
-def check_adapt(options: EngineOptions, mode: Mode | None, exact: bool) -> None:
-    """Raises ValueError where the ranks' gradients, or their mean, are not what the noise is estimated from."""
+def check_adapt(options: EngineOptions, mode: Mode | None, exact: bool, sharded: bool) -> None:
+    """Raises ValueError where the ranks' gradients, or their mean, are not what the noise is estimated from. sharded: of some
+    model no rank has the mean."""
     why = ""
     if exact:
         why = "exact='bitwise' gives the same bits for any split, and the noise that is measured depends on the split"
@@ -49,6 +50,8 @@ def check_adapt(options: EngineOptions, mode: Mode | None, exact: bool) -> None:
         why = "reduction='adasum' has no mean gradient"
     elif options.compression is not None:
         why = f"compression={str(options.compression)!r} adds an error of its own to the mean gradient"
+    elif sharded:
+        why = "no rank has the mean gradient of a model that was prepared with shard_gradients=True of es.optim"
     if why:
         raise ValueError(f"adapt_batch (--batch-adapt): {why}\n  fix: leave one of the two out")
 

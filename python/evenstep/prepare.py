@@ -189,7 +189,8 @@ def prepare(
         check_mode(sync, options, ddp)
         adapt = adapt_asked(current, adapt_batch, train and any(isinstance(one, DataLoader) for one in given))
         if adapt is not None:
-            check_adapt(options, sync, exact is not None)
+            sharded = any(known.leaves_parts for known in current.steps.syncs)
+            check_adapt(options, sync, exact is not None, sharded)
         whole_norms = synchronises_batch_norm(batch_norm, sync, options)
         stale = isinstance(sync, Stale) or any(known.stale for known in current.steps.syncs)
         check_scalers(stale, [*current.objects.values(), *given])

@@ -62,7 +62,7 @@ def check_sharding(
         (options.compression is not None, f"compression={str(options.compression)!r}"),
         (options.adasum, "reduction='adasum'"),
         (options.engine == "torch", "engine='torch'"),
-        (adapts, "adapt_batch, which looks at the gradients"),
+        (adapts or session.steps.noise is not None, "adapt_batch, which looks at the gradients"),
         (not ddp.gradient_as_bucket_view, "gradient_as_bucket_view=False"),
     ):
         if there:

@@ -80,6 +80,11 @@ def test_what_needs_whole_gradients_is_refused(run_ranks: Callable[..., list[Any
         "refused(\"parameter '2.weight' of model 'model' is stepped on by none\", model, optimizer_of(model[0]), loader)",
         'refused("has sparse gradients", table, optimizer_of(table), loader)',
     ]
+    adapting = 'es.prepare(loader, adapt_batch=es.AdaptBatch(most=64, lr_rule="sqrt"))'
+    calls.append(
+        f"es.prepare(model, optimizer_of(model))\ntry:\n    {adapting}\nexcept ValueError as error:\n    print('refused', error)"
+    )
+    calls.append(f"{adapting}\nrefused('adapt_batch', model, optimizer_of(model))")
     for call in calls:
         ranks = run_ranks(PREPARE + call, ranks=2)
         assert all("refused" in one.stdout for one in ranks), call
