@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-balance bench-balancer bench-hosts bench-faults bench-compression bench-recovery bench-drain bench-optim bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
+.PHONY: help demo test bench bench-balance bench-balancer bench-comm bench-hosts bench-faults bench-compression bench-recovery bench-drain bench-optim bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -24,6 +24,10 @@ bench-balance: ## all numbers of balancing and exactness beside what is to be re
 bench-balancer: ## what balancing reaches of the best split in the simulator, and what it costs
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh balancer
+
+bench-comm: ## all numbers of communication on one host beside what is to be reached: Gloo, MPI, memory, busy neighbours, DDP (a quarter of an hour)
+	@scripts/bootstrap.sh test
+	@scripts/bench.sh comm
 
 bench-faults: ## kills and stops ranks inside calls, 1,000 times each: when do the others know?
 	@scripts/bootstrap.sh test

@@ -16,9 +16,9 @@ import math
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from heading import heading
+from reached import Number, missing, print_top, table
 
 # what `evenstep bench balance` is to tell of real ranks: how its lines begin and end
 REAL = (
@@ -31,18 +31,6 @@ REAL = (
     "balancing by itself, of a step",
 )
 COST = 0.30  # of a step's time, by exact="bitwise"
-
-
-class Number(NamedTuple):
-    what: str
-    figure: str
-    aim: str
-    reached: bool | None  # None: not measured
-    beside: str = ""
-
-
-def missing(what: str) -> Number:
-    return Number(what, "-", "", None)
 
 
 def of_balance(*reports: Mapping[str, Any]) -> Iterator[Number]:
@@ -89,15 +77,6 @@ def of_bitwise(results: Mapping[str, Any] | None) -> Iterator[Number]:
         yield Number(what, f"{100 * one['over_plain']:.1f} %", f"≤ {100 * COST:.0f} %", one["over_plain"] <= COST)
 
 
-def table(numbers: Sequence[Number]) -> Iterator[str]:
-    for one in numbers:
-        verdict = {True: "reached", False: "NOT reached", None: "not measured"}[one.reached]
-        beside = f"  ({one.beside})" if one.beside else ""
-        yield f"  {one.what:106} {one.figure:>10}  {one.aim:>16}  {verdict}{beside}"
-    counts = [sum(one.reached is verdict for one in numbers) for verdict in (True, False, None)]
-    yield f"\n  {counts[0]} reached, {counts[1]} not reached, {counts[2]} not measured"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--balance", type=pathlib.Path, nargs="*", default=[], metavar="FILE")
@@ -109,9 +88,7 @@ def main() -> None:
         return json.loads(file.read_text()) if file is not None and file.exists() else None
 
     balance = [report for file in options.balance if (report := read(file)) is not None]
-    top = {name: heading()[name] for name in ("date", "hardware", "software")}
-    print("Balanced and exact: what is to be reached, and what was")
-    print("\n".join(f"  {name:9} {value}" for name, value in top.items()), end="\n\n")
+    print_top("Balanced and exact: what is to be reached, and what was")
     if any(report["quick"] for report in balance):
         print("  a short look (--quick): its figures of balancing are none\n")
     numbers = [*of_balance(*balance), *of_models(read(options.models)), *of_bitwise(read(options.bitwise))]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make bench`: all figures of docs/results, each beside its peer in one run; leave the machine alone meanwhile. BENCH_QUICK=1: a short look at
-# `balance`, whether all of it works, into build/results.
+# `balance`, whether all of it works, into build/results. BENCH_ROUNDS=N: other than 12 rounds of it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -16,23 +16,44 @@ which="${1:-all}"
 wanted() { [ "$which" = all ] || [ "$which" = "$1" ]; }
 
 if wanted comm; then
-  echo "== all-reduce between two ranks"
+  echo "== all-reduce between two ranks, then four on two cores, then beside busy neighbours"
   cmake -B build/bench -G Ninja -DEVENSTEP_BENCH=ON -DEVENSTEP_PYTHON=OFF -DEVENSTEP_PROGRAM=OFF > /dev/null
   cmake --build build/bench --target comm_latency comm_memory > /dev/null
   "$bin/python" bench/comm_bench.py --json "$results/comm-$day.json" | tee "$results/comm-$day.txt"
+  "$bin/evenstep" bench comm -n 4 --sizes 64M --collectives all_reduce -o build/comm-four.json | tee -a "$results/comm-$day.txt"
+  "$bin/python" bench/comm_busy.py --json build/comm-busy.json | tee "$results/comm-busy-$day.txt"
   build/bench/bench/comm_memory | tee "$results/comm-memory-$day.txt"
 fi
-if wanted ddp; then
+if wanted ddp || [ "$which" = comm ]; then
   echo "== DDP on the backend and on Gloo"
   "$bin/python" bench/ddp_bench.py --json "$results/ddp-$day.json" | tee "$results/ddp-$day.txt"
-  "$bin/python" bench/ddp_bench.py --spare --bucket-mb 1 | tee -a "$results/ddp-$day.txt"
+  "$bin/python" bench/ddp_bench.py --spare --bucket-mb 0.25 --json build/ddp-spare.json | tee -a "$results/ddp-$day.txt"
+fi
+if wanted faults; then
+  echo "== a rank is killed or stopped inside a call"
+  scripts/build.sh gcc > /dev/null
+  build/gcc/bench/comm_faults 1000 | tee "$results/comm-faults-$day.txt"
+  if [ "$(id -u)" = 0 ]; then
+    "$bin/python" bench/stop_hosts.py | tee "$results/comm-faults-hosts-$day.txt"
+  fi
+fi
+if wanted comm; then
+  echo "== all numbers of communication, beside what is to be reached"
+  "$bin/python" bench/comm_numbers.py --two "$results/comm-$day.json" --four build/comm-four.json --busy build/comm-busy.json \
+    --ddp "$results/ddp-$day.json" --spare build/ddp-spare.json \
+    --faults "$(find docs/results -name 'comm-faults-20*' | sort | tail -n 1)" | tee "$results/comm-numbers-$day.txt"
 fi
 if wanted balance; then
   echo "== what each policy reaches on unequal ranks, real and simulated"
-  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
+  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "${BENCH_ROUNDS:-12}" --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
     | tee "$results/balance-$day.txt"
-  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} -n 3 --only real --speeds 4:4:1 --policies equal,auto --courses steady \
+  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "${BENCH_ROUNDS:-12}" -n 3 --only real --speeds 4:4:1 --policies equal,auto \
+    --courses steady \
     -o "$results/balance-three-$day.json" | tee "$results/balance-three-$day.txt"
+  for speeds in 12.7:9.1:3:3 16:8:4:2:1; do # a mix of four cards, and five ranks
+    "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "${BENCH_ROUNDS:-12}" -n "$(tr ':' '\n' <<< "$speeds" | wc -l)" --only real \
+      --speeds "$speeds" --policies equal,auto --courses steady
+  done | tee "$results/balance-more-ranks-$day.txt"
 fi
 if wanted balancer || [ "$which" = balance ]; then
   echo "== what balancing reaches of the best split in the simulator, and what it costs"
@@ -45,14 +66,6 @@ if wanted balancer || [ "$which" = balance ]; then
       "build/bench/bench/$part"
     done
   } | tee "$results/balancer-$day.txt"
-fi
-if wanted faults; then
-  echo "== a rank is killed or stopped inside a call"
-  scripts/build.sh gcc > /dev/null
-  build/gcc/bench/comm_faults 1000 | tee "$results/comm-faults-$day.txt"
-  if [ "$(id -u)" = 0 ]; then
-    "$bin/python" bench/stop_hosts.py | tee "$results/comm-faults-hosts-$day.txt"
-  fi
 fi
 if wanted recovery; then
   echo "== ranks are killed and the others go on"

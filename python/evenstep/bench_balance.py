@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenstep import bench_balance_report
 from evenstep.bench_balance_courses import NAMES, Courses
-from evenstep.bench_balance_noise import Noise
+from evenstep.bench_balance_noise import Noise, tried
 
 if TYPE_CHECKING:
     from evenstep.bench_modes import Alone, Even, Plain, Single, Turn
@@ -175,20 +175,20 @@ class Bench:
         return gather_objects(TorchGroup(self.group), value)[0]
 
     def _hand_tuned(self, split: list[int]) -> list[int]:
-        """The fastest split of those around the best one, tried as a patient user would; of two ranks."""
+        """The fastest split of those around the best one, tried as a patient user would."""
         from evenstep.shares import at_least_one
 
         split = at_least_one(split)  # DDP's ranks all have samples
-        if self.ranks != 2 or self.options.quick:
+        if self.options.quick:
             return split
-        tried = [[split[0] + d, split[1] - d] for d in range(-2, 3) if split[1] - d > 0 and split[0] + d > 0]
-        rates: list[list[float]] = [[] for _ in tried]
+        around = [one for one in tried(split) if min(one) > 0]
+        rates: list[list[float]] = [[] for _ in around]
         for _ in range(4):
-            for number, one in enumerate(tried):
+            for number, one in enumerate(around):
                 took = self.turn(("scan", number), lambda n, one=one: self.plain.turn(n, one), self.options.seconds / 2)  # type: ignore[misc, union-attr]
                 rates[number].append(1 / took.step)
         medians = [statistics.median(rate) for rate in rates]
-        return list(self.agreed(tried[medians.index(max(medians))]))
+        return list(self.agreed(around[medians.index(max(medians))]))
 
     def _round(self, turns: dict[str, Callable[[], Turn]], split: list[int], number: int) -> dict[str, Any]:
         """Each mode once, in another order each time, beside the speeds at that moment."""
@@ -240,24 +240,33 @@ class Bench:
     # -- what balancing costs by itself --
 
     def overhead(self) -> dict[str, float]:
-        """Seconds a step of what only balancing needs: drawing shares, learning from the step, and the ranks' vote."""
+        """Seconds a step of what only balancing needs: drawing shares, looking at memory, learning from the step and from what
+        memory holds, and the ranks' vote."""
+        from evenstep.memory import HostMemory, MemoryWatch, RanksMemory
         from evenstep.shares import Shares
+        from evenstep.vote import Ballot
 
         options, steps = self.options, 50 if self.options.quick else OVERHEAD_STEPS
         shares = Shares("auto", self.ranks, options.batch, [1.0] * self.ranks)
+        watch = MemoryWatch(HostMemory())
+        memory = RanksMemory(watch, [watch.pool] * self.ranks, self.rank)
         state, deciding = 1, 0.0
         for step in range(steps):
             began = time.perf_counter()
             drawn = shares.draw(options.batch, step=step)
+            watch.stepped(step, drawn[self.rank], drawn)
             deciding += time.perf_counter() - began
-            timings = []
+            timings, ballots = [], []
             for rank, share in enumerate(drawn):
                 state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
                 timings.append((share, (1 + rank) * (0.002 + 0.001 * share) * (0.95 + 0.1 * state / 2**64)))
+                ballots.append(Ballot(0, step, share, options.batch, timings[-1][1], 0.0, 1.0, 1, 1, 0, 0, 0, 0, 1))
             began = time.perf_counter()
+            memory.heard(ballots)
             shares.observe(timings, 0.1)
             shares.turned()
             shares.left_out(timings)
+            shares.take_memory(memory.reports(ballots, timings))
             deciding += time.perf_counter() - began
         record = bytes(128)
         self.base.group.barrier()

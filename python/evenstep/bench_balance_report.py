@@ -100,7 +100,9 @@ def aims(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _overhead(real: dict[str, Any]) -> dict[str, Any]:
     cost = real["overhead"]["deciding_seconds"] + real["overhead"]["vote_seconds"]
-    aim = _aim("balancing by itself, of a step (deciding, and the vote)", "real", 1e6 * cost, 50, " µs", least=False)
+    aim = _aim(
+        "balancing by itself, of a step (deciding, memory, and the vote)", "real", 1e6 * cost, 50, " µs", least=False
+    )
     fastest = max((row["samples_per_second"] for row in real["rows"] if row["policy"] != "single"), default=0.0)
     if not fastest:  # no steady steps: it is not known which part of one this is
         return aim
