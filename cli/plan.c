@@ -24,8 +24,9 @@ static const even_usage usage = {
     .synopsis = "evenstep plan [options] script.py [arguments]",
     .description =
         "Starts the job as `evenstep run` does, all ranks at once, trains a few steps at several splits of the\n"
-        "batch, ends it, and predicts each rank's share, time and memory. Nothing is saved but the plan;\n"
-        "`evenstep report --plan` compares it with what came.",
+        "batch, ends it, and predicts each rank's share, time and memory, and whether steps are\n"
+        "shorter without some ranks. Nothing is saved but the plan; `evenstep report --plan` compares it with\n"
+        "what came.",
     .epilogue =
         "exit codes:\n"
         "  0 the plan was written; 3 the script ended before enough steps; else as of `evenstep run`\n"
@@ -76,7 +77,7 @@ static even_status show(const plan_command *plan) {
     (void)fputs(even_text_string(&text), stdout);
     even_text_free(&text);
   } else if (status == EVEN_OK) {
-    even_plan_print(&result);
+    even_plan_print(&result, plan->job.hosts == NULL);
     (void)printf("The plan is in %s; `evenstep report --plan` compares it with a run.\n", plan->output);
   }
   even_plan_free(&result);

@@ -42,6 +42,23 @@ static bool read_rank(const json_t *object, even_plan_rank *out) {
          number(object, "predicted_seconds_equal", &out->seconds_equal);
 }
 
+/* Where steps are shorter without some ranks: which, and how long they take then. */
+static bool read_without(const json_t *without, even_plan *out) {
+  const json_t *ranks = json_object_get(without, "ranks");
+  if (without == NULL) {
+    return true;
+  }
+  for (size_t i = 0; i < json_array_size(ranks); i++) {
+    const json_t *rank = json_array_get(ranks, i);
+    if (!json_is_integer(rank) || json_integer_value(rank) < 0 || (size_t)json_integer_value(rank) >= out->ranks) {
+      return false;
+    }
+    out->rank[json_integer_value(rank)].is_worse = true;
+  }
+  return json_array_size(ranks) > 0 && json_array_size(ranks) < out->ranks &&
+         number(without, "step_seconds", &out->without_seconds);
+}
+
 static even_status read_plan(const char *path, const json_t *root, even_plan *out) {
   const char *format = json_string_value(json_object_get(root, "format"));
   const json_t *ranks = json_object_get(root, "ranks");
@@ -62,6 +79,9 @@ static even_status read_plan(const char *path, const json_t *root, even_plan *ou
     if (!read_rank(json_array_get(ranks, out->ranks), &out->rank[out->ranks])) {
       return even_fail(EVEN_ERR_INPUT, "%s: what the plan says of rank %zu is not complete", path, out->ranks);
     }
+  }
+  if (!read_without(json_object_get(predicted, "without"), out)) {
+    return even_fail(EVEN_ERR_INPUT, "%s: what the plan says of ranks to leave out is not complete", path);
   }
   return EVEN_OK;
 }
@@ -105,24 +125,28 @@ static bool is_left_out(const even_plan *plan, size_t rank) {
   return plan->rank[rank].share == 0 && plan->rank[rank].seconds_of_one > longest(plan);
 }
 
-/* The devices of all others, as --devices takes them; false where these have one name, as on several hosts. */
-static bool others_named(const even_plan *plan, even_text *out) {
+static bool is_worse(const even_plan *plan, size_t rank) {
+  return plan->rank[rank].is_worse;
+}
+
+/* The devices of all others, as --devices takes them; false where two have one name. */
+static bool others_named(const even_plan *plan, bool (*leaves)(const even_plan *, size_t), even_text *out) {
   for (size_t i = 0; i < plan->ranks; i++) {
     for (size_t k = 0; k < i; k++) {
       if (strcmp(plan->rank[i].device, plan->rank[k].device) == 0) {
         return false;
       }
     }
-    if (!is_left_out(plan, i)) {
+    if (!leaves(plan, i)) {
       even_text_format(out, "%s%s", out->length > 0 ? "," : "", plan->rank[i].device);
     }
   }
   return even_text_status(out) == EVEN_OK;
 }
 
-static void print_left_out(const even_plan *plan) {
+static void print_left_out(const even_plan *plan, bool one_host) {
   even_text devices = EVEN_TEXT_EMPTY;
-  bool named = others_named(plan, &devices);
+  bool named = one_host && plan->without_seconds <= 0.0 && others_named(plan, is_left_out, &devices);
   for (size_t i = 0; i < plan->ranks; i++) {
     const even_plan_rank *r = &plan->rank[i];
     if (is_left_out(plan, i)) {
@@ -137,7 +161,44 @@ static void print_left_out(const even_plan *plan) {
   even_text_free(&devices);
 }
 
-void even_plan_print(const even_plan *plan) {
+/* "rank 1 (cpu:0)", "ranks 1 (cpu:0), 2 (cpu:1)" */
+static size_t add_worse(const even_plan *plan, even_text *out) {
+  size_t count = 0;
+  for (size_t i = 0; i < plan->ranks; i++) {
+    count += is_worse(plan, i);
+  }
+  even_text_format(out, "rank%s", count > 1 ? "s" : "");
+  for (size_t i = 0, told = 0; i < plan->ranks; i++) {
+    if (is_worse(plan, i)) {
+      even_text_format(out, "%s %zu (%s)", told++ > 0 ? "," : "", i, plan->rank[i].device);
+    }
+  }
+  return count;
+}
+
+static void print_without(const even_plan *plan, bool one_host) {
+  even_text ranks = EVEN_TEXT_EMPTY;
+  even_text devices = EVEN_TEXT_EMPTY;
+  if (plan->without_seconds <= 0.0) {
+    return;
+  }
+  size_t left = plan->ranks - add_worse(plan, &ranks);
+  (void)printf("\nWithout %s a step takes %.3g ms instead of %.3g", even_text_string(&ranks),
+               plan->without_seconds * 1e3, plan->balanced_seconds * 1e3);
+  if (left == 1) {
+    (void)printf(", for one rank alone exchanges nothing");
+  }
+  if (one_host && others_named(plan, is_worse, &devices)) {
+    (void)printf("; --devices %s starts it so", even_text_string(&devices));
+  } else if (one_host) {
+    (void)printf("; -n %zu starts so many", left);
+  }
+  (void)printf("\n");
+  even_text_free(&ranks);
+  even_text_free(&devices);
+}
+
+void even_plan_print(const even_plan *plan, bool one_host) {
   char bytes[32];
   double batch = (double)plan->batch;
   (void)printf("%4s  %-9s %7s %9s %11s %11s %7s %9s\n", "RANK", "DEVICE", "SHARE", "BUSY ms", "SAMPLES/s", "PEAK MEM",
@@ -160,5 +221,6 @@ void even_plan_print(const even_plan *plan) {
     (void)printf("\nBalancing makes a step of %" PRId64 " samples %.2f times faster than the equal split.\n",
                  plan->batch, gain);
   }
-  print_left_out(plan);
+  print_left_out(plan, one_host);
+  print_without(plan, one_host);
 }

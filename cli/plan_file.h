@@ -15,6 +15,7 @@ typedef struct even_plan_rank {
   double seconds_equal;
   double seconds_of_one; /* of a rank without samples: what one would take it; else 0 */
   int64_t memory_bytes;  /* peak at its share; 0: unknown */
+  bool is_worse;         /* steps are shorter without it, and without all that are such */
 } even_plan_rank;
 
 typedef struct even_plan {
@@ -22,6 +23,7 @@ typedef struct even_plan {
   double balanced_seconds; /* of a step */
   double equal_seconds;
   double bound_samples_per_second;
+  double without_seconds; /* of a step without those; 0: there are none */
   size_t ranks;
   even_plan_rank *rank;
 } even_plan;
@@ -31,7 +33,8 @@ even_status even_plan_read(const char *path, even_plan *out) EVEN_MUST_USE;
 /* The same of a text; `origin` is put into errors. */
 even_status even_plan_parse(const char *origin, const char *text, size_t bytes, even_plan *out) EVEN_MUST_USE;
 void even_plan_free(even_plan *plan);
-/* A table of the ranks, the prediction in two sentences, and which ranks are better left out, on standard output. */
-void even_plan_print(const even_plan *plan);
+/* A table of the ranks, the prediction in two sentences, and which ranks are better left out, on standard output.
+ * one_host: ranks are chosen by --devices and -n. */
+void even_plan_print(const even_plan *plan, bool one_host);
 
 #endif

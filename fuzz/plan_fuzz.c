@@ -13,7 +13,7 @@ static bool is_time(double value) {
 
 static void check(const even_plan *plan) {
   if (plan->batch <= 0 || plan->ranks == 0 || !is_time(plan->balanced_seconds) || !is_time(plan->equal_seconds) ||
-      !is_time(plan->bound_samples_per_second)) {
+      !is_time(plan->bound_samples_per_second) || !is_time(plan->without_seconds)) {
     abort();
   }
   for (size_t i = 0; i < plan->ranks; i++) {

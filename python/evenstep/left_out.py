@@ -63,10 +63,13 @@ def unknown_before_start(devices: Sequence[str]) -> str:
 
 
 _NAMED = 3  # ranks that are told of one by one
+_SLOW = 0.25  # of the fastest rank's speed: slower ones are asked what they are good for
+_HELP = 0.1  # of a step: what they save of it may be less than the exchange and the like take, which no profile knows
 
 
 def before_start(shares: Sequence[int], speeds: Sequence[float], devices: Sequence[str], hosts: Sequence[str]) -> str:
-    """Which ranks the profile gives no samples, and why, a line each; "" where there is none. Speeds are in no unit."""
+    """Which ranks the profile gives no samples, and why, a line each; then whether slow ones that have some save so little by
+    it that what a profile does not count may be more. "" where there is nothing to say. Speeds are in no unit."""
     without = [rank for rank, share in enumerate(shares) if share == 0]
     others = max(share / speed for share, speed in zip(shares, speeds))
     slow = [rank for rank in without if 1 / speeds[rank] > others]
@@ -84,7 +87,26 @@ def before_start(shares: Sequence[int], speeds: Sequence[float], devices: Sequen
         )
     if len(slow) > _NAMED:
         lines.append(f"the same is true of {len(slow) - _NAMED} more ranks")
-    return "\n".join(lines)
+    little = _saves_little(shares, speeds, devices)
+    return "\n".join(lines + ([little] if little else []))
+
+
+def _saves_little(shares: Sequence[int], speeds: Sequence[float], devices: Sequence[str]) -> str:
+    fastest = max(speed for share, speed in zip(shares, speeds) if share > 0)
+    slow = [rank for rank, share in enumerate(shares) if share > 0 and speeds[rank] < _SLOW * fastest]
+    if not slow:
+        return ""
+    step = max(share / speed for share, speed in zip(shares, speeds))
+    alone = sum(shares) / math.fsum(speed for rank, speed in enumerate(speeds) if shares[rank] > 0 and rank not in slow)
+    saved = max(0.0, 1 - step / alone)
+    if saved >= _HELP:
+        return ""
+    named = f" ({devices[slow[0]]})" if devices[slow[0]] else ""
+    more = f" and {len(slow) - 1} more shorten" if len(slow) > 1 else " shortens"
+    return (
+        f"rank {slow[0]}{named}{more} a step by {100 * saved:.2g}% by the profile, which counts neither the exchange nor what a "
+        f"step costs whatever its samples: `evenstep plan` measures whether it is shorter without {'them' if len(slow) > 1 else 'it'}"
+    )
 
 
 def _why(balancer: Balancer, rank: int, shares: Sequence[int]) -> str:

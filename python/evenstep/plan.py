@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from evenstep._core import Balancer, EvenstepError, balance
+from evenstep.plan_without import without_ranks
 
 FORMAT = "evenstep-plan-1"
 DEFAULT_STEPS = 8
 # How far a rank's share is moved away from the predicted one, so that its time per sample and its fixed time can be
 # told apart.
 TILT = 0.3
-# The balanced split must promise this part of the step over the equal one.
+# The balanced split must promise this part of the step over the equal one, and a job without some ranks over one with all.
 LEAST_GAIN = 0.01
 # From so many measured sizes of a rank on its times are a table of these, and not a straight line.
 SHAPE_FROM = 4
@@ -66,7 +67,8 @@ class Plan:
         self._timings: list[list[tuple[int, float]]] = []
         self._memory: dict[int, int] = {}
         self._first_memory = 0  # the first step's peak: caches and workspaces are made then, whatever the share
-        self._overheads: list[float] = []
+        # of each step: shares, seconds, and those beside the slowest rank's work
+        self._whole: list[tuple[list[int], float, float]] = []
         reset_peak_memory(device)
 
     @classmethod
@@ -139,7 +141,8 @@ class Plan:
         self._memory[own] = max(self._memory.get(own, 0), peak)
         self._balancer.observe(timings)
         if step_seconds is not None and math.isfinite(step_seconds):
-            self._overheads.append(max(0.0, step_seconds - max(seconds for _, seconds in timings)))
+            beside = max(0.0, step_seconds - max(seconds for _, seconds in timings))
+            self._whole.append(([samples for samples, _ in timings], step_seconds, beside))
 
     def finish(self, all_gather_bytes: Callable[[bytes], list[bytes]]) -> None:
         """Gathers what only each rank knows; rank 0 writes the plan. Ends the process: raises SystemExit(0)."""
@@ -162,7 +165,18 @@ class Plan:
         equal_step = max(busy_for[rank](share) for rank, share in enumerate(equal))
         if equal_step * (1 - LEAST_GAIN) <= step:  # equal ranks: prefer what every other tool does
             shares, step = equal, equal_step
-        overhead = statistics.median(self._overheads) if self._overheads else 0.0
+        overhead = statistics.median(beside for _, _, beside in self._whole) if self._whole else 0.0
+        least = max(LEAST_GAIN * (step + overhead), self._missed(busy_for, overhead))
+        without = without_ranks(
+            models,
+            busy_for,
+            self.batch,
+            self._caps,
+            self._buckets,
+            overhead=overhead,
+            together=step + overhead,
+            least=least,
+        )
         ranks = []
         bound = 0.0
         for rank in range(self.world_size):
@@ -195,8 +209,17 @@ class Plan:
                 "equal": pace(self.batch, equal_step + overhead),
                 "bound_samples_per_second": bound,
                 "overhead_seconds": overhead,
+                **({"without": {"ranks": without[0], **pace(self.batch, without[1])}} if without else {}),
             },
         }
+
+    def _missed(self, busy_for: Sequence[Callable[[int], float]], overhead: float) -> float:
+        """By how many seconds what was measured of a step mostly differs from what is predicted of it."""
+        missed = [
+            abs(seconds - overhead - max(busy(share) for busy, share in zip(busy_for, shares)))
+            for shares, seconds, _ in self._whole
+        ]
+        return statistics.median(missed) if missed else 0.0
 
     def _measured(self, rank: int) -> list[tuple[int, float]]:
         """The median seconds of each size that a rank ran, the warm-up step left out."""

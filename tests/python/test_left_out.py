@@ -212,13 +212,27 @@ def test_what_a_profile_says_of_a_rank_before_it_starts() -> None:
         "rank 1 (cpu:0) gets no samples: by the profile it would need 1.56 times as long for one as the others for all 64; "
         "--devices cuda:0 leaves it out"
     )
-    assert before_start([60, 4], [100.0, 1.0], ["cuda:0", "cpu:0"], ["a", "a"]) == ""
+    assert before_start([48, 16], [3.0, 1.0], ["cuda:0", "cpu:0"], ["a", "a"]) == ""
     assert before_start([64, 0], [100.0, 50.0], ["cuda:0", "cpu:0"], ["a", "a"]) == ""  # a cap, not its speed
     two = before_start([0, 64, 0], [1.0, 100.0, 1.0], ["cpu:0", "cuda:0", "cpu:1"], ["a", "a", "a"]).splitlines()
     assert len(two) == 2 and all(line.endswith("--devices cuda:0 leaves them out") for line in two)
     assert "--devices" not in before_start([64, 0], [100.0, 1.0], ["cuda:0", "cpu:0"], ["a", "b"])
     many = before_start([64, *[0] * 5], [100.0, *[1.0] * 5], [""] * 6, ["a"] * 6).splitlines()
     assert len(many) == 4 and many[-1] == "the same is true of 2 more ranks" and "rank 3 gets no" in many[2]
+
+
+def test_what_a_profile_does_not_count_is_said_of_ranks_that_save_little() -> None:
+    said = before_start([60, 4], [15.0, 1.0], ["cuda:0", "cpu:0"], ["a", "a"])
+    assert said == (
+        "rank 1 (cpu:0) shortens a step by 6.2% by the profile, which counts neither the exchange nor what a step costs whatever "
+        "its samples: `evenstep plan` measures whether it is shorter without it"
+    )
+    assert before_start([54, 10], [5.4, 1.0], ["cuda:0", "cpu:0"], ["a", "a"]) == ""  # 16%
+    many = before_start([116, *[1] * 12], [116.0, *[1.0] * 12], [""] * 13, ["a"] * 13)
+    assert many.startswith("rank 1 and 11 more shorten a step by 9.4% by") and many.endswith("shorter without them")
+    assert before_start([64, *[4] * 16], [16.0, *[1.0] * 16], [""] * 17, ["a"] * 17) == ""  # together they are as fast
+    both = before_start([31, 1, 0], [31.0, 1.0, 0.1], ["cuda:0", "cpu:0", "cpu:1"], ["a"] * 3).splitlines()
+    assert [line[:30] for line in both] == ["rank 2 (cpu:1) gets no samples", "rank 1 (cpu:0) shortens a step"]
 
 
 def test_without_a_profile_it_is_said_that_nobody_knows() -> None:

@@ -16,6 +16,7 @@ from evenstep.plan import (
     shaped,
     write_plan,
 )
+from evenstep.plan_without import without_ranks
 
 
 def job(tmp_path, costs, batch, steps=8, noise=0.0, overhead=0.002, ahead=0, speeds=None):
@@ -111,6 +112,61 @@ def test_times_that_are_no_line_are_planned_as_they_were_measured(tmp_path):
     assert [rank["share"] for rank in result["ranks"]] == [32, 32]
     assert result["ranks"][0]["predicted_seconds"] == pytest.approx(0.032)
     assert result["predicted"]["balanced"]["step_seconds"] == pytest.approx(0.032)
+
+
+def test_a_rank_that_helps_less_than_the_exchange_costs_is_better_left_out(tmp_path):
+    costs = [(0.001, 0.001), (0.004, 0.016)]  # 61 + 3 samples: 62 ms and the exchange; all alone: 65 ms
+    predicted = job(tmp_path, costs, batch=64, overhead=0.010)["predicted"]
+    assert predicted["balanced"]["step_seconds"] == pytest.approx(0.072, rel=0.01)
+    assert predicted["without"]["ranks"] == [1]
+    assert predicted["without"]["step_seconds"] == pytest.approx(0.065, rel=0.01)
+    assert predicted["without"]["samples_per_second"] == pytest.approx(64 / 0.065, rel=0.01)
+    assert "without" not in job(tmp_path, costs, batch=64, overhead=0.002)["predicted"]
+    assert "without" not in job(tmp_path, [(0.001, 0.001)], batch=64, overhead=0.010)["predicted"]
+
+
+def test_nothing_is_said_of_a_gain_that_steps_scatter_by(tmp_path):
+    costs = [(0.001, 0.001), (0.004, 0.016)]
+    assert "without" in job(tmp_path, costs, batch=64, overhead=0.006, noise=0.001)["predicted"]
+    assert "without" not in job(tmp_path, costs, batch=64, overhead=0.006, noise=0.3)["predicted"]
+
+
+def line(fixed, each):
+    return [(0, fixed), (1000, fixed + 1000 * each)]
+
+
+def left_out_of(tables, batch, overhead, caps=None, buckets=None, least=0.001):
+    buckets = buckets or [None] * len(tables)
+    busy = [
+        lambda samples, table=table, bucket=bucket or 1: seconds_at(table, -(-samples // bucket) * bucket)
+        for table, bucket in zip(tables, buckets, strict=True)
+    ]
+    caps = caps or [None] * len(tables)
+    shares, step = es.balance(tables, batch, caps=caps, buckets=buckets)
+    step = max(seconds(share) for seconds, share in zip(busy, shares, strict=True))
+    return without_ranks(tables, busy, batch, caps, buckets, overhead=overhead, together=step + overhead, least=least)
+
+
+def test_ranks_are_left_out_while_that_is_shorter():
+    fast, slow = line(0.001, 0.001), line(0.002, 0.100)
+    # nobody waits for a dummy that takes longer than all the samples, and the others still share these
+    assert left_out_of([fast, line(0.090, 0.010), fast], 64, 0.004) == ([1], pytest.approx(0.001 + 0.032 + 0.004))
+    # the slower of two that help little goes first; with one left there is no exchange
+    assert left_out_of([slow, fast, line(0.002, 0.050)], 64, 0.030) == ([0, 2], pytest.approx(0.065))
+    # what no longer holds the batch is no way
+    assert left_out_of([fast, slow], 64, 0.030, caps=[60, None]) is None
+    assert left_out_of([fast, slow], 64, 0.030, caps=[64, None]) == ([1], pytest.approx(0.065))
+    # a bucket costs as much as the next whole one
+    assert left_out_of([fast, slow], 64, 0.030, buckets=[48, None]) == ([1], pytest.approx(0.097))
+    assert left_out_of([fast, fast], 64, 0.010) is None
+    assert left_out_of([fast], 64, 0.010) is None
+
+
+def test_of_two_ways_that_hardly_differ_the_one_that_keeps_more_is_taken():
+    tables = [line(0.001, 0.001), line(0.001, 0.030), line(0.200, 0.001)]
+    with_two = left_out_of(tables, 64, 0.0025, least=0.002)
+    assert with_two == ([2], pytest.approx(0.0655, abs=0.001))
+    assert left_out_of(tables, 64, 0.0065, least=0.002) == ([1, 2], pytest.approx(0.065))
 
 
 def test_buckets_are_planned_with(tmp_path):

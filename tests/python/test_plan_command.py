@@ -27,10 +27,10 @@ MEASURE = """
 def plan(program, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENSTEP_")}
 
-    def call(script, *words):
+    def call(script, *words, arguments=()):
         (tmp_path / "train.py").write_text(textwrap.dedent(script))
         return subprocess.run(
-            [str(program), "plan", "-n", "1", *words, "train.py"],
+            [str(program), "plan", "-n", "1", *words, "train.py", *arguments],
             cwd=tmp_path,
             env={**environment, "EVENSTEP_PYTHON": sys.executable},
             stdin=subprocess.DEVNULL,
@@ -159,6 +159,59 @@ def test_ranks_that_are_better_left_out(plan):
     assert said in done.stdout.splitlines()
 
 
+FASTER_WITHOUT = """
+    import json, os, sys
+    devices, left = sys.argv[1].split(","), json.loads(sys.argv[2])
+    rank = dict(share_equal=8, predicted_seconds_equal=0.006)
+    ranks = [dict(rank, device=device, share=16, predicted_seconds=0.012) for device in devices]
+    if "--zero" in sys.argv:
+        ranks[-1].update(share=0, predicted_seconds_of_one=0.041)
+    pace = lambda seconds: dict(step_seconds=seconds, samples_per_second=32 / seconds)
+    predicted = dict(balanced=pace(0.0143), equal=pace(0.6), bound_samples_per_second=3000.0)
+    predicted["without"] = dict(ranks=left, **pace(0.0119))
+    with open(os.environ["EVENSTEP_PLAN"], "w") as file:
+        json.dump(dict(format="evenstep-plan-1", batch=32, steps=8, ranks=ranks, predicted=predicted), file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["cuda:0,cpu:0", "[1]"],
+            "Without rank 1 (cpu:0) a step takes 11.9 ms instead of 14.3, for one rank alone exchanges nothing; "
+            "--devices cuda:0 starts it so",
+        ),
+        (
+            ["cpu:0,cuda:0,cpu:1,cuda:1", "[0, 2]"],
+            "Without ranks 0 (cpu:0), 2 (cpu:1) a step takes 11.9 ms instead of 14.3; --devices cuda:0,cuda:1 starts it so",
+        ),
+        (
+            ["cpu:0,cpu:0,cpu:1", "[2]"],
+            "Without rank 2 (cpu:1) a step takes 11.9 ms instead of 14.3; -n 2 starts so many",
+        ),
+    ],
+)
+def test_ranks_without_which_steps_are_shorter(plan, words, said):
+    done = plan(FASTER_WITHOUT, arguments=words)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout.splitlines()
+
+
+def test_one_way_is_told_where_a_rank_has_no_samples_and_steps_are_shorter_without_another_too(plan):
+    done = plan(FASTER_WITHOUT, arguments=["cuda:0,cpu:0,cpu:1", "[1, 2]", "--zero"])
+    assert done.returncode == 0, done.stderr
+    assert "rank 2 (cpu:1) gets no samples: one would take 41 ms where the others need 12 for all\n" in done.stdout
+    assert done.stdout.count("--devices") == 1 and "--devices cuda:0 starts it so" in done.stdout
+
+
+@pytest.mark.parametrize("left", ["[2]", "[-1]", "[0, 1]", "[]", '["1"]', "7"])
+def test_a_plan_that_leaves_out_who_is_not_there_is_refused(plan, left):
+    done = plan(FASTER_WITHOUT, arguments=["cuda:0,cpu:0", left])
+    assert done.returncode == 3
+    assert "what the plan says of ranks to leave out is not complete" in done.stderr
+
+
 def test_a_plan_tells_what_one_sample_would_take(tmp_path):
     from evenstep.plan import Plan
 
@@ -169,3 +222,36 @@ def test_a_plan_tells_what_one_sample_would_take(tmp_path):
     fast, slow = plan.result([{"device": "cpu:0", "memory": [], "first_memory": 0}] * 2)["ranks"]
     assert (fast["share"], slow["share"]) == (32, 0) and "predicted_seconds_of_one" not in fast
     assert slow["predicted_seconds_of_one"] == pytest.approx(0.04, rel=0.2)
+
+
+# The optimizer's step over many parameters takes a rank at a twentieth of a core longer than all samples take the other one.
+MANY_PARAMETERS = """
+    import torch
+    from torch import nn
+    import evenstep as es
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2048, 1024, bias=False), nn.Tanh(), nn.Linear(1024, 1))
+    data = torch.utils.data.TensorDataset(torch.randn(4096, 2048))
+    loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer, loader = es.prepare(model, optimizer, loader)
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_a_job_of_which_one_rank_alone_is_faster_says_so(plan, tmp_path):
+    done = plan(MANY_PARAMETERS, "--devices", "cpu", "--cpu-quota", "0:1")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "Without" not in done.stdout and "without" not in json.loads((tmp_path / "plan.json").read_text())["predicted"]
+    )
+    done = plan(MANY_PARAMETERS, "-n", "2", "--cpu-quota", "1:0.05", "--steps", "6")
+    assert done.returncode == 0, done.stderr
+    predicted = json.loads((tmp_path / "plan.json").read_text())["predicted"]
+    assert predicted["without"]["ranks"] == [1]
+    assert predicted["without"]["step_seconds"] < predicted["balanced"]["step_seconds"]
+    assert "\nWithout rank 1 (cpu:" in done.stdout and ", for one rank alone exchanges nothing" in done.stdout
