@@ -19,6 +19,7 @@
 #include "os/pipe.h"
 #include "os/signals.h"
 
+#include <evenstep/balancer.h>
 #include <evenstep/telemetry.h>
 #include <math.h>
 #include <stdlib.h>
@@ -391,6 +392,25 @@ static void tell_what_a_profile_lacks(running_job *job) {
   even_text_free(&text);
 }
 
+/* This one never measures. */
+static void tell_what_proportional_lacks(running_job *job) {
+  const even_job_setup *setup = &job->setup;
+  even_policy policy;
+  if (job->options->quiet || setup->speeds != NULL || setup->devices.count - setup->spares < 2 ||
+      even_policy_parse(job->options->policy, &policy) != EVEN_OK || policy != EVEN_POLICY_PROPORTIONAL) {
+    return;
+  }
+  even_text text = EVEN_TEXT_EMPTY;
+  even_text_format(&text, "--policy proportional shares by a profile, and %s: shares are equal, and stay so; %s",
+                   setup->hosts != NULL   ? "none here tells of all devices (other hosts' are not read)"
+                   : setup->no_score >= 0 ? "none tells of all devices"
+                                          : "there is none",
+                   setup->hosts != NULL ? "--policy auto measures while it trains"
+                                        : "`evenstep profile` makes one, and --policy auto measures while it trains");
+  even_job_view_notice(&job->view, even_text_string(&text));
+  even_text_free(&text);
+}
+
 static void tell_hosts(running_job *job) {
   const even_job_setup *setup = &job->setup;
   even_text text = EVEN_TEXT_EMPTY;
@@ -520,6 +540,7 @@ int even_job_start(const even_job_options *options, char *const *environment, si
     if (status == EVEN_OK) {
       job.view.labels = job.setup.labels;
       tell_what_a_profile_lacks(&job);
+      tell_what_proportional_lacks(&job);
       tell_hosts(&job);
       tell_where(&job);
       status = open_and_run(&job, &exit_code);

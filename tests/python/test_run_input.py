@@ -126,6 +126,39 @@ def test_a_profile_is_not_complained_of_where_none_counts(
     assert "has no score" not in result.stderr
 
 
+PROPORTIONAL = (
+    "--policy proportional shares by a profile, and {}: shares are equal, and stay so; `evenstep profile` makes one"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "scores", "said"),
+    [
+        (["-n", "2", "--policy", "proportional"], None, "there is none"),
+        (["-n", "2", "--policy", "proportional"], ["another processor"], "none tells of all devices"),
+        (["-n", "2", "--policy", "proportional"], [None], ""),
+        (["-n", "2", "--policy", "proportional", "--cpu-quota", "1:0.5"], None, ""),
+        (["-n", "2", "--policy", "proportional", "--quiet"], None, ""),
+        (["-n", "1", "--policy", "proportional"], None, ""),
+        (["-n", "2", "--policy", "hybrid"], None, ""),
+        (["-n", "2"], None, ""),
+    ],
+)
+def test_a_policy_that_only_knows_a_profile_is_told_to_be_equal_without_one(
+    run: Run, script, tmp_path: pathlib.Path, words: list[str], scores: list[str | None] | None, said: str
+) -> None:
+    if scores is not None:
+        model = {"model": scores[0]} if scores[0] else {}
+        cpus = sorted(os.sched_getaffinity(0))
+        devices = [{"name": f"cpu:{n}", "cpus": [cpu], "relative_score": 1, **model} for n, cpu in enumerate(cpus)]
+        (tmp_path / "gpu_profiles.json").write_text(json.dumps({"format": "evenstep-profile-1", "devices": devices}))
+    result = run(*words, "--no-pin", script("import os; print('speeds', os.environ.get('EVENSTEP_SPEEDS'))"))
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("shares are equal, and stay so") == (1 if said else 0), result.stderr
+    assert not said or PROPORTIONAL.format(said) in result.stderr
+    assert not said or "speeds None" in result.stdout
+
+
 def test_a_folder_with_a_main_is_a_script(run: Run, tmp_path: pathlib.Path) -> None:
     (tmp_path / "training").mkdir()
     (tmp_path / "training/__main__.py").write_text("print('main ran')")
