@@ -70,9 +70,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps (default 200)")
     parser.add_argument("--batch", type=int, default=32, help="global batch: passages a step, all ranks together")
     parser.add_argument("--length", type=int, default=64, help="bytes in a passage")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--model", choices=["own", "bert"], default="own", help="bert: evenstep.models.BERT, BERT-base")
+    parser.add_argument("--layers", type=int, help="default 4, of bert 12")
+    parser.add_argument("--width", type=int, help="default 128, of bert 768")
+    parser.add_argument("--heads", type=int, help="default 4, of bert 12")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda (each rank takes its LOCAL_RANK's device)")
     parser.add_argument("--workers", type=int, default=0, help="loader processes a rank")
@@ -81,6 +82,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--print-every", type=int, default=10)
     parser.add_argument("--save", metavar="FILE", help="write the trained parameters here (rank 0)")
     return parser.parse_args()
+
+
+def model_of(args: argparse.Namespace) -> nn.Module:
+    usual = (4, 128, 4) if args.model == "own" else (12, 768, 12)
+    layers, width, heads = (given or size for given, size in zip((args.layers, args.width, args.heads), usual))
+    if args.model == "own":
+        return BERT(layers, width, heads, args.length)
+    # without dropout, which draws other numbers where a batch is split otherwise
+    return es.models.BERT(layers=layers, width=width, heads=heads, dropout=0.0)
 
 
 def main() -> None:
@@ -92,7 +102,7 @@ def main() -> None:
     dataset = Passages(standard_library_text(args.text_bytes), args.length)
     sampler = RandomSampler(dataset, num_samples=args.steps * args.batch)
     loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler, num_workers=args.workers)
-    model = BERT(args.layers, args.width, args.heads, args.length).to(device)
+    model = model_of(args).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
     model, optimizer, loader = es.prepare(model, optimizer, loader)

@@ -87,9 +87,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200, help="optimizer steps (default 200)")
     parser.add_argument("--batch", type=int, default=32, help="global batch: windows a step, all ranks together")
     parser.add_argument("--length", type=int, default=64, help="bytes in a window")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument(
+        "--model", choices=["own", "gpt2"], default="own", help="gpt2: evenstep.models.GPT2, GPT-2 small"
+    )
+    parser.add_argument("--layers", type=int, help="default 4, of gpt2 12")
+    parser.add_argument("--width", type=int, help="default 128, of gpt2 768")
+    parser.add_argument("--heads", type=int, help="default 4, of gpt2 12")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--dtype", choices=["float32", "float64", "bfloat16"], default="float32")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda (each rank takes its LOCAL_RANK's device)")
@@ -101,6 +104,15 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def model_of(args: argparse.Namespace) -> nn.Module:
+    usual = (4, 128, 4) if args.model == "own" else (12, 768, 12)
+    layers, width, heads = (given or size for given, size in zip((args.layers, args.width, args.heads), usual))
+    if args.model == "own":
+        return GPT(layers, width, heads, args.length)
+    # without dropout, which draws other numbers where a batch is split otherwise
+    return es.models.GPT2(layers=layers, width=width, heads=heads, dropout=0.0)
+
+
 def main() -> None:
     args = arguments()
     torch.manual_seed(args.seed)
@@ -110,7 +122,7 @@ def main() -> None:
     dataset = Windows(standard_library_text(args.text_bytes), args.length)
     sampler = RandomSampler(dataset, num_samples=args.steps * args.batch)
     loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler, num_workers=args.workers)
-    model = GPT(args.layers, args.width, args.heads, args.length).to(device, getattr(torch, args.dtype))
+    model = model_of(args).to(device, getattr(torch, args.dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 
     model, optimizer, loader = es.prepare(model, optimizer, loader)

@@ -78,14 +78,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=2048, help="in an epoch; a quarter as many to evaluate on")
     parser.add_argument("--batch", type=int, default=64, help="global batch: images a step, all ranks together")
     parser.add_argument("--side", type=int, default=32, help="pixels")
-    parser.add_argument("--width", type=int, default=16, help="channels")
-    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument(
+        "--model", choices=["own", "simplecnn"], default="own", help="simplecnn: evenstep.models.SimpleCNN"
+    )
+    parser.add_argument("--width", type=int, help="channels; default 16, of simplecnn's first convolution 32")
+    parser.add_argument("--blocks", type=int, default=2, help="simplecnn has three")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--device", default="cpu", help="cpu, or cuda (each rank takes its LOCAL_RANK's device)")
     parser.add_argument("--workers", type=int, default=0, help="loader processes a rank")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--save", metavar="FILE", help="write the trained parameters here (rank 0)")
     return parser.parse_args()
+
+
+def model_of(args: argparse.Namespace) -> nn.Module:
+    if args.model == "own":
+        return CNN(args.width or 16, args.blocks)
+    return es.models.SimpleCNN(len(SHAPES), channels=1, width=args.width or 32)
 
 
 def main() -> None:
@@ -98,7 +107,7 @@ def main() -> None:
     others = Drawings(args.images // 4, args.side, first=args.images)
     loader = DataLoader(images, batch_size=args.batch, shuffle=True, num_workers=args.workers)
     test_loader = DataLoader(others, batch_size=args.batch)
-    model = CNN(args.width, args.blocks).to(device)
+    model = model_of(args).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-4)
 
     model, optimizer, loader = es.prepare(model, optimizer, loader)
