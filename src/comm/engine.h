@@ -178,6 +178,11 @@ struct even_comm_engine {
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*describe)(const even_comm *comm, char *text, size_t bytes);
   void (*leave)(even_comm *comm);
+  /* NULL, or `leave` in steps, for one who leaves several groups at once. The first says whether there is anything to
+   * stay for. The second does what can be done now, into *moved whether that was anything, and says whether to stay on;
+   * stayed_ns since the first. */
+  bool (*leave_begin)(even_comm *comm);
+  bool (*leave_stays)(even_comm *comm, uint64_t stayed_ns, bool *moved);
   void (*close)(even_comm *comm);
 };
 

@@ -4,6 +4,7 @@
 #include "comm/group.h"
 #include "comm/hosts/group.h"
 #include "comm/ranks.h"
+#include "comm/ucx/group.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -165,6 +166,53 @@ static void revoked_and_left(void **state) {
   assert_int_equal(run(30, be_left, NULL, NULL), 0);
 }
 
+/* Of this rank: its group, once it leaves it, on which thread, and what was seen of it then. */
+static even_comm *leaving;
+static pthread_t leaver;
+static int looks;
+static int early; /* of these, such that a part had not been left yet, while this rank waited in another */
+
+/* Asked by those who wait. */
+static bool look_at_parts(void *unused) {
+  even_comm *part = NULL;
+  (void)unused;
+  if (leaving == NULL || !pthread_equal(leaver, pthread_self())) {
+    return false;
+  }
+  looks++;
+  for (int at = 1; (part = even_hosts_part(even_hosts_of(leaving), &at)) != NULL; at++) {
+    if (!even_ucx_of(part)->has_left) {
+      early++;
+      break;
+    }
+  }
+  return false;
+}
+
+static int leave_all_parts(even_comm *comm, void *argument) {
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  leaver = pthread_self();
+  leaving = comm;
+  even_comm_leave(comm);
+  RANKS_EXPECT(comm, looks > 0 && early == 0);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_STATE);
+  leaving = NULL;
+  return 0;
+}
+
+static void all_parts_are_left_together(void **state) {
+  ranks_setup setup = {.ranks = RANKS,
+                       .timeout_seconds = 30,
+                       .spin = -1,
+                       .engine = RANKS_HOSTS,
+                       .host_of = HOST_OF,
+                       .lanes = 2,
+                       .over = look_at_parts};
+  (void)state;
+  assert_int_equal(ranks_run(&setup, leave_all_parts, NULL, NULL), 0);
+}
+
 static int talk(even_comm *comm, void *argument) {
   int own = even_comm_rank(comm);
   even_comm_request *requests[2 * RANKS];
@@ -221,6 +269,7 @@ int main(void) {
       cmocka_unit_test(a_late_rank_is_named_on_all_hosts),
       cmocka_unit_test(different_calls_are_told_apart),
       cmocka_unit_test(revoked_and_left),
+      cmocka_unit_test(all_parts_are_left_together),
       cmocka_unit_test(messages_cross_hosts),
       cmocka_unit_test(what_is_refused),
   };

@@ -10,6 +10,8 @@
 /* How long a failing call waits for what ranks of other hosts reached. */
 #define REPORTS_NS ((uint64_t)60 * 1000000u)
 #define PAUSE_NS ((uint64_t)1000000u)
+/* Between looks of one who leaves; of several groups none can be slept on for all. */
+#define LEAVING_PAUSE_NS ((uint64_t)200000u)
 
 void even_hosts_tell(even_hosts_group *group, const even_error *why) {
   (void)pthread_mutex_lock(&group->ending);
@@ -223,4 +225,33 @@ even_status even_hosts_failure(even_hosts_group *group) {
 even_status even_hosts_ended(const even_hosts_group *group) {
   bool named = group->end.status == EVEN_ERR_MISMATCH && name_mismatch(group, &group->end, NULL, group->call_count + 1);
   return named ? EVEN_ERR_MISMATCH : even_error_restore(&group->end);
+}
+
+/* ---- leaving ---- */
+
+void even_hosts_leave_parts(even_hosts_group *group) {
+  even_comm *staying[EVEN_COMM_LANES + 2];
+  int count = 0;
+  even_comm *part = NULL;
+  for (int at = 0; (part = even_hosts_part(group, &at)) != NULL; at++) {
+    if (even_comm_engine_of(part)->leave_begin == NULL) {
+      even_comm_leave(part);
+    } else if (even_comm_engine_of(part)->leave_begin(part)) {
+      staying[count++] = part;
+    }
+  }
+  uint64_t began = even_clock_ns();
+  while (count > 0) {
+    bool moved = false;
+    int still = 0;
+    for (int i = 0; i < count; i++) {
+      if (even_comm_engine_of(staying[i])->leave_stays(staying[i], even_clock_ns() - began, &moved)) {
+        staying[still++] = staying[i];
+      }
+    }
+    count = still;
+    if (count > 0 && !moved) {
+      even_clock_sleep_ns(LEAVING_PAUSE_NS);
+    }
+  }
 }

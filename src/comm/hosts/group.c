@@ -391,10 +391,7 @@ static void leave_group(even_comm *comm) {
   if (!group->has_left) {
     even_watcher_remove(&group->watch);
     group->has_left = true;
-    even_comm *part = NULL;
-    for (int at = 0; (part = even_hosts_part(group, &at)) != NULL; at++) {
-      even_comm_leave(part);
-    }
+    even_hosts_leave_parts(group);
   }
 }
 

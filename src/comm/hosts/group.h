@@ -152,6 +152,9 @@ even_status even_hosts_failure(even_hosts_group *group) EVEN_MUST_USE;
 /* The same for a call that comes when the group has ended already, and is not made. */
 even_status even_hosts_ended(const even_hosts_group *group) EVEN_MUST_USE;
 
+/* Leaves all parts together: who cannot be reached is waited for once, and not once in each. */
+void even_hosts_leave_parts(even_hosts_group *group);
+
 /* ---- collectives.c ---- */
 
 /* The host's ranks' sum of `input` in `output` of its leader; the others' output is not touched. */

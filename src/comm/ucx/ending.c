@@ -259,17 +259,30 @@ static bool stays(even_ucx_group *group, even_ucx_transfer *leaving, uint64_t st
          stayed_ns < (all && !group->ended ? LEAVING_NS : TELLING_NS);
 }
 
-void even_ucx_say_goodbye(even_ucx_group *group) {
-  even_ucx_transfer *transfers = &group->notices[group->ranks];
-  uint64_t began = even_clock_ns();
+void even_ucx_goodbye_begin(even_ucx_group *group) {
   group->leaving = (even_ucx_notice){.word = EVEN_UCX_LEFT, .sender = group->rank};
-  tell_all(group, &group->leaving, transfers);
-  /* A connection that is cut while something unread lies in it takes with it what the other end has not read yet. */
-  for (uint32_t idle = 0; stays(group, transfers, even_clock_ns() - began); idle++) {
-    if (!group->transport->progress(group) && !even_ucx_hear(group) && group->transport->arm(group)) {
-      group->transport->sleep(group, LEAVING_NS / 10, idle);
-    }
+  tell_all(group, &group->leaving, &group->notices[group->ranks]);
+}
+
+/* A connection that is cut while something unread lies in it takes with it what the other end has not read yet. */
+bool even_ucx_goodbye_stays(even_ucx_group *group, uint64_t stayed_ns, bool *moved) {
+  even_ucx_transfer *leaving = &group->notices[group->ranks];
+  if (stays(group, leaving, stayed_ns)) {
+    *moved = group->transport->progress(group) || even_ucx_hear(group) || *moved;
+    return true;
   }
   group->drained =
-      all_told(group, transfers) && !group->ended && all_are_done(group) && !even_ucx_messages_are_left(group);
+      all_told(group, leaving) && !group->ended && all_are_done(group) && !even_ucx_messages_are_left(group);
+  return false;
+}
+
+void even_ucx_goodbye_wait(even_ucx_group *group) {
+  uint64_t began = even_clock_ns();
+  bool moved = false;
+  for (uint32_t idle = 0; even_ucx_goodbye_stays(group, even_clock_ns() - began, &moved); idle++) {
+    if (!moved && group->transport->arm(group)) {
+      group->transport->sleep(group, LEAVING_NS / 10, idle);
+    }
+    moved = false;
+  }
 }

@@ -16,11 +16,11 @@ static bool is_inherited(const even_ucx_group *group) {
   return group->process != even_own_process();
 }
 
-static void leave_group(even_comm *comm) {
+static bool begin_leaving(even_comm *comm) {
   even_ucx_group *group = even_ucx_of(comm);
   /* Not in a child that inherited the group by fork. */
   if (group->has_left || group->messages == NULL || is_inherited(group)) {
-    return;
+    return false;
   }
   even_watcher_remove(&group->watch);
   (void)pthread_mutex_lock(&group->lock);
@@ -28,8 +28,26 @@ static void leave_group(even_comm *comm) {
   (void)pthread_mutex_unlock(&group->lock);
   even_ucx_messages_stop(group);
   (void)pthread_mutex_lock(&group->lock);
-  even_ucx_say_goodbye(group);
+  even_ucx_goodbye_begin(group);
   (void)pthread_mutex_unlock(&group->lock);
+  return true;
+}
+
+static bool stays_leaving(even_comm *comm, uint64_t stayed_ns, bool *moved) {
+  even_ucx_group *group = even_ucx_of(comm);
+  (void)pthread_mutex_lock(&group->lock);
+  bool stays = even_ucx_goodbye_stays(group, stayed_ns, moved);
+  (void)pthread_mutex_unlock(&group->lock);
+  return stays;
+}
+
+static void leave_group(even_comm *comm) {
+  even_ucx_group *group = even_ucx_of(comm);
+  if (begin_leaving(comm)) {
+    (void)pthread_mutex_lock(&group->lock);
+    even_ucx_goodbye_wait(group);
+    (void)pthread_mutex_unlock(&group->lock);
+  }
 }
 
 /* Whether nothing uses the group's memory any more. */
@@ -275,6 +293,8 @@ static void revoke_group(even_comm *comm) {
       .wait_ns = wait_ns,                        \
       .describe = describe,                      \
       .leave = leave_group,                      \
+      .leave_begin = begin_leaving,              \
+      .leave_stays = stays_leaving,              \
       .close = close_group,                      \
   }
 

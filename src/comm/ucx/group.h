@@ -309,8 +309,13 @@ even_status even_ucx_failure(const even_ucx_group *group, const char *doing) EVE
 /* The same for the collective under way: says where it was made, and waits a moment for what the others reached. The
  * lock is let go meanwhile. */
 even_status even_ucx_call_failure(even_ucx_group *group) EVEN_MUST_USE;
-/* Tells all others that this rank leaves, and stays a moment for them to leave, too, or to know of the end. */
-void even_ucx_say_goodbye(even_ucx_group *group);
+/* Tells all others that this rank leaves; */
+void even_ucx_goodbye_begin(even_ucx_group *group);
+/* does what can be done now, into *moved whether that was anything, and says whether to stay on, for them to leave,
+ * too, or to know of the end; */
+bool even_ucx_goodbye_stays(even_ucx_group *group, uint64_t stayed_ns, bool *moved);
+/* and stays as long. */
+void even_ucx_goodbye_wait(even_ucx_group *group);
 /* "rank 3 (host b)" */
 void even_ucx_name(const even_ucx_group *group, int rank, char *text, size_t bytes);
 
