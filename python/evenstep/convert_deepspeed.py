@@ -1,8 +1,7 @@
-"""DeepSpeed's checkpoint folders, read (convert_deepspeed_writer writes them): ZeRO stages 1 and 2 with optimizer states, stage 3 weights, and plain ones.
+"""DeepSpeed's checkpoint folders, read (convert_deepspeed_writer writes them): ZeRO stages 1, 2 and 3, and plain ones.
 
-The layout is that of DeepSpeed's own zero_to_fp32.py. Stages 1 and 2: each rank's file has, for each group, its piece of
-one flat fp32 vector of the group's parameters, one after the other, padded at the end. Stage 3: each parameter is cut
-into equal pieces, one a rank."""
+Stages 1 and 2: each rank's file has, for each group, its piece of one flat fp32 vector of the group's parameters, one
+after the other, padded at the end. Stage 3: convert_deepspeed_stage_3."""
 
 from __future__ import annotations
 
@@ -14,12 +13,23 @@ from typing import Any
 import torch
 
 from evenstep.convert_contents import DAMAGED, UNSUPPORTED, Contents, Key, Optimizer, Refused, Scheduler
+from evenstep.convert_deepspeed_stage_3 import model_file, read_frozen, read_groups
 from evenstep.convert_torch import add_model, load_safely, optimizer_of, tensors_of
 
 _MODEL_FILE = "mp_rank_00_model_states.pt"
-_STAGE_3_FILE = "zero_pp_rank_0_mp_rank_00_model_states.pt"
+_STAGE_3_FILE = model_file(0)
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt\Z")
-_KNOWN = ("module", "optimizer", "lr_scheduler", "global_steps", "param_shapes", "buffer_names", "shared_params")
+_KNOWN = (
+    "module",
+    "optimizer",
+    "lr_scheduler",
+    "global_steps",
+    "param_shapes",
+    "buffer_names",
+    "shared_params",
+    "frozen_param_shapes",
+    "frozen_param_fragments",
+)
 _BOOKKEEPING = (
     "csr_tensor_module_names",
     "sparse_tensor_module_names",
@@ -31,8 +41,6 @@ _BOOKKEEPING = (
     "ds_version",
     "data_sampler",
     "random_ltd",
-    "frozen_param_shapes",
-    "frozen_param_fragments",
 )
 
 
@@ -45,6 +53,8 @@ def checkpoint_in(folder: Path) -> Path | None:
     """The folder with the files: this one, or the one that `latest` names. None: it is not DeepSpeed's."""
     if (folder / _MODEL_FILE).is_file() or (folder / _STAGE_3_FILE).is_file():
         return folder
+    if any(_OPTIMIZER_FILE.match(path.name) for path in folder.iterdir()):
+        return folder  # whose file of the model is missing
     latest = folder / "latest"
     if not latest.is_file() or latest.stat().st_size > 1024:
         return None
@@ -134,20 +144,6 @@ def _low_stage(into: Contents, folder: Path, zero: list[dict[str, Any]], shapes:
     into.optimizers["optimizer"] = Optimizer(settings, [list(group) for group in shapes], kept)
 
 
-def _stage_3(into: Contents, folder: Path, zero: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> None:
-    flats = [_join(list(_entry(folder, state, "fp32_flat_groups")), folder) for state in zero]
-    at = 0
-    for group in shapes:
-        for name, shape in group.items():
-            count = math.prod(shape)
-            piece = -(-count // len(flats))
-            if any(at + piece > flat.numel() for flat in flats):
-                raise Refused(f"{folder}: {name!r} lies beyond the end of a rank's values", "", DAMAGED)
-            into.model()[name] = torch.cat([flat[at : at + piece] for flat in flats])[:count].view(tuple(shape))
-            at += piece
-    into.leave("the optimizer's state: of stage 3 only weights are read")
-
-
 def _ordered(into: Contents, names: list[str]) -> None:
     """In the order of the module's own state_dict(), where that is known."""
     model = into.model()
@@ -169,25 +165,24 @@ def _read_zero(into: Contents, folder: Path, main: Path, model: dict[str, Any], 
     into.models["model"] = {
         name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in buffers.items()
     }
-    frozen = [model.get("frozen_param_fragments") or {}, model.get("frozen_param_shapes") or {}]
     if stage <= 2:
-        into.model().update(frozen[0])
+        into.model().update(model.get("frozen_param_fragments") or {})
         _low_stage(into, folder, zero, shapes)
-    elif stage == 3 and not frozen[1]:
-        _stage_3(into, folder, zero, shapes)
+    elif stage == 3:
+        read_frozen(into, folder, model.get("frozen_param_shapes") or {}, len(files))
+        read_groups(into, folder, zero, shapes)
     else:
-        raise Refused(
-            f"{folder} is of ZeRO stage {stage} with frozen parameters", "use its zero_to_fp32.py", UNSUPPORTED
-        )
+        raise Refused(f"{folder} is of ZeRO stage {stage}, which this does not know", "", UNSUPPORTED)
     shared = model.get("shared_params") or {}
     for name, source in shared.items() if isinstance(shared, dict) else shared:
         if source in into.model():
             into.model()[name] = into.model()[source]
-    if stage <= 2:  # of stage 1 frozen parameters are in the module alone
-        rest = {name: tensor for name, tensor in module.items() if name not in into.model()}
-        into.model().update(
-            {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in rest.items()}
-        )
+    rest = {name: tensor for name, tensor in module.items() if name not in into.model()}
+    for name, tensor in rest.items():  # of stage 1 frozen parameters are in the module alone
+        if stage == 3 and tensor.numel() == 0:
+            into.leave(f"{name}: no file has its values")
+        else:
+            into.model()[name] = tensor.float() if tensor.is_floating_point() else tensor
     _ordered(into, list(module))
     into.format = f"DeepSpeed ZeRO stage {stage}, {len(files)} ranks"
     into.note("weights are the optimizer's fp32 ones, not the lower precision that the model ran in")
@@ -197,12 +192,18 @@ def read_folder(folder: Path) -> Contents:
     """`folder`: what checkpoint_in gave."""
     into = Contents("DeepSpeed", {"model": {}})
     main = folder / _MODEL_FILE if (folder / _MODEL_FILE).is_file() else folder / _STAGE_3_FILE
+    if not main.is_file():
+        raise Refused(
+            f"{folder} has neither {_MODEL_FILE} nor {_STAGE_3_FILE}: the model's file is missing", "", DAMAGED
+        )
     model = load_safely(main)
     if not isinstance(model, dict):
         raise Refused(f"{main} is no file of DeepSpeed's", "", DAMAGED)
     if any(path.name.startswith("mp_rank_01") for path in folder.iterdir()):
         raise Refused(f"{folder} was written by tensor-parallel ranks", "merge it with ds_to_universal.py", UNSUPPORTED)
     files = _optimizer_files(folder)
+    if not files and main.name == _STAGE_3_FILE:
+        raise Refused(f"{folder} has no files of optimizer states, where ZeRO 3 has the weights, too", "", DAMAGED)
     if files:
         _read_zero(into, folder, main, model, files)
     else:

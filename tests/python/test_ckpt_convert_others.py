@@ -163,25 +163,6 @@ def test_frozen_parameters_of_stage_1(tmp_path: pathlib.Path) -> None:
     assert torch.equal(model["frozen"], torch.full((2,), 0.5))
 
 
-def test_zero_3_weights(tmp_path: pathlib.Path) -> None:
-    values, ranks = zero_values()["weights"], 2
-    tmp_path = tmp_path / "tag"
-    tmp_path.mkdir()
-    main = {"module": {}, "buffer_names": [], "param_shapes": shapes(), "shared_params": {}, "global_steps": 1}
-    torch.save(main, tmp_path / "zero_pp_rank_0_mp_rank_00_model_states.pt")
-    for rank in range(ranks):
-        pieces = []
-        for tensor in values.values():
-            flat = torch.cat([tensor.flatten(), torch.zeros(tensor.numel() % ranks)])
-            pieces.append(flat.chunk(ranks)[rank])
-        state = {"zero_stage": 3, "partition_count": ranks, "fp32_flat_groups": [torch.cat(pieces)]}
-        torch.save({"optimizer_state_dict": state}, tmp_path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-    contents = read(tmp_path)
-    for name, tensor in values.items():
-        assert torch.equal(contents.model()[name], tensor)
-    assert contents.left == ["the optimizer's state: of stage 3 only weights are read"]
-
-
 def test_deepspeed_folders_that_lack_something(tmp_path: pathlib.Path) -> None:
     def fresh(name: str) -> pathlib.Path:
         return write_zero(tmp_path / name, 1, 2, zero_values(), None)
@@ -202,6 +183,10 @@ def test_deepspeed_folders_that_lack_something(tmp_path: pathlib.Path) -> None:
     torch.save(whole, tag / optimizer_file.format(1))
     with pytest.raises(Refused, match="its parameters need 18"):
         read(tmp_path / "short")
+    tag = fresh("unnamed")
+    (tag / "mp_rank_00_model_states.pt").unlink()
+    with pytest.raises(Refused, match="the model's file is missing"):
+        read(tmp_path / "unnamed")
     tag = fresh("parallel")
     (tag / "mp_rank_01_model_states.pt").write_bytes(b"")
     with pytest.raises(Refused, match="tensor-parallel") as refused:
@@ -345,6 +330,8 @@ def test_the_command_asks_for_ranks_of_deepspeed_alone(program: pathlib.Path, tm
     words = ["convert", tmp_path / "in.pt", tmp_path / "out", "--ranks", 3, "--python", sys.executable]
     done = ckpt(program, *words, "--as", "dcp")
     assert done.returncode == 2 and "--as deepspeed" in done.stderr, done.stderr
+    done = ckpt(program, *words, "--zero-stage", 4, "--as", "deepspeed")
+    assert done.returncode == 2, done.stderr
     done = ckpt(program, *words, "--zero-stage", 1, "--as", "deepspeed")
     assert done.returncode == 0 and "for 3 ranks of ZeRO stage 1" in done.stdout, done.stderr
     assert read(tmp_path / "out").format == "DeepSpeed ZeRO stage 1, 3 ranks"

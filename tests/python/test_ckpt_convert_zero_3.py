@@ -1,0 +1,258 @@
+"""Folders of DeepSpeed's ZeRO 3: read in its published layout, and refused where something is missing."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections import OrderedDict
+from typing import Any, Callable
+
+import pytest
+import torch
+from test_ckpt_convert_others import forget, other_library, save_named, to_deepspeed, trained  # noqa: F401
+
+from evenstep.convert_contents import Contents, Refused
+from evenstep.convert_formats import read
+
+GROUPS = [{"a.weight": (3, 5), "a.bias": (3,)}, {"b.weight": (2, 2)}, {"c": ()}]  # vectors
+FROZEN = {"f.weight": (5, 2), "f.none": (0, 4)}
+MODEL = "zero_pp_rank_{}_mp_rank_00_model_states.pt"
+OPTIMIZER = "zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    return {name: shape for group in GROUPS for name, shape in group.items()}
+
+
+def values_of(shift: float) -> dict[str, torch.Tensor]:
+    return {
+        name: (torch.arange(math.prod(shape)).float() + shift + 100 * i).reshape(shape)
+        for i, (name, shape) in enumerate(shapes().items())
+    }
+
+
+def pieces_of(tensor: torch.Tensor, ranks: int) -> list[torch.Tensor]:
+    """Filled up with what is no value of the tensor's."""
+    flat = tensor.flatten()
+    return list(torch.cat([flat, torch.full((-len(flat) % ranks,), -1.0)]).reshape(ranks, -1))
+
+
+def vector(values: dict[str, torch.Tensor], group: dict[str, Any], rank: int, ranks: int) -> torch.Tensor:
+    return torch.cat([pieces_of(values[name], ranks)[rank] for name in group])
+
+
+def all_values() -> dict[str, dict[str, torch.Tensor]]:
+    return {"weights": values_of(0.125), "m": values_of(1000), "v": values_of(2000)}
+
+
+def write_zero_3(folder: pathlib.Path, ranks: int, stage: Any = 3, scaler: Any = None) -> pathlib.Path:
+    """Of two groups of the optimizer, the second of which has two vectors."""
+    tag = folder / "global_step7"
+    tag.mkdir(parents=True)
+    (folder / "latest").write_text("global_step7")
+    values = all_values()
+    frozen = {name: torch.arange(math.prod(shape)).half().reshape(shape) for name, shape in FROZEN.items()}
+    names = [*shapes(), *FROZEN]
+    for rank in range(ranks):
+        module = OrderedDict((name, torch.empty(0, dtype=torch.half)) for name in [*names, "tied"])
+        module["norm.running_mean"] = torch.ones(3).half()
+        main = {
+            "module": module,
+            "buffer_names": ["norm.running_mean"],
+            "optimizer": None,
+            "param_shapes": [OrderedDict((name, torch.Size(shape)) for name, shape in g.items()) for g in GROUPS],
+            "frozen_param_shapes": OrderedDict((name, torch.Size(shape)) for name, shape in FROZEN.items()),
+            "frozen_param_fragments": OrderedDict((n, pieces_of(t, ranks)[rank].half()) for n, t in frozen.items()),
+            "shared_params": {"tied": "a.bias"} if rank == 0 else {},
+            "lr_scheduler": {"last_epoch": 7},
+            "global_steps": 7,
+            "skipped_steps": 0,
+            "dp_world_size": ranks,
+            "ds_version": "0.19.8",
+        }
+        torch.save(main, tag / MODEL.format(rank))
+        state = {
+            i: {
+                "step": torch.tensor(7.0),
+                "exp_avg": vector(values["m"], group, rank, ranks),
+                "exp_avg_sq": vector(values["v"], group, rank, ranks),
+            }
+            for i, group in enumerate(GROUPS)
+        }
+        groups = [{"lr": 0.1, "params": [0]}, {"lr": 0.2, "params": [1, 2]}]
+        flat = [vector(values["weights"], group, rank, ranks).requires_grad_() for group in GROUPS]
+        for one in flat:
+            one.ds_id = "0_1"  # type: ignore[attr-defined]
+        zero = {
+            "zero_stage": stage,
+            "loss_scaler": scaler,
+            "dynamic_loss_scale": False,
+            "overflow": False,
+            "partition_count": ranks,
+            "optimizer_state_dict": {"state": state, "param_groups": groups},
+            "fp32_flat_groups": flat,
+        }
+        torch.save({"optimizer_state_dict": zero, "ds_version": "0.19.8"}, tag / OPTIMIZER.format(rank))
+    return tag
+
+
+def change(path: pathlib.Path, by: Callable[[dict[str, Any]], Any]) -> None:
+    whole = torch.load(path, weights_only=True)
+    by(whole)
+    torch.save(whole, path)
+
+
+def optimizer_of(contents: Contents) -> Any:
+    return contents.optimizers["optimizer"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 40])
+def test_it_is_read_with_its_states(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    other_library: Any,  # noqa: F811
+    ranks: int,
+) -> None:
+    """Of five ranks and more, a vector has one value: it is none that all parameters share."""
+    scaler = other_library("deepspeed.runtime.fp16.loss_scaler", "LossScaler")()
+    stage = other_library("deepspeed.runtime.zero.config", "ZeroStageEnum", int)(3)
+    write_zero_3(tmp_path / "ds", ranks, stage, scaler)
+    forget(monkeypatch)
+    contents = read(tmp_path / "ds")
+    assert contents.format == f"DeepSpeed ZeRO stage 3, {ranks} ranks" and contents.step == 7
+    model, values = contents.model(), all_values()
+    assert list(model) == [*shapes(), *FROZEN, "tied", "norm.running_mean"]
+    for name, tensor in values["weights"].items():
+        assert torch.equal(model[name], tensor) and not model[name].requires_grad, name
+    assert torch.equal(model["f.weight"], torch.arange(10).half().reshape(5, 2))
+    assert model["f.none"].shape == (0, 4) and model["f.weight"].dtype == torch.half
+    assert torch.equal(model["tied"], values["weights"]["a.bias"]) and model["norm.running_mean"].tolist() == [1] * 3
+    optimizer = optimizer_of(contents)
+    assert optimizer.members == [["a.weight", "a.bias"], ["b.weight", "c"]]
+    assert optimizer.groups == [{"lr": 0.1}, {"lr": 0.2}]
+    assert list(optimizer.state) == list(shapes())
+    for name, state in optimizer.state.items():
+        assert torch.equal(state["exp_avg"], values["m"][name]) and torch.equal(state["exp_avg_sq"], values["v"][name])
+        assert torch.equal(state["step"], torch.tensor(7.0))
+    assert contents.left == ["'dp_world_size' of DeepSpeed's own", "'ds_version' of DeepSpeed's own"]
+
+
+def test_states_that_are_not_there(tmp_path: pathlib.Path) -> None:
+    tag = write_zero_3(tmp_path / "gone", 2)
+    change(tag / OPTIMIZER.format(1), lambda whole: whole["optimizer_state_dict"].pop("optimizer_state_dict"))
+    contents = read(tmp_path / "gone")
+    assert not contents.optimizers and "the optimizer's state: it is not in the files" in contents.left
+    assert torch.equal(contents.model()["b.weight"], all_values()["weights"]["b.weight"])
+    tag = write_zero_3(tmp_path / "other", 2)
+
+    def regroup(whole: dict[str, Any]) -> None:
+        whole["optimizer_state_dict"]["optimizer_state_dict"]["param_groups"][1]["params"] = [1]
+
+    change(tag / OPTIMIZER.format(0), regroup)
+    contents = read(tmp_path / "other")
+    assert "the optimizer's state: its groups are not those of the weights" in contents.left
+    tag = write_zero_3(tmp_path / "untied", 2)
+    change(tag / MODEL.format(0), lambda whole: whole["shared_params"].clear())
+    contents = read(tmp_path / "untied")
+    assert "tied: no file has its values" in contents.left and "tied" not in contents.model()
+    tag = write_zero_3(tmp_path / "some", 2)
+    for rank in range(2):
+        change(
+            tag / OPTIMIZER.format(rank),
+            lambda whole: whole["optimizer_state_dict"]["optimizer_state_dict"]["state"].pop(1),
+        )
+    assert list(optimizer_of(read(tmp_path / "some")).state) == ["a.weight", "a.bias", "c"]
+
+
+def test_files_that_are_missing(tmp_path: pathlib.Path) -> None:
+    def without(name: str, file: str) -> pathlib.Path:
+        tag = write_zero_3(tmp_path / name, 3)
+        (tag / file).unlink()
+        return tag
+
+    def refused(name: str, words: str) -> None:
+        with pytest.raises(Refused, match=words) as error:
+            read(tmp_path / name)
+        assert error.value.code == 6
+
+    without("last", OPTIMIZER.format(2))
+    refused("last", "written by 3 ranks and has the files of 2")
+    without("middle", OPTIMIZER.format(1))
+    refused("middle", r"files of ranks \[0, 2\]: others are missing")
+    tag = without("all", OPTIMIZER.format(0))
+    for rank in (1, 2):
+        (tag / OPTIMIZER.format(rank)).unlink()
+    refused("all", "no files of optimizer states")
+    without("first model", MODEL.format(0))
+    refused("first model", "the model's file is missing")
+    tag = without("second model", MODEL.format(1))
+    refused("second model", "rank_1_mp_rank_00_model_states.pt is not there: it has rank 1's pieces of frozen")
+    change(tag / MODEL.format(0), lambda whole: whole.update(frozen_param_shapes=None, frozen_param_fragments=None))
+    contents = read(tmp_path / "second model")  # without frozen parameters nothing is missing
+    assert "f.weight: no file has its values" in contents.left and len(contents.model()) == len(shapes()) + 2
+
+
+def test_sizes_that_do_not_add_up(tmp_path: pathlib.Path) -> None:
+    def refused(words: str, by: Callable[[Any], Any], ranks: tuple[int, ...] = (0, 1), file: str = OPTIMIZER) -> None:
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        tag = write_zero_3(place, 2)
+        for rank in ranks:
+            change(tag / file.format(rank), by)
+        with pytest.raises(Refused, match=words) as error:
+            read(place)
+        assert error.value.code == 6
+
+    def zero(by: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda whole: by(whole["optimizer_state_dict"])
+
+    def cut(zero: Any) -> None:
+        zero["fp32_flat_groups"][1] = zero["fp32_flat_groups"][1][:-1]
+
+    def extend(zero: Any) -> None:
+        zero["fp32_flat_groups"][2] = torch.zeros(3)
+
+    def shorten(key: str) -> Callable[[Any], Any]:
+        def by(zero: Any) -> None:
+            state = zero["optimizer_state_dict"]["state"][0]
+            state[key] = state[key][:-1]
+
+        return by
+
+    refused(r"rank 1 has vectors of \[10, 1, 1\] values, rank 0 of \[10, 2, 1\]", zero(cut), (1,))
+    refused("'b.weight' needs 2 values of each rank, whose vector has 1 more", zero(cut))
+    refused("each rank has 15 values, its parameters need 13", zero(extend))
+    refused("rank 0 has no 'fp32_flat_groups'", zero(lambda zero: zero.pop("fp32_flat_groups")))
+    refused("rank 1 has no 'fp32_flat_groups'", zero(lambda zero: zero.update(fp32_flat_groups=[1, 2])), (1,))
+    refused("'exp_avg' has not on all ranks 10 values", zero(shorten("exp_avg")))
+    refused("'exp_avg' has not on all ranks 10 values", zero(shorten("exp_avg")), (1,))
+    refused(
+        "'c' needs 1 values of each rank, whose vector has 0 more", zero(lambda zero: zero["fp32_flat_groups"].pop())
+    )
+    refused("'f.weight'", lambda whole: whole["frozen_param_fragments"].pop("f.weight"), (1,), MODEL)
+    refused("not 5 values of the frozen", lambda whole: whole.update(frozen_param_fragments=None), (0,), MODEL)
+    short = {"f.weight": torch.ones(4), "f.none": torch.empty(0)}
+    refused("not 5 values of the frozen", lambda whole: whole.update(frozen_param_fragments=short), (1,), MODEL)
+    huge = {"a.weight": torch.Size((3, 1 << 60))}
+    refused("whose vector has 10 more", lambda whole: whole["param_shapes"][0].update(huge), (0,), MODEL)
+
+
+def test_what_is_not_known_is_refused(tmp_path: pathlib.Path) -> None:
+    tag = write_zero_3(tmp_path / "ds", 1)
+    name = tag / OPTIMIZER.format(0)
+    change(name, lambda whole: whole["optimizer_state_dict"].update(ds_zero_partition_groups=[{"sub_group": 0}]))
+    with pytest.raises(Refused, match="experts") as refused:
+        read(tag)
+    assert refused.value.code == 8
+    change(name, lambda whole: whole["optimizer_state_dict"].update(zero_stage=4))
+    with pytest.raises(Refused, match="stage 4, which this does not know") as refused:
+        read(tag)
+    assert refused.value.code == 8
+
+    def empty(whole: dict[str, Any]) -> None:
+        del whole["optimizer_state_dict"]["ds_zero_partition_groups"]
+        whole["optimizer_state_dict"].update(zero_stage=3, fp32_flat_groups=[torch.empty(0) for _ in GROUPS])
+
+    change(name, empty)
+    with pytest.raises(Refused, match=r"'a\.weight' needs 15 values") as refused:
+        read(tag)
+    assert "offloaded to a disk" in refused.value.fix
