@@ -19,7 +19,7 @@ typedef struct conversion {
   "formats that are read, told by their content:\n"                                                                    \
   "  Evenstep checkpoints; files of torch.save (a state_dict, the usual dictionary of a training, Lightning's\n"       \
   "  .ckpt), nothing in which is ever run; .safetensors; Hugging Face folders; folders of\n"                           \
-  "  torch.distributed.checkpoint; DeepSpeed folders (ZeRO 1, 2: all; 3: weights); TensorFlow checkpoints\n"           \
+  "  torch.distributed.checkpoint; DeepSpeed folders (ZeRO 1, 2, 3); TensorFlow checkpoints\n"                         \
   "\n"                                                                                                                 \
   "formats that are written (--as):\n"                                                                                 \
   "  evenstep     a checkpoint for --resume and es.load_checkpoint\n"                                                  \
@@ -28,7 +28,7 @@ typedef struct conversion {
   "  lightning    a .ckpt                          dcp    a folder of torch.distributed.checkpoint\n"                  \
   "  safetensors  one file                         hf     a Hugging Face folder\n"                                     \
   "  tensorflow   a folder with model.index and model.data, weights alone\n"                                           \
-  "  deepspeed    a folder as ZeRO 1 and 2 write it: latest, and a file of optimizer states a rank (--ranks)\n"        \
+  "  deepspeed    a folder as ZeRO 1, 2 or 3 writes it (--zero-stage): latest, and files of each rank (--ranks)\n"     \
   "\n"                                                                                                                 \
   "exit code: 0 done (what could not be carried over is listed), 2 a wrong option, 3 the input is not there, holds\n"  \
   "code instead of weights, or the output exists, 5 the system refused (disk full), 6 the input is damaged, 8 it is\n" \
@@ -109,7 +109,7 @@ static void declare(conversion *on, even_option *out) {
        "most bytes in one file of a Hugging Face folder (default 5000000000)", 1, INT64_MAX},
       {0, "ranks", EVEN_OPTION_INTEGER, &on->ranks, "N", "of --as deepspeed: for how many ranks (default 1)", 1,
        MOST_RANKS},
-      {0, "zero-stage", EVEN_OPTION_INTEGER, &on->zero_stage, "N", "of --as deepspeed: 1 or 2 (default 2)", 1, 2},
+      {0, "zero-stage", EVEN_OPTION_INTEGER, &on->zero_stage, "N", "of --as deepspeed: 1, 2 or 3 (default 2)", 1, 3},
       {0, "python", EVEN_OPTION_TEXT, &on->python, "PATH", "the interpreter that has torch and evenstep", 0, 0},
       {0, "json", EVEN_OPTION_FLAG, &on->json, NULL, "print what was done as JSON", 0, 0},
   };

@@ -18,7 +18,7 @@ OUTPUTS = {
     "safetensors": "one .safetensors file",
     "hf": "a Hugging Face folder: model.safetensors, or shards with an index",
     "dcp": "a folder of torch.distributed.checkpoint",
-    "deepspeed": "a folder as DeepSpeed's ZeRO 1 and 2 write it: latest, and a file of optimizer states a rank",
+    "deepspeed": "a folder as DeepSpeed's ZeRO 1, 2 and 3 write it: latest, and a file of optimizer states a rank",
     "tensorflow": "a folder with a TensorFlow checkpoint, model.index and model.data",
 }
 FOLDERS = ("evenstep", "hf", "dcp", "deepspeed", "tensorflow")

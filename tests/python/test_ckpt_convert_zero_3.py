@@ -1,18 +1,23 @@
-"""Folders of DeepSpeed's ZeRO 3: read in its published layout, and refused where something is missing."""
+"""Folders of DeepSpeed's ZeRO 3: read in its published layout, written, and refused where something is missing."""
 
 from __future__ import annotations
 
 import math
 import pathlib
+import subprocess
+import sys
 from collections import OrderedDict
 from typing import Any, Callable
 
 import pytest
 import torch
+from ckpt_samples import ckpt
 from test_ckpt_convert_others import forget, other_library, save_named, to_deepspeed, trained  # noqa: F401
 
+from evenstep import convert_deepspeed_writer
 from evenstep.convert_contents import Contents, Refused
 from evenstep.convert_formats import read
+from evenstep.convert_torch import load_safely
 
 GROUPS = [{"a.weight": (3, 5), "a.bias": (3,)}, {"b.weight": (2, 2)}, {"c": ()}]  # vectors
 FROZEN = {"f.weight": (5, 2), "f.none": (0, 4)}
@@ -256,3 +261,190 @@ def test_what_is_not_known_is_refused(tmp_path: pathlib.Path) -> None:
     with pytest.raises(Refused, match=r"'a\.weight' needs 15 values") as refused:
         read(tag)
     assert "offloaded to a disk" in refused.value.fix
+
+
+# -- written --
+
+
+def input_of(tmp_path: pathlib.Path, kind: str, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model, optimizer = trained(kind)
+    model.to(dtype)
+    save_named(model, optimizer, tmp_path / "in.pt")
+    return model, optimizer
+
+
+def check_back(contents: Contents, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Weights and states bit by bit, in the model's order and the optimizer's groups."""
+    names = dict(model.named_parameters())
+    assert list(contents.model()) == list(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        back = contents.model()[name]
+        dtype = tensor.dtype if name == "frozen.weight" or not tensor.is_floating_point() else torch.float32
+        assert back.dtype == dtype and torch.equal(back, tensor.to(dtype)), name
+    back = optimizer_of(contents)
+    assert [[id(names[str(key)]) for key in group] for group in back.members] == [
+        [id(p) for p in group["params"]] for group in optimizer.param_groups
+    ]
+    assert [group["lr"] for group in back.groups] == [0.1, 0.5]
+    states = [optimizer.state[p] for group in optimizer.param_groups for p in group["params"] if optimizer.state[p]]
+    assert len(back.state) == len(states)
+    for key, state in back.state.items():
+        assert set(state) == set(optimizer.state[names[str(key)]])
+        for what, value in optimizer.state[names[str(key)]].items():
+            assert torch.equal(state[what], value) and state[what].dtype == value.dtype, (key, what)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("kind", "ranks"), [("adam", 1), ("adam", 2), ("adam", 3), ("adam", 64), ("sgd", 2)])
+def test_what_is_written_is_read_back(tmp_path: pathlib.Path, kind: str, ranks: int, dtype: torch.dtype) -> None:
+    model, optimizer = input_of(tmp_path, kind, dtype)
+    told = to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", ranks, 3)
+    assert told["left"] == ["'module' of the input's own entries: DeepSpeed has another of that name"]
+    assert (
+        f"for {ranks} rank{'s' if ranks > 1 else ''} of ZeRO stage 3; frozen parameters there: frozen.weight"
+        in told["notes"]
+    )
+    contents = read(tmp_path / "ds")
+    assert contents.format == f"DeepSpeed ZeRO stage 3, {ranks} ranks"
+    assert (contents.step, contents.epoch, contents.extra) == (30, 2, {"best": 0.25, "metrics": {}})
+    assert contents.schedulers["scheduler"].state == {"last_epoch": 3}
+    check_back(contents, model, optimizer)
+    assert torch.equal(contents.model()["tied.weight"], contents.model()["a.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_files_are_as_deepspeed_has_them(tmp_path: pathlib.Path, ranks: int, dtype: torch.dtype) -> None:
+    model, optimizer = input_of(tmp_path, "adam", dtype)
+    to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", ranks, 3)
+    tag = tmp_path / "ds" / "global_step30"
+    bf16 = "bf16_" if dtype == torch.bfloat16 else ""  # an engine in bf16 looks for these names alone
+    files = [name for rank in range(ranks) for name in (MODEL.format(rank), bf16 + OPTIMIZER.format(rank))]
+    assert sorted(path.name for path in tag.iterdir()) == sorted(files)
+    tensors, names = model.state_dict(), {id(p): name for name, p in model.named_parameters()}
+    members = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+    named = dict(model.named_parameters())
+
+    def padded(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+        flat = tensor.detach().flatten()
+        return torch.cat([flat, flat.new_zeros(-len(flat) % ranks)]).reshape(ranks, -1)[rank]
+
+    for rank in range(ranks):
+        main = torch.load(tag / MODEL.format(rank), weights_only=True)
+        assert list(main["module"]) == list(tensors)
+        apart = [name for name, tensor in main["module"].items() if tensor.shape == (0,)]
+        assert apart == [
+            "a.weight",
+            "a.bias",
+            "norm.weight",
+            "norm.bias",
+            "frozen.weight",
+            "head.weight",
+            "tied.weight",
+        ]
+        assert all(main["module"][name].dtype == tensor.dtype for name, tensor in tensors.items())
+        assert main["buffer_names"] == [f"norm.{x}" for x in ("running_mean", "running_var", "num_batches_tracked")]
+        assert [list(group.items()) for group in main["param_shapes"]] == [
+            [(name, tensors[name].shape) for name in group] for group in members
+        ]
+        assert main["frozen_param_shapes"] == {"frozen.weight": (5, 5)}
+        assert torch.equal(main["frozen_param_fragments"]["frozen.weight"], padded(tensors["frozen.weight"], rank))
+        assert main["shared_params"] == {"tied.weight": "a.weight"}
+        assert (main["dp_world_size"], main["mp_world_size"], main["ds_version"]) == (ranks, 1, "0.16.0")
+        whole = load_safely(tag / (bf16 + OPTIMIZER.format(rank)))
+        zero = whole["optimizer_state_dict"]
+        assert (zero["zero_stage"], zero["partition_count"], whole["ds_version"]) == (3, ranks, "0.16.0")
+        assert zero["overflow"] is False and zero["dynamic_loss_scale"] is False
+        assert [group["params"] for group in zero["optimizer_state_dict"]["param_groups"]] == [[0], [1]]
+        for i, group in enumerate(members):
+            flat = zero["fp32_flat_groups"][i]
+            assert flat.dtype == torch.float32 and flat.untyped_storage().nbytes() == 4 * flat.numel()
+            assert torch.equal(flat, torch.cat([padded(tensors[name].float(), rank) for name in group]))
+            state = zero["optimizer_state_dict"]["state"][i]
+            for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+                wanted = torch.cat([padded(optimizer.state[named[name]][key], rank) for name in group])
+                assert torch.equal(state[key], wanted), key
+            assert state["step"] == 3 and state["step"].dim() == 0
+
+
+def test_large_groups_have_several_vectors(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DeepSpeed makes them: whole parameters, until so many values of a rank are together."""
+    monkeypatch.setattr(convert_deepspeed_writer, "_MOST_VALUES", 8)
+    model, optimizer = input_of(tmp_path, "adam", torch.float32)
+    to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", 2, 3)
+    tag = tmp_path / "ds" / "global_step30"
+    main = torch.load(tag / MODEL.format(0), weights_only=True)
+    assert [list(group) for group in main["param_shapes"]] == [
+        ["a.weight"],
+        ["a.bias", "head.weight"],
+        ["norm.weight", "norm.bias"],
+    ]
+    zero = load_safely(tag / OPTIMIZER.format(1))["optimizer_state_dict"]
+    assert [len(one) for one in zero["fp32_flat_groups"]] == [8, 6, 6]
+    assert [group["params"] for group in zero["optimizer_state_dict"]["param_groups"]] == [[0, 1], [2]]
+    check_back(read(tmp_path / "ds"), model, optimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_its_class_of_loss_scales_is_named(
+    tmp_path: pathlib.Path,
+    other_library: Any,  # noqa: F811
+    dtype: torch.dtype,
+) -> None:
+    """DeepSpeed takes the object that is in the file."""
+    input_of(tmp_path, "sgd", dtype)
+    to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", 1, 3)
+    name = "DynamicLossScaler" if dtype == torch.float16 else "LossScaler"
+    kind = other_library("deepspeed.runtime.fp16.loss_scaler", name)
+    whole = torch.load(tmp_path / "ds" / "global_step30" / OPTIMIZER.format(0), weights_only=False)
+    scaler = whole["optimizer_state_dict"]["loss_scaler"]
+    assert type(scaler) is kind and scaler.cur_scale == (65536 if dtype == torch.float16 else 1)
+    assert whole["optimizer_state_dict"]["dynamic_loss_scale"] == scaler.dynamic == (dtype == torch.float16)
+
+
+def test_weights_alone_and_what_has_no_values(tmp_path: pathlib.Path) -> None:
+    tensors = {"w": torch.randn(7), "empty": torch.empty(0, 3), "scalar": torch.tensor(2.5), "count": torch.tensor(3)}
+    torch.save(tensors, tmp_path / "in.pt")
+    told = to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", 3, 3)
+    assert "empty has no values, and so none in the optimizer there" in told["notes"]
+    contents = read(tmp_path / "ds")
+    assert not contents.optimizers and list(contents.model()) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(contents.model()[name], tensor), name
+    torch.save({"empty": torch.empty(0)}, tmp_path / "empty.pt")
+    with pytest.raises(Refused, match="no parameters"):
+        to_deepspeed(tmp_path / "empty.pt", tmp_path / "none", 1, 3)
+
+
+def test_a_tied_parameter_that_the_optimizer_has_under_its_second_name(tmp_path: pathlib.Path) -> None:
+    weight = torch.randn(3, 2)
+    group = {"params": [0], "param_names": ["second"], "lr": 0.1}
+    state = {"state": {0: {"step": torch.tensor(1.0), "exp_avg": torch.ones(3, 2)}}, "param_groups": [group]}
+    model = {"first": weight, "second": weight, "third": weight}
+    torch.save({"model_state_dict": model, "optimizer_state_dict": state}, tmp_path / "in.pt")
+    for stage in (2, 3):
+        place = tmp_path / f"ds{stage}"
+        to_deepspeed(tmp_path / "in.pt", place, 2, stage)
+        main = torch.load(next((place / "global_step0").glob("*model_states.pt")), weights_only=True)
+        assert main["shared_params"] == {"first": "second", "third": "second"} and not main["buffer_names"]
+        contents = read(place)
+        assert list(contents.model()) == ["first", "second", "third"]
+        assert all(torch.equal(tensor, weight) for tensor in contents.model().values())
+        assert optimizer_of(contents).members == [["second"]]
+
+
+def test_the_command_writes_it(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    torch.save({"w": torch.ones(5)}, tmp_path / "in.pt")
+
+    def convert(source: str, target: str, *words: object) -> subprocess.CompletedProcess[str]:
+        return ckpt(program, "convert", tmp_path / source, tmp_path / target, *words, "--python", sys.executable)
+
+    done = convert("in.pt", "ds", "--as", "deepspeed", "--ranks", 3, "--zero-stage", 3)
+    assert done.returncode == 0, done.stderr
+    assert "for 3 ranks of ZeRO stage 3; frozen parameters there: none" in done.stdout
+    done = convert("ds", "back.pt")
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(torch.load(tmp_path / "back.pt", weights_only=True)["model_state_dict"]["w"], torch.ones(5))
+    (tmp_path / "ds" / "global_step0" / OPTIMIZER.format(2)).unlink()
+    done = convert("ds", "again.pt")
+    assert done.returncode == 6 and "written by 3 ranks and has the files of 2" in done.stderr, done.stderr

@@ -143,7 +143,7 @@ def test_tensorflow_reads_and_writes_it(tmp_path: Path) -> None:
     assert {tuple(t.double().flatten().tolist()) for t in found.values()} >= {(1.5, 2.5), (4.0,)}
 
 
-@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (3, 2), (64, 2)])
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (3, 2), (64, 2), (1, 3), (2, 3), (3, 3), (64, 3)])
 def test_deepspeed_reads_it(tmp_path: Path, ranks: int, stage: int) -> None:
     """By its zero_to_fp32, which is what goes with each of its checkpoints."""
     theirs = pytest.importorskip("deepspeed.utils.zero_to_fp32")
