@@ -292,6 +292,16 @@ def test_zero_1_and_2_written(tmp_path: pathlib.Path, kind: str, ranks: int, sta
     assert contents.schedulers["scheduler"].state == {"last_epoch": 3}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_files_of_bf16_have_names_of_their_own(tmp_path: pathlib.Path, dtype: torch.dtype) -> None:
+    """An engine of DeepSpeed's that is in bf16 looks for these alone."""
+    torch.save({"w": torch.ones(3, dtype=dtype)}, tmp_path / "in.pt")
+    to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", 1, 2)
+    (name,) = (path.name for path in (tmp_path / "ds" / "global_step0").glob("*optim_states.pt"))
+    assert name.startswith("bf16_zero_pp_rank_0" if dtype == torch.bfloat16 else "zero_pp_rank_0")
+    assert torch.equal(read(tmp_path / "ds").model()["w"], torch.ones(3))
+
+
 def test_what_deepspeed_has_no_place_for(tmp_path: pathlib.Path) -> None:
     model, optimizer = trained("adam")
     first = optimizer.param_groups[0]["params"][0]
