@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from evenstep import _core, sites
 from evenstep.comm_arena import Arena
+from evenstep.comm_costs import cpu_mask, follow, machine, shape_of
 from evenstep.comm_data import (
     Data,
     argument_error,
@@ -34,6 +35,7 @@ from evenstep.comm_data import (
     kind_of_all,
     reduced_as,
 )
+from evenstep.comm_debug import explain
 from evenstep.comm_meeting import meet
 from evenstep.comm_store import OverStore, torch_store
 from evenstep.environment import read_environment
@@ -60,6 +62,8 @@ _OPS = {
     "bor": _core.OP_BOR,
     "bxor": _core.OP_BXOR,
 }
+
+_LONGEST_MASK = 2048  # letters: Linux has up to 8192 CPUs
 
 Array = TypeVar("Array")
 Arrays = Union[Any, Sequence[Any]]
@@ -273,10 +277,14 @@ class Group:
             raise argument_error(f"a group of the ranks {chosen}", "name at least one rank, and none twice")
         room = self._arena_bytes if arena_bytes is None else arena_bytes
         words = f"{chosen} {room}".encode().ljust(4096)
-        said = bytearray(len(words) * self.size)
-        self.all_gather(bytearray(words), said)
+        own = words + cpu_mask().encode().ljust(_LONGEST_MASK)
+        said = bytearray(len(own) * self.size)
+        self.all_gather(bytearray(own), said)
+        masks = []
         for rank in range(self.size):
-            theirs = bytes(said[rank * len(words) : (rank + 1) * len(words)])
+            record = bytes(said[rank * len(own) : (rank + 1) * len(own)])
+            theirs = record[: len(words)]
+            masks.append(record[len(words) :].decode().strip())
             if theirs != words:
                 raise argument_error(
                     f"rank {self.rank} splits off the ranks {words.decode().strip()}, rank {rank} {theirs.decode().strip()}",
@@ -287,10 +295,10 @@ class Group:
             if self.rank not in chosen:
                 return None
             return Group(over.open(chosen.index(self.rank), room, self._timeout), room, self._timeout, over)
-        return self._split_off(chosen, room)
+        return self._split_off(chosen, room, [masks[rank] for rank in chosen])
 
-    def _split_off(self, chosen: list[int], arena_bytes: int) -> Group | None:
-        """On one host."""
+    def _split_off(self, chosen: list[int], arena_bytes: int, masks: list[str]) -> Group | None:
+        """On one host. `masks`: the CPUs of those chosen."""
         self._splits += 1  # on every rank of this group, so that all number the parts alike
         first = self.rank == chosen[0]
         fd = _core.Comm.create_segment(len(chosen), arena_bytes) if first else -1
@@ -309,7 +317,10 @@ class Group:
         if comm is None:
             return None
         name = f"{self._name}/part{self._splits}"
+        if len(chosen) > 1:
+            follow(comm, shape_of([0] * len(chosen), masks, [machine()]))
         record_calls(comm, name)
+        explain(name, comm, "at its opening")
         return Group(comm, arena_bytes, self._timeout, name=name)
 
     @property

@@ -219,6 +219,41 @@ def test_what_shared_memory_learns_is_kept(run_ranks: Callable[..., Any], tmp_pa
     assert {(row["engine"], row["bytes"]) for row in kept(place)} == {("shm", 1 << 24)}
 
 
+def test_a_part_of_a_group_chooses_and_learns_too(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    script = """
+        import os
+        import numpy as np
+        import evenstep as es
+
+        values = np.ones(1 << 21, dtype=np.float32)
+        with es.comm.open(timeout=150) as group:
+            part = group.split([2, 0])
+            if part is not None:
+                for _ in range(7):
+                    part.all_reduce(values)
+                part.close()
+            os.environ["EVENSTEP_COMM_ALGORITHM"] = "pieces-4M"
+            part = group.split([1, 2])
+            if part is not None:
+                part.all_reduce(values)
+                assert "pieces of 4096 KB" in part._comm.description, part._comm.description
+                part.close()
+            os.environ["EVENSTEP_COMM_ALGORITHM"] = "sideways"
+            try:
+                assert group.split([0, 1]) is None
+            except es.EvenstepError as error:
+                assert group.rank < 2 and "'sideways' is no way of any engine" in str(error), error
+            else:
+                assert group.rank == 2
+    """
+    place = tmp_path / "costs.json"
+    env = {"EVENSTEP_COMM_COSTS": str(place), "EVENSTEP_COMM_DEBUG": "1"}
+    ranks = run_ranks(script, 3, env=env)
+    opened = "evenstep: comm: group comm/default/1/part{}, rank 0, at its opening: shared memory, 2 ranks, "
+    assert opened.format(1) in ranks[2].stderr and opened.format(2) in ranks[1].stderr, [rank.stderr for rank in ranks]
+    assert {row["shape"].split(";")[0] for row in kept(place)} == {"2 ranks"}
+
+
 def test_the_engine_of_several_hosts_on_one() -> None:
     record = {"ucx": "1.13.1", "why": "", "host": "a"}
     with pytest.raises(_core.EvenstepError, match="=hosts, but all ranks are on one host"):
