@@ -15,7 +15,9 @@ import torch
 from evenstep import _core, sites
 from evenstep.backend_exchange import offsets, places, rows
 from evenstep.backend_tensors import (
+    apart,
     as_real,
+    check_outputs,
     device_dtype,
     factor_of,
     landing,
@@ -83,7 +85,9 @@ class DeviceCollectives:
         return comm
 
     def _run(self, tensors: Sequence[torch.Tensor], options: Any, body: Body, result: Any) -> Any:
-        """`body` puts the call on a stream: the caller's own, or one beside it that begins after what the caller's has."""
+        """`body` puts the call on a stream: the caller's own, or one beside it that begins after what the caller's has.
+        `result`: what it writes, refused before anything is launched where that cannot be written."""
+        check_outputs(result)
         device = self._streams.device(tensors[0])
         comm = self._open(device)
         current = self._streams.current(device)
@@ -178,6 +182,7 @@ class DeviceCollectives:
             number, factor = _weight(opts)
             data = plain(whole) if factor is None else plain(whole).mul(factor)
             target = landing(output)
+            data = apart(data, [target], sum(counts[: self._rank]) * data.element_size())
             comm.reduce_scatter(data.data_ptr(), target.data_ptr(), counts, dtype, op, number, stream)
             return target, data
 
@@ -278,7 +283,8 @@ class DeviceCollectives:
                 )
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
-            sources, targets = list(map(plain, inputs)), list(map(landing, outputs))
+            targets = list(map(landing, outputs))
+            sources = [apart(plain(own), [to], -own.nbytes * self._rank) for own, to in zip(inputs, targets)]
             with _group(comm):
                 for source, target in zip(sources, targets):
                     comm.all_gather(source.data_ptr(), target.data_ptr(), [source.nbytes] * self._size, stream)
@@ -299,8 +305,8 @@ class DeviceCollectives:
         """Rank r gets inputs[r] as the entry for this rank of its outputs; None: nothing goes."""
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
-            sources = [None if tensor is None else plain(tensor) for tensor in inputs]
             targets = [None if tensor is None else landing(tensor) for tensor in outputs]
+            sources = [None if tensor is None else apart(plain(tensor), targets) for tensor in inputs]
             comm.all_to_all(*places(sources), *places(targets), stream)
             pairs = [(own, into) for own, into in zip(outputs, targets) if own is not None and into is not None]
             self._copy_back([own for own, _ in pairs], [into for _, into in pairs], stream)
@@ -335,7 +341,8 @@ class DeviceCollectives:
         received, sent = rows(output, outs, self._size, "output"), rows(whole, ins, self._size, "input")
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
-            source, target = plain(whole), landing(output)
+            target = landing(output)
+            source = apart(plain(whole), [target])
             comm.all_to_all(offsets(source, sent), sent, offsets(target, received), received, stream)
             self._copy_back([output], [target], stream)
 
@@ -364,6 +371,8 @@ class DeviceCollectives:
         return self._message(tensors, tag, (self._rank, destination), body)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        check_outputs(tensors)
+
         def body(comm: _core.DeviceComm, stream: int) -> None:
             target = landing(tensors[0])
             comm.receive(target.data_ptr(), target.nbytes, 0, stream)

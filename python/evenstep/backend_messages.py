@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core, sites
-from evenstep.backend_tensors import is_ours, kind_of, plain
+from evenstep.backend_tensors import check_outputs, is_ours, kind_of, plain
 
 _ANY_RANK = -1
 
@@ -102,6 +102,7 @@ class MessagesMixin:
 
     def _receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:
         assert self._comm is not None
+        check_outputs([tensor])
         data = plain(tensor.detach())
         direct = data.data_ptr() == tensor.data_ptr()
         request = self._comm.receive(data.data_ptr(), data.nbytes, source, tag, kind_of(data.dtype, 0))

@@ -76,6 +76,7 @@ static int group_launch(void) {
       }
     }
     group_first = rest;
+    fake_batch_check(all);
     int one = launch(all);
     result = one == SUCCESS ? result : one;
   }

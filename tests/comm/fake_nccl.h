@@ -60,6 +60,8 @@ typedef struct batch {
 size_t fake_size_of(int type);
 /* One element as a number. */
 double fake_load(int type, const unsigned char *at);
+/* NCCL reads what a batch gives while it writes what it takes: these lie apart, but where an operation is in place. */
+void fake_batch_check(const batch *all);
 /* Runs a batch's operations with the other ranks, and frees it. */
 void fake_batch_run(void *batch);
 void fake_batch_free(batch *all);

@@ -150,6 +150,43 @@ static size_t parts_of(const operation *op, bool sent) {
   return op->count * (op->kind == REDUCE_SCATTER && sent ? ranks : 1);
 }
 
+/* ---- what lies where ---- */
+
+static size_t read_bytes(const operation *op) {
+  bool reads = op->kind != RECEIVE && (op->kind != BROADCAST || op->peer == op->comm->rank);
+  return reads ? parts_of(op, true) * fake_size_of(op->type) : 0;
+}
+
+static size_t written_bytes(const operation *op) {
+  bool writes = op->kind != SEND && (op->kind != REDUCE || op->peer == op->comm->rank);
+  size_t parts = op->kind == ALL_GATHER ? (size_t)op->comm->ranks : 1;
+  return writes ? parts * op->count * fake_size_of(op->type) : 0;
+}
+
+static bool is_in_place(const operation *op) {
+  uintptr_t input = (uintptr_t)op->input;
+  uintptr_t output = (uintptr_t)op->output;
+  size_t before = (size_t)op->comm->rank * op->count * fake_size_of(op->type);
+  return op->kind == ALL_GATHER       ? input == output + before
+         : op->kind == REDUCE_SCATTER ? output == input + before
+                                      : input == output;
+}
+
+void fake_batch_check(const batch *all) {
+  for (const operation *in = all->first; in != NULL; in = in->next) {
+    for (const operation *out = all->first; out != NULL; out = out->next) {
+      uintptr_t input = (uintptr_t)in->input;
+      uintptr_t output = (uintptr_t)out->output;
+      bool apart = input + read_bytes(in) <= output || output + written_bytes(out) <= input;
+      if (read_bytes(in) > 0 && written_bytes(out) > 0 && !apart && !(in == out && is_in_place(in))) {
+        fake_violate("an input lies where something is written, and is not in place");
+      }
+    }
+  }
+}
+
+/* ---- giving and taking ---- */
+
 static void give(const operation *op) {
   size_t count = parts_of(op, true);
   size_t size = fake_size_of(op->type);

@@ -64,7 +64,13 @@ def case_layouts() -> None:
     dist.recv(wide.t(), 0)  # not contiguous: filled through a copy
     assert torch.equal(wide, matrix)
     wide.zero_()
-    work = dist.irecv(wide[:, 1], 0)
+    try:
+        dist.recv(torch.zeros(1).expand(3), 0)
+    except RuntimeError as error:
+        assert "refers to a single memory location" in str(error), error
+    else:
+        raise AssertionError("three numbers went to one place")
+    work = dist.irecv(wide[:, 1], 0)  # nothing was taken
     while not work.is_completed():
         pass
     assert torch.equal(wide[:, 1], matrix[:, 1]) and wide[:, 0].eq(0).all()

@@ -146,6 +146,63 @@ def moves(rank: int, ranks: int, streams: FakeStreams) -> None:
         same(inbox, 7 + peer)
 
 
+def refuses_overlaps(rank: int, ranks: int) -> None:
+    """An output several of whose elements are one place: before anything is launched, so that nobody waits."""
+    one, row = torch.zeros(1).expand(4), torch.ones(4)
+    many = torch.zeros(1).expand(4 * ranks)
+    for call in (
+        lambda: dist.all_reduce(one),
+        lambda: dist.reduce(one, 0),
+        lambda: dist.broadcast(one, 0),
+        lambda: dist.all_gather([one] * ranks, row),
+        lambda: dist.all_gather_into_tensor(many, row),
+        lambda: dist.reduce_scatter(one, [row] * ranks),
+        lambda: dist.reduce_scatter_tensor(one, torch.ones(4 * ranks)),
+        lambda: dist.all_to_all_single(many, torch.ones(4 * ranks)),
+        lambda: dist.all_to_all([one] * ranks, [row] * ranks),
+        lambda: dist.recv(one, 1 - rank),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "refers to a single memory location" in str(error), error
+        else:
+            raise AssertionError("written several times to one place")
+    assert dist.group.WORLD._devices._groups.opened()[0].flight(rank)[-1][0] == 1
+
+
+def overlaps(rank: int, ranks: int, streams: FakeStreams) -> None:
+    """An input that is overwritten while it is read is as good as a copy of it; at its own place it is in place."""
+    ready = torch.ones(1)
+    dist.all_reduce(ready)
+    streams.finish()
+    refuses_overlaps(rank, ranks)
+    for shift in (0, 1):
+        for later in (False, True):
+
+            def done(work: Any) -> None:
+                if work is not None:
+                    work.wait()
+                streams.finish()
+
+            for at in range(ranks):
+                memory = torch.full((ranks * 2 + shift,), -1.0)
+                whole, part = memory[: ranks * 2], memory[2 * at + shift : 2 * at + shift + 2]
+                part.fill_(rank)
+                done(dist.all_gather_into_tensor(whole, part, async_op=later))
+                same(whole, torch.arange(ranks).repeat_interleave(2))
+                memory = torch.arange(float(ranks * 2 + shift))
+                whole, part = memory[: ranks * 2], memory[2 * at + shift : 2 * at + shift + 2]
+                done(dist.reduce_scatter_tensor(part, whole, async_op=later))
+                same(part, torch.arange(2.0) * ranks + 2 * rank * ranks)
+            memory = torch.arange(float(ranks * 2 + shift)) + rank
+            done(dist.all_to_all_single(memory[shift:], memory[: ranks * 2], async_op=later))
+            same(memory[shift:], torch.cat([torch.arange(2.0) + 2 * rank + r for r in range(ranks)]))
+            pieces = list((torch.arange(float(ranks)) + 10 * rank).split(1))
+            done(dist.all_to_all(pieces, list(reversed(pieces)), async_op=later))
+            assert [piece.item() for piece in pieces] == [10 * r + ranks - 1 - rank for r in range(ranks)], pieces
+
+
 def coalesced(rank: int, ranks: int, streams: FakeStreams) -> None:
     """As DeepSpeed does: torch asks the group for one Work of all that was called, which waits for each."""
     total = sum(range(1, ranks + 1))
@@ -319,11 +376,14 @@ def main() -> None:
     barrier = group._comm.barrier
     streams = stand_in(group)
     others = {"fails": fails, "loses": loses, "differs": differs, "recorded": recorded}
+    shared = {"overlaps": overlaps}
     if case == "never_meets":
         never_meets(rank)
         os._exit(0)
     if case in others:
         others[case](rank, streams)
+    elif case in shared:
+        shared[case](rank, ranks, streams)
     else:
         moves(rank, ranks, streams)
         coalesced(rank, ranks, streams)

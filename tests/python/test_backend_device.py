@@ -37,7 +37,9 @@ def environment(fake: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("case", "ranks"), [("all", 2), ("moves", 3), ("fails", 2), ("differs", 2)])
+@pytest.mark.parametrize(
+    ("case", "ranks"), [("all", 2), ("moves", 3), ("overlaps", 2), ("fails", 2), ("differs", 2)]
+)
 def test_collectives(run_ranks: Callable[..., Any], fake: Path, case: str, ranks: int) -> None:
     run_ranks(CASES, ranks, args=(case,), env=environment(fake), timeout=120)
     assert not list(fake.parent.glob("fake-nccl-*")), "a group's file is left: a communicator was not closed"
