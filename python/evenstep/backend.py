@@ -42,7 +42,7 @@ from evenstep.backend_tensors import (
     sources_as_real,
 )
 from evenstep.backend_work import Worker, absent, completed
-from evenstep.comm_debug import explain
+from evenstep.comm_debug import explain, note
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
 from evenstep.device_streams import CudaStreams
 from evenstep.rendezvous import has_ended, open_group
@@ -116,7 +116,16 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._devices_chosen = True
         keys = [f"engine/{rank}" for rank in range(self._size)]
         self._device_store.wait(keys, self._timeout)
-        if all(int(self._device_store.get(key)) > 0 for key in keys):
+        versions = [int(self._device_store.get(key)) for key in keys]
+        without = [rank for rank, version in enumerate(versions) if version == 0]
+        ours = f"our NCCL engine (NCCL {min(versions)})"
+        theirs = "torch's NCCL" if self._torch_nccl is not None else "nothing"
+        note(
+            f"group torch/{self._name}: CUDA tensors go to "
+            + (f"{theirs}: ours was not found, or not wanted, on the ranks {without}" if without else ours),
+            self._rank,
+        )
+        if not without:
             streams = CudaStreams()
             seconds = self._timeout.total_seconds()
             groups = DeviceGroups(

@@ -8,16 +8,19 @@ import sys
 from evenstep import _core
 
 
-def note(words: str) -> None:
-    """With EVENSTEP_COMM_DEBUG set: what was chosen for this process, and why."""
-    if os.environ.get("EVENSTEP_COMM_DEBUG", "0") not in ("", "0"):
+def _speaks(rank: int) -> bool:
+    """EVENSTEP_COMM_DEBUG=1 lets rank 0 of a group speak, =all each rank."""
+    wanted = os.environ.get("EVENSTEP_COMM_DEBUG", "0")
+    return wanted not in ("", "0") and (rank == 0 or wanted == "all")
+
+
+def note(words: str, rank: int = 0) -> None:
+    """What was chosen, and why. `rank`: this process's in the group that is chosen for."""
+    if _speaks(rank):
         print(f"evenstep: comm: {words}", file=sys.stderr, flush=True)
 
 
 def explain(name: str, comm: _core.Comm | None, when: str) -> None:
-    """With EVENSTEP_COMM_DEBUG=1 one line of rank 0 of the group, with =all one of each rank; else nothing."""
-    wanted = os.environ.get("EVENSTEP_COMM_DEBUG", "0")
-    if comm is None or wanted in ("", "0") or comm.closed or (comm.rank != 0 and wanted != "all"):
-        return
-    words = f"evenstep: comm: group {name}, rank {comm.rank}, {when}: {comm.description}"
-    print(words, file=sys.stderr, flush=True)
+    """How a group of the engine moves its data. Of one over Gloo (None) all was said when it was chosen."""
+    if comm is not None and not comm.closed:
+        note(f"group {name}, rank {comm.rank}, {when}: {comm.description}", comm.rank)

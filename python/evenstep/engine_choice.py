@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.adasum_engine import AdasumEngine
+from evenstep.comm_debug import note
 from evenstep.compressed_engine import CompressedEngine
 from evenstep.compression import in_parts
 from evenstep.device_engine import DeviceEngine
@@ -50,10 +51,17 @@ def choose_engine(
             f"es.prepare(engine='shared'): the model has parameters of {', '.join(unsupported)}, which the "
             "shared-memory engine does not add up\n  fix: leave engine out, or give engine='torch'"
         )
+
+    def say(words: str) -> None:
+        note(f"es.prepare: gradients go {words}", group.rank)
+
     if not use_torch:
         shared = _hybrid_engine(parameters, bootstrap, group, places, options, telemetry)
-        if shared is None:
-            shared = _shared_engine(parameters, bootstrap, group, places, options, telemetry)
+        if shared is not None:
+            makers = sorted({place.maker for place in places})
+            say(f"by each maker's own collectives, and through the host's memory between them ({', '.join(makers)})")
+            return shared
+        shared = _shared_engine(parameters, bootstrap, group, places, options, telemetry, say)
         if shared is not None:
             return shared
         if engine == "shared":
@@ -63,12 +71,25 @@ def choose_engine(
                 "as one user; or leave engine out, and torch's collectives are used"
             )
     process_group = _torch_group(bootstrap, places, on_gpus)
+    ours = on_gpus and _ours(places) and options.compression is None and not options.gathers and not unsupported
+    through = "on our NCCL engine" if ours else f"through torch ({dist.get_backend(process_group)})"
+    say(f"{through}: {_why_torch(engine, unsupported, on_gpus, ours)}")
     exchange = TorchExchange(process_group)
     if options.gathers:
         return _gathering_engine(parameters, exchange, group, options, telemetry)
-    if on_gpus and _ours(places) and options.compression is None and not unsupported:
+    if ours:
         return DeviceEngine(parameters, process_group, group, telemetry, options)
     return TorchEngine(parameters, exchange, group, telemetry, options)
+
+
+def _why_torch(engine: str | None, unsupported: Sequence[str], on_gpus: bool, ours: bool) -> str:
+    if ours:
+        return "EVENSTEP_DEVICE_ENGINE=evenstep, and each rank has a GPU of its own"
+    if engine == "torch":
+        return "engine='torch' was asked for"
+    if unsupported:
+        return f"the model has parameters of {', '.join(unsupported)}"
+    return "each rank has a GPU of its own" if on_gpus else "no engine of ours connects the ranks"
 
 
 def _say_no_device(group: Group) -> None:
@@ -112,18 +133,25 @@ def _shared_engine(
     places: Sequence[Place],
     options: EngineOptions,
     telemetry: _core.Telemetry,
+    say: Callable[[str], None],
 ) -> Engine | None:
     """None where the ranks share no memory."""
+
+    def opened(comm: _core.Comm) -> _core.Comm:
+        why = "engine='shared' was asked for" if options.engine == "shared" else "it connects all ranks"
+        say(f"on our engine {comm.engine}: {why}")
+        return comm
+
     if options.gathers and not (options.encodes and all(place.on_host for place in places)):
         messages = options.encodes and in_parts(options.way, group.ranks, 1 << 31)  # some bucket may be as large
         comm = bootstrap.shared(0, "gradients", messages=messages)
         if comm is None:
             return None
-        return _gathering_engine(parameters, SharedExchange(comm), group, options, telemetry)
+        return _gathering_engine(parameters, SharedExchange(opened(comm)), group, options, telemetry)
     comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients")
     if comm is None:
         return None
-    return (EncodedEngine if options.encodes else SharedEngine)(parameters, comm, telemetry, options)
+    return (EncodedEngine if options.encodes else SharedEngine)(parameters, opened(comm), telemetry, options)
 
 
 def _gathering_engine(

@@ -26,7 +26,7 @@ from evenstep.comm_costs import (
     shape_of,
     table,
 )
-from evenstep.comm_debug import explain
+from evenstep.comm_debug import explain, note
 from evenstep.hosts import (
     agreed,
     choose,
@@ -443,6 +443,7 @@ def open_group(
     if engine == "gloo":
         if rank == 0:
             say_gloo(why)
+        note(f"group {name}, rank {rank}, at its opening: Gloo through torch, {ranks} ranks: {why}", rank)
         meeting.keep()
         return None
 
