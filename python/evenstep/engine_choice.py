@@ -144,11 +144,11 @@ def _shared_engine(
 
     if options.gathers and not (options.encodes and all(place.on_host for place in places)):
         messages = options.encodes and in_parts(options.way, group.ranks, 1 << 31)  # some bucket may be as large
-        comm = bootstrap.shared(0, "gradients", messages=messages)
+        comm = bootstrap.shared(0, "gradients", messages=messages, measures=True)
         if comm is None:
             return None
         return _gathering_engine(parameters, SharedExchange(opened(comm)), group, options, telemetry)
-    comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients")
+    comm = bootstrap.shared(SharedEngine.arena_bytes(parameters, options), "gradients", measures=True)
     if comm is None:
         return None
     return (EncodedEngine if options.encodes else SharedEngine)(parameters, opened(comm), telemetry, options)

@@ -242,10 +242,16 @@ class Bootstrap:
         return [self._members[rank] for rank in ranks] if self._members is not None else list(ranks)
 
     def shared(
-        self, arena_bytes: int, purpose: str, ranks: Sequence[int] | None = None, messages: bool = False
+        self,
+        arena_bytes: int,
+        purpose: str,
+        ranks: Sequence[int] | None = None,
+        messages: bool = False,
+        measures: bool = False,
     ) -> _core.Comm | None:
         """An engine group of all ranks, or of some, or None where only torch can connect them, and on a rank outside. No
-        messages, no all-to-all between hosts but where they are asked for. Every rank calls it."""
+        messages, no all-to-all between hosts but where they are asked for. measures: it moves much, so that its engine is
+        worth a measurement; one with messages has one in any case. Every rank calls it."""
         self._opened += 1
         chosen = range(self.environment.world_size) if ranks is None else ranks
         if self.environment.rank not in chosen:
@@ -259,6 +265,7 @@ class Bootstrap:
             timeout_seconds=self.timeout_seconds,
             members=self._in_job(ranks),
             messages=messages,
+            measures=measures or messages,
             over=self.over,
             look=self._look,
         )

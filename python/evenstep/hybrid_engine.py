@@ -273,7 +273,7 @@ def hybrid_engine(
 ) -> BucketEngine | SharedEngine | None:
     """Collective over all ranks; None where the ranks that are to meet in the host's memory cannot."""
     needed = SharedEngine.arena_bytes(parameters, options)
-    comm = bootstrap.shared(needed, "gradients", makers.host)
+    comm = bootstrap.shared(needed, "gradients", makers.host, measures=True)
     opened = group.exchange(bytes([group.rank not in makers.host or comm is not None]))
     if b"\0" in opened:
         return None

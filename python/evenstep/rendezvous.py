@@ -404,6 +404,7 @@ def open_group(
     spin: int = -1,
     members: Sequence[int] | None = None,
     messages: bool = True,
+    measures: bool = True,
     over: _core.Over | None = None,
     look: Callable[[], None] | None = None,
 ) -> _core.Comm | None:
@@ -411,7 +412,8 @@ def open_group(
 
     `name` tells groups of one store apart; a restarted job (TORCHELASTIC_RESTART_COUNT) has names of its own. `members`
     are the ranks' numbers in the whole job, where the group is not all of it. On several hosts `messages` says whether
-    ranks will send to one another and call all-to-all, which takes connections between all. `over` tells the group, and
+    ranks will send to one another and call all-to-all, which takes connections between all, and `measures` whether the
+    engine may be chosen by measurement where it is not known which costs less. `over` tells the group, and
     `look`, called while ranks come together, raises, when it is to be opened, or used, no more.
     """
     limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "spin": spin}
@@ -461,7 +463,7 @@ def open_group(
         )
 
     if engine == "hosts" and plan["wanted"] == "":
-        may_measure = messages and ranks <= MOST_MEASURED and look is None
+        may_measure = measures and ranks <= MOST_MEASURED and look is None
         comm = _open_cheaper(meeting, rank, plan["shape"], may_measure, open_engine)
     else:
         comm = open_engine(engine)

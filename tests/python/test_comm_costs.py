@@ -254,6 +254,48 @@ def test_a_part_of_a_group_chooses_and_learns_too(run_ranks: Callable[..., Any],
     assert {row["shape"].split(";")[0] for row in kept(place)} == {"2 ranks"}
 
 
+GRADIENTS = """
+    import torch
+    from torch import nn
+    import evenstep as es
+
+    torch.distributed.init_process_group("gloo")  # else es.prepare makes a group of the backend, which measures
+    model = nn.Linear(5, 300)
+    es.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    es.barrier()
+"""
+
+
+@needs_ucx
+def test_gradients_measure_between_engines(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    """es.prepare: the control group does not, the gradients' does, once; later jobs know, and a forced engine asks nobody."""
+    place = tmp_path / "costs.json"
+    env = {**TCP, "EVENSTEP_COMM_COSTS": str(place), "EVENSTEP_COMM_DEBUG": "1"}
+
+    def engine(**more: str) -> tuple[str, str]:
+        said = run_ranks(GRADIENTS, 3, env={**env, **more}, rank_env=on_hosts("a", "b", "a"), timeout=240)[0].stderr
+        return said.partition("gradients go on our engine ")[2].partition(":")[0], said
+
+    forced, said = engine(EVENSTEP_COMM_ENGINE="hosts")
+    assert forced == "hosts" and "the all-reduces of a step take" not in said
+    assert all(row["way"] != "call" for row in kept(place))
+
+    chosen, said = engine()
+    assert said.count("the all-reduces of a step take") == 1, said
+    rows = kept(place)
+    assert {row["engine"] for row in rows if row["way"] == "call"} == {"hosts", "ucx"}
+    assert f"engine {chosen} for 2+1 ranks; " in said, said
+
+    for cheap, ns in (("ucx", 1_000), ("hosts", 4_000_000_000)):
+        for row in rows:
+            if row["engine"] == "ucx" and row["way"] == "call":
+                row["ns"] = ns
+        place.write_text(json.dumps({"format": "evenstep-comm-costs-1", "costs": rows}))
+        before = [row for row in rows if row["way"] == "call"]
+        assert engine()[0] == cheap
+        assert [row for row in kept(place) if row["way"] == "call"] == before
+
+
 def test_the_engine_of_several_hosts_on_one() -> None:
     record = {"ucx": "1.13.1", "why": "", "host": "a"}
     with pytest.raises(_core.EvenstepError, match="=hosts, but all ranks are on one host"):

@@ -115,7 +115,7 @@ def test_shares_without_a_training_loader() -> None:
 class Elsewhere:
     """Ranks that cannot open one another's memory."""
 
-    def shared(self, arena_bytes: int, purpose: str, messages: bool = False) -> None: ...
+    def shared(self, arena_bytes: int, purpose: str, **how: bool) -> None: ...
 
 
 def test_shared_memory_that_cannot_be_had() -> None:
