@@ -1,4 +1,4 @@
-"""How many bytes compression saves: told to the run's record with the first step, and again when the part changes."""
+"""How many bytes compression, or exchanging less often or later, saves: told to the run's record with the first step, and again when the part changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SavedBytes:
         if not aloud or not self._names or full == 0:
             return
         percent = round(100 * (1 - moved / full))
-        change = f"{percent}% fewer bytes" if percent >= 0 else f"{-percent}% more bytes"
+        change = f"{abs(percent)}% {'fewer' if percent > 0 else 'more'} bytes" if percent else "as many bytes"
         words = f"{', '.join(self._names)}: {change}"
         if words != self._told:
             self._told = words

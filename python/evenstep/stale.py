@@ -46,6 +46,9 @@ class StaleRounds:
         self._late = len(engines)
         self._last = -1  # the step of the newest round
 
+    def __str__(self) -> str:
+        return f"gradients {self._late} step{'s' if self._late > 1 else ''} late"
+
     def check_once_a_step(self, step: int) -> None:
         if step == self._last:
             raise EvenstepError(

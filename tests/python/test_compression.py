@@ -420,15 +420,17 @@ class Told:
 def test_saved_bytes_are_told_once_and_when_they_change() -> None:
     told: Any = Told()
     saved = SavedBytes(told)
-    for step, moved in enumerate((50, 50, 50, 25)):
+    for step, moved in enumerate((50, 50, 50, 25, 100, 110)):
         saved.add("compression bf16", moved, 100)
         saved.add("", 0, 0)
         saved.tell(step, True)
-    saved.tell(4, True)
+    saved.tell(6, True)
     kind = _core.EVENT_COMPRESSION
     assert told.events == [
         (kind, 0, 50, "compression bf16: 50% fewer bytes"),
         (kind, 3, 75, "compression bf16: 75% fewer bytes"),
+        (kind, 4, 0, "compression bf16: as many bytes"),
+        (kind, 5, -10, "compression bf16: 10% more bytes"),
     ]
 
 

@@ -46,6 +46,9 @@ def test_on_two_ranks_with_changing_shares(run_ranks: Callable[..., list[Any]], 
     for name, case in cases.items():
         assert case["difference"] <= 1e-12 and case["moved"] > 0.01 and case["alike"], (name, case)
         assert case["apart_before"] is (not name.startswith("Stale")), name
+    told = [case["told"] for name, case in cases.items() if name.startswith("Stale")]
+    assert told == [[f"gradients {late} late: as many bytes"] for late in ("1 step", "3 steps", "2 steps")], told
+    assert all("fewer bytes" in case["told"][0] for name, case in cases.items() if not name.startswith("Stale")), cases
 
 
 @pytest.mark.parametrize(
