@@ -105,6 +105,9 @@ EVEN_PUBLIC even_status even_device_comm_poll(even_device_comm *comm) EVEN_MUST_
 EVEN_PUBLIC bool even_device_comm_has_ended(const even_device_comm *comm);
 /* The limit of what is under way and of later calls; <= 0: 1800. Any thread. */
 EVEN_PUBLIC void even_device_comm_set_timeout(even_device_comm *comm, double seconds);
+/* A limit of the calls that follow alone, in place of that one; <= 0: they have none of their own again. On the thread
+ * that makes them. */
+EVEN_PUBLIC void even_device_comm_set_call_timeout(even_device_comm *comm, double seconds);
 
 EVEN_PUBLIC int even_device_comm_rank(const even_device_comm *comm);
 EVEN_PUBLIC int even_device_comm_ranks(const even_device_comm *comm);

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -92,14 +93,15 @@ class DeviceCollectives:
         comm = self._open(device)
         current = self._streams.current(device)
         if not getattr(options, "asyncOp", True):
-            with torch.no_grad():
+            with torch.no_grad(), _limit(comm, options):
                 body(comm, current.cuda_stream)
             self._streams.let_go(current)
             return None
         side = self._streams.side(device)
         side.wait_stream(current)
         with self._streams.use(side), torch.no_grad():
-            body(comm, side.cuda_stream)
+            with _limit(comm, options):
+                body(comm, side.cuda_stream)
             return self._noted(DeviceWork(self._streams, self._watch, device, side, tensors, result))
 
     def _noted(self, work: Any) -> Any:
@@ -406,6 +408,22 @@ class DeviceCollectives:
 
     def abort(self) -> None:
         self._groups.abort()
+
+
+@contextlib.contextmanager
+def _limit(comm: _core.DeviceComm, options: Any) -> Iterator[None]:
+    """The call's own time limit, where its options have one (torch says -1 ms where they have none)."""
+    timeout = getattr(options, "timeout", None)
+    seconds = 0.0 if timeout is None else timeout.total_seconds()
+    if seconds <= 0:
+        yield
+        return
+    comm.set_call_timeout(seconds)
+    try:
+        yield
+    finally:
+        if not comm.closed:
+            comm.set_call_timeout(0)
 
 
 class _group:

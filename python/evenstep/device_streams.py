@@ -87,8 +87,8 @@ class DeviceWork(dist.Work):
             streams.keep(tensor, stream)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """The caller's stream goes on when the call is done. `timeout` is the group's affair: the host waits for nothing
-        here."""
+        """The caller's stream goes on when the call is done. `timeout` limits nothing: the host does not wait here, and
+        the call has its own limit or the group's."""
         del timeout
         self._watch.check()
         current = self._streams.current(self._device)

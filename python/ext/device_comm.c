@@ -225,6 +225,16 @@ static PyObject *device_set_timeout(PyObject *object, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+static PyObject *device_set_call_timeout(PyObject *object, PyObject *arguments) {
+  double seconds = 0;
+  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
+  if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_call_timeout", &seconds)) {
+    return NULL;
+  }
+  even_device_comm_set_call_timeout(comm, seconds);
+  Py_RETURN_NONE;
+}
+
 static PyObject *device_close(PyObject *object, PyObject *unused) {
   even_ext_device *self = (even_ext_device *)object;
   (void)unused;
@@ -469,7 +479,9 @@ static PyMethodDef device_methods[] = {
     {"group_end", device_group_end, METH_NOARGS, "Ends what group_begin began."},
     {"poll", device_poll, METH_NOARGS, "Raises what has failed on the GPU or the network since."},
     {"abort", device_abort, METH_NOARGS, "Ends what this rank has on the streams, and every call under way."},
-    {"set_timeout", device_set_timeout, METH_VARARGS, "set_timeout(seconds): of the host's part of later calls"},
+    {"set_timeout", device_set_timeout, METH_VARARGS, "set_timeout(seconds): of what is under way and of later calls"},
+    {"set_call_timeout", device_set_call_timeout, METH_VARARGS,
+     "set_call_timeout(seconds): of later calls alone, in its place; 0: none of their own"},
     {"meet", WITH_NAMES(device_meet), METH_VARARGS | METH_KEYWORDS,
      "meet(gather, numbers=None): presents the ranks of a communicator made by shrink, grow or join to one another"},
     {"go_beside", device_go_beside, METH_O,

@@ -205,6 +205,17 @@ static void a_call_that_is_never_ready_is_a_time_out(void **state) {
   assert_int_equal(device_rank_end(&at), EVEN_OK);
 }
 
+static void a_call_that_is_never_ready_ends_at_its_own_limit(void **state) {
+  device_rank at;
+  (void)state;
+  open_alone(&at, 60);
+  even_device_comm_set_call_timeout(at.comm, 0.05);
+  fake_gpu_polls(1 << 30);
+  assert_int_equal(sum_alone(&at, NULL), EVEN_ERR_TIMEOUT);
+  fake_gpu_polls(0);
+  assert_int_equal(device_rank_end(&at), EVEN_OK);
+}
+
 static void work_that_never_ends_is_aborted_at_the_close(void **state) {
   device_rank at;
   (void)state;
@@ -280,6 +291,7 @@ int main(void) {
       TEST(an_asynchronous_error_is_seen),
       TEST(a_rank_that_does_not_come_is_a_time_out),
       TEST(a_call_that_is_never_ready_is_a_time_out),
+      TEST(a_call_that_is_never_ready_ends_at_its_own_limit),
       TEST(work_that_never_ends_is_aborted_at_the_close),
       TEST(abort_ends_what_hangs),
       TEST(abort_ends_a_call_under_way),

@@ -352,6 +352,27 @@ static void a_late_rank_is_named_at_the_limit(void **state) {
   assert_int_equal(run_threads(RANKS, come_late, NULL), 0);
 }
 
+static int limit_one_call(even_comm *host, void *argument) {
+  device_member at;
+  (void)argument;
+  RANKS_EXPECT(host, device_member_begin(host, &at) == 0);
+  even_device_comm_set_call_timeout(at.comm, 0.05);
+  if (at.rank != 1) {
+    RANKS_EXPECT(host, device_member_sum(&at, 4) == EVEN_OK);
+    even_device_comm_set_call_timeout(at.comm, 0); /* what is under way keeps its own */
+    RANKS_EXPECT(host, device_member_failure(&at) == EVEN_ERR_TIMEOUT && even_error_last()->rank == 1);
+    RANKS_EXPECT(host, says("all_reduce of 4 F32 elements with SUM on cuda:") && says("was not done after 0.05 s"));
+  }
+  RANKS_EXPECT(host, even_comm_barrier(host) == EVEN_OK);
+  (void)!device_member_end(&at);
+  return 0;
+}
+
+static void a_call_may_have_a_limit_of_its_own(void **state) {
+  (void)state;
+  assert_int_equal(run_threads(RANKS, limit_one_call, NULL), 0);
+}
+
 typedef struct note {
   atomic_int count;
   char words[768];
@@ -453,6 +474,7 @@ int main(void) {
       TEST(different_parts_are_told),
       TEST(calls_that_differed_long_ago_are_told),
       TEST(a_late_rank_is_named_at_the_limit),
+      TEST(a_call_may_have_a_limit_of_its_own),
       TEST(a_stall_is_told_once),
       TEST(those_that_are_left_meet_again),
   };

@@ -300,6 +300,23 @@ def fails(rank: int, streams: FakeStreams) -> None:
         assert not work.is_success() and work.exception() is not None
 
 
+def limited(rank: int, streams: FakeStreams) -> None:
+    """A call's own limit ends it, not the group's minute."""
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    streams.finish()
+    if rank == 0:
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=0.2)
+        work = dist.group.WORLD.allreduce([tensor], options)
+        streams.finish()
+        words = (
+            "Timed out: all_reduce of 4 F32 elements with SUM on cuda:0 was not done after 0.2 s",
+            "rank 1 did not come",
+        )
+        refused(work.wait, "EVEN_ERR_TIMEOUT", *words)
+
+
 def loses(rank: int, streams: FakeStreams) -> None:
     """Rank 1 dies inside the second call: the others are told so at once, whatever they do."""
     tensor = torch.ones(4)
@@ -375,7 +392,7 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     barrier = group._comm.barrier
     streams = stand_in(group)
-    others = {"fails": fails, "loses": loses, "differs": differs, "recorded": recorded}
+    others = {"fails": fails, "limited": limited, "loses": loses, "differs": differs, "recorded": recorded}
     shared = {"overlaps": overlaps}
     if case == "never_meets":
         never_meets(rank)

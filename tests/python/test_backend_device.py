@@ -38,7 +38,7 @@ def environment(fake: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("case", "ranks"), [("all", 2), ("moves", 3), ("overlaps", 2), ("fails", 2), ("differs", 2)]
+    ("case", "ranks"), [("all", 2), ("moves", 3), ("overlaps", 2), ("fails", 2), ("limited", 2), ("differs", 2)]
 )
 def test_collectives(run_ranks: Callable[..., Any], fake: Path, case: str, ranks: int) -> None:
     run_ranks(CASES, ranks, args=(case,), env=environment(fake), timeout=120)

@@ -99,7 +99,7 @@ static even_status remember(even_device_comm *comm, even_status status) {
 even_status even_device_settle(even_device_comm *comm, even_nccl_comm *handle, const even_device_call *call,
                                int result) {
   enum { SHORT_NS = 20000 };
-  double seconds = atomic_load(&comm->timeout_seconds);
+  double seconds = even_device_limit(comm);
   uint64_t begun = result == EVEN_NCCL_IN_PROGRESS ? even_clock_ns() : 0;
   while (result == EVEN_NCCL_IN_PROGRESS) {
     uint32_t ending = atomic_load(&comm->ending);

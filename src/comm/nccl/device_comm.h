@@ -24,6 +24,7 @@ typedef struct even_device_put {
   bool told;           /* the stall inspector has told of it */
   uint64_t put_ns;     /* when it was put there, */
   uint64_t reached_ns; /* and when the stream was seen to have come to it; 0: not yet */
+  double limit;        /* seconds from then on; 0: the communicator's */
   even_call_record record;
 } even_device_put;
 
@@ -52,6 +53,7 @@ struct even_device_comm {
   bool leave_abort;
   unsigned long long word; /* device memory for the barrier */
   _Atomic double timeout_seconds;
+  _Atomic double call_seconds; /* the same of the calls that follow; 0: as that */
   /* Held by whoever is inside NCCL with the handle. abort says `ending` first, so that who holds it lets go. */
   pthread_mutex_t lock;
   _Atomic uint32_t ending; /* a word that waits look at (futex) */
@@ -110,6 +112,12 @@ typedef struct even_device_call {
 
 static inline int even_device_number(const even_device_comm *comm, int rank) {
   return comm->numbers == NULL ? rank : comm->numbers[rank];
+}
+
+/* The limit of a call that begins now, in seconds. */
+static inline double even_device_limit(const even_device_comm *comm) {
+  double own = atomic_load(&comm->call_seconds);
+  return own > 0 ? own : atomic_load(&comm->timeout_seconds);
 }
 
 /* ---- calls.c ---- */

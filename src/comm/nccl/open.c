@@ -352,6 +352,9 @@ even_status even_device_comm_poll(even_device_comm *comm) {
 void even_device_comm_set_timeout(even_device_comm *comm, double seconds) {
   atomic_store(&comm->timeout_seconds, limit_of(seconds));
 }
+void even_device_comm_set_call_timeout(even_device_comm *comm, double seconds) {
+  atomic_store(&comm->call_seconds, seconds > 0 ? seconds : 0);
+}
 int even_device_comm_rank(const even_device_comm *comm) {
   return comm->rank;
 }

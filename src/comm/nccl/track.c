@@ -116,6 +116,7 @@ static void add_put(even_device_comm *comm, const even_device_call *call, const 
                         .stream = call->stream,
                         .before = before,
                         .put_ns = now,
+                        .limit = atomic_load(&comm->call_seconds),
                         .record = record_of(comm, call, number != 0 ? number : ++comm->message_count)};
 }
 

@@ -139,9 +139,9 @@ static int missing_rank(const even_device_comm *comm, uint64_t number, int *othe
 }
 
 static bool find_late(even_device_comm *comm, const waiting *what, even_error *why) {
-  double limit = atomic_load(&comm->timeout_seconds);
   for (size_t i = 0; i < comm->put_count; i++) {
     const even_device_put *put = &comm->puts[i];
+    double limit = put->limit > 0 ? put->limit : atomic_load(&comm->timeout_seconds);
     if (put->reached_ns != 0 && (double)(what->now_ns - put->reached_ns) > limit * 1e9) {
       char call[128];
       char absent[64] = "";
