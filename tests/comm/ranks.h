@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#define RANKS_MOST 16
+#define RANKS_MOST 260
 #define RANKS_KILLED (-1) /* in results: ended by a signal */
 
 typedef enum ranks_engine {
