@@ -1,5 +1,6 @@
 /* Every collective through NCCL's interface, over a made-up NCCL that moves real bytes, against a plain reference. */
 #include "comm/device_ranks.h"
+#include "comm/device_values.h"
 #include "comm/fake_gpu.h"
 
 #include <setjmp.h>
@@ -12,91 +13,10 @@
 
 enum { COUNT = 1000 };
 
-/* What rank r brings at index i: small, so that every type holds every sum and product. */
-static double value_of(int rank, size_t i) {
-  return (double)((i + (size_t)rank) % 3 + 1);
-}
-
-static uint16_t half_of(double value, even_dtype dtype) {
-  float narrow = (float)value;
-  uint32_t bits = 0;
-  memcpy(&bits, &narrow, sizeof bits);
-  if (dtype == EVEN_BF16) {
-    return (uint16_t)(bits >> 16);
-  }
-  return (uint16_t)(((bits >> 16) & 0x8000u) | ((((bits >> 23) & 0xffu) - 112u) << 10) | ((bits >> 13) & 0x3ffu));
-}
-
-static void put(void *data, size_t i, even_dtype dtype, double value) {
-  float f32 = (float)value;
-  uint16_t half = value == 0 ? 0 : half_of(value, dtype);
-  int8_t i8 = (int8_t)value;
-  int32_t i32 = (int32_t)value;
-  int64_t i64 = (int64_t)value;
-  char *at = (char *)data + i * even_dtype_bytes(dtype);
-  switch (dtype) {
-    case EVEN_F32:
-      memcpy(at, &f32, 4);
-      return;
-    case EVEN_F64:
-      memcpy(at, &value, 8);
-      return;
-    case EVEN_F16:
-    case EVEN_BF16:
-      memcpy(at, &half, 2);
-      return;
-    case EVEN_I32:
-    case EVEN_U32:
-      memcpy(at, &i32, 4);
-      return;
-    case EVEN_I64:
-    case EVEN_U64:
-      memcpy(at, &i64, 8);
-      return;
-    default:
-      memcpy(at, &i8, 1);
-  }
-}
-
-static double reduced(even_reduce_op op, even_dtype dtype, int ranks, size_t i) {
-  double sum = 0;
-  double product = 1;
-  double least = value_of(0, i);
-  double most = least;
-  for (int rank = 0; rank < ranks; rank++) {
-    double value = value_of(rank, i);
-    sum += value;
-    product *= value;
-    least = value < least ? value : least;
-    most = value > most ? value : most;
-  }
-  if (dtype == EVEN_BOOL) {
-    return op == EVEN_SUM || op == EVEN_MAX ? most : least;
-  }
-  switch (op) {
-    case EVEN_SUM:
-      return sum;
-    case EVEN_AVG:
-      return sum / ranks;
-    case EVEN_PRODUCT:
-      return product;
-    case EVEN_MIN:
-      return least;
-    default:
-      return most;
-  }
-}
-
 typedef struct kind {
   even_dtype dtype;
   even_reduce_op op;
 } kind;
-
-static void fill(void *data, size_t count, even_dtype dtype, int rank) {
-  for (size_t i = 0; i < count; i++) {
-    put(data, i, dtype, value_of(rank, i));
-  }
-}
 
 static void *memory(size_t bytes) {
   void *data = calloc(1, bytes + 1);
@@ -113,9 +33,9 @@ static int reduces(device_rank *at) {
   void *data = memory(bytes);
   void *other = memory(bytes);
   void *want = memory(bytes);
-  fill(data, COUNT, how->dtype, at->rank);
+  device_values_fill(data, COUNT, how->dtype, at->rank);
   for (size_t i = 0; i < COUNT; i++) {
-    put(want, i, how->dtype, reduced(how->op, how->dtype, at->ranks, i));
+    device_value_put(want, i, how->dtype, device_reduced(how->op, how->dtype, at->ranks, i));
   }
   DEVICE_EXPECT(
       at, even_device_comm_all_reduce(at->comm, data, other, COUNT, how->dtype, how->op, NULL, at->stream) == EVEN_OK);
@@ -171,9 +91,9 @@ static int weighs(device_rank *at) {
       for (int rank = 0; rank < at->ranks; rank++) {
         sum += (double)(4 * (rank + 1)) * (rank == 0 ? 0.25 : 0.5 * rank);
       }
-      put(data, i, dtypes[d], 4 * (at->rank + 1));
-      put(data, 16 + i, dtypes[d], 4 * (at->rank + 1));
-      put(want, i, dtypes[d], sum);
+      device_value_put(data, i, dtypes[d], 4 * (at->rank + 1));
+      device_value_put(data, 16 + i, dtypes[d], 4 * (at->rank + 1));
+      device_value_put(want, i, dtypes[d], sum);
     }
     char *second = (char *)data + bytes;
     DEVICE_EXPECT(at, even_device_comm_group_begin(at->comm) == EVEN_OK);
@@ -212,13 +132,13 @@ static int splits(device_rank *at) {
       bytes[rank] = counts[rank] * sizeof(float);
       from += rank < at->rank ? counts[rank] : 0;
     }
-    fill(input, 12, EVEN_F32, at->rank);
+    device_values_fill(input, 12, EVEN_F32, at->rank);
     DEVICE_EXPECT(at, even_device_comm_reduce_scatter(at->comm, input, part, counts, EVEN_F32, EVEN_SUM, NULL,
                                                       at->stream) == EVEN_OK);
     DEVICE_EXPECT(at, even_device_comm_all_gather(at->comm, part, whole, bytes, at->stream) == EVEN_OK);
     device_rank_wait(at);
     for (size_t i = 0; i < 12; i++) {
-      DEVICE_EXPECT(at, (double)whole[i] == reduced(EVEN_SUM, EVEN_F32, 3, i));
+      DEVICE_EXPECT(at, (double)whole[i] == device_reduced(EVEN_SUM, EVEN_F32, 3, i));
     }
     /* in place: the part lies where it belongs */
     DEVICE_EXPECT(at, even_device_comm_reduce_scatter(at->comm, input, input + from, counts, EVEN_F32, EVEN_MAX, NULL,
@@ -226,14 +146,14 @@ static int splits(device_rank *at) {
     DEVICE_EXPECT(at, even_device_comm_all_gather(at->comm, input + from, input, bytes, at->stream) == EVEN_OK);
     device_rank_wait(at);
     for (size_t i = 0; i < 12; i++) {
-      DEVICE_EXPECT(at, (double)input[i] == reduced(EVEN_MAX, EVEN_F32, 3, i));
+      DEVICE_EXPECT(at, (double)input[i] == device_reduced(EVEN_MAX, EVEN_F32, 3, i));
     }
-    fill(input, 12, EVEN_F32, at->rank);
+    device_values_fill(input, 12, EVEN_F32, at->rank);
     DEVICE_EXPECT(at, even_device_comm_reduce(at->comm, input, at->rank == 2 ? whole : NULL, 12, EVEN_F32, EVEN_PRODUCT,
                                               NULL, 2, at->stream) == EVEN_OK);
     device_rank_wait(at);
     for (size_t i = 0; i < 12 && at->rank == 2; i++) {
-      DEVICE_EXPECT(at, (double)whole[i] == reduced(EVEN_PRODUCT, EVEN_F32, 3, i));
+      DEVICE_EXPECT(at, (double)whole[i] == device_reduced(EVEN_PRODUCT, EVEN_F32, 3, i));
     }
   }
   return 0;
