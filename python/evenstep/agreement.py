@@ -3,7 +3,6 @@ step."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
-from evenstep.group import broadcast_bytes, gather_objects
+from evenstep.group import gather_objects
+from evenstep.state_apart import CannotBeTold, broadcast_state
 
 if TYPE_CHECKING:
     from evenstep.group import Group
@@ -165,18 +165,23 @@ def broadcast_model(group: Group, model: nn.Module) -> None:
             value.copy_(staged)
 
 
-def broadcast_optimizer(group: Group, optimizer: Optimizer) -> None:
+def broadcast_optimizer(group: Group, name: str, optimizer: Optimizer) -> None:
     """Rank 0's optimizer state on all ranks; none where it has none."""
-    data: bytes | None = None
-    if group.rank == 0 and optimizer.state:
-        out = io.BytesIO()
-        torch.save(optimizer.state_dict(), out)
-        data = out.getvalue()
-    received = broadcast_bytes(group, data)
-    if not received:
+    if group.ranks == 1:
+        return
+    mine = optimizer.state_dict() if group.rank == 0 and optimizer.state else None
+    try:
+        received = broadcast_state(group, mine)
+    except CannotBeTold as error:
+        raise EvenstepError(
+            f"the state of optimizer {name!r} cannot go from rank 0 to all ranks: {error}\n"
+            "  fix: keep numbers, strings, lists, dictionaries and dense tensors in its state and options, or load its state "
+            "on every rank after es.prepare"
+        ) from error
+    if received is None:
         optimizer.state.clear()
     elif group.rank != 0:
-        optimizer.load_state_dict(torch.load(io.BytesIO(received), map_location="cpu", weights_only=True))
+        optimizer.load_state_dict(received)
 
 
 @torch.no_grad()

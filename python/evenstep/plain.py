@@ -14,6 +14,7 @@ import importlib
 import json
 import math
 import sys
+from collections import Counter, OrderedDict
 from typing import Any, Callable
 
 import torch
@@ -21,6 +22,7 @@ import torch
 from evenstep._core import EvenstepError
 
 _OWN = "evenstep."  # modules whose records may be built
+_DICTIONARIES: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
 _DEPTH = 64
 
 
@@ -63,7 +65,8 @@ def _encoded(value: Any, depth: int) -> Any:
     if kind in (set, frozenset):
         return {kind.__name__: [_encoded(one, depth + 1) for one in value]}
     if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
-        return {"dict": [[_encoded(k, depth + 1), _encoded(v, depth + 1)] for k, v in value.items()]}
+        pairs = [[_encoded(k, depth + 1), _encoded(v, depth + 1)] for k, v in value.items()]
+        return {_DICTIONARIES.get(kind, "dict"): pairs}
     return _encoded_rare(value, depth)
 
 
@@ -173,6 +176,8 @@ _KINDS: dict[str, Callable[[Any, int], Any]] = {
     "set": lambda content, depth: set(_decoded(content, depth)),
     "frozenset": lambda content, depth: frozenset(_decoded(content, depth)),
     "dict": lambda content, depth: {_decoded(k, depth): _decoded(v, depth) for k, v in content},
+    "ordered": lambda content, depth: OrderedDict((_decoded(k, depth), _decoded(v, depth)) for k, v in content),
+    "counter": lambda content, depth: Counter({_decoded(k, depth): _decoded(v, depth) for k, v in content}),
     "bytes": lambda content, _: base64.b64decode(content, validate=True),
     "bytearray": lambda content, _: bytearray(base64.b64decode(content, validate=True)),
     "complex": lambda content, _: complex(*content),

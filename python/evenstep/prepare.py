@@ -436,7 +436,7 @@ def _prepare_models(
         current.steps.buffers = BufferSync([(m, current.buffer_rules[n]) for n, m in current.models.items()])
     for name, optimizer in optimizers.items():
         check_same_optimizer(group, name, optimizer)
-        broadcast_optimizer(group, optimizer)
+        broadcast_optimizer(group, name, optimizer)
     share_states(current, optimizers.values(), apart=mode is not None and not isinstance(mode, Stale))
 
 

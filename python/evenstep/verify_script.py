@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 import evenstep
+from evenstep import state_apart
 from evenstep._core import EvenstepError
 from evenstep.group import gather_objects
 from evenstep.session import Session, session
@@ -149,7 +150,7 @@ def _run(script: str, arguments: Sequence[str], steps: int) -> _Watch:
 def alone(script: str, arguments: Sequence[str], steps: int, path: Path) -> None:
     watch = _run(script, arguments, steps)
     assert watch.found is not None
-    torch.save({"first": watch.first, "steps": session().step, **asdict(watch.found)}, path)
+    state_apart.write(path, {"first": watch.first, "steps": session().step, **vars(watch.found)})
 
 
 def _reference(script: str, arguments: Sequence[str], steps: int) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def _reference(script: str, arguments: Sequence[str], steps: int) -> dict[str, A
     one |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "1")
     environment |= {**one, "MASTER_ADDR": "127.0.0.1"}
     with tempfile.TemporaryDirectory(prefix="evenstep-verify-") as folder:
-        path = Path(folder) / "alone.pt"
+        path = Path(folder) / "alone"
         environment |= {"EVENSTEP_RUN_DIR": folder, "EVENSTEP_CHECKPOINT_DIR": f"{folder}/checkpoints"}
         words = ["--steps", str(steps), "--alone", str(path), script, *arguments]
         done = subprocess.run(
@@ -177,7 +178,7 @@ def _reference(script: str, arguments: Sequence[str], steps: int) -> dict[str, A
                 f"{script} on one rank ended with {done.returncode}; the end of its output:\n{output}\n"
                 f"  fix: let it run alone first: `evenstep run -n 1 {script}`"
             )
-        return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
+        return state_apart.read(path)  # type: ignore[no-any-return]
 
 
 def on_ranks(script: str, arguments: Sequence[str], steps: int) -> Verification:
