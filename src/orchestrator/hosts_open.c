@@ -319,6 +319,42 @@ even_status even_hosts_open_parcels(even_hosts *hosts) {
 
 /* ---- opening ---- */
 
+/* The user's shell in one line; `asks`: as somebody types it who can be asked. */
+static void join_shell(char *const *shell, bool asks, char *out, size_t bytes) {
+  size_t used = 0;
+  out[0] = '\0';
+  for (size_t i = 0; shell[i] != NULL && used < bytes; i++) {
+    bool silences = strcmp(shell[i], "-o") == 0 && shell[i + 1] != NULL && strcmp(shell[i + 1], "BatchMode=yes") == 0;
+    if (asks && silences) {
+      i++;
+      continue;
+    }
+    used += (size_t)snprintf(out + used, bytes - used, "%s%s", used == 0 ? "" : " ", shell[i]);
+  }
+  if (used >= bytes) { /* half a command would be another one */
+    (void)snprintf(out, bytes, "%.100s …", shell[0]);
+  }
+}
+
+/* By what ssh said last, where it is ssh. */
+static void say_way(const even_host_agent *agent, const char *said) {
+  char *const *words = agent->hosts->params.shell;
+  const char *program = agent->hosts->params.program;
+  char shell[200];
+  bool unknown = strstr(said, "Host key verification failed") != NULL;
+  join_shell(words, unknown, shell, sizeof shell);
+  if (unknown) {
+    (void)even_error_fix("`%s %s true` here asks once whether its key is right, or says which one it had before", shell,
+                         agent->name);
+  } else if (strstr(said, "Permission denied (") != NULL) {
+    (void)even_error_fix("ssh has to need no password: `ssh-copy-id %s`, or --ssh 'ssh -i KEY'; then try `%s %s true`",
+                         agent->name, shell, agent->name);
+  } else {
+    (void)even_error_fix("try `%s %s %s --version` here; --ssh says how hosts are reached, --address where this one is",
+                         shell, agent->name, program);
+  }
+}
+
 static void agent_failed(even_host_agent *agent, even_status status, const char *how) {
   char words[300];
   if (agent->hosts->params.shell == NULL) {
@@ -328,8 +364,7 @@ static void agent_failed(even_host_agent *agent, even_status status, const char 
   }
   even_host_agent_last_words(agent, words, sizeof words);
   (void)even_fail(status, "host %s: %s%s%s", agent->name, how, words[0] == '\0' ? "" : ": ", words);
-  (void)even_error_fix("try `%s %s %s --version` here; --ssh says how hosts are reached, --address where this one is",
-                       agent->hosts->params.shell[0], agent->name, agent->hosts->params.program);
+  say_way(agent, words);
   fail_opening(agent->hosts);
 }
 

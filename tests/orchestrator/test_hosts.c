@@ -88,6 +88,14 @@ static int play(const char *kind) {
     (void)fprintf(stderr, "ssh: connect to host there port 22: No route to host\n");
     return 255;
   }
+  if (strcmp(kind, "unknown") == 0) {
+    (void)fprintf(stderr, "No ED25519 host key is known for there.\r\nHost key verification failed.\r\n");
+    return 255;
+  }
+  if (strcmp(kind, "denied") == 0) {
+    (void)fprintf(stderr, "me@there: Permission denied (publickey).\r\n");
+    return 255;
+  }
   if (strcmp(kind, "kept") == 0) { /* a child that keeps what its parent printed to, until it is killed with it */
     (void)fprintf(stderr, "mux_client_request_session: read from master failed\n");
     if (fork() == 0) {
@@ -123,9 +131,12 @@ static even_status lead(const char *kind, double patience_seconds) {
   static const even_host_wish wishes[] = {{.name = "here", .ranks = 1}, {.name = "there", .ranks = 1}};
   char program[] = "/proc/self/exe";
   char word[16];
-  char *shell[] = {program, word, NULL};
+  char option[] = "-o";
+  char value[256] = "BatchMode=yes"; /* as ssh's */
+  char *shell[] = {program, word, option, value, NULL};
   even_hosts *hosts = NULL;
   (void)snprintf(word, sizeof word, "%s", kind);
+  memset(value, 'x', strcmp(kind, "denied") == 0 ? sizeof value - 1 : 0);
   const even_hosts_params params = {.size = sizeof params,
                                     .hosts = wishes,
                                     .count = 2,
@@ -151,6 +162,21 @@ static void a_shell_that_fails_is_quoted(void **state) {
   assert_string_equal(even_error_last()->what,
                       "host there: its agent ended before it came here: ssh: connect to host "
                       "there port 22: No route to host");
+  assert_non_null(
+      strstr(even_error_last()->fix, "try `/proc/self/exe none -o BatchMode=yes there /usr/bin/evenstep --version`"));
+}
+
+static void what_ssh_says_has_its_fix(void **state) {
+  (void)state;
+  assert_int_equal(lead("unknown", 100), EVEN_ERR_PEER_LOST);
+  assert_string_equal(even_error_last()->what,
+                      "host there: its agent ended before it came here: Host key verification failed.");
+  assert_non_null(strstr(even_error_last()->fix, "`/proc/self/exe unknown there true` here asks once"));
+  assert_int_equal(lead("denied", 100), EVEN_ERR_PEER_LOST);
+  assert_non_null(strstr(even_error_last()->what, "me@there: Permission denied (publickey)."));
+  assert_non_null(strstr(even_error_last()->fix, "`ssh-copy-id there`"));
+  /* a long command is not cut up */
+  assert_non_null(strstr(even_error_last()->fix, "try `/proc/self/exe … there true`"));
 }
 
 /* What is not the greeting of a host that is waited for ends that connection, and nothing else. */
@@ -382,6 +408,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(who_leaves_has_no_part_under_the_leader_that_it_is_handed_to),
       cmocka_unit_test(another_version_is_refused),
       cmocka_unit_test(a_shell_that_fails_is_quoted),
+      cmocka_unit_test(what_ssh_says_has_its_fix),
       cmocka_unit_test(odd_words_let_nobody_in),
       cmocka_unit_test(who_is_not_waited_for_was_not_met),
       cmocka_unit_test(who_says_nothing_is_not_waited_for_long),
