@@ -182,7 +182,7 @@ half_of_python_tests() {
 export ASAN_OPTIONS="detect_leaks=1:abort_on_error=1:strict_string_checks=1:${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
 export EVENSTEP_TEST_MPIRUN="$PWD/build/mpi/openmpi/bin/mpirun:$PWD/build/mpi/mpich/bin/mpirun"
-export EVENSTEP_TEST_REQUIRE="${EVENSTEP_TEST_REQUIRE-ucx,mpi}" # skips nothing that it should have run; empty: may skip
+export EVENSTEP_TEST_REQUIRE="${EVENSTEP_TEST_REQUIRE-$(scripts/required.sh)}" # skips nothing that it should have run; empty: may skip
 export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}"
 
 fresh_environment > "$logs/fresh-environment.log" 2>&1 &

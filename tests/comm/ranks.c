@@ -5,6 +5,7 @@
 #include "comm/group.h"
 #include "comm/ucx/api.h"
 #include "os/shared_memory.h"
+#include "support/required.h"
 
 #include <pthread.h>
 #include <stdarg.h>
@@ -207,9 +208,7 @@ bool ranks_have_ucx(void) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
     return true;
   }
-  const char *required = getenv("EVENSTEP_TEST_REQUIRE");
-  if (required != NULL && strstr(required, "ucx") != NULL) {
-    (void)fprintf(stderr, "EVENSTEP_TEST_REQUIRE is %s: apt-get install libucx0, or unset it\n", required);
+  if (required("ucx", "UCX cannot be opened (apt-get install libucx0)")) {
     exit(1);
   }
   return false;

@@ -7,6 +7,7 @@
 #include "base/fail.h"
 #include "comm/hosts_bench.h"
 #include "os/clock.h"
+#include "support/required.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -26,6 +27,7 @@
 
 #define HOSTS HOSTS_BENCH_HOSTS
 #define RANKS 5
+#define LACKS "they need root, ip and tc, and a kernel that has them"
 
 static const int HOST_OF[] = {0, 0, 1, 1, 2};
 static const char *const SPEEDS[] = {"1gbit", "400mbit", "200mbit"};
@@ -286,7 +288,8 @@ int main(int argc, char **argv) {
     return result;
   }
   if (!make_hosts()) {
-    (void)fprintf(stderr, "network namespaces are not tested: they need root, ip and tc, and a kernel that has them\n");
+    (void)fprintf(stderr, "network namespaces are not tested: %s\n", LACKS);
+    result = required("namespaces", LACKS) ? 1 : result;
   } else if (argc > 1 && strcmp(argv[1], "bench") == 0) {
     result = bench();
   } else if (argc > 2 && strcmp(argv[1], "legs") == 0) {

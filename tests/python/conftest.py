@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import run_jobs
-from run_jobs import Job, Run, end_all
+from run_jobs import Job, Run, end_all, go_without
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 MARK = "EVENSTEP_TEST_MARK"  # inherited by every process that a test starts
@@ -348,7 +348,7 @@ def _end_by(pids: Sequence[int], seconds: float) -> list[int]:
 
 @pytest.fixture
 def small_disk(tmp_path: pathlib.Path) -> Iterator[Callable[..., pathlib.Path]]:
-    """A file system of its own, in memory: small_disk("6m", "runs") -> tmp_path / "runs". Skips where mounting needs root."""
+    """A file system of its own, in memory: small_disk("6m", "runs") -> tmp_path / "runs". Goes without where mounting needs root."""
     places: list[pathlib.Path] = []
 
     def mount(size: str, name: str = "disk") -> pathlib.Path:
@@ -356,7 +356,7 @@ def small_disk(tmp_path: pathlib.Path) -> Iterator[Callable[..., pathlib.Path]]:
         place.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
         if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-            pytest.skip("mounting a small tmpfs needs root")
+            go_without("namespaces", "mounting a small tmpfs needs root")
         places.append(place)
         return place
 

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -31,6 +32,14 @@ def free_port() -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
+
+
+def go_without(word: str, why: str) -> NoReturn:
+    """Skips a test for want of something; fails it where EVENSTEP_TEST_REQUIRE has the word: then it was to be there."""
+    required = os.environ.get("EVENSTEP_TEST_REQUIRE", "")
+    if word in required.split(","):
+        pytest.fail(f"EVENSTEP_TEST_REQUIRE is {required}, but: {why}")
+    pytest.skip(why)
 
 
 def hear_hangups() -> None:

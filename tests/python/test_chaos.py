@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from run_jobs import go_without
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -278,10 +279,10 @@ def test_a_link_that_is_cut_for_a_while(chaos: Run, script: Callable[[str], str]
     """Two hosts of network namespaces; the script waits at the half until it is ended."""
     options = ("-n", "1", "--namespaces", "--seed", "0", "--faults", "1", "--kinds", "partition", "--json")
     if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
+        go_without("namespaces", "network namespaces need root")
     done = chaos(*options, script(TRAINING), "1", "1", "100")
     if done.returncode == 8:
-        pytest.skip(done.stderr)
+        go_without("namespaces", done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcome(done)
     (fault,) = found["faults"]
@@ -294,7 +295,7 @@ def test_a_link_that_is_cut_for_a_while(chaos: Run, script: Callable[[str], str]
 def test_hosts_whose_clocks_differ_by_hours(chaos: Run, script: Callable[[str], str], recovery: str) -> None:
     """The second host's clock jumps, then a rank is lost: checkpoints, leases, waits and generations go by no clock of the day."""
     if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
+        go_without("namespaces", "network namespaces need root")
     options = (
         "-n",
         "1",
@@ -311,7 +312,7 @@ def test_hosts_whose_clocks_differ_by_hours(chaos: Run, script: Callable[[str], 
     text = TRAINING if recovery == "restart" else SURVIVED
     done = chaos(*options, "--tolerance", "1e-12", "--json", script(text), "1", "1", "100")
     if done.returncode == 8:
-        pytest.skip(done.stderr)
+        go_without("namespaces", done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
     found = outcome(done)
     assert found["kept"] and found["injected"] == 2, found

@@ -36,7 +36,6 @@ def _disk(folder: pathlib.Path) -> str:
     return f"unshare -m {over}"
 
 
-@pytest.mark.more
 def test_the_other_host_has_a_copy_when_this_one_is_lost(
     two_names: tuple[str, str],
     script: Script,

@@ -103,7 +103,6 @@ def _place(folder: pathlib.Path) -> str:
     return str(over)
 
 
-@pytest.mark.more
 def test_another_host_has_it_in_its_memory(
     two_names: tuple[str, str],
     script: Script,

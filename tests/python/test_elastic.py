@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, end_all, end_soon, write_checkpoint
+from run_jobs import Job, end_all, end_soon, go_without, write_checkpoint
 from test_drain import TRAINING
 from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
@@ -292,7 +292,7 @@ def test_ctrl_c_asks_to_leave(alone: Alone, waiting: str) -> None:
 def apart(alone: Alone, job: Job, before: str, host: str, **variables: str) -> Job:
     """`evenstep join` on a host that sees other things than this one: those that `before`, a line of a shell, makes."""
     if subprocess.run(["unshare", "-mu", "true"], capture_output=True).returncode != 0:
-        pytest.skip("no mount namespaces")
+        go_without("namespaces", "no mount namespaces")
     over = alone.folder / f"over-{host}.sh"
     over.write_text(f'#!/bin/sh\n{before} && exec "$@"\n')
     over.chmod(0o755)

@@ -8,11 +8,13 @@ import re
 import shutil
 import signal
 import sqlite3
+import struct
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_all, end_soon, wait_until, write_checkpoint
+from run_jobs import Job, alive, end_all, end_soon, go_without, wait_until, write_checkpoint
 
 Script = Callable[[str], str]
 
@@ -55,7 +57,7 @@ def await_link(name: str) -> None:
 def names() -> Iterator[tuple[str, str]]:
     """Two hosts on one wire: 10.79.0.1 and 10.79.0.2."""
     if why := _missing():
-        pytest.skip(why)
+        go_without("namespaces", why)
     both = (f"evenr-{os.getpid()}-a", f"evenr-{os.getpid()}-b")
     try:
         for name in both:
@@ -323,6 +325,35 @@ KILLED_ONCE = """
     apart = max(float((a - b).abs().max()) for a, b in zip(together, alone))
     print(f"apart {apart:.1e} after {es.step()} steps", flush=True)
 """
+
+
+@pytest.mark.parametrize("hours", [5, pytest.param(-5, marks=pytest.mark.more)])
+def test_hosts_whose_clocks_differ(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path, tree: pathlib.Path, hours: int
+) -> None:
+    """A rank of the host with the other clock is lost: what was trained, and when, is as if there were one clock."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for another clock")
+    source = tree / "cli/chaos_clock_preload.c"
+    subprocess.run(
+        [compiler, "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(tmp_path / "clock.so"), str(source)], check=True
+    )
+    (tmp_path / "clock").write_bytes(struct.pack("=q", hours * 3600 * 10**9) * 5)  # of whoever is there
+    says = 'import sys, time\n    print("hours", round((time.time() - float(sys.argv[1])) / 3600), flush=True)\n    '
+    began = time.time()
+    words = ["--name", "a", "--log-rank", "all", "--checkpoint-every", "4", "--max-restarts", "1"]
+    before = f"env LD_PRELOAD={tmp_path}/clock.so EVENSTEP_CHAOS_CLOCK={tmp_path}/clock"
+    training = script(KILLED_ONCE.replace("import os,", f"{says}import os,", 1))
+    code, text = hosts.run(*words, training, str(began), before=before, monitor=True)
+    assert code == 0, text
+    assert text.count("[rank 0] hours 0") == 2 and text.count(f"[rank 1 on {hosts.names[1]}] hours {hours}") == 2
+    assert re.search(r"restart 1 of 1 from \S+/step-00000008", text) and text.count("began with step 8") == 2
+    found = re.findall(r"apart (\S+) after 18 steps", text)
+    assert len(found) == 2 and all(float(each) < 1e-12 for each in found), text
+    with sqlite3.connect(tmp_path / "runs/a/run.db") as history:
+        ((ranks, first, last),) = history.execute("SELECT COUNT(DISTINCT rank), MIN(end_ns), MAX(end_ns) FROM steps")
+    assert ranks == 2 and last - first < 3600 * 10**9
 
 
 @pytest.mark.parametrize("taken", [False, pytest.param(True, marks=pytest.mark.more)])

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_all, end_soon, wait_until
+from run_jobs import Job, alive, end_all, end_soon, go_without, wait_until
 from test_run_hosts import _ip, _missing, await_link
 
 Script = Callable[[str], str]
@@ -33,7 +33,7 @@ wait $!
 def names(program: pathlib.Path) -> Iterator[list[str]]:
     """Hosts with a router between them: 10.80.0.2, 10.80.1.2 …"""
     if why := _missing():
-        pytest.skip(why)
+        go_without("namespaces", why)
     if "no libraft" in subprocess.run([program, "doctor"], capture_output=True, text=True, timeout=150).stdout:
         pytest.skip("the program was built without libraft")
     router = f"evens-{os.getpid()}-r"

@@ -2,6 +2,7 @@
  * separated by ':'), with the library that belongs to it. */
 #include "comm/ranks.h"
 #include "conformance/comm/random_calls.h"
+#include "support/required.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -135,9 +136,7 @@ int main(int count, char **words) {
       wrong += run_under(mpirun, words[0], ranks) != 0;
     }
   }
-  const char *required = getenv("EVENSTEP_TEST_REQUIRE");
-  if (tested == 0 && required != NULL && strstr(required, "mpi") != NULL) {
-    (void)fprintf(stderr, "EVENSTEP_TEST_REQUIRE is %s, but no mpirun is found: set EVENSTEP_TEST_MPIRUN\n", required);
+  if (tested == 0 && required("mpi", "no mpirun is found: set EVENSTEP_TEST_MPIRUN")) {
     return 1;
   }
   return wrong != 0 ? 1 : tested > 0 ? 0 : SKIPPED;
