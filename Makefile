@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench bench-balance bench-balancer bench-comm bench-hosts bench-faults bench-compression bench-recovery bench-drain bench-optim bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
+.PHONY: help demo test test-more bench bench-balance bench-balancer bench-comm bench-hosts bench-faults bench-compression bench-recovery bench-drain bench-optim bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -12,6 +12,10 @@ demo: ## installs what is missing, builds, trains on unequal devices, reports
 test: ## the same for all checks: both compilers, sanitizers, pytest on the built wheel, lint
 	@scripts/bootstrap.sh test
 	@scripts/test.sh
+
+test-more: ## the further variants of long tests that `make test` leaves out (ARGS="-k hosts")
+	@scripts/bootstrap.sh test
+	@scripts/test_more.sh $(ARGS)
 
 bench: ## measures the numbers of docs/results, side by side with PyTorch
 	@scripts/bootstrap.sh test

@@ -160,25 +160,6 @@ install_wheel() {
     "$fresh/bin/python" -m pip check
 }
 
-# The package as a user has it: nothing of the tree on the path but the tests' own, the libraries of the program from the wheel. Two at once share
-# the files of tests, one from the first on and one from the last: a test waits half of its time.
-python_tests() {
-  local claims="$PWD/build/test-claims" other result
-  rm -rf "$claims" && mkdir -p "$claims"
-  half_of_python_tests "$claims" backwards > "$logs/python-backwards.log" 2>&1 &
-  other=$!
-  half_of_python_tests "$claims" forwards
-  result=$?
-  wait "$other" || result=$?
-  cat "$logs/python-backwards.log"
-  return "$result"
-}
-
-half_of_python_tests() {
-  env -u PYTHONPATH -u EVENSTEP_PROGRAM EVENSTEP_TEST_INSTALLED=1 EVENSTEP_TEST_CLAIMS="$1" EVENSTEP_TEST_ORDER="$2" \
-    PATH="$fresh/bin:$PATH" "$fresh/bin/python" -m pytest -q -p no:cacheprovider --durations=10 tests/python
-}
-
 export ASAN_OPTIONS="detect_leaks=1:abort_on_error=1:strict_string_checks=1:${ASAN_OPTIONS:-}"
 export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
 export EVENSTEP_TEST_MPIRUN="$PWD/build/mpi/openmpi/bin/mpirun:$PWD/build/mpi/mpich/bin/mpirun"
@@ -210,7 +191,7 @@ step "build with AddressSanitizer and UndefinedBehaviorSanitizer" built address 
   step --show "C tests under AddressSanitizer and UndefinedBehaviorSanitizer" c_tests address &&
   { [ ! -d fuzz ] || step "fuzz, a few seconds a target" scripts/fuzz.sh 2 9<&-; }
 [ "$wheel" -ne 0 ] || step "the wheel in a fresh environment" install_wheel || wheel=$?
-[ "$wheel" -ne 0 ] || step --show "Python tests against the installed wheel" python_tests
+[ "$wheel" -ne 0 ] || step --show "Python tests against the installed wheel" scripts/python_tests.sh "$fresh/bin"
 step --show "lint" built lint
 exec 9<&-
 
