@@ -22,6 +22,7 @@ from evenstep.engine import EngineOptions
 from evenstep.exact_blocks import FORWARD, BlockShares, InBlocks, block_seed, blocks_in
 from evenstep.exact_engine import ExactEngine
 from evenstep.exact_lockstep import Stage
+from evenstep.exact_models import check_model
 from evenstep.exact_place import ExactState, check_alike, place_of
 from evenstep.modes import Mode
 from evenstep.policies import Policy
@@ -83,24 +84,7 @@ class Blocks:
         check_alike(current.group, self.place)
 
     def check_model(self, name: str, model: nn.Module, sparse: bool) -> None:
-        norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        left = [path for path, m in model.named_modules() if m in norms and not is_synchronised(m)]
-        scripted = [p for p, m in model.named_modules() if getattr(m, "original_name", "").startswith("BatchNorm")]
-        if left or scripted:
-            raise EvenstepError(
-                f"exact='bitwise': the statistics of {(left or scripted)[0]} of model {name!r} depend on the shares: it is "
-                "scripted, or has a forward or a group of ranks of its own\n  fix: give it torch's BatchNorm as it is"
-            )
-        if norms and any(not p.is_cpu for p in model.parameters()):
-            raise EvenstepError(
-                f"exact='bitwise': model {name!r} has BatchNorm and is not on the CPU, where alone blocks can wait for one "
-                "another in backward\n  fix: use LayerNorm or GroupNorm; or train on CPUs"
-            )
-        if sparse:
-            raise EvenstepError(
-                f"exact='bitwise': model {name!r} has sparse gradients, which this version does not sum block by block\n"
-                "  fix: build its embeddings with sparse=False"
-            )
+        check_model(name, model, sparse)
 
     def make_engine(
         self, parameters: Sequence[torch.Tensor], bootstrap: Bootstrap | None, telemetry: _core.Telemetry

@@ -19,6 +19,7 @@ from evenstep.batch_adapt import AdaptBatch
 from evenstep.checkpoint import load_checkpoint
 from evenstep.evaluation import reduce_mean
 from evenstep.exact_blocks import default_block, in_blocks
+from evenstep.exact_models import check_not_compiled
 from evenstep.exact_training import Blocks, BlockSteps, deterministic
 from evenstep.nonfinite import check_policy
 from evenstep.order import GlobalOrder
@@ -292,6 +293,7 @@ class Trainer:
         given = loader
         if self.config.exact is not None:
             if first:
+                check_not_compiled(self.model, self.optimizer, self._train_step)
                 self._blocks = Blocks(self.model, self.optimizer, self.config.block or default_block(_batch_of(loader)))
                 objects.append(self._blocks.state)
             assert self._blocks is not None

@@ -144,6 +144,8 @@ if what == "own":
     model.norm.forward = lambda x: x
 if what == "local":
     options["batch_norm"] = "local"
+if what == "compiled":
+    model.compile(backend="eager")
 if what == "compression":
     options["compression"] = "bf16"
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=what == "fused" and es.rank() == 1)
@@ -159,6 +161,7 @@ trainer.fit(DataLoader(data, batch_size=16))
     [
         ("buffer", "forward changed the buffer '_u of a"),
         ("fused", "rank 1 differs in the optimizer's foreach, fused, capturable"),
+        ("compiled", "the model is compiled (torch.compile, torch.jit): what computes a block"),
     ],
 )
 def test_refused_with_the_reason(run_ranks: Callable[..., list[Any]], what: str, words: str) -> None:
