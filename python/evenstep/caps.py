@@ -15,6 +15,8 @@ _NAMED = 3  # ranks that an event names
 class Caps:
     """Of one balancer, whose ranks all see the same reports and so have the same caps at the same step."""
 
+    unit = "samples"  # of what it counts
+
     def __init__(self, given: Sequence[int | None], batch: int) -> None:
         self.in_pieces = False  # a rank may have more than fits at once: where no split fits, nothing is limited
         self._given = list(given)
@@ -104,9 +106,12 @@ class Caps:
                 if self.may_shrink:
                     self.short, self.learned = sum(cap or 0 for cap in both), list(learned)
                     return
-                ranks = ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(both) if cap is not None)
-                raise EvenstepError(f"memory does not hold the global batch ({ranks} samples): {error}") from None
+                raise self.too_little(both, str(error)) from None
         self.learned = list(learned)
+
+    def too_little(self, caps: Sequence[int | None], why: str) -> EvenstepError:
+        """Of caps that do not hold the global batch. why: by how much, and the way out."""
+        return EvenstepError(f"memory does not hold the global batch ({in_words(caps)} {self.unit}): {why}")
 
     def _news(self, balancer: Balancer) -> tuple[int, str] | None:
         wanted, _ = balancer.without_caps()
@@ -120,7 +125,7 @@ class Caps:
         if not bound:
             return 0, "memory holds the best share of every rank again"
         named = [f"{cap} of {wanted[rank]} on rank {rank}" for rank, cap in list(bound.items())[:_NAMED]]
-        named[0] = named[0].replace(" on", " samples on")
+        named[0] = named[0].replace(" on", f" {self.unit} on")
         more = f" and {len(bound) - _NAMED} more" if len(bound) > _NAMED else ""
         return len(bound), f"memory holds {', '.join(named)}{more}"
 
@@ -131,21 +136,32 @@ def _least(given: int | None, learned: int) -> int | None:
     return min(given, learned)
 
 
+def in_words(caps: Sequence[int | None]) -> str:
+    return ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(caps) if cap is not None)
+
+
+def whole_blocks(caps: Sequence[int | None], block: int, batch: int) -> list[int | None]:
+    """What of these a rank can have whose shares are whole blocks of so many samples."""
+    return [cap if cap is None or cap >= batch else cap - cap % block for cap in caps]
+
+
 def _hold(caps: Sequence[int | None], batch: int) -> bool:
     known = [cap for cap in caps if cap is not None]
     return len(known) < len(caps) or sum(known) >= batch
 
 
-def among_others(caps: Sequence[int | None], said: Sequence[int | None], batch: int) -> tuple[list[int | None], str]:
+def among_others(
+    caps: Sequence[int | None], said: Sequence[int | None], batch: int, block: int = 1
+) -> tuple[list[int | None], str]:
     """The most samples of each rank where others train than before, and in words why they are not `caps`, in which what ran
     out of memory counts ("": they are). said: by the scripts alone. As where an attempt begins: what is left does not hold the
-    batch, so nothing but what the scripts say is limited."""
-    if _hold(caps, batch) or list(caps) == list(said):
-        return list(caps), ""
-    ranks = ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(caps) if cap is not None)
-    return list(said), (
+    batch, so nothing but what the scripts say is limited. block: shares are whole multiples of so many."""
+    caps, said = whole_blocks(caps, block, batch), whole_blocks(said, block, batch)
+    if _hold(caps, batch) or caps == said:
+        return caps, ""
+    return said, (
         f"what ranks had room for after they ran out of memory does not hold the global batch of {batch} on those that train now "
-        f"({ranks}): they have shares as before\n  fix: more ranks, a smaller batch_size, or es.Trainer, which makes such steps in "
+        f"({in_words(caps)}): they have shares as before\n  fix: more ranks, a smaller batch_size, or es.Trainer, which makes such steps in "
         "pieces"
     )
 
@@ -156,13 +172,14 @@ def after_shortage(
     begins: Callable[[], Sequence[int]],
     batch: int,
     shrinks: bool = False,
+    block: int = 1,
 ) -> tuple[list[int | None], str]:
     """The most samples of each rank where some ran out of memory in attempts before, and in words why that cannot be
     ("": it can).
 
     told: of each rank, (samples, of how many in a step), or (0, n): the n-th part of what it would begin with; None: it
     never ran out; of an adapted batch a step may have been larger than `batch`. begins: what all would begin with. Where what is left does not hold the batch, nothing is limited, unless the
-    batch then `shrinks`: it fails, or fits, as it did.
+    batch then `shrinks`: it fails, or fits, as it did. block: shares are whole multiples of so many.
     """
     if not any(told):
         return list(given), ""
@@ -173,11 +190,11 @@ def after_shortage(
             of = max(batch, one[1]) if shrinks else batch
             most = one[0] * of // one[1] if one[0] > 0 else first[rank] // one[1]
             caps[rank] = _least(given[rank], max(1, most))
+    caps = whole_blocks(caps, block, batch)
     if shrinks or _hold(caps, batch):
         return caps, ""
-    ranks = ", ".join(f"rank {rank} {cap}" for rank, cap in enumerate(caps) if cap is not None)
     return list(given), (
-        f"all ranks ran out of memory before, and less of each does not hold the global batch of {batch} ({ranks}): they begin as "
+        f"all ranks ran out of memory before, and less of each does not hold the global batch of {batch} ({in_words(caps)}): they begin as "
         "before\n  fix: a smaller batch_size, accumulation (es.no_sync), es.AdaptBatch, or es.Trainer, which makes such steps in pieces"
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep._core import EvenstepError
+from evenstep.caps import Caps, in_words
 from evenstep.loader import check_loader
 from evenstep.memory import Report
 from evenstep.order import epoch_seed
@@ -37,6 +38,26 @@ def block_seed(seed: int, epoch: int, batch: int, block: int, purpose: int) -> i
     return seed
 
 
+class _BlockCaps(Caps):
+    """The most blocks of each rank, where it holds what all of them keep for backward."""
+
+    unit = "blocks"
+
+    def __init__(self, given: Sequence[int | None], batch: int, block: int) -> None:
+        super().__init__(given, batch)
+        self._block = block
+        if not self.hold(batch):  # in words of its own
+            raise self.too_little(self.now, "")
+
+    def too_little(self, caps: Sequence[int | None], why: str) -> EvenstepError:
+        held = sum(cap for cap in caps if cap is not None)
+        return EvenstepError(
+            f"memory does not hold the global batch: with BatchNorm a rank holds all of its blocks of {self._block} samples at once, "
+            f"and of {self._batch} blocks there is room for {held} ({in_words(caps)})\n  fix: "
+            f"{f'a batch_size of at most {held * self._block}, ' if held else ''}more ranks, or GroupNorm or LayerNorm, with which a rank holds one block at a time"
+        )
+
+
 class BlockShares(Shares):
     """Shares of whole blocks: the balancer hands out blocks, and a policy of the user's is told of blocks. What goes in and
     out are samples."""
@@ -49,21 +70,44 @@ class BlockShares(Shares):
         speeds: Sequence[float] | None,
         schedule: ShareSchedule | Schedule | None,
         block: int,
+        caps: Sequence[int | None] | None = None,
+        held: bool = False,
     ) -> None:
-        super().__init__(policy, ranks, blocks_in(batch, block), speeds, schedule)
-        self.batch, self._block = batch, block
+        """caps: the most samples of each rank. held: a rank holds all of its blocks at once, so that memory may limit them."""
+        self.block, self._held = block, held
+        given = list(caps or [None] * ranks)
+        of_blocks = [self._whole(cap, batch) for cap in given]
+        super().__init__(policy, ranks, blocks_in(batch, block), speeds, schedule, caps=of_blocks)
+        self.batch = batch
+        self.given_caps = self.said_caps = given
+
+    def _make_caps(self, given: Sequence[int | None], batch: int) -> Caps:
+        return _BlockCaps(given, batch, self.block)
+
+    def _whole(self, samples: int | None, batch: int) -> int | None:
+        """Blocks among so many samples at most; the batch's last one may be smaller."""
+        if samples is None:
+            return None
+        return blocks_in(batch, self.block) if samples >= batch else samples // self.block
 
     def crowded(self) -> tuple[str, str] | None:
-        count = blocks_in(self.batch, self._block)
+        count = blocks_in(self.batch, self.block)
         if count >= self.ranks:
             return None
         return (
-            f"es.Config(exact='bitwise'): the global batch of {self.batch} has {count} blocks of {self._block} samples, fewer than the "
+            f"es.Config(exact='bitwise'): the global batch of {self.batch} has {count} blocks of {self.block} samples, fewer than the "
             f"{self.ranks} ranks: in every step some rank would only keep the others company",
             f"es.Config(block={max(1, self.batch // self.ranks)}) or smaller, a larger batch, or fewer ranks",
         )
 
-    limited = False  # a rank holds one block at a time, however many it has
+    @property
+    def limited(self) -> bool:
+        """Not where a rank holds one block at a time, however many it has."""
+        return self._held and not self.scheduled
+
+    @property
+    def _handed_out(self) -> int:
+        return blocks_in(self.batch, self.block)
 
     def _among(
         self,
@@ -73,44 +117,71 @@ class BlockShares(Shares):
         buckets: Sequence[int | None] | None,
         schedule: Schedule | None,
     ) -> Shares:
-        return BlockShares(self.policy, ranks, self.batch, speeds, schedule, self._block)
+        return BlockShares(self.policy, ranks, self.batch, speeds, schedule, self.block, caps, self._held)
 
     def _samples(self, blocks: Sequence[int], batch: int) -> list[int]:
         shares, left = [], batch
         for count in blocks:
-            shares.append(min(left, count * self._block))
+            shares.append(min(left, count * self.block))
             left -= shares[-1]
         return shares
 
     def draw(self, batch: int, alone: bool = True, step: int | None = None, number: int | None = None) -> list[int]:
         if not self.scheduled:
             self._drawn += 1
-            return self._samples(self._decide(blocks_in(batch, self._block), step), batch)
+            return self._samples(self._decide(blocks_in(batch, self.block), step), batch)
         shares = super().draw(batch, True, step, number)
         end = 0
         for rank, share in enumerate(shares):
             end += share
-            if share and end % self._block and end != batch:
+            if share and end % self.block and end != batch:
                 raise EvenstepError(
                     f"the share schedule gave {shares} for a batch of {batch} samples: rank {rank}'s share ends within a "
-                    f"block of {self._block}\n  fix: return multiples of {self._block}; only the batch's last block is smaller"
+                    f"block of {self.block}\n  fix: return multiples of {self.block}; only the batch's last block is smaller"
                 )
         return shares
 
     def _by_schedule(self, number: int, batch: int) -> list[int]:
         assert self._schedule is not None
-        return self._schedule.shares(number, batch, self._block)
+        return self._schedule.shares(number, batch, self.block)
+
+    def _ask(self, batch: int) -> list[int]:
+        if self._caps.hold(batch):
+            return list(self._balancer.shares(batch))
+        return self._alike(batch, [self._whole(cap, self.batch) for cap in self.given_caps])
 
     def split(self, batch: int) -> list[int]:
-        return at_least_one(self._samples(self._balancer.shares(blocks_in(batch, self._block)), batch))
+        blocks = blocks_in(batch, self.block)
+        larger = blocks > self._handed_out and any(cap is not None for cap in self._caps.now)
+        return at_least_one(
+            self._samples(self._alike(blocks, None) if larger else self._balancer.shares(blocks), batch)
+        )
 
     def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float, spared: Sequence[int] = ()) -> None:
         """spared: ranks whose backward was left out; a block's never is, and a rank without blocks tells its time as it is."""
-        self._balancer.observe([(blocks_in(samples, self._block), seconds) for samples, seconds in timings])
+        self._balancer.observe([(blocks_in(samples, self.block), seconds) for samples, seconds in timings])
         self._timings.append([tuple(pair) for pair in timings])
 
-    def take_memory(self, reports: Sequence[Report]) -> None:
-        """A rank holds one block at a time, however many it has."""
+    def take_memory(self, reports: Sequence[Report]) -> tuple[int, str] | None:
+        if not self.limited or sum(samples for _, samples, _, _ in reports) != self.batch:
+            return None
+        return self._caps.take(self._balancer, [self._of_blocks(one) for one in reports])
+
+    def _of_blocks(self, report: Report) -> Report:
+        pool, samples, cap, room = report
+        had = blocks_in(samples, self.block)
+        if room is not None:
+            more = (samples + room) // self.block - had
+            room = more if room < 0 else max(0, more)  # the last block is no larger than its samples
+        return pool, had, cap if cap < 0 else self._whole(cap, self.batch) or 0, room
+
+    @property
+    def caps(self) -> list[int]:
+        return [cap if cap < 0 else cap * self.block for cap in self._caps.learned]
+
+    def learn_caps(self, caps: Sequence[int]) -> None:
+        if self.limited:
+            super().learn_caps([cap if cap < 0 else cap // self.block for cap in caps])
 
     def left_out(self, timings: Sequence[tuple[int, float]]) -> None:
         """A rank without blocks idles."""
@@ -120,7 +191,7 @@ class BlockShares(Shares):
         return ""
 
     def predict(self, shares: Sequence[int]) -> float:
-        return super().predict([blocks_in(share, self._block) for share in shares])
+        return super().predict([blocks_in(share, self.block) for share in shares])
 
 
 class BlockIndices(list[Any]):

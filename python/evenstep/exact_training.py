@@ -59,6 +59,8 @@ class Blocks:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, block: int) -> None:
         self.block = block
+        # As BlockSteps has them: all of a rank's blocks at once.
+        self.side_by_side = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
         self.place = place_of(model, optimizer)
         self.state = ExactState(self.block, self.place)
 
@@ -100,10 +102,22 @@ class Blocks:
         return ExactEngine(parameters, comm, telemetry)
 
     def shares(
-        self, environment: Environment, batch: int, schedule: Schedule | None, policy: Policy | None
+        self,
+        environment: Environment,
+        batch: int,
+        schedule: Schedule | None,
+        policy: Policy | None,
+        caps: Sequence[int | None],
     ) -> BlockShares:
         return BlockShares(
-            policy or environment.policy, environment.world_size, batch, environment.speeds, schedule, self.block
+            policy or environment.policy,
+            environment.world_size,
+            batch,
+            environment.speeds,
+            schedule,
+            self.block,
+            caps if self.side_by_side else None,
+            held=self.side_by_side,
         )
 
     def use(self, loader: EvenLoader, current: Session) -> None:

@@ -81,13 +81,20 @@ def prepare_loader(
         if adapt is not None and not current.planning:
             even.adapting = adapt_batches(current, even, adapt)
             batch = even.adapting.fit(caps)
-        if exact is None and schedule is None:  # a rank holds one block at a time there; here the script says it all
+        # Of blocks a rank may hold one at a time; and a schedule of the script's says it all.
+        limited = schedule is None and (exact is None or exact.side_by_side)
+        if limited:
             alike = partial(Shares, policy or environment.policy, current.world_size, batch, environment.speeds)
             told = [None if current.joining else one[2] for one in everybody]  # who joins is alone yet
             given = caps
-            caps, why_not_less = after_shortage(
-                given, told, lambda: alike(caps=given, buckets=buckets).draw(batch), batch, even.adapting is not None
-            )
+
+            def begins() -> list[int]:
+                if exact is not None:
+                    return exact.shares(environment, batch, None, policy, given).draw(batch)
+                return alike(caps=given, buckets=buckets).draw(batch)
+
+            adapted, block = even.adapting is not None, 1 if exact is None else exact.block
+            caps, why_not_less = after_shortage(given, told, begins, batch, adapted, block)
             if why_not_less and current.rank == 0:
                 sys.stderr.write(f"evenstep: {why_not_less}\n")
         if even.adapting is not None:
@@ -97,7 +104,11 @@ def prepare_loader(
         _watch_memory(current, adapt)
         even.set_shares(
             _same_shares(current, batch, schedule, policy, caps, buckets)
-            or (exact.shares(environment, batch, schedule, policy) if exact is not None else None)
+            or (
+                exact.shares(environment, batch, schedule, policy, [None] if current.joining else caps)
+                if exact is not None
+                else None
+            )
             or Shares(
                 policy or environment.policy,
                 current.world_size,
@@ -109,7 +120,7 @@ def prepare_loader(
                 buckets,
             )
         )
-        if exact is None and schedule is None and even.shares is not None and even.shares.given_caps == caps:
+        if limited and even.shares is not None and even.shares.given_caps == caps:
             even.shares.said_caps = given
         if current.joining and even.shares is not None:
             even.shares.given_caps = even.shares.said_caps = caps

@@ -76,7 +76,7 @@ def _take_in(session: Session, shares: Shares, told: Sequence[Told], number: int
     given, said = [one.caps[number][0] for one in told], [one.caps[number][1] for one in told]
     held = sum(cap for cap in given if cap is not None)
     short = shares.shrinks and None not in given and held < shares.batch
-    caps, why = ([None] * len(told), "") if short else among_others(given, said, shares.batch)
+    caps, why = ([None] * len(told), "") if short else among_others(given, said, shares.batch, shares.block)
     if why and session.rank == 0:
         sys.stderr.write(f"evenstep: {why}\n")
     made = shares.anew(own, caps, measured, buckets, session.places or ())

@@ -63,6 +63,8 @@ def crowded(batch: int, ranks: int) -> tuple[str, str]:
 class Shares:
     """Shares of one loader's batches; the same calls give the same shares on every rank."""
 
+    block = 1  # shares are whole multiples of so many samples
+
     def __init__(
         self,
         policy: Policy,
@@ -85,13 +87,16 @@ class Shares:
         self.given_caps = list(caps or [None] * ranks)
         self.said_caps = self.given_caps  # by the scripts alone, where ranks have run out of memory
         self.given_buckets = list(buckets or [None] * ranks)
-        self._caps = Caps(self.given_caps, batch)
+        self._caps = self._make_caps(self.given_caps, batch)
         self._balancer = Balancer(for_balancer(policy), ranks, batch, speeds, self._caps.now, self.given_buckets)
         self._left_out = LeftOut(ranks, batch)
         self._timings: deque[list[tuple[float, ...]]] = deque(maxlen=_REMEMBERED)
         self._drawn = 0
         self._decided: dict[tuple[int, int], list[int]] = {}  # (step, samples of the batch) -> shares
         self._choice = self._balancer.choice[0]
+
+    def _make_caps(self, given: Sequence[int | None], batch: int) -> Caps:
+        return Caps(given, batch)
 
     def of_each(self) -> list[list[tuple[float, ...]]]:
         """What was measured of each rank in the last steps."""
@@ -226,9 +231,14 @@ class Shares:
         larger = batch > self.batch and any(cap is not None for cap in self._caps.now)
         return at_least_one(self._alike(batch, None) if larger else self._balancer.shares(batch))
 
+    @property
+    def _handed_out(self) -> int:
+        """What the balancer hands out of the global batch."""
+        return self.batch
+
     def _alike(self, batch: int, caps: Sequence[int | None] | None) -> list[int]:
         """In proportion to those of the global batch."""
-        tables = [[(1, 1.0 / share if share else 1e9)] for share in self._balancer.shares(self.batch)]
+        tables = [[(1, 1.0 / share if share else 1e9)] for share in self._balancer.shares(self._handed_out)]
         return balance(tables, batch, caps)[0]
 
     def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float, spared: Sequence[int] = ()) -> None:

@@ -106,11 +106,6 @@ class Config:
         taken = sorted(({"exact", "train", "loader", "group"} | own) & set(self.options))
         if taken:
             raise ValueError(f"es.Config(options=…): {taken[0]!r} is none of the options that can be passed on")
-        if self.exact is not None and self.options.get("most_samples") is not None:
-            raise ValueError(
-                "es.Config(exact='bitwise', options={'most_samples': …}): a rank holds one block at a time, however many are its "
-                "share\n  fix: leave most_samples out, and where a block does not fit give a smaller one: es.Config(block=…)"
-            )
 
 
 class Trainer:
@@ -297,6 +292,12 @@ class Trainer:
                 self._blocks = Blocks(self.model, self.optimizer, self.config.block or default_block(_batch_of(loader)))
                 objects.append(self._blocks.state)
             assert self._blocks is not None
+            if options.get("most_samples") is not None and not self._blocks.side_by_side:
+                raise ValueError(
+                    "es.Config(exact='bitwise', options={'most_samples': …}): without BatchNorm a rank holds one block at a time, "
+                    "however many are its share\n  fix: leave most_samples out, and where a block does not fit give a smaller one: "
+                    "es.Config(block=…)"
+                )
             given = in_blocks(loader, self._blocks.block)
             options["exact"] = self._blocks
         if self.config.on_nonfinite is not None:

@@ -6,6 +6,8 @@ the model's bits, the steps, the last loss and the parameters' norm as JSON.
 
 LOST="1:3,0:5" (of jobs with --recovery): these ranks die in the midst of these steps, each once (LOST_FOLDER keeps who has). SPLITS
 then draws a policy's answers, for a schedule knows no other number of ranks.
+
+MOST="7" (of one rank): es.prepare(most_samples=7). Each rank prints the most samples that it had in a step.
 """
 
 from __future__ import annotations
@@ -306,7 +308,7 @@ def main() -> None:
         data, batch_size=BATCH, shuffle=True, collate_fn=collate, num_workers=int(os.environ.get("WORKERS", "0"))
     )
 
-    deaths = Deaths()
+    deaths, had = Deaths(), [0]
 
     def train_step(model: nn.Module, batch: Any) -> Any:
         deaths.now(es.step() + 1)  # the step under way
@@ -314,9 +316,11 @@ def main() -> None:
 
     def on_step(trainer: Any) -> None:
         deaths.now(trainer.step)  # a rank without blocks
+        had.append(es.session().latest.samples)
         if trainer.step == last and es.rank() == victim:
             os._exit(9)
 
+    most = {"most_samples": int(os.environ["MOST"])} if "MOST" in os.environ else {}
     exact = None if name.startswith("plain") else "bitwise"
     config = es.Config(
         exact=exact,
@@ -325,6 +329,7 @@ def main() -> None:
         clip_norm=1.0,
         shares=splits(seed, es.world_size()) if exact and seed >= 0 and "LOST" not in os.environ else None,
         policy=policy(seed) if exact and "LOST" in os.environ else None,
+        options=most,
         on_nonfinite="stop" if name == "gpt_gaps" else None,
     )
     scaler = scaler_of(name)
@@ -333,6 +338,7 @@ def main() -> None:
     )
     with torch.autocast("cpu", torch.bfloat16, enabled=name.endswith("around")):
         trainer.fit(loader, epochs=STEPS, steps=STEPS)
+    print(f"MOST {max(had)}")
     if scaler is not None:
         print(f"SCALE {scaler.get_scale()}")
     if es.is_main():

@@ -3,6 +3,7 @@ not be."""
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import pathlib
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from script_parts import EVENTS
 
 SCRIPT = pathlib.Path(__file__).parent / "bitwise_cases.py"
 STEPS = 7
@@ -124,6 +126,68 @@ def test_agrees_with_one_device_on_whole_batches(run_ranks: Callable[..., list[A
     assert float.fromhex(exact[2]) == pytest.approx(float.fromhex(plain[2]), rel=1e-11)
 
 
+def test_same_bits_where_the_script_says_what_a_rank_holds(run_ranks: Callable[..., list[Any]]) -> None:
+    """With BatchNorm it holds all of its blocks at once; in seven samples are two blocks, of which one is the batch's smaller last one."""
+    results = run_ranks(SCRIPT, ranks=2, args=("cnn", "-1"), rank_env={1: {"MOST": "7"}})
+    assert end_of(results) == whole(run_ranks, "cnn")
+    most = [int(line.split()[1]) for rank in results for line in rank.stdout.splitlines() if line.startswith("MOST")]
+    assert most == [21, 5]
+
+
+LIMITED = (
+    """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import evenstep as es
+from evenstep import _core
+
+class Wide(nn.Module):  # 16 MiB a sample, which are held until all blocks have met
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("pattern", torch.linspace(-1, 1, 2**21))
+        self.norm = nn.BatchNorm1d(1)
+
+    def forward(self, x):
+        return self.norm(torch.tanh(x * self.pattern * self.gain).square().mean(1, keepdim=True))
+
+def loss(model, batch):
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+"""
+    + EVENTS
+    + """
+torch.manual_seed(1)
+model = Wide()
+data = TensorDataset(torch.randn(128, 1), torch.randn(128, 1))
+session = es.session()
+session.telemetry = Events(session.telemetry)
+seen = []
+trainer = es.Trainer(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), loss, on_step=lambda trainer: seen.append(list(session.latest.shares)),
+    config=es.Config(exact="bitwise", block=2, threads=1, policy="equal"),
+)
+trainer.fit(DataLoader(data, batch_size=16))
+told = [one[2] for one in session.telemetry.told if one[0] == _core.EVENT_MEMORY]
+bits = [p.item().hex() for p in (model.gain, model.norm.running_var, model.norm.weight)]
+print(bits, trainer.loss.hex())
+print([seen[0], seen[-1], told], int(session.steps.memory.watch._largest_peak), sep=chr(10))
+"""
+)
+
+
+def test_same_bits_where_memory_limits_a_rank(run_ranks: Callable[..., list[Any]]) -> None:
+    """A model with BatchNorm, of which a rank holds all of its blocks at once: here three samples fewer than its part."""
+    free = [rank.stdout.splitlines() for rank in run_ranks(LIMITED, timeout=120)]
+    assert free[0][:2] == [free[1][0], "[[8, 8], [8, 8], []]"]
+    limit = {"EVENSTEP_MEMORY_LIMIT": str(int(free[1][2]) - 3 * 2**24)}
+    first, second = (rank.stdout.splitlines() for rank in run_ranks(LIMITED, rank_env={1: limit}, timeout=120))
+    assert first[0] == second[0] == free[0][0]
+    begins, ends, told = ast.literal_eval(first[1])
+    assert begins == [8, 8] and ends[1] in (2, 4, 6) and ends[0] == 16 - ends[1], first
+    assert told[-1] == f"memory holds {ends[1] // 2} of 4 blocks on rank 1"
+
+
 REFUSED = """
 import sys
 import torch
@@ -144,6 +208,8 @@ if what == "own":
     model.norm.forward = lambda x: x
 if what == "local":
     options["batch_norm"] = "local"
+if what == "most":
+    options["most_samples"] = 4
 if what == "compiled":
     model.compile(backend="eager")
 if what == "compression":
@@ -161,6 +227,7 @@ trainer.fit(DataLoader(data, batch_size=16))
     [
         ("buffer", "forward changed the buffer '_u of a"),
         ("fused", "rank 1 differs in the optimizer's foreach, fused, capturable"),
+        ("most", "without BatchNorm a rank holds one block at a time, however many are its share"),
         ("compiled", "the model is compiled (torch.compile, torch.jit): what computes a block"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import evenstep as es
+from evenstep.caps import after_shortage, among_others
 from evenstep.exact_blocks import BlockShares, block_seed
 
 SCRIPT = """
@@ -98,7 +99,6 @@ def test_trains_as_a_loop_by_hand(run_ranks: Callable[..., list[Any]], ranks: in
         ({"clip_norm": float("nan")}, "clip_norm=nan"),
         ({"clip_value": -1.0}, "clip_value=-1.0"),
         ({"options": {"group": None}}, "'group'"),
-        ({"exact": "bitwise", "options": {"most_samples": 4}}, "however many are its share"),
         ({"exact": "bitwise", "micro_batch": 4}, "a rank runs one block at a time"),
         ({"exact": "bitwise", "bucket": 4}, "its share is whole blocks"),
         ({"micro_batch": 0}, "whole number of at least 1"),
@@ -199,6 +199,60 @@ def test_shares_are_whole_blocks() -> None:
     again = BlockShares("hybrid", 3, 50, None, None, 4)
     again.learn(shares.state())
     assert again.state() == shares.state() and again.state()[-1][0][0] == shares.draw(50)[0]
+
+
+def told(shares: BlockShares, *reports: tuple[int, int, int, int | None]) -> tuple[int, str] | None:
+    return shares.take_memory(list(reports))
+
+
+def test_blocks_that_are_held_together_are_limited_by_memory() -> None:
+    """In whole blocks; the batch's last one is smaller."""
+    shares = BlockShares("equal", 2, 50, None, None, 4, [None, 15], held=True)
+    assert shares.limited and shares.given_caps == [None, 15]
+    assert shares.draw(50) == [40, 10] and shares.draw(49) == [40, 9] and shares.draw(10) == [8, 2]
+    assert told(shares, (1, 40, 8, None), (2, 9, 4, None)) is None  # of another batch
+    assert told(shares, (1, 40, -1, 6), (2, 10, 11, None)) == (1, "memory holds 2 of 6 blocks on rank 1")
+    assert shares.draw(50) == [44, 6] and shares.caps == [44, 8]
+    again = BlockShares("equal", 2, 50, None, None, 4, [None, 15], held=True)
+    again.learn_caps(shares.caps)  # from a checkpoint
+    assert again.draw(50) == [44, 6]
+    assert shares.draw(90) == [80, 10]  # larger than what memory was asked for: as the script says
+    assert sum(shares.split(200)) == 200 and shares.split(200)[1] > 15  # evaluation keeps nothing for backward
+    with pytest.raises(es.EvenstepError) as error:
+        told(shares, (1, 44, 30, None), (2, 6, -1, None))
+    assert "all of its blocks of 4 samples at once, and of 13 blocks there is room for 9 (rank 0 7, rank 1 2)" in str(
+        error.value
+    )
+    assert "fix: a batch_size of at most 36, more ranks" in str(error.value)
+    with pytest.raises(es.EvenstepError, match="there is room for 1 "):
+        BlockShares("equal", 2, 50, None, None, 4, [7, 3], held=True)
+
+
+def test_the_last_block_of_a_full_memory_stays_where_it_is() -> None:
+    shares = BlockShares("equal", 2, 26, None, None, 3, None, held=True)
+    assert shares.draw(26) == [15, 11]
+    assert told(shares, (1, 15, -1, 0), (2, 11, -1, 0)) is None and shares.draw(26) == [15, 11]
+    assert told(shares, (1, 15, -1, 3), (2, 11, -1, -1)) is not None and shares.draw(26) == [18, 8]
+
+
+def test_blocks_one_at_a_time_are_not_limited() -> None:
+    for shares in (
+        BlockShares("equal", 2, 50, None, None, 4),
+        BlockShares("equal", 2, 50, None, lambda number, batch: [batch - 10, 10], 4, None, held=True),
+    ):
+        before = shares.draw(50)
+        assert not shares.limited and told(shares, (1, before[0], 4, 0), (2, before[1], 4, -40)) is None
+        shares.learn_caps([4, 4])
+        assert shares.draw(50) == before and shares.caps == [-1, -1]
+
+
+def test_among_other_ranks_caps_hold_in_whole_blocks() -> None:
+    shares = BlockShares("equal", 2, 16, None, None, 4, [None, 7], held=True)
+    assert shares.anew(None, [None, 7, None], [None] * 3).draw(16) == [8, 4, 4]
+    caps, why = among_others([7, 9], [7, None], 16, shares.block)
+    assert caps == [4, None] and "does not hold the global batch of 16" in why and "(rank 0 4, rank 1 8)" in why
+    assert after_shortage([None, None], [(9, 16), (7, 16)], list, 16, block=4)[0] == [None, None]
+    assert after_shortage([None, None], [(12, 16), (7, 16)], list, 16, block=4) == ([12, 4], "")
 
 
 def test_ranks_beyond_the_blocks_have_none() -> None:
