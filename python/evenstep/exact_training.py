@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from evenstep.environment import Environment
     from evenstep.group import Bootstrap
     from evenstep.loader import BatchPlan, EvenLoader
+    from evenstep.prepare_options import DDPOptions
     from evenstep.session import Session
 
 # (model, batch) -> (loss, what it is a mean over; None: the batch's samples)
@@ -64,8 +65,17 @@ class Blocks:
         self.place = place_of(model, optimizer)
         self.state = ExactState(self.block, self.place)
 
-    def check(self, current: Session, options: EngineOptions, mode: Mode | None, whole_norms: bool) -> None:
-        """Refuses what has other bits on other ranks; collective."""
+    def check(
+        self,
+        current: Session,
+        options: EngineOptions,
+        mode: Mode | None,
+        ddp: DDPOptions,
+        whole_norms: bool,
+        seeded: bool,
+    ) -> None:
+        """Refuses what has other bits on other ranks, and what would be passed over; collective. seeded: samples have random
+        numbers of their own."""
         wrong = ""
         if options.compression is not None:
             wrong = f"compression ({options.compression}) rounds what the ranks exchange"
@@ -73,6 +83,16 @@ class Blocks:
             wrong = "reduction='adasum' and sync= depend on how many ranks there are"
         elif options.engine is not None:
             wrong = f"engine={options.engine!r} adds up in an order of its own"
+        elif options.bucket_bytes or options.bucket_elements:
+            which = "bucket_cap_mb" if options.bucket_bytes else "reduce_bucket_size"
+            wrong = f"{which} is about gradients that travel in buckets; here blocks' sums do, once backward has ended"
+        elif ddp.broadcast_buffers is False:
+            wrong = "broadcast_buffers=False leaves each rank buffers of its own, which forward may not change here"
+        elif not seeded:
+            wrong = (
+                "seed_samples=False (or EVENSTEP_SEED_SAMPLES=0) draws samples' random numbers by who fetches them, and here each "
+                "block has its own"
+            )
         elif not whole_norms:
             wrong = "batch_norm='local' depends on the shares"
         elif current.environment.plan:

@@ -207,7 +207,7 @@ def prepare(
         if current.in_job or exact is not None:
             current.join()
             if exact is not None and models:
-                exact.check(current, options, sync, whole_norms)
+                exact.check(current, options, sync, ddp, whole_norms, seeded)
             if shards(current, models, optimizers):
                 check_sharding(current, models, optimizers, options, ddp, sync, adapt is not None, exact is not None)
                 options = replace(options, unsummed=True, engine="shared")

@@ -214,10 +214,20 @@ if what == "compiled":
     model.compile(backend="eager")
 if what == "compression":
     options["compression"] = "bf16"
+if "=" in what:
+    options = eval(f"dict({what})")
+if "unused" in sys.argv:
+    model.unused = nn.Parameter(torch.ones(2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=what == "fused" and es.rank() == 1)
 data = TensorDataset(torch.randn(16, 4), torch.randn(16, 1))
 config = es.Config(exact="bitwise", block=4, options=options)
 trainer = es.Trainer(model, optimizer, lambda m, b: ((m(b[0]) - b[1]) ** 2).mean(), config=config)
+
+def of_their_own(*_):
+    views = [view.data_ptr() for view in es.session().steps.syncs[0].engine.views]
+    assert "view=False" not in what or not any(p.grad.data_ptr() in views for p in model.parameters())
+
+optimizer.register_step_pre_hook(of_their_own)
 trainer.fit(DataLoader(data, batch_size=16))
 """
 
@@ -249,6 +259,33 @@ def test_refused_with_the_reason(run_ranks: Callable[..., list[Any]], what: str,
 def test_refused_with_the_reason_too(run_ranks: Callable[..., list[Any]], what: str, words: str) -> None:
     for rank in run_ranks(REFUSED, args=(what,), check=False):
         assert rank.returncode == 1 and words in rank.stderr, rank.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("bucket_cap_mb=4", "bucket_cap_mb is about gradients that travel in buckets"),
+        ("reduce_bucket_size=5e5", "reduce_bucket_size is about gradients that travel in buckets"),
+        ("seed_samples=False", "here each block has its own"),
+        ("broadcast_buffers=False", "which forward may not change here"),
+        ("engine='torch'", "adds up in an order of its own"),
+    ],
+)
+def test_options_that_would_be_passed_over_are_refused(
+    run_ranks: Callable[..., list[Any]], what: str, words: str
+) -> None:
+    (rank,) = run_ranks(REFUSED, ranks=1, args=(what,), check=False)
+    assert rank.returncode == 1 and words in rank.stderr and "fix: leave one of the two out" in rank.stderr, rank.stderr
+
+
+def test_options_of_ddp_that_hold(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(REFUSED, args=("find_unused_parameters=True, static_graph=True", "unused"))
+    run_ranks(REFUSED, args=("broadcast_buffers=True, gradient_as_bucket_view=False",))
+
+
+def test_unused_parameters_are_found(run_ranks: Callable[..., list[Any]]) -> None:
+    for rank in run_ranks(REFUSED, args=("find_unused_parameters=False", "unused"), check=False):
+        assert rank.returncode == 1 and "no rank had a gradient of unused of model" in rank.stderr, rank.stderr
 
 
 def test_unlike_ranks_and_checkpoints_are_refused(run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path) -> None:
