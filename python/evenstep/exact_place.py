@@ -28,11 +28,14 @@ _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "NVIDIA_TF32_OVERRIDE",
 )
+_ENVIRONMENT = "environment: "
 _OF_PROCESSOR = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "cache size")
+_OTHERWISE = "or leave exact='bitwise' out, and results agree to 1e-5"
 _FIX = {
     "threads": "es.Config(threads=1), or OMP_NUM_THREADS, the same for all ranks and all runs",
     "torch": "install the same versions everywhere",
     "evenstep": "install the same versions everywhere",
+    "torch's kernels": f"run on machines of one kind, with the same ATEN_CPU_CAPABILITY or none; {_OTHERWISE}",
 }
 
 
@@ -106,7 +109,7 @@ def place_of(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "flushed denormals": str(_flushes_denormals()),
         **_device(device),
-        **{f"environment: {name}": os.environ[name] for name in _VARIABLES if name in os.environ},
+        **{f"{_ENVIRONMENT}{name}": os.environ[name] for name in _VARIABLES if name in os.environ},
         "the optimizer's foreach, fused, capturable": str(groups),
         "probe": probe(device),
     }
@@ -121,9 +124,9 @@ def _refuse(who: str, name: str, value: str | None, whose: str, other: str | Non
     what = (
         "in what it computes in a small network (probe)" if name == "probe" else f"in {name}: {value}, {whose}: {other}"
     )
-    fix = _FIX.get(
-        name, "run on machines of one kind, set up alike; or leave exact='bitwise' out, and results agree to 1e-5"
-    )
+    fix = _FIX.get(name, f"run on machines of one kind, set up alike; {_OTHERWISE}")
+    if name.startswith(_ENVIRONMENT):
+        fix = f"set {name.removeprefix(_ENVIRONMENT)} to the same value for all ranks and all runs, or for none"
     return EvenstepError(f"exact='bitwise' gives the same bits on equal machines alone, and {who} {what}\n  fix: {fix}")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from script_parts import EVENTS
 
 SCRIPT = pathlib.Path(__file__).parent / "bitwise_cases.py"
@@ -286,6 +287,17 @@ def test_options_of_ddp_that_hold(run_ranks: Callable[..., list[Any]]) -> None:
 def test_unused_parameters_are_found(run_ranks: Callable[..., list[Any]]) -> None:
     for rank in run_ranks(REFUSED, args=("find_unused_parameters=False", "unused"), check=False):
         assert rank.returncode == 1 and "no rank had a gradient of unused of model" in rank.stderr, rank.stderr
+
+
+def test_ranks_whose_kernels_are_others_are_refused(run_ranks: Callable[..., list[Any]]) -> None:
+    """As those of a processor without the instruction set of the others are. Fresh: torch chooses once a process."""
+    kernels = torch.backends.cpu.get_cpu_capability()
+    what = "torch's kernels: DEFAULT, rank 0: " if kernels != "DEFAULT" else "environment: ATEN_CPU_CAPABILITY: default"
+    for rank in run_ranks(
+        REFUSED, args=("fine",), rank_env={1: {"ATEN_CPU_CAPABILITY": "default"}}, check=False, fresh=True
+    ):
+        assert rank.returncode == 1 and f"rank 1 differs in {what}" in rank.stderr, rank.stderr
+        assert "fix: " in rank.stderr and "ATEN_CPU_CAPABILITY" in rank.stderr
 
 
 def test_unlike_ranks_and_checkpoints_are_refused(run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path) -> None:
