@@ -231,7 +231,7 @@ def test_blocks_that_are_held_together_are_limited_by_memory() -> None:
 def test_the_last_block_of_a_full_memory_stays_where_it_is() -> None:
     shares = BlockShares("equal", 2, 26, None, None, 3, None, held=True)
     assert shares.draw(26) == [15, 11]
-    assert told(shares, (1, 15, -1, 0), (2, 11, -1, 0)) is None and shares.draw(26) == [15, 11]
+    assert told(shares, (1, 15, -1, 3), (2, 11, -1, 0)) is None and shares.draw(26) == [15, 11]
     assert told(shares, (1, 15, -1, 3), (2, 11, -1, -1)) is not None and shares.draw(26) == [18, 8]
 
 
