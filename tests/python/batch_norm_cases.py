@@ -1,6 +1,7 @@
 """Models with BatchNorm that must train on several ranks with changing shares as in one process.
 
 Run as a script in every rank by test_batch_norm.py, which gives the dtype; prints the relative differences as JSON (rank 0).
+With "inductor" after it: torch.compile with its own backend, against one process that compiles nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +50,21 @@ def conv(norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> nn.Module:
         nn.Flatten(),
         nn.Linear(72, 5),
     )
+
+
+class Written(nn.Module):
+    """Line by line: of a Sequential, a loop with a BatchNorm in it, torch.compile compiles nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 6, 3, padding=1, bias=False), nn.Conv2d(6, 8, 3, stride=2, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(6), nn.BatchNorm2d(8)])
+        self.head = nn.Linear(72, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norms[0](self.first(x).tanh() * 1.5)
+        x = self.norms[1](self.second(functional.gelu(x)) + 0.25)
+        return self.head(functional.silu(x).flatten(1))
 
 
 def lazy() -> nn.Module:
@@ -157,7 +173,8 @@ CASES: dict[str, Case] = {
     "conv_clipped": Case(conv, clip=0.3),
     "conv_by_hand": Case(conv, by_hand=True),
     "conv_poisoned_dummies": Case(conv, poison=True),
-    "conv_compiled": Case(conv, compiled=True),
+    "conv_compiled": Case(conv, compiled={"backend": "aot_eager"}),
+    "written_compiled": Case(Written, compiled={"backend": "aot_eager"}),
     "not_affine_cumulative": Case(lambda: conv(few)),
     "untracked": Case(lambda: conv(untracked)),
     "lazy": Case(lazy),
@@ -173,6 +190,19 @@ CASES: dict[str, Case] = {
     "recomputed_statistics": Case(conv, recompute=True),
     "averaged_model": Case(conv, average=True),
 }
+
+
+INDUCTOR = {
+    f"written, dynamic={dynamic}": Case(Written, compiled={"backend": "inductor", "dynamic": dynamic})
+    for dynamic in (None, True)
+}
+
+
+def compiled(model: nn.Module, in_job: bool, backend: str, dynamic: bool | None = None) -> Any:
+    """By torch's own backend in a job alone: one process then compiles nothing."""
+    if backend == "inductor":
+        torch.compiler.reset()  # else a case counts as a change of the sizes of the one before
+    return torch.compile(model, backend=backend, dynamic=dynamic, disable=backend == "inductor" and not in_job)
 
 
 def state(model: nn.Module) -> Tensors:
@@ -198,7 +228,7 @@ def train(case: Case, dtype: torch.dtype, es: Any, seed: int) -> Tensors:
         given = options.get("prepare", {})
         shares = share_schedule(es.world_size(), seed)
         model, optimizer, loader = es.prepare(model, optimizer, loader, shares=shares, **given)
-    run = torch.compile(model, backend="aot_eager") if options.get("compiled") else model
+    run = compiled(model, es is not None, **options["compiled"]) if "compiled" in options else model
     average = torch.optim.swa_utils.AveragedModel(model) if options.get("average") else None
     accumulate = options.get("accumulate", 1)
     scaler = torch.amp.GradScaler("cpu", enabled=bool(options.get("scaled")))
@@ -274,10 +304,11 @@ def main() -> None:
     dtype = getattr(torch, sys.argv[1])
     import evenstep as es
 
+    cases = INDUCTOR if "inductor" in sys.argv else CASES
     first = es.is_main()  # alone it trains plainly, and tells
-    plain = {name: train(case, dtype, None, seed) for seed, (name, case) in enumerate(CASES.items()) if first}
-    results = {"autocast": {"difference": autocast(es), "same": True}}
-    for seed, (name, case) in enumerate(CASES.items()):
+    plain = {name: train(case, dtype, None, seed) for seed, (name, case) in enumerate(cases.items()) if first}
+    results = {} if "inductor" in sys.argv else {"autocast": {"difference": autocast(es), "same": True}}
+    for seed, (name, case) in enumerate(cases.items()):
         ours = train(case, dtype, es, seed)
         every = es.gather(torch.cat([tensor.reshape(-1) for tensor in ours.values()])[None])
         if first:

@@ -2,12 +2,15 @@
 parameters on several ranks with changing shares as in one process.
 
 Run as a script in every rank by test_recipes.py; prints the relative differences as JSON (rank 0).
+
+recipe_cases.py inductor: torch.compile with its own backend, against one process that compiles nothing.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -47,15 +50,18 @@ def adam(*models: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for model in models for p in model.parameters()], lr=3e-3)
 
 
-def compiled(first: bool) -> Run:
-    """torch.compile before es.prepare, which then gets the compiled module, or after it."""
+def compiled(first: bool, backend: str = "aot_eager", dynamic: bool | None = None) -> Run:
+    """torch.compile before es.prepare, which then gets the compiled module, or after it. By inductor, in a job alone."""
 
     def run(prepared: Prepared) -> list[nn.Module]:
+        disable = backend == "inductor" and prepared.es is None
+        if backend == "inductor":
+            torch.compiler.reset()  # else a case counts as a change of the sizes of the one before
         model: Any = gpt()
         if first:
-            model = torch.compile(model, backend="aot_eager")
+            model = torch.compile(model, backend=backend, dynamic=dynamic, disable=disable)
         model, optimizer, loader = prepared(model, adam(model), text_loader())
-        used = model if first else torch.compile(model, backend="aot_eager")
+        used = model if first else torch.compile(model, backend=backend, dynamic=dynamic, disable=disable)
         for x, y in loader:
             predict(used, x, y).backward()
             optimizer.step()
@@ -222,13 +228,20 @@ CASES: dict[str, Run] = {
 }
 
 
+INDUCTOR: dict[str, Run] = {
+    "compiled_first": compiled(True, "inductor"),
+    "compiled_after_for_any_size": compiled(False, "inductor", dynamic=True),
+}
+
+
 def main() -> None:
     import evenstep as es
 
+    cases = INDUCTOR if "inductor" in sys.argv else CASES
     first = es.is_main()  # alone it trains plainly, and tells
-    plain = {name: [vector(model) for model in run(Prepared(None, None))] for name, run in CASES.items() if first}
+    plain = {name: [vector(model) for model in run(Prepared(None, None))] for name, run in cases.items() if first}
     found = {}
-    for name, run in CASES.items():
+    for name, run in cases.items():
         es.session().loaders.clear()  # of the cases before
         ours = torch.cat([vector(model) for model in run(Prepared(es, None))])
         everywhere = es.gather(ours[None])
