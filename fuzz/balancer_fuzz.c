@@ -101,6 +101,7 @@ static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
   int64_t shares[MOST_RANKS];
   even_step_timing timings[MOST_RANKS];
   int64_t own[MOST_RANKS];
+  double exchange[MOST_RANKS] = {0};
   even_balancer *balancer = NULL;
   for (size_t r = 0; r < ranks; r++) {
     speeds[r] = take_seconds(in);
@@ -134,7 +135,11 @@ static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
         caps = own;
       }
     }
-    even_status status = even_balancer_observe(balancer, timings);
+    bool told = take_byte(in) % 4 == 0;
+    for (size_t r = 0; told && r < ranks; r++) {
+      exchange[r] = take_seconds(in);
+    }
+    even_status status = even_balancer_observe_exchange(balancer, timings, NULL, exchange);
     if (status != EVEN_OK && status != EVEN_ERR_ARGUMENT) {
       abort();
     }

@@ -137,6 +137,13 @@ EVEN_PUBLIC even_status even_balancer_observe(even_balancer *balancer, const eve
  * takes. */
 EVEN_PUBLIC even_status even_balancer_observe_spared(even_balancer *balancer, const even_step_timing *timings,
                                                      const bool *spared) EVEN_MUST_USE;
+/* The same, with what each rank needs for the exchange by itself, before its busy time or after: exchange_seconds[r]
+ * (NULL: all 0), without waiting for others and without what lies between two meetings of all, which no split shortens.
+ * What a rank needs beyond the one with the least counts as part of its busy time: the median over the last 32 steps
+ * (16 at least), once it was more than 1 % of the longest busy time in three quarters of them, and until it is less than
+ * half of that. What all ranks need alike changes nothing. Numbers that are not finite or negative: as with timings. */
+EVEN_PUBLIC even_status even_balancer_observe_exchange(even_balancer *balancer, const even_step_timing *timings,
+                                                       const bool *spared, const double *exchange_seconds) EVEN_MUST_USE;
 /* Shares for a step of `batch` samples (the global batch, or a smaller last one) into shares[ranks]. Asking changes
  * nothing: only what was observed decides on later shares. Errors: EVEN_ERR_ARGUMENT (batch < 1, or more than the caps
  * hold; the caller's policy gave no split of the batch), and those of the caller's policy. */

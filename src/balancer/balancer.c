@@ -72,6 +72,7 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
   EVEN_TRY(even_alloc(b->ranks, EVEN_TABLE_POINTS * sizeof *b->table_seconds, (void **)&b->table_seconds));
   EVEN_TRY(even_solve_room_open(b->ranks, &b->room));
   EVEN_TRY(even_replay_open(&b->replay, b->ranks));
+  EVEN_TRY(even_exchange_open(&b->exchange, b->ranks));
   bool prior = params->speeds != NULL && b->policy != EVEN_POLICY_EQUAL && b->policy != EVEN_POLICY_DYNAMIC;
   double fastest = 0.0;
   for (size_t r = 0; prior && r < b->ranks; r++) {
@@ -117,6 +118,7 @@ void even_balancer_close(even_balancer *b) {
   even_solve_room_close(&b->room);
   even_guard_close(&b->guard);
   even_replay_close(&b->replay);
+  even_exchange_close(&b->exchange);
   even_free(b->speeds);
   even_free(b->caps);
   even_free(b->models);
@@ -133,11 +135,16 @@ void even_balancer_close(even_balancer *b) {
   even_free(b);
 }
 
-static even_status check_timings(const even_balancer *b, const even_step_timing *timings) {
+static even_status check_timings(const even_balancer *b, const even_step_timing *timings,
+                                 const double *exchange_seconds) {
   for (size_t r = 0; r < b->ranks; r++) {
     if (!isfinite(timings[r].busy_seconds) || timings[r].busy_seconds < 0.0 || timings[r].samples < 0) {
       return even_fail(EVEN_ERR_ARGUMENT, "balancer: rank %zu reports %g seconds for %" PRId64 " samples", r,
                        timings[r].busy_seconds, timings[r].samples);
+    }
+    if (exchange_seconds != NULL && (!isfinite(exchange_seconds[r]) || exchange_seconds[r] < 0.0)) {
+      return even_fail(EVEN_ERR_ARGUMENT, "balancer: rank %zu reports %g seconds of its own in the exchange", r,
+                       exchange_seconds[r]);
     }
   }
   return EVEN_OK;
@@ -162,11 +169,17 @@ even_status even_balancer_observe(even_balancer *b, const even_step_timing *timi
 }
 
 even_status even_balancer_observe_spared(even_balancer *b, const even_step_timing *timings, const bool *spared) {
-  EVEN_TRY(check_timings(b, timings));
+  return even_balancer_observe_exchange(b, timings, spared, NULL);
+}
+
+even_status even_balancer_observe_exchange(even_balancer *b, const even_step_timing *told, const bool *spared,
+                                           const double *exchange_seconds) {
+  EVEN_TRY(check_timings(b, told, exchange_seconds));
   bool look = false;
   b->steps++;
+  const even_step_timing *timings = even_exchange_take(b, told, exchange_seconds);
   bool spoiled = b->steps > 1 && even_change_take(&b->change, b->models, b->last, timings, b->ranks, b->steps);
-  memcpy(b->last, timings, b->ranks * sizeof *b->last);
+  memcpy(b->last, told, b->ranks * sizeof *b->last);
   if (spoiled && even_balancer_measured(b)) {
     even_guard_pass(b, timings);
     return EVEN_OK;

@@ -62,6 +62,15 @@ static double tilted(const even_cluster *c, const int64_t *shares) {
   return 1.0 + c->tilt * (double)(most - least) / (double)sum;
 }
 
+/* Draws nothing where there is none: other ranks' noise stays. */
+static double own_part(even_cluster *c, const even_cluster_rank *rank) {
+  if (!(rank->own > 0.0)) {
+    return 0.0;
+  }
+  double noise = 1.0 + rank->own_noise * (2.0 * even_pseudo_random_unit(&c->state) - 1.0);
+  return even_pseudo_random_unit(&c->state) < rank->own_seldom ? 0.0 : rank->own * noise;
+}
+
 double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings) {
   double longest = 0.0;
   double tilt = tilted(c, shares);
@@ -83,7 +92,8 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
     seconds += c->steps > 0 && shares[r] != c->before[r] ? c->change : 0.0;
     c->before[r] = shares[r];
     timings[r] = (even_step_timing){.samples = shares[r], .busy_seconds = seconds};
-    longest = fmax(longest, seconds);
+    c->exchange[r] = own_part(c, rank);
+    longest = fmax(longest, seconds + c->exchange[r]);
   }
   for (size_t r = 0; r < c->ranks; r++) {
     if (c->rank[r].quota > 0.0) {
@@ -102,9 +112,10 @@ even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *sha
   for (size_t r = 0; r < c->ranks; r++) {
     const even_cluster_rank *rank = &c->rank[r];
     double speed = factor_of(rank) / (rank->quota > 0.0 ? rank->quota : 1.0);
-    seconds[r][1] = (rank->fixed + rank->per_sample) * speed;
-    seconds[r][0] = c->idles ? 0.0 : seconds[r][1];
-    seconds[r][2] = (rank->fixed + rank->per_sample * (double)samples[2]) * speed;
+    double own = rank->own * (1.0 - rank->own_seldom);
+    seconds[r][1] = (rank->fixed + rank->per_sample) * speed + own;
+    seconds[r][0] = c->idles ? own : seconds[r][1];
+    seconds[r][2] = (rank->fixed + rank->per_sample * (double)samples[2]) * speed + own;
     tables[r] = (even_time_table){samples, seconds[r], 3};
   }
   return even_balancer_solve(tables, NULL, c->ranks, batch, shares, NULL);

@@ -18,6 +18,9 @@ typedef struct even_cluster_rank {
   double quota; /* of a core's time, in each period; 0: none. As the kernel's CPU quota does it: the work goes on at
                    full speed until the period's time is used up, then stands still until the next */
   double period;
+  double own;      /* seconds of the exchange that are its own, after all have met */
+  double own_noise; /* each step takes 1 - own_noise … 1 + own_noise of them … */
+  double own_seldom; /* … and this part of the steps none */
   double left;     /* of this period's time */
   double wandered; /* the logarithm now */
 } even_cluster_rank;
@@ -36,9 +39,10 @@ typedef struct even_cluster {
   bool idles;                         /* ranks without samples take no time, instead of that of a dummy batch */
   double first_step;                  /* factor of the first step's time: warm-up; 0 is read as 1 */
   int64_t steps;
+  double exchange[EVEN_CLUSTER_RANKS]; /* of the last step: each rank's own part */
 } even_cluster;
 
-/* One step of all ranks; its time is the slowest rank's. The same state draws the same noise whatever the shares. */
+/* One step of all ranks; its time is the slowest rank's, with its own part of the exchange. The same state draws the same noise whatever the shares. */
 double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings);
 /* The best split at the true speeds. Errors: those of even_balancer_solve. */
 even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *shares) EVEN_MUST_USE;

@@ -163,6 +163,19 @@ static void begin_window(even_balancer *b) {
   memcpy(g->watched, in_force(b), b->ranks * sizeof *g->watched);
 }
 
+void even_guard_shift(even_guard *g, size_t rank, double seconds) {
+  g->busy[rank] = fmax(0.0, g->busy[rank] + seconds);
+}
+
+void even_guard_begin_anew(even_balancer *b) {
+  even_guard *g = &b->guard;
+  g->trial.state = EVEN_TRIAL_IDLE;
+  for (int name = 0; name < EVEN_FIXED_COUNT; name++) {
+    g->fixed[name].first_steps = 0;
+  }
+  begin_window(b);
+}
+
 even_status even_guard_caps_changed(even_balancer *b) {
   b->guard.trial.state = EVEN_TRIAL_IDLE;
   EVEN_TRY(even_fixed_split(b));

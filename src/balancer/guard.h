@@ -58,6 +58,10 @@ void even_guard_close(even_guard *guard);
 even_status even_guard_take(struct even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
 /* Takes a step that says nothing of a split, for a change to it took its time: a trial that runs has cost it. */
 void even_guard_pass(struct even_balancer *balancer, const even_step_timing *timings);
+/* The rank's steps took so many seconds more than was taken (< 0: fewer); even_guard_begin_anew follows. */
+void even_guard_shift(even_guard *guard, size_t rank, double seconds);
+/* What was measured of splits is no longer true: a trial is given up, and the one in force is measured anew. */
+void even_guard_begin_anew(struct even_balancer *balancer);
 /* Whether shares must stay as they are: a trial runs, or ranks are so bursty that only measuring a split tells. */
 bool even_guard_holds(const struct even_balancer *balancer);
 /* The caps are other ones: fixed splits are made anew, a trial is given up. */

@@ -148,6 +148,24 @@ static void rescale(even_rank_model *model, double factor) {
   model->seconds_per_sample *= factor;
 }
 
+static void shift(double *values, int count, double seconds) {
+  for (int i = 0; i < count; i++) {
+    values[i] = larger(shortest_seconds, values[i] + seconds);
+  }
+}
+
+void even_model_shift(even_rank_model *model, double seconds) {
+  shift(model->seconds, model->count, seconds);
+  shift(model->idle, model->idle_count, seconds);
+  shift(&model->idle_reference, model->idle_reference > 0.0 ? 1 : 0, seconds);
+  shift(&model->known_seconds, model->known_samples > 0.0 ? 1 : 0, seconds);
+  shift(&model->pending_seconds, model->pending > 0 ? 1 : 0, seconds * model->pending);
+  if (model->known) {
+    model->fixed_seconds = larger(0.0, model->fixed_seconds + seconds);
+    model->fixed_samples = larger(0.0, model->fixed_samples + seconds / model->seconds_per_sample);
+  }
+}
+
 /* The line stays, but for the rank's speed. Whether that is another now. */
 static bool take_idle(even_rank_model *model, double seconds) {
   model->idle[model->idle_next] = larger(shortest_seconds, smaller(seconds, longest_seconds));

@@ -43,6 +43,9 @@ bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bo
 bool even_model_surprised(const even_rank_model *model);
 /* Learns from the window; drops what was before a change of speed. */
 void even_model_learn(even_rank_model *model);
+/* All that was measured, a dummy batch too, took so many seconds more (< 0: fewer), whatever the share: the fixed part
+ * is larger by them. */
+void even_model_shift(even_rank_model *model, double seconds);
 /* Whether its dummy batches are spared, so that they are less than a sample's work. */
 bool even_model_idles(const even_rank_model *model);
 /* Seconds for `samples`; the model must be known. */

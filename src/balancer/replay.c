@@ -43,6 +43,13 @@ void even_replay_take(even_replay *replay, const even_step_timing *timings, size
   replay->taken++;
 }
 
+void even_replay_shift(even_replay *replay, size_t rank, size_t ranks, double seconds) {
+  for (size_t i = 0; replay->seconds != NULL && i < EVEN_REPLAY_STEPS; i++) {
+    double *step = &replay->seconds[i * ranks + rank];
+    *step = *step + seconds > 0.0 ? *step + seconds : 0.0;
+  }
+}
+
 /* A step's; without samples that of its dummy batch, which does not scatter with the share. */
 static double seconds_of(const even_rank_model *model, int64_t samples) {
   return samples > 0 ? even_model_line(model, (double)samples) : even_model_at(model, 0);

@@ -32,6 +32,8 @@ typedef struct even_replay_gain {
 even_status even_replay_open(even_replay *replay, size_t ranks) EVEN_MUST_USE;
 void even_replay_close(even_replay *replay);
 void even_replay_take(even_replay *replay, const even_step_timing *timings, size_t ranks);
+/* The rank's steps took so many seconds more than was taken (< 0: fewer). */
+void even_replay_shift(even_replay *replay, size_t rank, size_t ranks, double seconds);
 /* How many of the last steps speak of the ranks as they are now, and are replayed by what follows; 0: too few, or ranks
  * that are stopped rather than scatter. */
 int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks);

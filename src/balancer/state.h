@@ -3,6 +3,7 @@
 #define EVEN_BALANCER_STATE_H
 
 #include "balancer/change.h"
+#include "balancer/exchange.h"
 #include "balancer/guard.h"
 #include "balancer/model.h"
 #include "balancer/replay.h"
@@ -34,7 +35,8 @@ struct even_balancer {
   even_scatter scatter;
   even_replay replay;
   even_change change;
-  even_step_timing *last; /* the last step that was observed */
+  even_exchange exchange;
+  even_step_timing *last; /* the last step that was observed, as it was told */
   even_policy_function choose;
   void *choose_context;
   double *view_fixed; /* what the caller's policy is shown of the models */

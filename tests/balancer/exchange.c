@@ -1,0 +1,267 @@
+/* A rank's own part of the exchange: shares make up for it where it is really there, and stay to the bit what they are
+ * where it is not. */
+#include <evenstep/balancer.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "balancer/cluster.h"
+
+enum { AHEAD = 2, SEEDS = 4, BATCH = 64 };
+
+/* Ranks with a balancer whose shares reach them two steps late; beside a twin that knows all, and draws the same noise.
+ */
+typedef struct job {
+  even_cluster ranks;
+  even_cluster twin;
+  even_balancer *balancer;
+  int64_t queue[AHEAD + 1][EVEN_CLUSTER_RANKS];
+  bool silent; /* nobody tells its own part */
+  double seconds;
+  double best_seconds;
+} job;
+
+static even_balancer *open_for(even_policy policy, size_t ranks) {
+  even_balancer_params params = {.size = sizeof params, .policy = policy, .ranks = ranks, .batch = BATCH};
+  even_balancer *balancer = NULL;
+  assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
+  return balancer;
+}
+
+static void open_job(job *of, const even_cluster *ranks, uint64_t seed) {
+  memset(of, 0, sizeof *of);
+  of->ranks = of->twin = *ranks;
+  of->ranks.state = of->twin.state = seed * 7919;
+  of->balancer = open_for(EVEN_POLICY_AUTO, ranks->ranks);
+  for (int i = 0; i <= AHEAD; i++) {
+    assert_int_equal(even_balancer_shares(of->balancer, BATCH, of->queue[i]), EVEN_OK);
+  }
+}
+
+static void step(job *of) {
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
+  even_step_timing ignored[EVEN_CLUSTER_RANKS];
+  int64_t best[EVEN_CLUSTER_RANKS];
+  assert_int_equal(even_cluster_best(&of->twin, BATCH, best), EVEN_OK);
+  of->seconds += even_cluster_step(&of->ranks, of->queue[0], timings);
+  of->best_seconds += even_cluster_step(&of->twin, best, ignored);
+  memmove(of->queue[0], of->queue[1], AHEAD * sizeof of->queue[0]);
+  const double *told = of->silent ? NULL : of->ranks.exchange;
+  assert_int_equal(even_balancer_observe_exchange(of->balancer, timings, NULL, told), EVEN_OK);
+  assert_int_equal(even_balancer_shares(of->balancer, BATCH, of->queue[AHEAD]), EVEN_OK);
+}
+
+static void steps(job *of, int count) {
+  for (int i = 0; i < count; i++) {
+    step(of);
+  }
+}
+
+/* Best / balancer, in seconds, of `count` steps. */
+static double efficiency(job *of, int count) {
+  of->seconds = of->best_seconds = 0.0;
+  steps(of, count);
+  return of->best_seconds / of->seconds;
+}
+
+static even_cluster equal(size_t ranks, double noise) {
+  even_cluster c = {.ranks = ranks, .first_step = 3.0};
+  for (size_t r = 0; r < ranks; r++) {
+    c.rank[r] = (even_cluster_rank){.fixed = 0.001, .per_sample = 0.001, .noise = noise};
+  }
+  return c;
+}
+
+/* The fastest of four pays most for its exchange. */
+static even_cluster unequal(double noise) {
+  even_cluster c = {.ranks = 4, .first_step = 3.0};
+  for (size_t r = 0; r < c.ranks; r++) {
+    double slow = (double)(r + 1);
+    c.rank[r] = (even_cluster_rank){.fixed = 0.002 * slow, .per_sample = 0.001 * slow, .noise = noise};
+    c.rank[r].own = 0.002;
+    c.rank[r].own_noise = 0.3;
+  }
+  c.rank[0].own = 0.012;
+  return c;
+}
+
+static void shares_make_up_for_it(void **context) {
+  (void)context;
+  const double noise[] = {0.0, 0.05};
+  for (size_t i = 0; i < 2; i++) {
+    even_cluster two = equal(2, noise[i]);
+    two.rank[0].own = 0.010;
+    two.rank[0].own_noise = 0.2;
+    const even_cluster all[] = {two, unequal(noise[i])};
+    for (size_t kind = 0; kind < 2; kind++) {
+      for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+        job told;
+        job silent;
+        open_job(&told, &all[kind], seed);
+        open_job(&silent, &all[kind], seed);
+        silent.silent = true;
+        steps(&told, 40);
+        steps(&silent, 40);
+        assert_true(efficiency(&told, 200) >= 0.97);
+        assert_true(efficiency(&silent, 200) < 0.92); /* it is worth it */
+        even_balancer_close(told.balancer);
+        even_balancer_close(silent.balancer);
+      }
+    }
+  }
+}
+
+static void the_split_is_the_best_one(void **context) {
+  (void)context;
+  even_cluster ranks = equal(2, 0.0);
+  ranks.rank[0].own = 0.010;
+  job of;
+  open_job(&of, &ranks, 1);
+  steps(&of, 60);
+  const int64_t best[2] = {27, 37};
+  assert_memory_equal(of.queue[AHEAD], best, sizeof best);
+  /* 0.001 + 27 * 0.001 + 0.010: what is believed has it in */
+  assert_true(fabs(even_balancer_predict(of.balancer, 0, 27) - 0.038) < 0.0005);
+  assert_true(fabs(even_balancer_predict(of.balancer, 1, 37) - 0.038) < 0.0005);
+  even_balancer_close(of.balancer);
+}
+
+/* Equal shares are faster by busy time alone: trials must count what the exchange takes. */
+static void trials_do_not_take_it_back(void **context) {
+  (void)context;
+  even_cluster ranks = equal(2, 0.03);
+  ranks.rank[0].own = 0.010;
+  job of;
+  open_job(&of, &ranks, 2);
+  for (int i = 0; i < 2000; i++) {
+    step(&of);
+    assert_false(even_balancer_on_equal(of.balancer, NULL, NULL));
+  }
+  assert_true(efficiency(&of, 200) >= 0.97);
+  even_balancer_close(of.balancer);
+}
+
+static void it_comes_and_goes(void **context) {
+  (void)context;
+  even_cluster ranks = equal(3, 0.02);
+  job of;
+  open_job(&of, &ranks, 3);
+  steps(&of, 100);
+  for (int turn = 0; turn < 3; turn++) {
+    of.ranks.rank[1].own = of.twin.rank[1].own = 0.008;
+    steps(&of, 50);
+    assert_true(efficiency(&of, 50) >= 0.97);
+    of.ranks.rank[1].own = of.twin.rank[1].own = 0.0;
+    steps(&of, 50);
+    assert_true(efficiency(&of, 50) >= 0.97);
+  }
+  even_balancer_close(of.balancer);
+}
+
+/* What is told changes no share in any step. */
+static void assert_changes_nothing(const even_cluster *ranks, int count) {
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    job told;
+    job silent;
+    open_job(&told, ranks, seed);
+    open_job(&silent, ranks, seed);
+    silent.silent = true;
+    for (int i = 0; i < count; i++) {
+      step(&told);
+      step(&silent);
+      assert_memory_equal(told.queue, silent.queue, sizeof told.queue);
+    }
+    assert_true(even_balancer_predict(told.balancer, 0, 9) <= even_balancer_predict(silent.balancer, 0, 9));
+    assert_true(even_balancer_predict(told.balancer, 0, 9) >= even_balancer_predict(silent.balancer, 0, 9));
+    even_balancer_close(told.balancer);
+    even_balancer_close(silent.balancer);
+  }
+}
+
+static void what_all_have_in_common_changes_nothing(void **context) {
+  (void)context;
+  even_cluster ranks = unequal(0.05);
+  for (size_t r = 0; r < ranks.ranks; r++) {
+    ranks.rank[r].own = 0.020;
+    ranks.rank[r].own_noise = 0.0;
+  }
+  assert_changes_nothing(&ranks, 400);
+}
+
+static void noise_changes_nothing(void **context) {
+  (void)context;
+  even_cluster ranks = unequal(0.05);
+  for (size_t r = 0; r < ranks.ranks; r++) {
+    ranks.rank[r].own = 0.010;
+    ranks.rank[r].own_noise = 0.9;
+  }
+  assert_changes_nothing(&ranks, 2000);
+}
+
+static void less_than_a_hundredth_changes_nothing(void **context) {
+  (void)context;
+  even_cluster ranks = equal(2, 0.02);
+  ranks.rank[1].own = 0.0003; /* of 33 ms */
+  assert_changes_nothing(&ranks, 400);
+}
+
+static void what_is_not_there_in_most_steps_changes_nothing(void **context) {
+  (void)context;
+  even_cluster ranks = equal(2, 0.02);
+  ranks.rank[1].own = 0.020;
+  ranks.rank[1].own_seldom = 0.6;
+  assert_changes_nothing(&ranks, 400);
+}
+
+static void wrong_numbers_teach_nothing(void **context) {
+  (void)context;
+  const double wrong[][2] = {{0.0, NAN}, {INFINITY, 0.0}, {0.0, -1e-9}};
+  const even_step_timing timings[2] = {{32, 0.032}, {32, 0.032}};
+  even_balancer *balancer = open_for(EVEN_POLICY_AUTO, 2);
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    assert_int_equal(even_balancer_observe_exchange(balancer, timings, NULL, wrong[i]), EVEN_ERR_ARGUMENT);
+  }
+  assert_non_null(strstr(even_error_last()->what, "rank 1"));
+  assert_true(isnan(even_balancer_predict(balancer, 0, 1)));
+  even_balancer_close(balancer);
+}
+
+/* Legal but absurd: shares stay a split of the batch. */
+static void absurd_numbers_do_no_harm(void **context) {
+  (void)context;
+  const double times[] = {1e308, 0.0, 5e-324, 1e-300, 1e308, 1e9};
+  even_balancer *balancer = open_for(EVEN_POLICY_AUTO, 2);
+  for (int i = 0; i < 400; i++) {
+    int64_t shares[2];
+    assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+    assert_true(shares[0] >= 0 && shares[1] >= 0);
+    assert_int_equal(shares[0] + shares[1], BATCH);
+    const even_step_timing timings[2] = {{shares[0], times[i % 6]}, {shares[1], times[(i / 3) % 6]}};
+    const double exchange[2] = {times[(i / 50) % 6], times[(i / 20) % 6]};
+    assert_int_equal(even_balancer_observe_exchange(balancer, timings, NULL, exchange), EVEN_OK);
+    assert_true(isfinite(even_balancer_predict(balancer, 0, 7)));
+  }
+  even_balancer_close(balancer);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(shares_make_up_for_it),
+      cmocka_unit_test(the_split_is_the_best_one),
+      cmocka_unit_test(trials_do_not_take_it_back),
+      cmocka_unit_test(it_comes_and_goes),
+      cmocka_unit_test(what_all_have_in_common_changes_nothing),
+      cmocka_unit_test(noise_changes_nothing),
+      cmocka_unit_test(less_than_a_hundredth_changes_nothing),
+      cmocka_unit_test(what_is_not_there_in_most_steps_changes_nothing),
+      cmocka_unit_test(wrong_numbers_teach_nothing),
+      cmocka_unit_test(absurd_numbers_do_no_harm),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
