@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from evenstep import _core
 from evenstep.compressed_engine import GatheringEngine
 
 
@@ -37,6 +38,7 @@ class AdasumEngine(GatheringEngine):
         pairs = list(zip(values[::2], values[1::2], ranks[::2], ranks[1::2]))
         factors = torch.stack([_factors(a, b, m / (m + n), counts) for a, b, m, n in pairs]).cpu().contiguous()
         self._group.broadcast_(factors)
+        self._met_ns = _core.clock_ns()
         sizes = torch.tensor(counts, device=values[0].device)
         merged, together = [], []
         for (a, b, m, n), factor in zip(pairs, factors.to(values[0].device, values[0].dtype)):

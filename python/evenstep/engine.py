@@ -52,17 +52,25 @@ class EngineOptions:
 
 
 class Report:
-    """What one round cost, in nanoseconds. full_bytes: what `bytes` would be without compression."""
+    """What one round cost, in nanoseconds. full_bytes: what `bytes` would be without compression. own_ns: of exposed_ns,
+    what this rank did by itself after its last meeting with the others, as putting sums back into its device's memory."""
 
-    __slots__ = ("bytes", "communication_ns", "exposed_ns", "full_bytes", "peer_wait_ns")
+    __slots__ = ("bytes", "communication_ns", "exposed_ns", "full_bytes", "own_ns", "peer_wait_ns")
 
     def __init__(
-        self, communication_ns: int, peer_wait_ns: int, exposed_ns: int, moved: int, full: int | None = None
+        self,
+        communication_ns: int,
+        peer_wait_ns: int,
+        exposed_ns: int,
+        moved: int,
+        full: int | None = None,
+        own_ns: int = 0,
     ) -> None:
         self.full_bytes = moved if full is None else full
         self.communication_ns = communication_ns
         self.peer_wait_ns = peer_wait_ns
         self.exposed_ns = exposed_ns
+        self.own_ns = own_ns
         self.bytes = moved
 
 
@@ -81,7 +89,11 @@ class Engine(Protocol):
         """The gradient's memory must stay as it is until finish."""
 
     def finish(self) -> tuple[Sequence[int], Report]:
-        """used[i] is 1 where some rank had a gradient for parameter i; collective."""
+        """used[i] is 1 where some rank had a gradient for parameter i; collective.
+
+        An engine may have `settle()`, too: after backward, waits for what this rank does for the exchange by itself, and for
+        no other rank.
+        """
 
 
 def memory_format_of(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -253,11 +265,17 @@ class SharedEngine:
         flags, _, communication_ns, peer_wait_ns, exposed_ns, moved, _, full, bad = self._sync.finish()
         used = bytes(map(flags.__getitem__, self._place))
         self.nonfinite = [(self._place.index(place), own) for place, own in self._sync.nonfinite()] if bad else []
+        own_ns = 0 if self.plain else self._put_back(used)
+        self._held = [None] * len(self._held)
+        return used, Report(communication_ns, peer_wait_ns, exposed_ns + own_ns, moved, full, own_ns)
+
+    def _put_back(self, used: Sequence[int]) -> int:
+        """The sums of parameters that are on a device; how long it took."""
+        start = _core.clock_ns()
         for index, on_cpu in enumerate(self._on_cpu):
-            self._held[index] = None
             if not on_cpu and used[index]:
                 self.views[index].copy_(self._slots[index])
-        return used, Report(communication_ns, peer_wait_ns, exposed_ns, moved, full)
+        return _core.clock_ns() - start
 
 
 def _layout_in_c(options: EngineOptions, sizes: tuple[int, int] = (0, 0)) -> dict[str, int]:
@@ -298,6 +316,7 @@ class TorchEngine:
         self._weight, self._step = 0.0, 0
         self._ready: list[Any] = [None] * len(parameters)
         self._used = b""  # in this round, by some rank
+        self._met_ns = 0  # when this rank last met the others, but for what the exchange knows of
         self.views = [torch.empty(0)] * len(parameters)
         self._buckets: list[tuple[torch.Tensor, list[int]]] = []
         kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -343,6 +362,7 @@ class TorchEngine:
         start = _core.clock_ns()
         mine = bytes(0 if gradient is None else 1 for gradient in self._ready)
         used = self._used = bytes(map(max, zip(*self._group.exchange(mine)))) if mine else b""
+        self._met_ns = _core.clock_ns()
         flats = []
         for number, (flat, indices) in enumerate(self._buckets):
             self._pack(indices)
@@ -351,8 +371,9 @@ class TorchEngine:
         moved, full = self._reduce(flats)
         self._ready = [None] * len(self._ready)
         now = _core.clock_ns()
+        own = now - max(self._met_ns, self._exchange.met_ns)
         self._telemetry.span(_core.SPAN_COMMUNICATION, self._step, start, now - start, moved)
-        return used, Report(now - start, 0, now - start, moved, full)
+        return used, Report(now - start, 0, now - start, moved, full, own)
 
     def _pack(self, indices: list[int]) -> None:
         weight = self._weight
@@ -381,4 +402,5 @@ class TorchEngine:
         for work in works:
             if work is not None:
                 work.wait()
+                self._met_ns = _core.clock_ns()
         return moved, full

@@ -157,8 +157,15 @@ class BlockShares(Shares):
             self._samples(self._alike(blocks, None) if larger else self._balancer.shares(blocks), batch)
         )
 
-    def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float, spared: Sequence[int] = ()) -> None:
-        """spared: ranks whose backward was left out; a block's never is, and a rank without blocks tells its time as it is."""
+    def observe(
+        self,
+        timings: Sequence[tuple[int, float]],
+        step_seconds: float,
+        spared: Sequence[int] = (),
+        exchange: Sequence[float] = (),
+    ) -> None:
+        """spared: ranks whose backward was left out; a block's never is, and a rank without blocks tells its time as it is.
+        exchange: in blocks no rank has a part of its own."""
         self._balancer.observe([(blocks_in(samples, self.block), seconds) for samples, seconds in timings])
         self._timings.append([tuple(pair) for pair in timings])
 

@@ -18,6 +18,7 @@ class Exchange(Protocol):
     """Every method is collective, on contiguous flat tensors."""
 
     ranks: int
+    met_ns: int  # when this rank last met the others here, but in what is waited for elsewhere
 
     def all_reduce(self, values: torch.Tensor) -> Any:
         """values = their sum over ranks once the work that it gives (maybe None) has been waited for."""
@@ -41,6 +42,7 @@ class TorchExchange:
     def __init__(self, process_group: Any) -> None:
         self.process_group = process_group
         self.ranks = dist.get_world_size(process_group)
+        self.met_ns = 0
 
     def all_reduce(self, values: torch.Tensor) -> Any:
         return dist.all_reduce(values, group=self.process_group, async_op=True)
@@ -56,11 +58,13 @@ class TorchExchange:
         for row in rows[1:]:
             total += row
         _all_gather(mine, total.to(values.dtype), group=self.process_group)
+        self.met_ns = _core.clock_ns()
         return mine[: values.numel()]
 
     def gather(self, payload: torch.Tensor) -> torch.Tensor:
         rows = payload.new_empty(self.ranks * payload.numel())
         _all_gather(rows, payload, group=self.process_group)
+        self.met_ns = _core.clock_ns()
         return rows.view(self.ranks, -1)
 
     def gather_parts(self, payload: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
@@ -72,6 +76,7 @@ class TorchExchange:
         theirs = payloads[0].new_empty(self.ranks * count)
         sizes = [one.numel() for one in payloads]
         dist.all_to_all_single(theirs, torch.cat(payloads), [count] * self.ranks, sizes, group=self.process_group)
+        self.met_ns = _core.clock_ns()
         return list(theirs.split(count)) if count else list(payloads[0].new_empty((self.ranks, 0)))
 
 
@@ -81,6 +86,7 @@ class SharedExchange:
     def __init__(self, comm: _core.Comm) -> None:
         self._comm = comm
         self.ranks = comm.ranks
+        self.met_ns = 0
 
     def revoke(self) -> None:
         """Ends what the other ranks wait for."""
@@ -89,6 +95,7 @@ class SharedExchange:
     def all_reduce(self, values: torch.Tensor) -> Any:
         staged = values.cpu()
         self._comm.all_reduce(staged.data_ptr(), staged.numel(), DTYPES[staged.dtype], _core.OP_SUM)
+        self.met_ns = _core.clock_ns()
         if staged is not values:
             values.copy_(staged)
 
@@ -102,12 +109,14 @@ class SharedExchange:
         rows = staged.new_empty((self.ranks, staged.numel()))
         counts = [staged.numel()] * self.ranks
         self._comm.all_gather(staged.data_ptr(), rows.data_ptr(), counts, _core.DTYPE_U8)
+        self.met_ns = _core.clock_ns()
         return rows.to(payload.device)
 
     def gather_parts(self, payload: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
         staged = payload.cpu()
         rows = staged.new_empty(sum(counts))
         self._comm.all_gather(staged.data_ptr() or rows.data_ptr(), rows.data_ptr(), counts, _core.DTYPE_U8)
+        self.met_ns = _core.clock_ns()
         return list(rows.to(payload.device).split(counts))
 
     def swap(self, payloads: list[torch.Tensor], count: int) -> list[torch.Tensor]:
@@ -119,4 +128,5 @@ class SharedExchange:
             [row.data_ptr() for row in rows],
             [count] * self.ranks,
         )
+        self.met_ns = _core.clock_ns()
         return list(rows.to(payloads[0].device))

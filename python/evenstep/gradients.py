@@ -379,6 +379,14 @@ class GradientSync:
     def refired(self) -> bool:
         return self._refired
 
+    def settle(self) -> bool:
+        """Before the ranks vote: until what this rank does for the exchange by itself is done, where the engine has such a part.
+        Whether it has."""
+        if not (self._open and hasattr(self.engine, "settle")):
+            return False
+        self.engine.settle()
+        return True
+
     @torch.no_grad()
     def finish(self, again: bool) -> Report:
         """Collective. `again`: some rank's gradient changed after it was handed over, so the round runs twice."""
@@ -398,6 +406,7 @@ class GradientSync:
             report.communication_ns += second.communication_ns
             report.exposed_ns += second.exposed_ns
             report.peer_wait_ns += second.peer_wait_ns
+            report.own_ns = second.own_ns
             report.bytes += second.bytes
             report.full_bytes += second.full_bytes
         if self._watch is not None:
@@ -422,6 +431,7 @@ class GradientSync:
                 moved = sum_sparse(self._steps.group, self.parameters[self._dense :], weight)
             report.bytes += moved
             report.full_bytes += moved
+            report.own_ns = 0  # what came before this meeting lay between two
             self.nonfinite += self._among(range(self._dense, len(self.parameters)), at_once=True)
         return self._done(report)
 

@@ -121,7 +121,7 @@ class OptimizerSteps:
             loaders.append(plan.loader)
         observing = {id(loader.shares): loader.shares for loader in loaders if loader.shares is not None}
         for shares in observing.values() if timings else ():
-            shares.observe(timings, steps.step_seconds, steps.spared)
+            shares.observe(timings, steps.step_seconds, steps.spared, steps.exchange_seconds)
             for kind, news in (
                 (_core.EVENT_BALANCING, shares.turned()),
                 (_core.EVENT_LEFT_OUT, shares.left_out(timings)),

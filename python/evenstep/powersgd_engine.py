@@ -97,8 +97,11 @@ class PowerSGDEngine(GatheringEngine):
         if self.takes_back and self._before is None:
             self._before = before
         costs = super()._reduce(flats)
-        if encoded and not all(map(any, self._group.exchange(bytes([all_finite(flats)])))):
-            self._put_back(*before)  # a GradScaler skips the step; what is not finite would stay in every later one
+        if encoded:
+            finite = all(map(any, self._group.exchange(bytes([all_finite(flats)]))))
+            self._met_ns = _core.clock_ns()
+            if not finite:
+                self._put_back(*before)  # a GradScaler skips the step; what is not finite would stay in every later one
         return costs
 
     def _memory(self) -> tuple[Any, ...]:

@@ -60,6 +60,17 @@ def crowded(batch: int, ranks: int) -> tuple[str, str]:
     )
 
 
+def _remembered(timing: tuple[float, ...], spared: bool, own: float) -> tuple[float, ...]:
+    """One rank's step as checkpoints have it: no longer than it has to be."""
+    if own > 0:
+        return (*timing, int(spared), own)
+    return (*timing, 1) if spared else timing
+
+
+def _own_part(remembered: Sequence[float]) -> float:
+    return float(remembered[3]) if len(remembered) > 3 else 0.0
+
+
 class Shares:
     """Shares of one loader's batches; the same calls give the same shares on every rank."""
 
@@ -130,7 +141,8 @@ class Shares:
             row = [one[-back] if one is not None and len(one) >= back else None for one in known]
             there = [pair for pair in row if pair is not None]
             usual = tuple(sum(pair[i] for pair in there) / len(there) for i in range(2))
-            rows.append([usual if pair is None else pair for pair in row])
+            own = sum(map(_own_part, there)) / len(there)
+            rows.append([_remembered(usual, False, own) if pair is None else pair for pair in row])
         self.learn(rows)
 
     def _among(
@@ -241,13 +253,21 @@ class Shares:
         tables = [[(1, 1.0 / share if share else 1e9)] for share in self._balancer.shares(self._handed_out)]
         return balance(tables, batch, caps)[0]
 
-    def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float, spared: Sequence[int] = ()) -> None:
-        """spared: ranks without samples that left out backward."""
+    def observe(
+        self,
+        timings: Sequence[tuple[int, float]],
+        step_seconds: float,
+        spared: Sequence[int] = (),
+        exchange: Sequence[float] = (),
+    ) -> None:
+        """spared: ranks without samples that left out backward. exchange: seconds of each rank's own part of the exchange."""
         if self._plan is not None:
             self._plan.observe(timings, step_seconds)
-        else:
-            self._balancer.observe(timings, *([spared] if spared else []))
-            self._timings.append([(*pair, *([1] if rank in spared else [])) for rank, pair in enumerate(timings)])
+            return
+        told = exchange if any(exchange) else None
+        self._balancer.observe(timings, spared, told)
+        rows = zip(timings, told or [0.0] * self.ranks)
+        self._timings.append([_remembered(pair, rank in spared, own) for rank, (pair, own) in enumerate(rows)])
 
     def take_memory(self, reports: Sequence[Report]) -> tuple[int, str] | None:
         """Takes what the ranks told of their memory in a step; the same on all. Where that is news: on how many ranks
@@ -290,8 +310,8 @@ class Shares:
         return self._timings[-1] if self._timings else []
 
     def state(self) -> list[list[list[float]]]:
-        """The last steps' timings, (samples, seconds) for each rank, and a third number where it left out backward: what
-        the balancer knows, whatever it makes of it."""
+        """The last steps' timings, (samples, seconds) for each rank, 1 or 0 where it left out backward or not, and the seconds
+        of its own part of the exchange; both may be missing. What the balancer knows, whatever it makes of it."""
         return [[list(pair) for pair in timings] for timings in self._timings]
 
     def learn(self, state: Sequence[Sequence[Sequence[float]]]) -> None:
@@ -299,8 +319,9 @@ class Shares:
         if self.state() == [[list(pair) for pair in timings] for timings in state]:
             return
         for timings in state:
-            spared = [rank for rank, one in enumerate(timings) if len(one) > 2]
-            self.observe([(int(one[0]), float(one[1])) for one in timings], math.nan, spared)
+            spared = [rank for rank, one in enumerate(timings) if len(one) > 2 and one[2]]
+            told = [(int(one[0]), float(one[1])) for one in timings]
+            self.observe(told, math.nan, spared, list(map(_own_part, timings)))
 
     def turned(self) -> tuple[int, str] | None:
         """(1, measured times) once the models' split was measured slower than equal shares, which run from now on; (2,

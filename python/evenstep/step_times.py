@@ -17,6 +17,9 @@ class StepTimes:
         self._reference = now  # where its work began
         self._blocked_reference = self._blocked_at_sync = 0
         self._exposed = 0  # ns blocked in engines' finish and in groups that do not count their waits
+        self._own = 0  # ns of it that this rank needed for the exchange by itself, in the step under way
+        self._own_last = 0  # the same after the last meeting
+        self.own_seconds = 0.0  # the same of the step before, for each of its batches
         self._apart = 0  # ns of evaluation and checkpoints
         self._apart_reference = self._apart_at_sync = 0
         self._sync_end = now
@@ -32,6 +35,15 @@ class StepTimes:
     def blocks(self, ns: int) -> None:
         """So long, where nobody else counts it."""
         self._exposed += ns
+
+    def works_alone(self, ns: int) -> None:
+        """So long of what was blocked last, since it met the others: they do not wait for it, but it comes later to the next
+        meeting, as by its optimizer's step."""
+        self._own_last = ns
+
+    def meets(self) -> None:
+        """The other ranks: what was done alone before lies between two meetings, and no smaller share makes up for it."""
+        self._own_last = 0
 
     def apart_since(self, start_ns: int, blocked_ns: int) -> int:
         """What came since then, when so much had been blocked, is no part of a step. How long it was, in ns."""
@@ -77,15 +89,18 @@ class StepTimes:
     def synchronised(self, step: int, end_ns: int) -> None:
         """The gradients of the backward that ended then are whole."""
         self._sync_end = _core.clock_ns()
+        self._own, self._own_last = self._own + self._own_last, 0
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self._telemetry.span(_core.SPAN_WAIT, step, end_ns, self._sync_end - end_ns)
 
-    def committed(self) -> None:
+    def committed(self, batches: int) -> None:
+        self._own, self.own_seconds = 0, self._own / 1e9 / max(1, batches)
         self._reference = self._sync_end
         self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
 
     def begin_anew(self) -> None:
         """The step begins now."""
+        self._own = self._own_last = 0
         self._reference = self._sync_end = _core.clock_ns()
         self._blocked_reference = self._blocked_at_sync = self.blocked_ns()
         self._apart_reference = self._apart_at_sync = self._apart

@@ -54,6 +54,7 @@ class Steps:
         self._sum: int | None = None  # of the parameters, where the vote under way compares it
         self.reports: list[Any] = []  # what the ranks told of their memory before the last commit
         self.spared: list[int] = []  # ranks that left out every backward before it, for want of samples
+        self.exchange_seconds: list[float] = []  # of each, for the exchange by itself, as they told then
         self._passes = self._spared_passes = 0  # since the last commit
         self.begun_backwards = 0  # passes of backward, also those that count nothing
         self.step = 0
@@ -152,14 +153,13 @@ class Steps:
     def blocking(self) -> Iterator[None]:
         """Around a collective of the group, which may not count its own waiting."""
         with self.phases.during(_core.AT_COLLECTIVE):
-            if hasattr(self.group, "comm"):
-                yield
-                return
             start = _core.clock_ns()
             try:
                 yield
             finally:
-                self.times.blocks(_core.clock_ns() - start)
+                if not hasattr(self.group, "comm"):
+                    self.times.blocks(_core.clock_ns() - start)
+                self.times.meets()
 
     @contextmanager
     def apart(self, span: int) -> Iterator[None]:
@@ -324,7 +324,7 @@ class Steps:
         self._passes = self._spared_passes = 0
         for sync in self.syncs:
             sync.nonfinite = []
-        self.ballots, self.reports, self.spared = [], [], []
+        self.ballots, self.reports, self.spared, self.exchange_seconds = [], [], [], []
         self._fetched = FetchedBatches(self._fetched.pace)
         self._had = dict(self._had_at_step)
         self.times.begin_anew()
@@ -413,6 +413,7 @@ class Steps:
             room=vote.UNKNOWN if watch is None else watch.room,
             growth=0.0 if watch is None else watch.growth,
             parameters=self._sum or 0,
+            exchange_seconds=self.times.own_seconds,
         )
         with self.blocking():
             records = self.group.exchange(ballot.pack())
@@ -437,6 +438,8 @@ class Steps:
         self.phases.enter("communication")
         self._backward_count += 1
         self._changed = self.buffers.changed() if self.buffers is not None else []
+        if any([sync.settle() for sync in self.syncs if sync.enabled]):  # all of them
+            end = _core.clock_ns()
         busy = self.times.busy_until(end)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
         flags |= vote.SPARED if 0 < self._spared_passes == self._passes else 0
@@ -485,6 +488,7 @@ class Steps:
             if fired >> index & 1:
                 report = sync.finish(again=bool(refired >> index & 1))
                 self.times.blocks(report.exposed_ns)
+                self.times.works_alone(report.own_ns)
                 name = f"compression {sync.compression}" if sync.compression else ""
                 self.saved.add(name, report.bytes, report.full_bytes)
             elif sync.enabled:  # this pass was another model's: what was kept apart for it goes back
@@ -520,7 +524,7 @@ class Steps:
         batch, or nothing where no batch of a prepared loader was in it."""
         self.finish_missed()
         timings: list[tuple[int, float]] = []
-        self.reports, self.spared = [], []
+        self.reports, self.spared, self.exchange_seconds = [], [], []
         self._passes = self._spared_passes = 0
         if self.recovery is None:
             self.synchronise_buffers(self.group)
@@ -532,6 +536,7 @@ class Steps:
             self.spared = vote.spared(ballots)
             if batches > 0:
                 timings = [(round(b.samples / batches), b.busy_seconds / batches) for b in ballots]
+                self.exchange_seconds = [b.exchange_seconds for b in ballots]
                 if self.memory is not None:
                     self.reports = self.memory.reports(ballots, timings)
         plan = self.last_plan
@@ -556,7 +561,7 @@ class Steps:
         self._own_loss.sum = 0.0
         self._had_at_step = dict(self._had)
         if ballots:
-            self.times.committed()
+            self.times.committed(ballots[0].batches)
         self.step += 1
         return timings
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evenstep._core import EvenstepError
 from evenstep.memory import UNKNOWN as UNKNOWN
 
-_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQ")
+_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQd")
 
 WANTS_CHECKPOINT = 1
 TAKEN = 2  # a hook took a gradient away before this rank's backward ended
@@ -46,6 +46,7 @@ class Ballot:
     room: int = UNKNOWN  # so many more samples than it had its memory holds
     growth: float = 0.0  # bytes by which this rank's peak is above what it holds now
     parameters: int = 0  # sum of what all ranks must have alike (evenstep.parameter_checks), where CHECKED
+    exchange_seconds: float = 0.0  # of the step before, a batch: for the exchange, by itself (evenstep.step_times)
 
     @property
     def lead(self) -> int:
@@ -71,6 +72,7 @@ class Ballot:
             self.room,
             self.growth,
             self.parameters,
+            self.exchange_seconds,
         )
 
 

@@ -227,6 +227,41 @@ def lost() -> None:
     raise AssertionError("no error")
 
 
+class Dear(Staged):
+    """Sums go back up by hundreds of copies."""
+
+    def rise(self, copies: Any) -> None:
+        for _ in range(300):
+            super().rise(copies)
+
+
+def own() -> None:
+    """Prints what the ranks told one another of their own parts of the exchange, step by step."""
+    stand_in()
+    hybrid_engine.stage_of = lambda device, memory: Dear(memory)
+    model = model_of("double")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    _, _, even = es.prepare(model, optimizer, DataLoader(data_of("double"), batch_size=8), bucket_cap_mb=0.002)
+    steps = es.session().steps
+    engine: Any = steps.syncs[-1].engine
+    exchange, heard = steps._exchange, []
+
+    def at_vote(*given: Any) -> Any:
+        if isinstance(engine, hybrid_engine.HybridEngine):
+            assert engine.stage.log.count("down") == len(engine._buckets), "it votes before its gradients are down"
+            engine.stage.log.clear()
+        ballots = exchange(*given)
+        heard.append([ballot.exchange_seconds for ballot in ballots])
+        return ballots
+
+    steps._exchange = at_vote  # type: ignore[method-assign]
+    for x, y in even:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    print(json.dumps(heard), flush=True)
+
+
 def same_device(case: str) -> None:
     """Devices of one maker, and engines that were asked for, are as they were."""
     stand_in()

@@ -168,9 +168,12 @@ class Place:
 
     def __init__(self, ring: Ring, rank: int) -> None:
         self.ring, self.rank, self.ranks = ring, rank, ring.ranks
+        self.met_ns = 0
 
     def gather(self, payload: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self.ring.share(self.rank, payload))
+        rows = torch.stack(self.ring.share(self.rank, payload))
+        self.met_ns = _core.clock_ns()
+        return rows
 
     def all_reduce(self, values: torch.Tensor) -> None:
         values.copy_(sum(row.clone() for row in self.ring.share(self.rank, values.clone())))
