@@ -130,6 +130,7 @@ class SharedEngine:
         self._place = list(range(len(parameters)))  # of each parameter in the engine in C
         self._late: frozenset[int] = frozenset()
         self._sizes = 0, 0  # of buckets and of the first; 0: as the options say
+        self.beside_others = False  # other ranks' gradients come through engines of another kind
         self.shape = comm_costs.followed  # of the group, on its rank 0, which has just been opened
         self.nonfinite: list[tuple[int, bool]] = []  # as evenstep.nonfinite.Found, of the last round
         self._open(_shapes(parameters))
@@ -188,7 +189,8 @@ class SharedEngine:
         """Whether buckets may have other sizes: nobody said which, and sums do not depend on it."""
         options = self._options
         said = options.bucket_bytes or options.bucket_elements or options.encodes
-        return not said and self._comm.ranks > 1 and self.plain and not options.unsummed
+        alone = self.beside_others or self._comm.ranks < 2  # all ranks measure and decide together
+        return not said and not alone and self.plain and not options.unsummed
 
     def part(self, index: int) -> ShardedGradient | None:
         """What p.grad is after a round that leaves sums to es.optim; None where this engine forms them."""

@@ -295,6 +295,9 @@ def hybrid_engine(
     if not on_host:
         return HybridEngine(parameters, comm, team, leader, flags, telemetry, options)
     assert comm is not None
-    if flags is not None:
-        return BesideTeams(parameters, comm, flags, telemetry, options)
-    return SharedEngine(parameters, comm, telemetry, options)
+    if flags is None:
+        engine = SharedEngine(parameters, comm, telemetry, options)
+    else:
+        engine = BesideTeams(parameters, comm, flags, telemetry, options)
+    engine.beside_others = True
+    return engine

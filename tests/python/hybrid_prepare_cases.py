@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
-from evenstep import device_places, hybrid_engine
+from evenstep import bucket_sizes, device_places, hybrid_engine
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MAKERS = sys.argv[2].split(",")  # "cpu": the host's own; "a": an accelerator's; "x": one without collectives
@@ -173,6 +173,18 @@ def exact() -> None:
     found = {kind: trains(kind) for kind in bounds}
     print(json.dumps(found), flush=True)
     assert all(found[kind] <= bound for kind, bound in bounds.items()), found
+
+
+def many_rounds() -> None:
+    """Of a model that is large enough for the sizes of buckets to be looked at, were all ranks' engines of one kind."""
+    stand_in()
+    model = nn.Linear(512, 600)
+    es.prepare(model)
+    for number in range(2 * (bucket_sizes.WARM + bucket_sizes.ROUNDS) + 2):
+        model.zero_grad()
+        model(torch.full((2, 512), 1.0 + number)).sum().backward()
+    assert es.session().steps.syncs[-1].rounds > 2 * bucket_sizes.ROUNDS
+    assert sum(p.numel() * p.element_size() for p in model.parameters()) >= bucket_sizes.LEAST
 
 
 def rounded() -> None:

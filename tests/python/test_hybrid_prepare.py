@@ -36,6 +36,12 @@ def test_gradients_in_pinned_memory(run_ranks: Run, makers: str) -> None:
     run_ranks(CASES, makers.count(",") + 1, args=("exact", makers, "buckets", "pinned"), timeout=200)
 
 
+@pytest.mark.parametrize("makers", ["x,cpu", "cpu,a,a"])
+def test_the_hosts_ranks_measure_no_sizes_of_buckets(run_ranks: Run, makers: str) -> None:
+    """The others' engines take no part in that."""
+    run_ranks(CASES, makers.count(",") + 1, args=("many_rounds", makers), timeout=120)
+
+
 def test_compression_between_the_makers(run_ranks: Run) -> None:
     run_ranks(CASES, 3, args=("rounded", "a,cpu,a"), timeout=120)
 
