@@ -1,20 +1,23 @@
-/* A rank's own part of the exchange; see exchange.h. Medians and quartiles: a part that is there in most steps counts,
- * noise does not. */
+/* A rank's own part of the exchange; see exchange.h. Medians: what is there in most steps counts, and noise does
+ * not. */
 #include "balancer/exchange.h"
 
 #include "balancer/state.h"
 #include "base/alloc.h"
 #include "base/fail.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
-  LEAST = 16, /* steps before it counts */
+  LEAST = 24, /* steps before it counts */
   LOOK_EVERY = 8
 };
 
 /* Of a step's longest busy time: what is less, beyond the rank with the least, is none. */
 static const double least_part = 0.01;
+/* Standard errors that are no chance: there are many ranks, which are looked at often. */
+static const double certain = 5.0;
 /* Nobody's part is longer. */
 static const double longest_seconds = 1e9;
 
@@ -84,8 +87,22 @@ static size_t rank_with_least(const even_exchange *e) {
   return least;
 }
 
-/* What is to count of the rank's part: the median beyond `least`, once three quarters of the steps had more than the
- * least that counts, and until the median is half of that. As it is where the difference would not count by itself. */
+/* Standard error of the median of `count` values, were they normal. */
+static double error_of(const double *values, int count) {
+  double mean = 0.0;
+  double squares = 0.0;
+  for (int i = 0; i < count; i++) {
+    mean += values[i] / count;
+  }
+  for (int i = 0; i < count; i++) {
+    squares += (values[i] - mean) * (values[i] - mean);
+  }
+  return 1.2533 * sqrt(squares / (count - 1) / count);
+}
+
+/* What is to count of the rank's part: the median beyond `least`, once it is more than chance makes it and three
+ * quarters of the steps had more than the least that counts, until it is half of that; and as it is where the
+ * difference would not count by itself. */
 static double counts(const even_exchange *e, size_t rank, size_t least) {
   double sorted[EVEN_EXCHANGE_STEPS] = {0};
   double step = 0.0;
@@ -95,15 +112,17 @@ static double counts(const even_exchange *e, size_t rank, size_t least) {
   }
   sort(e, rank, least, sorted);
   double median = sorted[steps / 2];
+  double error = certain * error_of(sorted, steps);
+  double shown = error > least_part * step ? error : least_part * step;
   double now = e->counted[rank];
   if (!(now > 0.0)) {
-    return sorted[steps / 4] > least_part * step ? median : 0.0;
+    return median > shown && sorted[steps / 4] > least_part * step ? median : 0.0;
   }
   if (median < least_part * step / 2.0) {
     return 0.0;
   }
   double off = median > now ? median - now : now - median;
-  return off > least_part * step ? median : now;
+  return off > shown ? median : now;
 }
 
 static void look(even_balancer *b) {

@@ -132,6 +132,28 @@ static void the_split_is_the_best_one(void **context) {
   even_balancer_close(of.balancer);
 }
 
+/* All that was measured before counts with it: nothing has to be learned anew. */
+static void it_counts_in_whole_at_once(void **context) {
+  (void)context;
+  even_cluster ranks = equal(2, 0.0);
+  job of;
+  open_job(&of, &ranks, 1);
+  steps(&of, 100);
+  int with = 0;
+  for (int turn = 0; turn < 4; turn++) {
+    of.ranks.rank[0].own = turn % 2 == 0 ? 0.010 : 0.0;
+    for (int i = 0; i < 40; i++) {
+      step(&of);
+      double believed = even_balancer_predict(of.balancer, 0, 32);
+      bool in = believed > 0.038;
+      assert_true(fabs(believed - (in ? 0.043 : 0.033)) < 0.0005);
+      with += in;
+    }
+  }
+  assert_true(with > 40 && with < 120);
+  even_balancer_close(of.balancer);
+}
+
 /* Equal shares are faster by busy time alone: trials must count what the exchange takes. */
 static void trials_do_not_take_it_back(void **context) {
   (void)context;
@@ -254,6 +276,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(shares_make_up_for_it),
       cmocka_unit_test(the_split_is_the_best_one),
+      cmocka_unit_test(it_counts_in_whole_at_once),
       cmocka_unit_test(trials_do_not_take_it_back),
       cmocka_unit_test(it_comes_and_goes),
       cmocka_unit_test(what_all_have_in_common_changes_nothing),
