@@ -140,10 +140,12 @@ EVEN_PUBLIC even_status even_balancer_observe_spared(even_balancer *balancer, co
 /* The same, with what each rank needs for the exchange by itself, before its busy time or after: exchange_seconds[r]
  * (NULL: all 0), without waiting for others and without what lies between two meetings of all, which no split shortens.
  * What a rank needs beyond the one with the least counts as part of its busy time: the median over the last 32 steps
- * (16 at least), once it was more than 1 % of the longest busy time in three quarters of them, and until it is less than
- * half of that. What all ranks need alike changes nothing. Numbers that are not finite or negative: as with timings. */
+ * (24 at least), once it is more than five standard errors, and was more than 1 % of the longest busy time in three
+ * quarters of them, until it is less than half of that 1 %. What all ranks need alike changes nothing. Numbers that are
+ * not finite or negative: as with timings. */
 EVEN_PUBLIC even_status even_balancer_observe_exchange(even_balancer *balancer, const even_step_timing *timings,
-                                                       const bool *spared, const double *exchange_seconds) EVEN_MUST_USE;
+                                                       const bool *spared,
+                                                       const double *exchange_seconds) EVEN_MUST_USE;
 /* Shares for a step of `batch` samples (the global batch, or a smaller last one) into shares[ranks]. Asking changes
  * nothing: only what was observed decides on later shares. Errors: EVEN_ERR_ARGUMENT (batch < 1, or more than the caps
  * hold; the caller's policy gave no split of the batch), and those of the caller's policy. */
@@ -151,6 +153,12 @@ EVEN_PUBLIC even_status even_balancer_shares(even_balancer *balancer, int64_t ba
 /* Other caps from now on (NULL: none), as memory proves larger or smaller than was thought; what was learned stays.
  * Errors, after which the caps are those of before: EVEN_ERR_ARGUMENT (they cannot hold the global batch). */
 EVEN_PUBLIC even_status even_balancer_set_caps(even_balancer *balancer, const int64_t *caps) EVEN_MUST_USE;
+/* A share that is larger than sizes[r] > 0 (0: none) runs as micro-batches of so many samples and one of what is left
+ * over, as in even_rank_cost, each of which costs as much as more_samples[r] >= 0 samples beyond its own: from now on,
+ * and in what was measured. Where that is more than 0, shares end with whole ones where that is faster. Until it is
+ * known give 0. Errors, after which nothing has changed: EVEN_ERR_ARGUMENT (a number that there cannot be). */
+EVEN_PUBLIC even_status even_balancer_set_micro_batches(even_balancer *balancer, const int64_t *sizes,
+                                                        const double *more_samples) EVEN_MUST_USE;
 /* The split of the global batch that would be given were there no caps, into shares[ranks], and the seconds that such a
  * step is believed to take (may be NULL; before anything was learned in no unit): what caps cost. Changes nothing. */
 EVEN_PUBLIC even_status even_balancer_without_caps(even_balancer *balancer, int64_t *shares,

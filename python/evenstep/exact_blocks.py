@@ -169,6 +169,9 @@ class BlockShares(Shares):
         self._balancer.observe([(blocks_in(samples, self.block), seconds) for samples, seconds in timings])
         self._timings.append([tuple(pair) for pair in timings])
 
+    def take_micro_batches(self, told: Sequence[tuple[int, float]]) -> None:
+        """Shares are counted in blocks, each of which runs by itself."""
+
     def take_memory(self, reports: Sequence[Report]) -> tuple[int, str] | None:
         if not self.limited or sum(samples for _, samples, _, _ in reports) != self.batch:
             return None

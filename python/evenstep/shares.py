@@ -104,6 +104,7 @@ class Shares:
         self._timings: deque[list[tuple[float, ...]]] = deque(maxlen=_REMEMBERED)
         self._drawn = 0
         self._decided: dict[tuple[int, int], list[int]] = {}  # (step, samples of the batch) -> shares
+        self._micro_batches = [(0, 0.0)] * ranks  # that the balancer knows of
         self._choice = self._balancer.choice[0]
 
     def _make_caps(self, given: Sequence[int | None], batch: int) -> Caps:
@@ -268,6 +269,14 @@ class Shares:
         self._balancer.observe(timings, spared, told)
         rows = zip(timings, told or [0.0] * self.ranks)
         self._timings.append([_remembered(pair, rank in spared, own) for rank, (pair, own) in enumerate(rows)])
+
+    def take_micro_batches(self, told: Sequence[tuple[int, float]]) -> None:
+        """What the ranks told in a step, before that is observed: of how many samples the pieces are that they run a larger share
+        in (0: none), and as how many more samples than its own each counts. The same on all."""
+        if self.scheduled or self._plan is not None or list(told) == self._micro_batches:
+            return
+        self._micro_batches = list(told)
+        self._balancer.set_micro_batches([size for size, _ in told], [more for _, more in told])
 
     def take_memory(self, reports: Sequence[Report]) -> tuple[int, str] | None:
         """Takes what the ranks told of their memory in a step; the same on all. Where that is news: on how many ranks

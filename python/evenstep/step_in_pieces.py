@@ -18,6 +18,7 @@ from torch import nn
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
+from evenstep.piece_times import PieceTimes
 from evenstep.session_calls import set_weight
 from evenstep.verify_data import mapped, slice_of
 
@@ -41,6 +42,7 @@ class StepInPieces:
         """micro_batch: no more samples at once, whatever fits."""
         self._model, self._loss, self._scale = model, loss, scale
         self._micro_batch = micro_batch
+        self._times = PieceTimes()
         self._most = 0  # samples at once, since it ran out of memory; 0: it did not
         self.loss = 0.0  # of this rank's samples
         self.amount = 0.0  # what it is a mean over
@@ -149,9 +151,11 @@ class StepInPieces:
         total = amounts = 0.0
         gives_amounts = False
         sums = _Sums(len(parameters))
+        took: list[tuple[int, float]] = []
         at = 0
         while at < samples:
             size = min(most, samples - at)
+            start = _core.clock_ns()
             piece = self._piece(parameters, slice_of(batch, samples, at, size), size, samples, sums)
             if piece is None:
                 if size == 1:
@@ -160,11 +164,16 @@ class StepInPieces:
                     )
                 self._ran_out(current, size)
                 most = self._most
+                took.clear()
                 continue
+            took.append((size, (_core.clock_ns() - start) / 1e9))
             loss, amount, gives_amounts = piece
             total += amount * loss if amount else 0.0  # a loss that is a mean over nothing may be no number
             amounts += amount
             at += size
+        if took and all(p.is_cpu for p in parameters):  # elsewhere a piece goes on after its call has returned
+            self._times.take(most, took)
+            steps.micro_batch = self._times.told
         mean = total / amounts if amounts else 0.0
         sums.divide(amounts / samples)
         for parameter, gradient in zip(parameters, sums.gradients):

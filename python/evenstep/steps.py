@@ -54,7 +54,8 @@ class Steps:
         self._sum: int | None = None  # of the parameters, where the vote under way compares it
         self.reports: list[Any] = []  # what the ranks told of their memory before the last commit
         self.spared: list[int] = []  # ranks that left out every backward before it, for want of samples
-        self.exchange_seconds: list[float] = []  # of each, for the exchange by itself, as they told then
+        self.told: list[vote.Ballot] = []  # in the last vote before it
+        self.micro_batch = (0, 0.0)  # evenstep.piece_times
         self._passes = self._spared_passes = 0  # since the last commit
         self.begun_backwards = 0  # passes of backward, also those that count nothing
         self.step = 0
@@ -324,7 +325,7 @@ class Steps:
         self._passes = self._spared_passes = 0
         for sync in self.syncs:
             sync.nonfinite = []
-        self.ballots, self.reports, self.spared, self.exchange_seconds = [], [], [], []
+        self.ballots, self.reports, self.spared = [], [], []
         self._fetched = FetchedBatches(self._fetched.pace)
         self._had = dict(self._had_at_step)
         self.times.begin_anew()
@@ -414,6 +415,8 @@ class Steps:
             growth=0.0 if watch is None else watch.growth,
             parameters=self._sum or 0,
             exchange_seconds=self.times.own_seconds,
+            micro_batch=self.micro_batch[0],
+            piece_samples=self.micro_batch[1],
         )
         with self.blocking():
             records = self.group.exchange(ballot.pack())
@@ -438,8 +441,9 @@ class Steps:
         self.phases.enter("communication")
         self._backward_count += 1
         self._changed = self.buffers.changed() if self.buffers is not None else []
-        if any([sync.settle() for sync in self.syncs if sync.enabled]):  # all of them
-            end = _core.clock_ns()
+        for sync in self.syncs:
+            if sync.enabled and sync.settle():
+                end = _core.clock_ns()
         busy = self.times.busy_until(end)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
         flags |= vote.SPARED if 0 < self._spared_passes == self._passes else 0
@@ -524,11 +528,12 @@ class Steps:
         batch, or nothing where no batch of a prepared loader was in it."""
         self.finish_missed()
         timings: list[tuple[int, float]] = []
-        self.reports, self.spared, self.exchange_seconds = [], [], []
+        self.reports, self.spared = [], []
         self._passes = self._spared_passes = 0
         if self.recovery is None:
             self.synchronise_buffers(self.group)
-        ballots, self.ballots = self.ballots, []
+        ballots = self.told = self.ballots
+        self.ballots = []
         self.loss = math.nan
         if ballots:
             self.loss = total_of(ballot.loss for ballot in ballots)
@@ -536,7 +541,6 @@ class Steps:
             self.spared = vote.spared(ballots)
             if batches > 0:
                 timings = [(round(b.samples / batches), b.busy_seconds / batches) for b in ballots]
-                self.exchange_seconds = [b.exchange_seconds for b in ballots]
                 if self.memory is not None:
                     self.reports = self.memory.reports(ballots, timings)
         plan = self.last_plan

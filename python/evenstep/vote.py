@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evenstep._core import EvenstepError
 from evenstep.memory import UNKNOWN as UNKNOWN
 
-_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQd")
+_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQdqd")
 
 WANTS_CHECKPOINT = 1
 TAKEN = 2  # a hook took a gradient away before this rank's backward ended
@@ -47,6 +47,8 @@ class Ballot:
     growth: float = 0.0  # bytes by which this rank's peak is above what it holds now
     parameters: int = 0  # sum of what all ranks must have alike (evenstep.parameter_checks), where CHECKED
     exchange_seconds: float = 0.0  # of the step before, a batch: for the exchange, by itself (evenstep.step_times)
+    micro_batch: int = 0  # a larger share runs in pieces of so many samples; 0: in one …
+    piece_samples: float = 0.0  # … each of which costs as much as so many more than its own (evenstep.piece_times)
 
     @property
     def lead(self) -> int:
@@ -73,6 +75,8 @@ class Ballot:
             self.growth,
             self.parameters,
             self.exchange_seconds,
+            self.micro_batch,
+            self.piece_samples,
         )
 
 

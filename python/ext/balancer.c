@@ -261,6 +261,30 @@ static PyObject *balancer_set_caps(PyObject *object, PyObject *caps) {
   Py_RETURN_NONE;
 }
 
+static PyObject *balancer_set_micro_batches(PyObject *object, PyObject *arguments) {
+  balancer_object *self = (balancer_object *)object;
+  PyObject *sizes = NULL;
+  PyObject *more = NULL;
+  if (!PyArg_ParseTuple(arguments, "OO:set_micro_batches", &sizes, &more)) {
+    return NULL;
+  }
+  int64_t *size = NULL;
+  double *samples = NULL;
+  bool read = sizes != Py_None && more != Py_None;
+  if (!read) {
+    PyErr_SetString(PyExc_TypeError, "set_micro_batches: give a size and a number of samples for each rank");
+  }
+  read = read && even_ext_as_counts(sizes, self->ranks, "sizes", 0, &size) == 0 &&
+         even_ext_as_doubles(more, self->ranks, "more_samples", &samples) == 0;
+  even_status status = read ? even_balancer_set_micro_batches(self->balancer, size, samples) : EVEN_OK;
+  PyMem_Free(size);
+  PyMem_Free(samples);
+  if (!read || status != EVEN_OK) {
+    return read ? even_ext_raise(status) : NULL;
+  }
+  Py_RETURN_NONE;
+}
+
 static PyObject *balancer_without_caps(PyObject *object, PyObject *unused) {
   balancer_object *self = (balancer_object *)object;
   double seconds = 0.0;
@@ -290,11 +314,14 @@ static PyObject *balancer_policy(PyObject *object, void *closure) {
 
 static PyMethodDef balancer_methods[] = {
     {"observe", balancer_observe, METH_VARARGS,
-     "observe(timings, spared=(), exchange=None): takes one step, a pair (samples, busy seconds) for each rank; the ranks "
+     "observe(timings, spared=(), exchange=None): takes one step, a pair (samples, busy seconds) for each rank; those "
      "that left out part of a dummy batch's work; the seconds that each needed for the exchange by itself"},
     {"shares", balancer_shares, METH_VARARGS, "shares(batch=the global batch) -> the samples of each rank"},
     {"set_caps", balancer_set_caps, METH_O,
      "set_caps(caps): most samples of each rank from now on; None for one or all: no cap"},
+    {"set_micro_batches", balancer_set_micro_batches, METH_VARARGS,
+     "set_micro_batches(sizes, more_samples): of how many samples each rank's micro-batches are (0: none), and as how "
+     "many samples beyond its own each counts"},
     {"without_caps", balancer_without_caps, METH_NOARGS,
      "without_caps() -> (the samples of each rank were there no caps, seconds of such a step)"},
     {"predict", balancer_predict, METH_VARARGS,

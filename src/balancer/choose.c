@@ -8,6 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Nobody's micro-batches cost more samples. */
+static const double most_more = 0x1p40;
+
 /* The best split by what is believed, before that by the prior speeds, into b->candidate. */
 static even_status propose(even_balancer *b, int64_t batch) {
   if (!even_balancer_learned(b)) {
@@ -86,6 +89,32 @@ even_status even_balancer_set_caps(even_balancer *b, const int64_t *caps) {
     EVEN_TRY(even_balancer_propose(b, NULL));
   }
   memcpy(b->current, b->candidate, b->ranks * sizeof *b->current);
+  return EVEN_OK;
+}
+
+even_status even_balancer_set_micro_batches(even_balancer *b, const int64_t *sizes, const double *more_samples) {
+  for (size_t r = 0; r < b->ranks; r++) {
+    if (sizes[r] < 0) {
+      return even_fail(EVEN_ERR_ARGUMENT, "balancer: the micro-batches of rank %zu have %" PRId64 " samples", r,
+                       sizes[r]);
+    }
+    if (!isfinite(more_samples[r]) || more_samples[r] < 0.0) {
+      return even_fail(EVEN_ERR_ARGUMENT, "balancer: a micro-batch of rank %zu costs as much as %g samples more", r,
+                       more_samples[r]);
+    }
+  }
+  for (size_t r = 0; r < b->ranks; r++) {
+    even_rank_model *model = &b->models[r];
+    double more = sizes[r] > 0 && more_samples[r] < most_more ? more_samples[r] : sizes[r] > 0 ? most_more : 0.0;
+    bool same = model->micro_batch == sizes[r] && !(model->piece_samples < more || model->piece_samples > more);
+    if (!same) {
+      bool told = more > 0.0 || model->piece_samples > 0.0;
+      even_model_set_pieces(model, sizes[r], more);
+      if (told && model->known) {
+        even_model_learn(model);
+      }
+    }
+  }
   return EVEN_OK;
 }
 

@@ -82,7 +82,9 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
     noise *= even_pseudo_random_unit(&c->state) < rank->outliers ? 5.0 : 1.0;
     noise *= c->steps == 0 && c->first_step > 0.0 ? c->first_step : 1.0;
     double samples = shares[r] > 0 ? (double)shares[r] : 1.0;
-    double seconds = (rank->fixed + rank->per_sample * samples) * factor_of(rank) * noise * tilt;
+    double pieces = rank->micro_batch > 0 ? ceil(samples / (double)rank->micro_batch) : 0.0;
+    double work = rank->fixed + rank->per_sample * samples + rank->per_piece * pieces;
+    double seconds = work * factor_of(rank) * noise * tilt;
     seconds *= shares[r] == 0 && c->dummy > 0.0 ? c->dummy : 1.0;
     if (shares[r] == 0 && c->idles) {
       seconds = 0.0;
@@ -108,15 +110,19 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
 even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *shares) {
   static const int64_t samples[3] = {0, 1, 1 << 20};
   double seconds[EVEN_CLUSTER_RANKS][3];
-  even_time_table tables[EVEN_CLUSTER_RANKS];
+  even_rank_cost costs[EVEN_CLUSTER_RANKS];
   for (size_t r = 0; r < c->ranks; r++) {
     const even_cluster_rank *rank = &c->rank[r];
     double speed = factor_of(rank) / (rank->quota > 0.0 ? rank->quota : 1.0);
     double own = rank->own * (1.0 - rank->own_seldom);
-    seconds[r][1] = (rank->fixed + rank->per_sample) * speed + own;
-    seconds[r][0] = c->idles ? own : seconds[r][1];
-    seconds[r][2] = (rank->fixed + rank->per_sample * (double)samples[2]) * speed + own;
-    tables[r] = (even_time_table){samples, seconds[r], 3};
+    double each = rank->micro_batch > 0 ? rank->per_piece : rank->fixed; /* micro-batch */
+    double step = rank->micro_batch > 0 ? own + rank->fixed * speed : 0.0;
+    double rest = rank->micro_batch > 0 ? 0.0 : own;
+    seconds[r][1] = (each + rank->per_sample) * speed + rest;
+    seconds[r][0] = c->idles ? rest : seconds[r][1];
+    seconds[r][2] = (each + rank->per_sample * (double)samples[2]) * speed + rest;
+    costs[r] =
+        (even_rank_cost){.table = {samples, seconds[r], 3}, .constant_seconds = step, .micro_batch = rank->micro_batch};
   }
-  return even_balancer_solve(tables, NULL, c->ranks, batch, shares, NULL);
+  return even_balancer_solve_costs(costs, NULL, c->ranks, batch, shares, NULL);
 }

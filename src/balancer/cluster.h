@@ -8,21 +8,23 @@
 enum { EVEN_CLUSTER_RANKS = 64 };
 
 typedef struct even_cluster_rank {
-  double fixed;      /* seconds of work of every step */
-  double per_sample; /* seconds of work of a sample */
-  double slower;     /* factor now; 1: as built, 0 is read as 1 */
-  double noise;      /* each step takes 1 - noise … 1 + noise of its time */
-  double lognormal;  /* standard deviation of the logarithm of a step's time */
-  double wander;     /* standard deviation of the logarithm of its speed, which comes and goes within some 100 steps */
-  double outliers;   /* chance of a step that takes five times as long */
-  double quota; /* of a core's time, in each period; 0: none. As the kernel's CPU quota does it: the work goes on at
-                   full speed until the period's time is used up, then stands still until the next */
+  double fixed;        /* seconds of work of every step */
+  double per_sample;   /* seconds of work of a sample */
+  int64_t micro_batch; /* > 0: a larger share runs as micro-batches of so many samples, … */
+  double per_piece;    /* … each of which takes so many seconds beyond its samples' */
+  double slower;       /* factor now; 1: as built, 0 is read as 1 */
+  double noise;        /* each step takes 1 - noise … 1 + noise of its time */
+  double lognormal;    /* standard deviation of the logarithm of a step's time */
+  double wander;   /* standard deviation of the logarithm of its speed, which comes and goes within some 100 steps */
+  double outliers; /* chance of a step that takes five times as long */
+  double quota;    /* of a core's time, in each period; 0: none. As the kernel's CPU quota does it: the work goes on at
+                      full speed until the period's time is used up, then stands still until the next */
   double period;
-  double own;      /* seconds of the exchange that are its own, after all have met */
-  double own_noise; /* each step takes 1 - own_noise … 1 + own_noise of them … */
+  double own;        /* seconds of the exchange that are its own, after all have met */
+  double own_noise;  /* each step takes 1 - own_noise … 1 + own_noise of them … */
   double own_seldom; /* … and this part of the steps none */
-  double left;     /* of this period's time */
-  double wandered; /* the logarithm now */
+  double left;       /* of this period's time */
+  double wandered;   /* the logarithm now */
 } even_cluster_rank;
 
 typedef struct even_cluster {
@@ -42,7 +44,8 @@ typedef struct even_cluster {
   double exchange[EVEN_CLUSTER_RANKS]; /* of the last step: each rank's own part */
 } even_cluster;
 
-/* One step of all ranks; its time is the slowest rank's, with its own part of the exchange. The same state draws the same noise whatever the shares. */
+/* One step of all ranks; its time is the slowest rank's, with its own part of the exchange. The same state draws the
+ * same noise whatever the shares. */
 double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings);
 /* The best split at the true speeds. Errors: those of even_balancer_solve. */
 even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *shares) EVEN_MUST_USE;

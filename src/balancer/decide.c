@@ -27,6 +27,21 @@ static void set_table(even_balancer *b, size_t rank, double idle, double one, do
   seconds[1] = one;
   seconds[2] = one + per_sample * (double)(samples[2] - 1);
   b->costs[rank].table.points = EVEN_TABLE_POINTS;
+  b->costs[rank].micro_batch = 0;
+  b->costs[rank].constant_seconds = 0.0;
+}
+
+/* The table is that of a micro-batch; what a step takes whatever their number is a constant. */
+static void set_pieces(even_balancer *b, size_t rank) {
+  const even_rank_model *model = &b->models[rank];
+  double *seconds = b->table_seconds + rank * EVEN_TABLE_POINTS;
+  double constant = seconds[1] - model->seconds_per_sample * (1.0 + model->piece_samples);
+  constant = constant > 0.0 ? constant : 0.0;
+  for (int i = 0; i < EVEN_TABLE_POINTS; i++) {
+    seconds[i] = seconds[i] > constant ? seconds[i] - constant : 0.0;
+  }
+  b->costs[rank].micro_batch = model->micro_batch;
+  b->costs[rank].constant_seconds = constant;
 }
 
 /* Tables of the prior speeds. */
@@ -85,6 +100,9 @@ void even_balancer_believe(even_balancer *b, int64_t batch) {
         set_table(b, r, 0.0, floor, floor);
       } else {
         set_table(b, r, even_model_at(model, 0), even_model_line(model, 1.0) + headroom, model->seconds_per_sample);
+        if (model->micro_batch > 0 && model->piece_samples > 0.0) {
+          set_pieces(b, r);
+        }
       }
     } else {
       double per_sample = one / known / b->speeds[r];

@@ -103,10 +103,24 @@ double even_model_line(const even_rank_model *model, double samples) {
   return larger(shortest_seconds, model->fixed_seconds + model->seconds_per_sample * samples);
 }
 
-/* To whole buckets. */
-static double padded(const even_rank_model *model, int64_t samples) {
+static double in_buckets(const even_rank_model *model, int64_t samples) {
   int64_t over = model->bucket > 1 ? samples % model->bucket : 0;
   return (double)samples + (over > 0 ? (double)(model->bucket - over) : 0.0);
+}
+
+/* Micro-batches of the share beyond the first. */
+static int64_t more_pieces(const even_rank_model *model, int64_t samples) {
+  return model->micro_batch > 0 && samples > 0 ? (samples - 1) / model->micro_batch : 0;
+}
+
+/* To whole buckets, and with what further micro-batches cost: the time is a straight line over these. */
+static double padded(const even_rank_model *model, int64_t samples) {
+  int64_t more = more_pieces(model, samples);
+  if (more == 0) {
+    return in_buckets(model, samples);
+  }
+  double whole = in_buckets(model, model->micro_batch) + model->piece_samples;
+  return (double)more * whole + in_buckets(model, samples - more * model->micro_batch);
 }
 
 /* Speeds of spared dummy batches that differ by less are the same. */
@@ -136,6 +150,30 @@ static void drop(even_rank_model *model, int oldest) {
   model->count -= oldest;
   memmove(model->samples, model->samples + oldest, (size_t)model->count * sizeof *model->samples);
   memmove(model->seconds, model->seconds + oldest, (size_t)model->count * sizeof *model->seconds);
+  memmove(model->pieces, model->pieces + oldest, (size_t)model->count * sizeof *model->pieces);
+}
+
+/* Of `samples` in the mean, which had `pieces` so far. */
+static void cut_anew(const even_rank_model *before, int64_t micro_batch, double piece_samples, double *samples,
+                     double *pieces) {
+  double own = larger(1.0, *samples - before->piece_samples * *pieces);
+  *pieces = micro_batch > 0 ? larger(0.0, ceil(own / (double)micro_batch) - 1.0) : 0.0;
+  *samples = own + piece_samples * *pieces;
+}
+
+void even_model_set_pieces(even_rank_model *model, int64_t micro_batch, double piece_samples) {
+  for (int i = 0; i < model->count; i++) {
+    cut_anew(model, micro_batch, piece_samples, &model->samples[i], &model->pieces[i]);
+  }
+  if (model->pending > 0) {
+    double samples = model->pending_samples / model->pending;
+    double pieces = model->pending_pieces / model->pending;
+    cut_anew(model, micro_batch, piece_samples, &samples, &pieces);
+    model->pending_samples = samples * model->pending;
+    model->pending_pieces = pieces * model->pending;
+  }
+  model->micro_batch = micro_batch;
+  model->piece_samples = piece_samples;
 }
 
 /* All that was measured took `factor` times as long, had the rank's speed been today's. */
@@ -189,7 +227,7 @@ static bool take_idle(even_rank_model *model, double seconds) {
 static void end_idle(even_rank_model *model, int64_t samples) {
   if (model->guess) {
     model->count = model->pending = 0;
-    model->pending_samples = model->pending_seconds = 0.0;
+    model->pending_samples = model->pending_seconds = model->pending_pieces = 0.0;
     model->known = model->guess = false;
   }
   model->idle_count = samples == 0 ? 0 : model->idle_count; /* they are not spared any more */
@@ -212,6 +250,7 @@ bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bo
   /* a dummy batch is one sample whose gradient is thrown away */
   model->pending_samples += smaller(padded(model, samples > 0 ? samples : 1), most_samples);
   model->pending_seconds += larger(shortest_seconds, smaller(seconds, longest_seconds));
+  model->pending_pieces += (double)more_pieces(model, samples);
   model->pending++;
   model->restless = larger(0.0, model->restless - 1.0 / 32.0);
   if (model->pending < model->block) {
@@ -222,9 +261,10 @@ bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bo
   }
   model->samples[model->count] = model->pending_samples / model->pending;
   model->seconds[model->count] = model->pending_seconds / model->pending;
+  model->pieces[model->count] = model->pending_pieces / model->pending;
   model->count++;
   model->pending = 0;
-  model->pending_samples = model->pending_seconds = 0.0;
+  model->pending_samples = model->pending_seconds = model->pending_pieces = 0.0;
   return true;
 }
 
@@ -236,6 +276,7 @@ static void merge(even_rank_model *model) {
   for (int i = 0; i < model->count; i++) {
     model->samples[i] = (model->samples[(ptrdiff_t)2 * i] + model->samples[2 * i + 1]) / 2.0;
     model->seconds[i] = (model->seconds[(ptrdiff_t)2 * i] + model->seconds[2 * i + 1]) / 2.0;
+    model->pieces[i] = (model->pieces[(ptrdiff_t)2 * i] + model->pieces[2 * i + 1]) / 2.0;
   }
   model->block *= 2;
 }

@@ -13,10 +13,14 @@ typedef struct even_rank_model {
   int pending; /* steps of the entry that is not complete */
   double pending_samples;
   double pending_seconds;
-  double samples[EVEN_MODEL_WINDOW];
+  double pending_pieces;
+  double samples[EVEN_MODEL_WINDOW]; /* as a step's time grows with them: padded, and with what micro-batches cost */
   double seconds[EVEN_MODEL_WINDOW];
-  int64_t bucket; /* > 1: a step takes as long as one of the next multiple: sizes are counted as such */
-  bool known;     /* something was measured */
+  double pieces[EVEN_MODEL_WINDOW]; /* micro-batches beyond the first */
+  int64_t bucket;      /* > 1: a step takes as long as one of the next multiple: sizes are counted as such */
+  int64_t micro_batch; /* > 0: a larger share runs as micro-batches of so many samples and one of what is left over … */
+  double piece_samples; /* … each of which but the first costs as much as so many samples more than its own */
+  bool known;           /* something was measured */
   double fixed_seconds;
   double seconds_per_sample;
   double fixed_samples; /* prior: the fixed part costs as much as this many samples; survives changes of speed */
@@ -43,6 +47,8 @@ bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bo
 bool even_model_surprised(const even_rank_model *model);
 /* Learns from the window; drops what was before a change of speed. */
 void even_model_learn(even_rank_model *model);
+/* The share runs as other micro-batches, from now on and in all that was measured. */
+void even_model_set_pieces(even_rank_model *model, int64_t micro_batch, double piece_samples);
 /* All that was measured, a dummy batch too, took so many seconds more (< 0: fewer), whatever the share: the fixed part
  * is larger by them. */
 void even_model_shift(even_rank_model *model, double seconds);

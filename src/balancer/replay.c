@@ -50,17 +50,12 @@ void even_replay_shift(even_replay *replay, size_t rank, size_t ranks, double se
   }
 }
 
-/* A step's; without samples that of its dummy batch, which does not scatter with the share. */
-static double seconds_of(const even_rank_model *model, int64_t samples) {
-  return samples > 0 ? even_model_line(model, (double)samples) : even_model_at(model, 0);
-}
-
 /* How many times as long as expected the rank took in a step. */
 static double ratio_of(const even_rank_model *model, double samples, double seconds) {
   if (!(samples > 0.0)) {
     return 1.0;
   }
-  double ratio = seconds / even_model_line(model, samples);
+  double ratio = seconds / even_model_at(model, (int64_t)samples);
   return ratio < furthest ? ratio : furthest;
 }
 
@@ -114,7 +109,7 @@ static double replayed(const double *ratios, const double *expected, size_t rank
 
 static void expect(const even_rank_model *models, const int64_t *shares, size_t ranks, double *expected) {
   for (size_t r = 0; r < ranks; r++) {
-    expected[r] = seconds_of(&models[r], shares[r]);
+    expected[r] = even_model_at(&models[r], shares[r]); /* a dummy batch's does not scatter with the share */
   }
 }
 

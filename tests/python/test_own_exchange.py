@@ -184,7 +184,9 @@ def test_wrong_numbers_are_refused(bad: float) -> None:
 # -- in a job --
 
 
-def test_a_rank_whose_gradients_go_through_the_hosts_memory_tells_what_that_takes(run_ranks: Callable[..., Any]) -> None:
+def test_a_rank_whose_gradients_go_through_the_hosts_memory_tells_what_that_takes(
+    run_ranks: Callable[..., Any],
+) -> None:
     """Its sums go back up by hundreds of copies; and it votes when its gradients are down."""
     told = [json.loads(rank.stdout.strip().splitlines()[-1]) for rank in run_ranks(CASES, 2, args=("own", "x,cpu"))]
     assert told[0] == told[1]  # all ranks have heard the same
