@@ -135,6 +135,17 @@ static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
         caps = own;
       }
     }
+    if (take_byte(in) % 8 == 0) { /* refused, or in force from now on */
+      int64_t sizes[MOST_RANKS];
+      for (size_t r = 0; r < ranks; r++) {
+        sizes[r] = take_count(in);
+        exchange[r] = take_seconds(in);
+      }
+      even_status cut = even_balancer_set_micro_batches(balancer, sizes, exchange);
+      if (cut != EVEN_OK && cut != EVEN_ERR_ARGUMENT) {
+        abort();
+      }
+    }
     bool told = take_byte(in) % 4 == 0;
     for (size_t r = 0; told && r < ranks; r++) {
       exchange[r] = take_seconds(in);
