@@ -11,14 +11,13 @@ benches have measured (`make bench-balance` runs them, and keeps it in docs/resu
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from reached import Number, missing, print_top, table
+from reached import Number, missing, print_top, read, table
 
 # what `evenstep bench balance` is to tell of real ranks: how its lines begin and end
 REAL = (
@@ -83,9 +82,6 @@ def main() -> None:
     for name in ("models", "bitwise"):
         parser.add_argument(f"--{name}", type=pathlib.Path, metavar="FILE")
     options = parser.parse_args()
-
-    def read(file: pathlib.Path | None) -> Any:
-        return json.loads(file.read_text()) if file is not None and file.exists() else None
 
     balance = [report for file in options.balance if (report := read(file)) is not None]
     print_top("Balanced and exact: what is to be reached, and what was")

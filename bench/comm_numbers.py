@@ -14,13 +14,12 @@ other benches have measured (`make bench-comm` runs them, and keeps it in docs/r
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from reached import Number, missing, print_top, table
+from reached import Number, missing, print_top, read, table
 
 LARGE, SMALL = 1 << 26, 1 << 10
 US = 1e6
@@ -68,9 +67,9 @@ def of_four(report: Mapping[str, Any] | None) -> Iterator[Number]:
         if row["collective"] == "all_reduce" and row["bytes"] == LARGE:
             seconds = row["seconds"]
             for way in ("arena", "plain"):
-                yield at_least(f"64 MB, four ranks on two cores, {way}: times Gloo", seconds["gloo"] / seconds[way], 5)
+                yield at_least(f"64 MB, four ranks, {way}: times Gloo", seconds["gloo"] / seconds[way], 5)
             return
-    yield missing("64 MB, four ranks on two cores: times Gloo")
+    yield missing("64 MB, four ranks: times Gloo")
 
 
 def of_busy(report: Mapping[str, Any] | None) -> Iterator[Number]:
@@ -121,17 +120,16 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=pathlib.Path, metavar="FILE")
     options = parser.parse_args()
 
-    def read(name: str) -> Any:
-        file = getattr(options, name)
-        return json.loads(file.read_text()) if file is not None and file.exists() else None
-
     print_top("Communication: what is to be reached, and what was")
-    faults = options.faults.read_text() if options.faults is not None and options.faults.exists() else ""
+    faults = ""
+    if options.faults is not None and options.faults.is_file():
+        faults = options.faults.read_text()
+        print(f"  kills and stops are of {options.faults.name}\n")
     numbers = [
-        *of_two(read("two")),
-        *of_four(read("four")),
-        *of_busy(read("busy")),
-        *of_ddp(read("ddp"), read("spare")),
+        *of_two(read(options.two)),
+        *of_four(read(options.four)),
+        *of_busy(read(options.busy)),
+        *of_ddp(read(options.ddp), read(options.spare)),
         *of_faults(faults),
     ]
     print("\n".join(table(numbers)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from heading import heading
 
@@ -18,6 +20,11 @@ class Number(NamedTuple):
 
 def missing(what: str) -> Number:
     return Number(what, "-", "", None)
+
+
+def read(file: pathlib.Path | None) -> Any:
+    """What another bench wrote as JSON; None where it did not run."""
+    return json.loads(file.read_text()) if file is not None and file.is_file() else None
 
 
 def print_top(title: str) -> None:
