@@ -36,14 +36,20 @@ static size_t find_piece(const even_content *content, uint64_t at) {
   return low;
 }
 
-/* Where `bytes` from `at` on lie in memory without a gap: in their piece, or gathered in `window`. aligned: the address
- * must suit a direct write. */
+/* Where `bytes` from `at` on lie in memory without a gap: in their piece and those that follow it there, or gathered in
+ * `window`. aligned: the address must suit a direct write. */
 static const char *look_at(const even_content *content, uint64_t at, size_t bytes, bool aligned, char *window) {
   size_t i = find_piece(content, at);
   const even_content_piece *piece = &content->pieces[i];
   const char *data = (const char *)piece->data + (at - piece->begin);
-  if (piece->begin + piece->bytes - at >= bytes && (!aligned || (uintptr_t)data % EVEN_DIRECT_ALIGNMENT == 0)) {
-    return data;
+  if (!aligned || (uintptr_t)data % EVEN_DIRECT_ALIGNMENT == 0) {
+    uint64_t there = piece->begin + piece->bytes - at;
+    for (size_t next = i + 1; there < bytes && content->pieces[next].data == data + there; next++) {
+      there += content->pieces[next].bytes;
+    }
+    if (there >= bytes) {
+      return data;
+    }
   }
   for (size_t done = 0; done < bytes; i++) {
     piece = &content->pieces[i];
@@ -72,17 +78,21 @@ typedef struct write_job {
   atomic_uint_fast64_t written;
 } write_job;
 
-/* Sums a chunk window by window, and writes each where there is a job to. */
+/* Sums a chunk window by window; where there is a job to write it, each window goes there, and its parts are summed. */
 static even_status sum_chunk(const even_content *content, size_t chunk, even_summing *mine, write_job *job,
                              uint64_t *sum) {
   uint64_t at = (uint64_t)chunk * EVEN_CHECKPOINT_CHUNK_BYTES;
   uint64_t end = end_of(content, at);
+  size_t piece = find_piece(content, at);
   while (at < end) {
     size_t bytes = end - at > WINDOW_BYTES ? WINDOW_BYTES : (size_t)(end - at);
     bool aligned = job != NULL && even_output_is_direct(job->output) && bytes % EVEN_DIRECT_ALIGNMENT == 0;
     const char *data = look_at(content, at, bytes, aligned, mine->window);
     EVEN_TRY(even_chunk_sums_update(mine->sums, data, bytes));
     if (job != NULL) {
+      if (content->parts != NULL) {
+        EVEN_TRY(even_parts_sum_next(content, mine->parts, at, data, bytes, &piece));
+      }
       EVEN_TRY(even_output_write_at(job->output, at, data, bytes));
       (void)atomic_fetch_add(&job->written, bytes);
     }
@@ -93,11 +103,7 @@ static even_status sum_chunk(const even_content *content, size_t chunk, even_sum
 
 static even_status write_chunk(void *context, void *own, size_t chunk) {
   write_job *job = context;
-  EVEN_TRY(sum_chunk(job->content, chunk, own, job, &job->sums[chunk]));
-  if (job->content->parts != NULL) {
-    even_parts_sum_chunk(job->content, chunk, find_piece(job->content, (uint64_t)chunk * EVEN_CHECKPOINT_CHUNK_BYTES));
-  }
-  return EVEN_OK;
+  return sum_chunk(job->content, chunk, own, job, &job->sums[chunk]);
 }
 
 even_status even_content_write_side_by_side(const even_content *content, even_output *output, uint64_t **sums,

@@ -1,6 +1,7 @@
 /* Sums the ends of tensors that share a chunk with others. */
 #include "checkpoint/parts.h"
 
+#include "base/fail.h"
 #include "checkpoint/items.h"
 
 static void sum_in_chunk(const even_content *content, const even_content_piece *piece, const char *data, uint64_t chunk,
@@ -32,15 +33,33 @@ void even_parts_sum(const even_content *content, size_t piece, const void *data)
   }
 }
 
-void even_parts_sum_chunk(const even_content *content, uint64_t chunk, size_t first) {
-  uint64_t begin = chunk * EVEN_CHECKPOINT_CHUNK_BYTES;
-  uint64_t end = begin + EVEN_CHECKPOINT_CHUNK_BYTES;
-  for (size_t i = first; i < content->count && content->pieces[i].begin < end; i++) {
-    const even_content_piece *one = &content->pieces[i];
-    if (one->bytes > 0) { /* its first chunk has the first place */
-      sum_in_chunk(content, one, one->data, chunk, &content->parts[EVEN_PARTS_OF_A_PIECE * i + (one->begin < begin)]);
+even_status even_parts_sum_next(const even_content *content, even_chunk_sums *sums, uint64_t at, const void *data,
+                                size_t bytes, size_t *piece) {
+  const char *next = data;
+  uint64_t first = at - at % EVEN_CHECKPOINT_CHUNK_BYTES;
+  uint64_t end =
+      content->bytes - first > EVEN_CHECKPOINT_CHUNK_BYTES ? first + EVEN_CHECKPOINT_CHUNK_BYTES : content->bytes;
+  for (uint64_t stop = at + bytes; at < stop; ++*piece) {
+    const even_content_piece *one = &content->pieces[*piece];
+    uint64_t own_end = one->begin + one->bytes;
+    uint64_t begin = one->begin > first ? one->begin : first;
+    uint64_t last = own_end < end ? own_end : end;
+    size_t here = (size_t)((last < stop ? last : stop) - at);
+    if (here > 0 && (begin > first || last < end)) {
+      EVEN_TRY(even_chunk_sums_update(sums, next, here));
+      if (at + here == last) {
+        even_part *out = &content->parts[EVEN_PARTS_OF_A_PIECE * *piece + (one->begin < first)];
+        *out = (even_part){.begin = begin, .bytes = last - begin};
+        EVEN_TRY(even_chunk_sums_end(sums, &out->sum));
+      }
+    }
+    at += here;
+    next += here;
+    if (at < own_end) { /* there is more of it behind these bytes */
+      break;
     }
   }
+  return EVEN_OK;
 }
 
 static even_status sum_piece(void *context, void *own, size_t item) {

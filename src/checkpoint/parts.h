@@ -4,6 +4,7 @@
 #ifndef EVEN_CHECKPOINT_PARTS_H
 #define EVEN_CHECKPOINT_PARTS_H
 
+#include "checkpoint/checksums.h"
 #include "checkpoint/content.h"
 
 struct even_part {
@@ -16,8 +17,11 @@ enum { EVEN_PARTS_OF_A_PIECE = 2 };
 
 /* Sums those of a piece, whose data are given, into its places of content->parts. */
 void even_parts_sum(const even_content *content, size_t piece, const void *data);
-/* The same of all pieces in a chunk, while it is in the processor's cache; `first` is the first of them. */
-void even_parts_sum_chunk(const even_content *content, uint64_t chunk, size_t first);
+/* The same of the bytes from `at` on of a chunk, which are given from its begin to its end, as they come: while they
+ * are in the processor's cache. *piece is the one in which they begin, and then that in which the next ones do. `sums`
+ * is one thread's, for chunks of any size. */
+even_status even_parts_sum_next(const even_content *content, even_chunk_sums *sums, uint64_t at, const void *data,
+                                size_t bytes, size_t *piece) EVEN_MUST_USE;
 /* Sums those of all pieces that have their data, by several threads. */
 even_status even_parts_sum_all(const even_content *content) EVEN_MUST_USE;
 /* Moves the `places` together that are not empty; how many there are. */

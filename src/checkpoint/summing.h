@@ -6,7 +6,8 @@
 
 typedef struct even_summing {
   even_chunk_sums *sums;
-  char *window; /* aligned as direct writes want it */
+  even_chunk_sums *parts; /* of what pieces have in a chunk (parts.h) */
+  char *window;           /* aligned as direct writes want it */
   void *memory;
 } even_summing;
 
