@@ -9,14 +9,17 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import stat
 import warnings
+from collections.abc import Collection
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_files import MANIFEST, read_manifest, sizes_match, verify
+from evenstep.checkpoint_files import MANIFEST, read_manifest, verify
 from evenstep.checkpoint_order import begin_turn, created_in, follow, next_order, order_of, turn_after
 from evenstep.environment import cadence
 
@@ -64,7 +67,7 @@ def restarted_checkpoint(session: Any) -> Path | None:
     """The newest whole one that this training of the job wrote before it was restarted."""
     job = os.environ.get("EVENSTEP_JOB", "")
     whole, _ = _all_checkpoints(folder_of(session))
-    return next((path for _, _, path in whole if job and read_manifest(path)["state"].get("job") == job), None)
+    return next((path for _, _, path in whole if job and _facts_of(path).job == job), None)
 
 
 class Keep(NamedTuple):
@@ -126,26 +129,59 @@ def _begin_turn(session: Any) -> None:
     begin_turn(session, lambda: [order for order, _, _ in _all_checkpoints(folder_of(session))[0]])
 
 
-_read: dict[Path, tuple[int, str]] = {}  # manifests by when they were written: their orders
+class _Facts(NamedTuple):
+    """What keeping asks of a checkpoint's manifest."""
+
+    version: tuple[int, int, int]  # which file that was
+    order: str
+    step: int
+    lineage: str
+    job: str
+    sizes: tuple[tuple[str, int], ...]  # of its files, by name
+
+
+_known: dict[Path, _Facts] = {}  # by folder: a manifest is read once, for each new checkpoint asks of all others
+
+
+def _facts_of(path: Path) -> _Facts:
+    """Raises EvenstepError, OSError, ValueError, KeyError where there is no manifest, or a damaged one."""
+    there = (path / MANIFEST).stat()
+    version = there.st_ino, there.st_mtime_ns, there.st_size
+    known = _known.get(path)
+    if known is None or known.version != version:
+        manifest = read_manifest(path)
+        state = manifest["state"]
+        known = _known[path] = _Facts(
+            version,
+            order_of(manifest),
+            state.get("step", 0),
+            str(state.get("lineage", "")),
+            str(state.get("job", "")),
+            tuple((entry["name"], entry["bytes"]) for entry in manifest["files"]),
+        )
+    return known
+
+
+def _forget_others(folder: Path, there: Collection[Path]) -> None:
+    for path in [one for one in list(_known) if one.parent == folder and one not in there]:  # other threads add some
+        _known.pop(path, None)
+
+
+def _is_whole(path: Path, facts: _Facts) -> bool:
+    """By the sizes of its files."""
+    found = [(path / name).lstat() for name, _ in facts.sizes]
+    return all(stat.S_ISREG(one.st_mode) and one.st_size == size for one, (_, size) in zip(found, facts.sizes))
 
 
 def _newest_order(folder: Path) -> str:
-    """Of what is in the folder, whose ever: manifests that were read before are not read again."""
+    """Of what is in the folder, whose ever."""
     found = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        if not _STEP_NAME.match(path.name):
-            continue
-        try:
-            manifest = path / MANIFEST
-            written = manifest.stat().st_mtime_ns
-            known = _read.get(manifest)
-            order = known[1] if known and known[0] == written else order_of(read_manifest(path))
-        except (EvenstepError, OSError, ValueError, KeyError):
-            continue  # it goes, or is damaged
-        found[manifest] = (written, order)
-    _read.clear()
-    _read.update(found)
-    return max((order for _, order in found.values()), default="")
+        if _STEP_NAME.match(path.name):
+            with suppress(EvenstepError, OSError, ValueError, KeyError):  # it goes, or is damaged
+                found[path] = _facts_of(path).order
+    _forget_others(folder, found)
+    return max(found.values(), default="")
 
 
 def order_for(session: Any) -> list[int]:
@@ -167,7 +203,7 @@ def inherit(session: Any, folder: Path | None, state: dict[str, Any]) -> None:
 def _lineage_in(path: Path) -> str | None:
     """None: there is no telling."""
     try:
-        return str(read_manifest(path)["state"].get("lineage", ""))
+        return _facts_of(path).lineage
     except (EvenstepError, OSError, ValueError, KeyError):
         return None
 
@@ -187,9 +223,13 @@ def _all_checkpoints(folder: Path) -> tuple[list[tuple[str, int, Path]], list[Pa
     for path in folder.iterdir() if folder.is_dir() else ():
         if not _STEP_NAME.match(path.name) or not (path / MANIFEST).exists():
             continue
-        if sizes_match(path):
-            manifest = read_manifest(path)
-            whole.append((order_of(manifest), manifest["state"].get("step", 0), path))
+        try:
+            facts = _facts_of(path)
+            right = _is_whole(path, facts)
+        except (EvenstepError, OSError, ValueError, KeyError):
+            right = False
+        if right:
+            whole.append((facts.order, facts.step, path))
         else:
             damaged.append(path)
     return sorted(whole, reverse=True), damaged

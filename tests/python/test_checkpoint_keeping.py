@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,25 @@ def test_the_one_resumed_from_goes_only_when_a_newer_one_is_right(monkeypatch: p
     assert names() == ["step-00000001", "step-00000002"]
     save(session, monkeypatch, 3)
     assert names() == ["step-00000003"]
+
+
+def test_a_manifest_is_read_once_until_it_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint asks of all others, while training waits or shares its core."""
+    keeping = importlib.import_module("evenstep.checkpoint_keeping")
+    read, read_manifest = [], keeping.read_manifest
+    monkeypatch.setattr(keeping, "read_manifest", lambda path: (read.append(path.name), read_manifest(path))[1])
+    monkeypatch.setattr(keeping, "verify", lambda folder, manifest: read.remove(folder.name))
+    session = use(monkeypatch, OneProcess(model=nn.Linear(3, 3)))
+    for session.step in range(1, 8):
+        ck.checkpoint()
+    there = [Path("checkpoints", name).absolute() for name in ("step-00000006", "step-00000007")]
+    assert sorted(read) == [f"step-{step:08d}" for step in range(1, 8)]
+    known = {path.name for path in keeping._known if path.parent == there[0].parent}
+    assert known - {"step-00000004"} == set(names())  # those that went before are forgotten
+    assert ck.newest_checkpoint() == there[1]
+    (there[1] / "model.safetensors").write_bytes(b"short")
+    assert ck.newest_checkpoint() == there[0]
+    manifest = there[0] / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"step", b"stop", 1))
+    assert ck.newest_checkpoint().name == "step-00000005"
+    assert read[7:] == ["step-00000006"]
