@@ -8,19 +8,16 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
 from evenstep import _core
-from evenstep._core import EvenstepError
 
 # A smaller file's tensors get memory of their own each.
 LEAST = 4 << 20
 # Where a tensor must begin: a cache line, as in torch's own memory.
 ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
-_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 class Block:
@@ -41,15 +38,6 @@ class Block:
             return torch.empty(shape, dtype=dtype)
         values = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._begin + begin).view(shape)
         return values if begin % ALIGNMENT == 0 else values.clone()
-
-
-def has_room_in_huge_pages(size: int) -> bool:
-    """Whether new memory of this size is had in huge pages, as far as the kernel says, and is a small part of what is left."""
-    try:
-        offered = "[never]" not in _HUGE_PAGES.read_text(encoding="ascii")
-        return offered and 4 * size < _core.Memory().read()[2]
-    except (OSError, EvenstepError):
-        return False
 
 
 def move(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:

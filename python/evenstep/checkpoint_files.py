@@ -8,7 +8,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,11 +18,12 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_encoding import UnsavableState
 
-# name, tensors (name, dtype, shape, address, bytes) or the whole file, metadata, what gives the address of a tensor that
-# has none
+# name, dtype, shape, address, bytes
+Spec = tuple[str, str, "tuple[int, ...]", int, int]
+# name, tensors or the whole file, metadata, what gives the address of a tensor that has none
 File = tuple[
     str,
-    "list[tuple[str, str, tuple[int, ...], int, int]] | bytes",
+    "list[Spec] | bytes",
     "list[tuple[str, str]]",
     "Callable[[int], int] | None",
 ]
@@ -61,6 +62,7 @@ def _dtypes() -> dict[torch.dtype, str]:
 
 
 DTYPES = _dtypes()
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _BY_CODE = {code: dtype for dtype, code in DTYPES.items()}
 
 
@@ -103,22 +105,42 @@ def find_tied(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     return tied
 
 
+def _spec(key: str, plain: torch.Tensor) -> Spec:
+    direct = plain.device.type == "cpu" and plain.is_contiguous() and not plain.is_neg() and plain.numel() > 0
+    bytes_ = plain.numel() * plain.element_size()
+    return key, DTYPES[plain.dtype], tuple(plain.shape), plain.data_ptr() if direct else 0, bytes_
+
+
 def file_of(name: str, tensors: dict[str, torch.Tensor], metadata: Iterable[tuple[str, str]] = ()) -> File:
     """One safetensors file, as the extension takes it. Tensors on a device, or not contiguous, are staged one at a time."""
-    names = list(tensors)
-    plain = [_checked(key, tensors[key]) for key in names]
+    specs: list[Spec] = []
     staged: list[torch.Tensor] = []
-    specs = []
-    for key, tensor in zip(names, plain):
-        direct = tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg() and tensor.numel() > 0
-        bytes_ = tensor.numel() * tensor.element_size()
-        specs.append((key, DTYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr() if direct else 0, bytes_))
+    later: dict[int, torch.Tensor] = {}  # as plain numbers, by their place: those that `fetch` is asked for
+    complex_names = []
+    for key, tensor in tensors.items():
+        code = DTYPES.get(tensor.dtype)
+        # training waits for this: nearly all are of this kind
+        if (
+            code is not None
+            and type(tensor) in _PLAIN
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+            and tensor.is_contiguous()
+            and not tensor.is_neg()
+        ):
+            size = tensor.nbytes
+            specs.append((key, code, tuple(tensor.shape), tensor.data_ptr() if size else 0, size))
+            continue
+        plain = _checked(key, tensor)
+        if tensor.is_complex():
+            complex_names.append(key)
+        later[len(specs)] = plain
+        specs.append(_spec(key, plain))
 
     def fetch(index: int) -> int:
-        staged[:] = [plain[index].resolve_neg().cpu().contiguous()]
+        staged[:] = [later[index].resolve_neg().cpu().contiguous()]
         return staged[0].data_ptr()
 
-    complex_names = [key for key in names if tensors[key].is_complex()]
     pairs = [("format", "pt"), *metadata]
     if complex_names:
         pairs.append(("complex", json.dumps(complex_names)))
@@ -334,24 +356,41 @@ Place = tuple[int, int, int]  # first byte in the file, number of bytes, address
 
 def compare(folder: Path, entry: dict[str, Any], places: tuple[Place, ...] = ()) -> None:
     """Reads a file once, by several threads, bytes to their places; an error names the first damage."""
-    name = entry["name"]
+    compare_all(folder, [(entry, places)])
+
+
+def compare_all(folder: Path, wanted: Sequence[tuple[dict[str, Any], tuple[Place, ...]]]) -> None:
+    """The same of several files, which the threads share."""
+    files = tuple(
+        (folder / entry["name"], entry["bytes"], entry["chunk_bytes"], _sums_in(folder, entry), places)
+        for entry, places in wanted
+    )
     try:
-        sums = tuple(int(digits, 16) for digits in entry["checksums"])
-        _core.read_file(folder / name, entry["bytes"], entry["chunk_bytes"], sums, places)
+        _core.read_files(files)
     except EvenstepError as error:
         what, code, rest = str(error).splitlines()[0].partition(" (EVEN_ERR_")
-        raise damage_of(folder, what + _damaged_tensors(folder / name, entry, what) + code + rest) from None
-    except (TypeError, ValueError, OverflowError):
-        raise damage_of(folder, f"its manifest has a checksum of {name} that is none") from None
+        tensors = _damaged_tensors(folder, [entry for entry, _ in wanted], what)
+        raise damage_of(folder, what + tensors + code + rest) from None
 
 
-def _damaged_tensors(path: Path, entry: dict[str, Any], what: str) -> str:
+def _sums_in(folder: Path, entry: dict[str, Any]) -> tuple[int, ...]:
+    try:
+        sums = tuple(int(digits, 16) for digits in entry["checksums"])
+    except (TypeError, ValueError):
+        sums = (-1,)
+    if any(not 0 <= one < 1 << 64 for one in sums):
+        raise damage_of(folder, f"its manifest has a checksum of {entry['name']} that is none")
+    return sums
+
+
+def _damaged_tensors(folder: Path, entries: Sequence[dict[str, Any]], what: str) -> str:
     """Which tensors of the chunk that an error names are damaged, by the checksums of what each has in it, in brackets; by a
     manifest without them, which lie there. As src/checkpoint/verify.c does."""
-    found = re.search(r"^chunk \d+ of .* \(bytes (\d+)\D(\d+)\) is altered$", what)
-    if found is None or path.suffix != ".safetensors":
+    found = re.search(r"^chunk \d+ of (.*) \(bytes (\d+)\D(\d+)\) is altered$", what)
+    entry = next((one for one in entries if found is not None and one["name"] == found[1]), None)
+    if found is None or entry is None or not entry["name"].endswith(".safetensors"):
         return ""
-    first, end = int(found[1]), int(found[2]) + 1
+    path, first, end = folder / entry["name"], int(found[2]), int(found[3]) + 1
     names: list[str] = []
     try:
         parts = [part for part in entry.get("parts", []) if first <= part[0] and part[0] + part[1] <= end]
@@ -383,12 +422,3 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
     """Compares every checksum; an error names the first damage."""
     for entry in manifest["files"]:
         compare(folder, entry)
-
-
-def sizes_match(folder: Path) -> bool:
-    """The quick look: a manifest that is itself whole, and files of the sizes that it says."""
-    try:
-        manifest = read_manifest(folder)
-        return all((folder / entry["name"]).stat().st_size == entry["bytes"] for entry in manifest["files"])
-    except (EvenstepError, OSError, ValueError):
-        return False

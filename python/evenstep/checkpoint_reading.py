@@ -1,20 +1,20 @@
 """Reads a checkpoint's files back by several threads, their checksums compared on the way: into memory of its own, once; or,
-where their tensors have memory already and that costs less, first to compare them and then, once all else is right, into that.
-Nothing that was not compared is given to anybody."""
+where their tensors have memory already and no disk would be read twice, first to compare them and then, once all else is right,
+into that. Nothing that was not compared is given to anybody."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_block import LEAST, Block, has_room_in_huge_pages
-from evenstep.checkpoint_files import Place, TensorFile, compare, damage_of
+from evenstep.checkpoint_block import LEAST, Block
+from evenstep.checkpoint_files import Place, TensorFile, compare_all, damage_of
 from evenstep.checkpoint_homes import fitting, without_shared
 
 Tensors = dict[str, torch.Tensor]
@@ -33,6 +33,14 @@ def check_sizes(folder: Path, manifest: dict[str, Any]) -> None:
             raise damage_of(folder, f"{entry['name']} is {how}: {there} of {entry['bytes']} bytes")
 
 
+class _Reading(NamedTuple):
+    """How a file is read: where its bytes go, and what gives its tensors then."""
+
+    name: str
+    places: tuple[Place, ...]
+    tensors: Callable[[], Tensors]
+
+
 class StoredFiles:
     """The files of one checkpoint, and what was read of them so far."""
 
@@ -41,45 +49,45 @@ class StoredFiles:
         self._entries = {entry["name"]: entry for entry in manifest["files"]}
         self._read: dict[str, Tensors] = {}
         self._right: set[str] = set()  # files whose checksums were compared
+        self._heads: dict[str, TensorFile] = {}  # of files that `expect` looked at
         self._homes: dict[str, Tensors] = {}  # of files that `fill` reads into memory that is there
         self._to_fill: dict[str, tuple[tuple[Place, ...], Tensors]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
-    def expect(self, homes: dict[str, Tensors], copied: Iterable[str]) -> None:
+    def expect(self, homes: dict[str, Tensors]) -> None:
         """Memory in which tensors of these files may be put: what fits there is compared when its file is read, and read into it
-        by `fill`. copied: files whose tensors come into it in any case, copied from memory of their own else."""
-        copied = set(copied)
+        by `fill`. A copy would cost more, and so would memory that is new: the kernel clears it first, and a virtual machine's
+        host may have to find it, which takes ten times as long as a second reading."""
         found = []
         for name in homes:
-            if self._costs_less_twice(name, name in copied):
+            if self._is_large(name) and name not in self._read and _core.file_is_cached(self._folder / name):
                 try:
-                    with TensorFile(self._folder / name) as file:
-                        found.append((name, fitting(file, homes[name])))
+                    file = self._heads[name] = self._head_of(name)
                 except (EvenstepError, OSError):
                     continue  # who reads it says what is wrong
+                found.append((name, fitting(file, homes[name])))
         self._homes = without_shared(found)
 
     def read(self, names: Iterable[str]) -> None:
-        """Reads these files whole, those that were not yet. What is to go to memory that is there is that memory, and not yet right."""
-        for name in names:
-            if name not in self._read:
-                self._read[name] = self._read_file(name)
+        """Reads these files whole, those that were not yet, side by side. What is to go to memory that is there is that memory,
+        and not yet right."""
+        wanted = [name for name in dict.fromkeys(names) if name not in self._read]
+        if wanted:
+            self._read.update(self._read_files(wanted))
 
     def fill(self, names: Iterable[str]) -> None:
         """Reads into the memory that is there what was compared of these files."""
-        for name in names:
-            places, homes = self._to_fill.pop(name, ((), {}))
-            if not places:
-                continue
-            try:
-                self._compare(name, places)
-            except EvenstepError as error:
-                raise EvenstepError(
-                    f"{str(error).splitlines()[0]}; it was right a moment before, so it changed while it was loaded, and what was "
-                    "prepared holds parts of it by now\n  fix: load a checkpoint, this one or another, before training goes on"
-                ) from error
+        to_fill = [(name, *self._to_fill.pop(name)) for name in dict.fromkeys(names) if name in self._to_fill]
+        try:
+            self._compare([(name, places) for name, places, _ in to_fill])
+        except EvenstepError as error:
+            raise EvenstepError(
+                f"{str(error).splitlines()[0]}; it was right a moment before, so it changed while it was loaded, and what was "
+                "prepared holds parts of it by now\n  fix: load a checkpoint, this one or another, before training goes on"
+            ) from error
+        for _, _, homes in to_fill:
             for home in homes.values():
                 torch.autograd.graph.increment_version(home)
 
@@ -90,9 +98,7 @@ class StoredFiles:
 
     def check_rest(self) -> None:
         """Compares the files that nothing was read of."""
-        for name in self._entries:
-            if name not in self._right:
-                self._compare(name, ())
+        self._compare([(name, ()) for name in self._entries if name not in self._right])
 
     def tensors(self, names: Iterable[str]) -> Tensors:
         """Of all these files, by name."""
@@ -110,25 +116,36 @@ class StoredFiles:
 
         return give
 
-    def _compare(self, name: str, places: tuple[Place, ...]) -> None:
-        if name not in self._entries:
-            raise damage_of(self._folder, f"its manifest has no file {name}")
-        compare(self._folder, self._entries[name], places)
-        self._right.add(name)
+    def _compare(self, wanted: Sequence[tuple[str, tuple[Place, ...]]]) -> None:
+        for name, _ in wanted:
+            if name not in self._entries:
+                raise damage_of(self._folder, f"its manifest has no file {name}")
+        if wanted:
+            compare_all(self._folder, [(self._entries[name], places) for name, places in wanted])
+        self._right.update(name for name, _ in wanted)
 
-    def _read_file(self, name: str) -> Tensors:
+    def _read_files(self, names: Sequence[str]) -> dict[str, Tensors]:
+        readings = [self._begin(name) for name in names]
+        self._compare([(one.name, one.places) for one in readings])
+        return {one.name: one.tensors() for one in readings}
+
+    def _head_of(self, name: str) -> TensorFile:
+        with TensorFile(self._folder / name) as file:
+            return file
+
+    def _begin(self, name: str) -> _Reading:
         try:
-            with TensorFile(self._folder / name) as file:
-                return self._read_tensors(name, file)
+            file = self._heads.pop(name, None) or self._head_of(name)
+            homes = self._homes.get(name, {})
+            return (
+                self._into_block(name, file) if not homes and self._is_large(name) else self._apart(name, file, homes)
+            )
         except (EvenstepError, OSError):
-            if name not in self._right:  # a header that is no header: what is wrong with the file says more
-                self._compare(name, ())
+            self._compare([(name, ())])  # a header that is no header: what is wrong with the file says more
             raise
 
-    def _read_tensors(self, name: str, file: TensorFile) -> Tensors:
-        homes = self._homes.get(name, {})
-        if not homes and self._is_large(name):
-            return self._read_block(name, file)
+    def _apart(self, name: str, file: TensorFile, homes: Tensors) -> _Reading:
+        """Each tensor into memory of its own, or, later, to where it belongs."""
         header = ctypes.create_string_buffer(len(file.head))
         places, later = [(0, len(file.head), ctypes.addressof(header))], []
         tensors = {}
@@ -142,31 +159,29 @@ class StoredFiles:
             size = values.numel() * values.element_size()
             if size > 0:
                 places.append((begin, size, values.data_ptr()))
-        self._compare(name, tuple(places))
-        if header.raw != file.head:
-            raise damage_of(self._folder, f"{name} changed while it was read")
-        if later:
-            self._to_fill[name] = tuple(later), homes
-        return tensors
 
-    def _costs_less_twice(self, name: str, copied: bool) -> bool:
-        """To read a file once to compare it and once into memory that is there. Not where a disk had to be read twice, and not
-        where it saves no copy and new memory is to be had in huge pages, which the kernel clears in less time than a second
-        reading takes."""
-        if not self._is_large(name) or name in self._read or not _core.file_is_cached(self._folder / name):
-            return False
-        return copied or not has_room_in_huge_pages(self._entries[name]["bytes"])
+        def give() -> Tensors:
+            if header.raw != file.head:
+                raise damage_of(self._folder, f"{name} changed while it was read")
+            if later:
+                self._to_fill[name] = tuple(later), homes
+            return tensors
+
+        return _Reading(name, tuple(places), give)
 
     def _is_large(self, name: str) -> bool:
         return name in self._entries and bool(self._entries[name]["bytes"] >= LEAST)
 
-    def _read_block(self, name: str, file: TensorFile) -> Tensors:
+    def _into_block(self, name: str, file: TensorFile) -> _Reading:
         size = self._entries[name]["bytes"]
         block = Block(size)
-        self._compare(name, ((0, size, block.address),))
-        if not block.holds(file.head):
-            raise damage_of(self._folder, f"{name} changed while it was read")
-        return {key: file.as_saved(key, block.tensor(begin, *file.plain(key))) for key, begin in file.by_place()}
+
+        def give() -> Tensors:
+            if not block.holds(file.head):
+                raise damage_of(self._folder, f"{name} changed while it was read")
+            return {key: file.as_saved(key, block.tensor(begin, *file.plain(key))) for key, begin in file.by_place()}
+
+        return _Reading(name, ((0, size, block.address),), give)
 
 
 def on_all_ranks(session: Any, work: Callable[[], T]) -> T:

@@ -6,8 +6,8 @@ import json
 import os
 import platform
 import sys
-from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable
 
@@ -39,6 +39,16 @@ class Snapshot:
         self.metadata: dict[str, list[tuple[str, str]]] = {}
         self.tables: dict[str, bytes] = {}  # files that are no tensors: which shard has which
         self.state: dict[str, Any] = {}
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all tensors, once they are there."""
+        return sum(total_bytes(tensors) for tensors in self.files.values())
+
+    @cached_property
+    def text(self) -> str:
+        """The state in JSON, once it is whole."""
+        return json.dumps(self.state, ensure_ascii=False, allow_nan=False)
 
     def detach(self) -> None:
         """Copies every tensor to host memory, so that training may go on while they are written."""
@@ -375,17 +385,19 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
 def pack_random(pending: Callable[[], None] | None) -> bytes:
     """This rank's random state, for the rank that writes. pending: sets what the next batch will find."""
     state, tensors = checkpoint_random.capture() if pending is None else checkpoint_random.capture_after(pending)
-    values = {
-        name: [str(t.dtype).split(".")[1], b64encode(as_bytes(t.contiguous())).decode("ascii")]
-        for name, t in tensors.items()
-    }
-    return json.dumps([state, values]).encode()
+    raw = [as_bytes(one.contiguous()) for one in tensors.values()]
+    kinds = [[name, str(one.dtype).split(".")[1], len(it)] for (name, one), it in zip(tensors.items(), raw)]
+    head = json.dumps([state, kinds]).encode()
+    return b"".join((len(head).to_bytes(8, "little"), head, *raw))
 
 
 def _unpack_random(packed: bytes, rank: int, tensors: Tensors) -> Any:
-    state, values = json.loads(packed)
-    for name, (dtype, text) in values.items():
-        tensors[f"rank{rank}/{name}"] = torch.frombuffer(bytearray(b64decode(text)), dtype=getattr(torch, dtype))
+    at = 8 + int.from_bytes(packed[:8], "little")
+    state, kinds = json.loads(packed[8:at])
+    for name, dtype, size in kinds:
+        values = bytearray(packed[at : at + size])
+        tensors[f"rank{rank}/{name}"] = torch.frombuffer(values, dtype=getattr(torch, dtype))
+        at += size
     return state
 
 
@@ -464,8 +476,7 @@ class Loader:
 
         def read_and_check() -> None:
             if isinstance(self._folder, Path):
-                models = [file for kind, _, _, saved in wanted if kind == "models" for file in files_of(saved)]
-                self.files.expect(_homes_of(wanted, names), models)
+                self.files.expect(_homes_of(wanted, names))
             self.files.read(name for kind, _, _, saved in wanted if kind in _WITH_FILES for name in files_of(saved))
             for kind, name, live, saved in wanted:
                 getattr(self, f"_check_{kind}")(name, live, saved, names)

@@ -102,8 +102,8 @@ class _Stored(StoredFiles):
 
     def check_rest(self) -> None: ...
 
-    def _read_file(self, name: str) -> Tensors:
-        return {key: self._copy(*entry) for key, entry in self._files[name].items()}
+    def _read_files(self, names: Sequence[str]) -> dict[str, Tensors]:
+        return {name: {key: self._copy(*entry) for key, entry in self._files[name].items()} for name in names}
 
     def _copy(self, dtype: torch.dtype, shape: tuple[int, ...], at: int) -> torch.Tensor:
         values = torch.empty(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-/* evenstep._core.read_file, .move_bytes: a checkpoint's file to memory, and from there to where its bytes belong. */
+/* evenstep._core.read_files, .move_bytes: a checkpoint's files to memory, and from there to where its bytes belong. */
 #include "ext.h"
 
 #include <evenstep/checkpoint.h>
@@ -39,49 +39,82 @@ static int read_places(PyObject *items, Py_ssize_t count, even_checkpoint_place 
   return 0;
 }
 
-static PyObject *run(PyObject *sums, PyObject *places, even_checkpoint_reading *reading) {
-  Py_ssize_t sum_count = PyTuple_Size(sums);
-  Py_ssize_t place_count = PyTuple_Size(places);
-  uint64_t *own_sums = calloc((size_t)sum_count + 1, sizeof *own_sums);
-  even_checkpoint_place *own_places = calloc((size_t)place_count + 1, sizeof *own_places);
-  PyObject *result = NULL;
-  if (own_sums == NULL || own_places == NULL) {
-    (void)PyErr_NoMemory();
-  } else if (read_sums(sums, sum_count, own_sums) == 0 && read_places(places, place_count, own_places) == 0) {
-    even_status status = EVEN_OK;
-    reading->sums = own_sums;
-    reading->sum_count = (size_t)sum_count;
-    reading->places = own_places;
-    reading->place_count = (size_t)place_count;
-    Py_BEGIN_ALLOW_THREADS;
-    status = even_checkpoint_file_read(reading);
-    Py_END_ALLOW_THREADS;
-    result = status == EVEN_OK ? Py_None : even_ext_raise(status);
-    Py_XINCREF(result);
-  }
-  free(own_sums);
-  free(own_places);
-  return result;
-}
+/* What one file's tuple says; its memory is in `call`. */
+typedef struct read_call {
+  PyObject *path;
+  uint64_t *sums;
+  even_checkpoint_place *places;
+} read_call;
 
-static PyObject *read_file(PyObject *module, PyObject *arguments) {
-  PyObject *path = NULL;
+static int begin_read(PyObject *item, read_call *call, even_checkpoint_reading *reading) {
   PyObject *sums = NULL;
   PyObject *places = NULL;
   unsigned long long bytes = 0;
   Py_ssize_t chunk_bytes = 0;
+  if (!PyTuple_Check(item) ||
+      !PyArg_ParseTuple(item, "O&KnO!O!;a file is (path, bytes, chunk_bytes, sums, places)", PyUnicode_FSConverter,
+                        &call->path, &bytes, &chunk_bytes, &PyTuple_Type, &sums, &PyTuple_Type, &places)) {
+    if (!PyErr_Occurred()) {
+      PyErr_SetString(PyExc_TypeError, "a file is a tuple (path, bytes, chunk_bytes, sums, places)");
+    }
+    return -1;
+  }
+  Py_ssize_t sum_count = PyTuple_Size(sums);
+  Py_ssize_t place_count = PyTuple_Size(places);
+  call->sums = calloc((size_t)sum_count + 1, sizeof *call->sums);
+  call->places = calloc((size_t)place_count + 1, sizeof *call->places);
+  if (call->sums == NULL || call->places == NULL) {
+    (void)PyErr_NoMemory();
+    return -1;
+  }
+  *reading = (even_checkpoint_reading){.size = sizeof *reading,
+                                       .path = PyBytes_AsString(call->path),
+                                       .bytes = bytes,
+                                       .chunk_bytes = chunk_bytes < 0 ? 0 : (size_t)chunk_bytes,
+                                       .sums = call->sums,
+                                       .sum_count = (size_t)sum_count,
+                                       .places = call->places,
+                                       .place_count = (size_t)place_count};
+  return read_sums(sums, sum_count, call->sums) == 0 && read_places(places, place_count, call->places) == 0 ? 0 : -1;
+}
+
+static PyObject *run(PyObject *files, Py_ssize_t count) {
+  read_call *calls = calloc((size_t)count + 1, sizeof *calls);
+  even_checkpoint_reading *readings = calloc((size_t)count + 1, sizeof *readings);
+  PyObject *result = NULL;
+  Py_ssize_t begun = 0;
+  if (calls == NULL || readings == NULL) {
+    (void)PyErr_NoMemory();
+  } else {
+    while (begun < count && begin_read(PyTuple_GetItem(files, begun), &calls[begun], &readings[begun]) == 0) {
+      begun++;
+    }
+    if (begun == count) {
+      even_status status = EVEN_OK;
+      Py_BEGIN_ALLOW_THREADS;
+      status = even_checkpoint_files_read(readings, (size_t)count);
+      Py_END_ALLOW_THREADS;
+      result = status == EVEN_OK ? Py_None : even_ext_raise(status);
+      Py_XINCREF(result);
+    }
+  }
+  for (Py_ssize_t i = 0; calls != NULL && i < count; i++) {
+    Py_XDECREF(calls[i].path);
+    free(calls[i].sums);
+    free(calls[i].places);
+  }
+  free(calls);
+  free(readings);
+  return result;
+}
+
+static PyObject *read_files(PyObject *module, PyObject *files) {
   (void)module;
-  if (!PyArg_ParseTuple(arguments, "O&KnO!O!:read_file", PyUnicode_FSConverter, &path, &bytes, &chunk_bytes,
-                        &PyTuple_Type, &sums, &PyTuple_Type, &places)) {
+  if (!PyTuple_Check(files)) {
+    PyErr_SetString(PyExc_TypeError, "read_files wants a tuple of (path, bytes, chunk_bytes, sums, places)");
     return NULL;
   }
-  even_checkpoint_reading reading = {.size = sizeof reading,
-                                     .path = PyBytes_AsString(path),
-                                     .bytes = bytes,
-                                     .chunk_bytes = chunk_bytes < 0 ? 0 : (size_t)chunk_bytes};
-  PyObject *result = run(sums, places, &reading);
-  Py_DECREF(path);
-  return result;
+  return run(files, PyTuple_Size(files));
 }
 
 static PyObject *file_is_cached(PyObject *module, PyObject *arguments) {
@@ -143,9 +176,10 @@ static PyObject *move_bytes(PyObject *module, PyObject *items) {
 }
 
 static PyMethodDef functions[] = {
-    {"read_file", read_file, METH_VARARGS,
-     "read_file(path, bytes, chunk_bytes, sums, places)\n\nReads a file to places (begin, bytes, address), which "
-     "ascend, and compares its checksums on the way, by several threads."},
+    {"read_files", read_files, METH_O,
+     "read_files(files)\n\nReads files (path, bytes, chunk_bytes, sums, places) to places (begin, bytes, address), "
+     "which "
+     "ascend, and compares their checksums on the way, by several threads that share them."},
     {"file_is_cached", file_is_cached, METH_VARARGS,
      "file_is_cached(path)\n\nWhether all of a file lies in memory already, or nobody can say."},
     {"move_bytes", move_bytes, METH_O,

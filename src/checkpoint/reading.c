@@ -1,4 +1,4 @@
-/* Reads a file of a checkpoint in one pass: each thread takes a chunk, reads it window by window to where it belongs
+/* Reads files of a checkpoint in one pass: each thread takes a chunk, reads it window by window to where it belongs
  * (past the page cache where that has nothing of it), and sums each window while it is in the processor's. */
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -15,14 +15,23 @@
 /* From the page cache: half of a small second-level cache. From a disk: what keeps that busy, and a huge page. */
 enum { WINDOW_BYTES = 256 << 10, DISK_WINDOW_BYTES = 2 << 20 };
 
-typedef struct reading_job {
+/* Files that are open at a time. */
+enum { MOST_FILES = 32 };
+
+typedef struct reading_file {
   const even_checkpoint_reading *reading;
   even_input input;
+} reading_file;
+
+typedef struct reading_job {
+  reading_file files[MOST_FILES];
+  size_t count;
+  size_t window_bytes; /* the largest that any of them wants */
 } reading_job;
 
 static even_status open_memory(void *context, void **own) {
   const reading_job *job = context;
-  return even_summing_open(job->reading->chunk_bytes, job->input.direct > 0 ? DISK_WINDOW_BYTES : WINDOW_BYTES, own);
+  return even_summing_open(SIZE_MAX, job->window_bytes, own); /* each chunk is ended by who sums it */
 }
 
 /* The first place that ends behind byte `at`, or place_count. */
@@ -53,15 +62,15 @@ static void spread(const even_checkpoint_reading *reading, size_t first, uint64_
   }
 }
 
-static even_status read_window(reading_job *job, even_summing *memory, uint64_t at, size_t bytes, bool cached) {
-  const even_checkpoint_reading *reading = job->reading;
+static even_status read_window(reading_file *file, even_summing *memory, uint64_t at, size_t bytes, bool cached) {
+  const even_checkpoint_reading *reading = file->reading;
   size_t first = find_place(reading, at);
   const even_checkpoint_place *place = first < reading->place_count ? &reading->places[first] : NULL;
   bool within = place != NULL && place->begin <= at && place->begin + place->bytes >= at + bytes;
   char *there = within ? (char *)place->data + (at - place->begin) : NULL;
   bool straight = within && (cached || (uintptr_t)there % EVEN_DIRECT_ALIGNMENT == 0);
   char *to = straight ? there : memory->window;
-  EVEN_TRY(even_input_read_at(&job->input, at, to, bytes));
+  EVEN_TRY(even_input_read_at(&file->input, at, to, bytes));
   EVEN_TRY(even_chunk_sums_update(memory->sums, to, bytes));
   if (!straight) {
     spread(reading, first, at, to, bytes);
@@ -74,18 +83,16 @@ static const char *name_of(const even_checkpoint_reading *reading) {
   return slash == NULL ? reading->path : slash + 1;
 }
 
-static even_status read_chunk(void *context, void *own, size_t chunk) {
-  reading_job *job = context;
-  even_summing *memory = own;
-  const even_checkpoint_reading *reading = job->reading;
+static even_status read_chunk(reading_file *file, even_summing *memory, size_t chunk) {
+  const even_checkpoint_reading *reading = file->reading;
   uint64_t begin = (uint64_t)chunk * reading->chunk_bytes;
   uint64_t end = reading->bytes - begin > reading->chunk_bytes ? begin + reading->chunk_bytes : reading->bytes;
-  bool cached = job->input.direct == 0 || even_input_is_cached(&job->input, begin, (size_t)(end - begin));
+  bool cached = file->input.direct == 0 || even_input_is_cached(&file->input, begin, (size_t)(end - begin));
   size_t window = cached ? WINDOW_BYTES : DISK_WINDOW_BYTES;
   uint64_t sum = 0;
   for (uint64_t at = begin; at < end;) {
     size_t bytes = end - at > window ? window : (size_t)(end - at);
-    EVEN_TRY(read_window(job, memory, at, bytes, cached));
+    EVEN_TRY(read_window(file, memory, at, bytes, cached));
     at += bytes;
   }
   EVEN_TRY(even_chunk_sums_end(memory->sums, &sum));
@@ -93,6 +100,16 @@ static even_status read_chunk(void *context, void *own, size_t chunk) {
              ? EVEN_OK
              : even_fail(EVEN_ERR_CORRUPT, "chunk %zu of %s (bytes %" PRIu64 "\xE2\x80\x93%" PRIu64 ") is altered",
                          chunk, name_of(reading), begin, end - 1);
+}
+
+/* The chunks of all files follow each other. */
+static even_status read_item(void *context, void *own, size_t item) {
+  reading_job *job = context;
+  reading_file *file = job->files;
+  while (item >= file->reading->sum_count) {
+    item -= file++->reading->sum_count;
+  }
+  return read_chunk(file, own, item);
 }
 
 static even_status check_reading(const even_checkpoint_reading *reading) {
@@ -118,10 +135,10 @@ static even_status check_reading(const even_checkpoint_reading *reading) {
 
 /* A disk wants more readers than the memory of a small host; by its first chunk, for where a part of it lies matters
  * little. */
-static size_t readers(const even_checkpoint_reading *reading, const even_input *input) {
+static bool is_on_disk(const reading_file *file) {
+  const even_checkpoint_reading *reading = file->reading;
   size_t bytes = reading->bytes < reading->chunk_bytes ? (size_t)reading->bytes : reading->chunk_bytes;
-  return input->direct > 0 && !even_input_is_cached(input, 0, bytes) ? EVEN_ITEMS_MOST_THREADS
-                                                                     : EVEN_ITEMS_USUAL_THREADS;
+  return file->input.direct > 0 && !even_input_is_cached(&file->input, 0, bytes);
 }
 
 static even_status check_size(const even_checkpoint_reading *reading, uint64_t there) {
@@ -132,29 +149,56 @@ static even_status check_size(const even_checkpoint_reading *reading, uint64_t t
                    there < reading->bytes ? "truncated" : "too long", there, reading->bytes);
 }
 
-even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) {
-  reading_job job = {.reading = reading, .input = {.fd = -1}};
-  EVEN_TRY(check_reading(reading));
-  even_status status = even_input_open(reading->path, &job.input);
-  if (status == EVEN_OK) {
-    status = check_size(reading, job.input.bytes);
+static even_status open_file(const even_checkpoint_reading *reading, reading_file *file) {
+  *file = (reading_file){.reading = reading, .input = {.fd = -1}};
+  EVEN_TRY(even_input_open(reading->path, &file->input));
+  EVEN_TRY(check_size(reading, file->input.bytes));
+  even_input_go_direct(&file->input);
+  for (size_t i = 0; i < reading->place_count; i++) {
+    even_pages_prefer_huge(reading->places[i].data, reading->places[i].bytes);
+  }
+  return EVEN_OK;
+}
+
+/* At most MOST_FILES of them. */
+static even_status read_some(const even_checkpoint_reading *readings, size_t count) {
+  reading_job job = {.window_bytes = WINDOW_BYTES};
+  even_items_job items = {.most = EVEN_ITEMS_USUAL_THREADS,
+                          .context = &job,
+                          .open = open_memory,
+                          .close = even_summing_close,
+                          .work = read_item,
+                          .what = "a checkpoint was read"};
+  even_status status = EVEN_OK;
+  while (status == EVEN_OK && job.count < count) {
+    reading_file *file = &job.files[job.count];
+    status = open_file(&readings[job.count++], file);
+    job.window_bytes = file->input.direct > 0 ? DISK_WINDOW_BYTES : job.window_bytes;
+    items.most = status == EVEN_OK && is_on_disk(file) ? EVEN_ITEMS_MOST_THREADS : items.most;
+    items.count += file->reading->sum_count;
   }
   if (status == EVEN_OK) {
-    even_input_go_direct(&job.input);
-    for (size_t i = 0; i < reading->place_count; i++) {
-      even_pages_prefer_huge(reading->places[i].data, reading->places[i].bytes);
-    }
-    const even_items_job items = {.count = reading->sum_count,
-                                  .most = readers(reading, &job.input),
-                                  .context = &job,
-                                  .open = open_memory,
-                                  .close = even_summing_close,
-                                  .work = read_chunk,
-                                  .what = "a checkpoint was read"};
     status = even_items_run(&items);
   }
-  even_input_close(&job.input);
+  for (size_t i = 0; i < job.count; i++) {
+    even_input_close(&job.files[i].input);
+  }
   return status;
+}
+
+even_status even_checkpoint_files_read(const even_checkpoint_reading *readings, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    EVEN_TRY(check_reading(&readings[i]));
+  }
+  for (size_t at = 0; at < count; at += MOST_FILES) {
+    EVEN_TRY(read_some(readings + at, count - at < MOST_FILES ? count - at : MOST_FILES));
+  }
+  return EVEN_OK;
+}
+
+even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) {
+  EVEN_TRY(check_reading(reading)); /* NULL is refused there */
+  return even_checkpoint_files_read(reading, 1);
 }
 
 even_status even_checkpoint_file_is_cached(const char *path, bool *cached) {

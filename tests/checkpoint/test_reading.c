@@ -1,4 +1,4 @@
-/* Reading a file back in one pass: every byte comes to its place, and no altered one comes through. */
+/* Reading files back in one pass: every byte comes to its place, and no altered one comes through. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 #include "base/fail.h"
 #include "checkpoint/items.h"
 #include "checkpoint/scratch.h"
+#include "checkpoint/stream_copy.h"
 #include "os/calls.h"
 #include "os/stream.h"
 #include "support/fault.h"
@@ -142,6 +143,71 @@ static void what_makes_no_sense_is_refused(void **state) {
   assert_int_equal(even_checkpoint_file_read(&reading), EVEN_ERR_ARGUMENT); /* no sums */
   reading = (even_checkpoint_reading){.size = sizeof reading, .path = scratch_path("none"), .chunk_bytes = 1};
   assert_int_equal(even_checkpoint_file_read(&reading), EVEN_ERR_NOT_FOUND);
+}
+
+/* Each a range of `content` in a file of its own; more of them than are open at a time. */
+enum { SEVERAL = 70, RANGE = 40001, RANGE_CHUNK = 9000 };
+
+typedef struct range_file {
+  char path[128];
+  uint64_t *sums;
+  size_t count;
+  even_checkpoint_place place;
+} range_file;
+
+static range_file ranges[SEVERAL];
+
+static void write_range(size_t i, unsigned char by) {
+  FILE *file = fopen(ranges[i].path, "wb");
+  assert_non_null(file);
+  assert_int_equal(fwrite(content + i * RANGE, 1, RANGE, file), RANGE);
+  assert_int_equal(fseek(file, 20000, SEEK_SET), 0);
+  assert_int_equal(fputc(content[i * RANGE + 20000] ^ by, file), content[i * RANGE + 20000] ^ by);
+  assert_int_equal(fclose(file), 0);
+}
+
+static void several_files_are_read_side_by_side(void **state) {
+  even_checkpoint_reading readings[SEVERAL];
+  uint64_t bytes = 0;
+  (void)state;
+  for (size_t i = 0; i < SEVERAL; i++) {
+    (void)snprintf(ranges[i].path, sizeof ranges[i].path, "%s-%zu", scratch_path("range"), i);
+    write_range(i, 0);
+    assert_int_equal(
+        even_checkpoint_file_checksums(ranges[i].path, RANGE_CHUNK, &ranges[i].sums, &ranges[i].count, &bytes),
+        EVEN_OK);
+    ranges[i].place = (even_checkpoint_place){.begin = 1, .bytes = RANGE - 1, .data = found + i * RANGE + 1};
+    readings[i] = (even_checkpoint_reading){.size = sizeof readings[i],
+                                            .path = ranges[i].path,
+                                            .bytes = RANGE,
+                                            .chunk_bytes = RANGE_CHUNK,
+                                            .sums = ranges[i].sums,
+                                            .sum_count = ranges[i].count,
+                                            .places = &ranges[i].place,
+                                            .place_count = 1};
+  }
+  assert_int_equal(even_checkpoint_files_read(readings, SEVERAL), EVEN_OK);
+  for (size_t i = 0; i < SEVERAL; i++) {
+    assert_int_equal(found[i * RANGE], 0);
+    assert_memory_equal(found + i * RANGE + 1, content + i * RANGE + 1, RANGE - 1);
+  }
+  assert_int_equal(even_checkpoint_files_read(readings, 0), EVEN_OK);
+  static const size_t damaged[] = {69, 33, 31, 7, 2}; /* of several the first is told */
+  for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++) {
+    char words[64];
+    write_range(damaged[i], 4);
+    assert_int_equal(even_checkpoint_files_read(readings, SEVERAL), EVEN_ERR_CORRUPT);
+    (void)snprintf(words, sizeof words, "chunk 2 of range-%zu (bytes 18000", damaged[i]);
+    assert_non_null(strstr(even_error_last()->what, words));
+  }
+  readings[69].place_count = 2; /* nothing is read before all makes sense */
+  readings[69].places = (const even_checkpoint_place[]){{0, 10, found}, {9, 10, found}};
+  assert_int_equal(even_checkpoint_files_read(readings, SEVERAL), EVEN_ERR_ARGUMENT);
+  assert_int_equal(unlink(ranges[1].path), 0);
+  assert_int_equal(even_checkpoint_files_read(readings, 3), EVEN_ERR_NOT_FOUND);
+  for (size_t i = 0; i < SEVERAL; i++) {
+    even_checkpoint_free(ranges[i].sums);
+  }
 }
 
 static even_status read_all(void *context) {
@@ -346,6 +412,20 @@ static void blocks_are_moved_whole(void **state) {
   assert_int_equal(even_checkpoint_bytes_move(moves, 0), EVEN_OK);
 }
 
+/* Of any size, at any place in a line, and nothing beside. */
+static void streams_copy_what_they_are_given(void **state) {
+  (void)state;
+  for (size_t bytes = 0; bytes < 200000; bytes = bytes * 3 / 2 + 1) {
+    for (size_t shift = 0; shift < 70; shift += 23) {
+      memset(found, 0, bytes + 200);
+      even_stream_copy(found + 64 + shift, content + 2 * shift, bytes);
+      assert_memory_equal(found + 64 + shift, content + 2 * shift, bytes);
+      assert_int_equal(found[63 + shift], 0);
+      assert_int_equal(found[64 + shift + bytes], 0);
+    }
+  }
+}
+
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, make, end)
   const struct CMUnitTest tests[] = {
@@ -353,9 +433,11 @@ int main(void) {
       CASE(an_altered_byte_anywhere_is_found),
       CASE(another_size_is_told),
       CASE(what_makes_no_sense_is_refused),
+      CASE(several_files_are_read_side_by_side),
       CASE(what_is_not_cached_comes_past_the_cache),
       CASE(larger_pages_are_looked_at_whole),
       CASE(blocks_are_moved_whole),
+      CASE(streams_copy_what_they_are_given),
       CASE(every_call_may_fail),
       CASE(each_item_is_done_once),
   };

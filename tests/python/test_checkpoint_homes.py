@@ -64,11 +64,10 @@ def saved(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFact
     return Path(shutil.copytree(_written[0], tmp_path / "one"))
 
 
-@pytest.fixture(params=["no room", "room", "disk"])
+@pytest.fixture(params=["cached", "disk"])
 def way(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
-    """All into memory that is there; what is copied else; none, for a disk would be read twice."""
+    """All into memory that is there; or none, for a disk would be read twice."""
     monkeypatch.setattr(reading._core, "file_is_cached", lambda path: request.param != "disk")
-    monkeypatch.setattr(reading, "has_room_in_huge_pages", lambda size: request.param == "room")
     return str(request.param)
 
 
@@ -82,8 +81,10 @@ def test_all_comes_to_where_it_was(saved: Path, session: Any, way: str, monkeypa
     model, optimizer = training(3)
     before = [(t.data_ptr(), t._version) for t in tensors(session)]
     compared: list[str] = []
-    compare = reading.compare
-    monkeypatch.setattr(reading, "compare", lambda *of: (compared.append(of[1]["name"]), compare(*of)))
+    compare = reading.compare_all
+    monkeypatch.setattr(
+        reading, "compare_all", lambda folder, of: (compared.extend(one["name"] for one, _ in of), compare(folder, of))
+    )
     monkeypatch.setattr(session, "all_gather_bytes", lambda data: (compared.append("met"), [data])[1], raising=False)
     ck.load_checkpoint(saved, loaders=False)
     same(session.models["model"].state_dict(), model.state_dict())
@@ -91,9 +92,9 @@ def test_all_comes_to_where_it_was(saved: Path, session: Any, way: str, monkeypa
     twice = {name for name in FILES if compared.count(name) == 2}
     in_place = compared[len(compared) - compared[::-1].index("met") :]
     assert {*in_place} == twice  # no rank waits for another there
-    assert twice == {"no room": {*FILES}, "room": {FILES[0]}, "disk": set()}[way]
+    assert twice == ({*FILES} if way == "cached" else set())
     after = tensors(session)
-    stays = len(after) if way == "no room" else len(model.state_dict())
+    stays = len(after) if way == "cached" else len(model.state_dict())
     assert [t.data_ptr() for t in after[:stays]] == [place for place, _ in before[:stays]]
     assert all(t._version > version for t, (_, version) in zip(after[:stays], before))
     for net, steps in ((model, optimizer), (session.models["model"], session.optimizers["optimizer"])):
@@ -127,17 +128,17 @@ def test_what_does_not_fit_leaves_all_as_it_was(saved: Path, session: Any) -> No
 def test_a_file_that_changes_after_it_was_right_is_told(
     saved: Path, session: Any, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare, compared = reading.compare, []
+    compare, compared = reading.compare_all, []
 
-    def compare_and_alter(folder: Path, entry: Any, *rest: Any) -> None:
-        compare(folder, entry, *rest)
-        if entry["name"] == FILES[0] and not compared:
-            compared.append(entry)
+    def compare_and_alter(folder: Path, wanted: Any) -> None:
+        compare(folder, wanted)
+        if FILES[0] in [entry["name"] for entry, _ in wanted] and not compared:
+            compared.append(wanted)
             with (saved / FILES[0]).open("r+b") as file:
                 file.seek(4 << 20)
                 file.write(b"torn")
 
-    monkeypatch.setattr(reading, "compare", compare_and_alter)
+    monkeypatch.setattr(reading, "compare_all", compare_and_alter)
     if way == "disk":  # it is read once
         ck.load_checkpoint(saved, loaders=False)
         return
@@ -182,17 +183,6 @@ def test_memory_of_several_names_comes_back(way: str, monkeypatch: pytest.Monkey
     same(mine.optimizers["optimizer"].state_dict(), optimizer.state_dict())
     assert mine.models["model"].one.data_ptr() == mine.models["model"].same.data_ptr() == place
     assert mine.models["model"].part.data_ptr() == mine.models["model"].flat.data_ptr()
-
-
-def test_whether_there_is_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    block = importlib.import_module("evenstep.checkpoint_block")
-    said = tmp_path / "enabled"
-    monkeypatch.setattr(block, "_HUGE_PAGES", said)
-    assert not block.has_room_in_huge_pages(1)
-    said.write_text("always [madvise] never\n")
-    assert block.has_room_in_huge_pages(1) and not block.has_room_in_huge_pages(1 << 60)
-    said.write_text("always madvise [never]\n")
-    assert not block.has_room_in_huge_pages(1)
 
 
 def test_an_optimizer_that_has_no_state_yet_gets_one(saved: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
