@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_background import Background
-from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, sync_folder, total_bytes, write_tensors
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, sync_folder, write_tensors
 from evenstep.checkpoint_keeping import (
     checkpoint_folder,
     folder_of,
@@ -42,13 +42,11 @@ __all__ = ["Resume", "automatic", "checkpoint", "load_checkpoint", "newest_check
 # -- writing --
 
 
-def _text(snapshot: Snapshot) -> str:
-    return json.dumps(snapshot.state, ensure_ascii=False, allow_nan=False)
-
-
 def _make_parent(folder: Path) -> None:
     """With those above it; each new one's name is on the disk, too."""
     parent = folder.parent.absolute()
+    if parent.is_dir():
+        return
     new = [path for path in (parent, *parent.parents) if not path.exists()]
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -65,15 +63,13 @@ def _make_parent(folder: Path) -> None:
 def _write(folder: Path, snapshot: Snapshot, replace: bool, previous: Path | None) -> None:
     """Writes one checkpoint, or leaves nothing."""
     _make_parent(folder)
-    text = _text(snapshot)
-    size = sum(total_bytes(tensors) for tensors in snapshot.files.values())
-    writer = _core.CheckpointWriter(folder, replace, size + len(text), previous)
+    writer = _core.CheckpointWriter(folder, replace, snapshot.size + len(snapshot.text), previous)
     try:
         for name, tensors in snapshot.files.items():
             write_tensors(writer, name, tensors, snapshot.metadata.get(name, ()))
         for name, content in snapshot.tables.items():
             writer.add(name, content)
-        writer.commit(text)
+        writer.commit(snapshot.text)
     finally:
         writer.abandon()  # nothing where it was committed
 
@@ -175,7 +171,7 @@ def _on_rank_zero(
 
     previous = _previous(session)
     if told is not None:
-        _room.begin(folder.parent, sum(total_bytes(one) for one in snapshot.files.values()) + len(_text(snapshot)))
+        _room.begin(folder.parent, snapshot.size + len(snapshot.text))
 
     def after() -> None:
         session.last_checkpoint = folder
@@ -197,8 +193,8 @@ def _on_rank_zero(
 
     if not wait:
         _make_parent(folder)
-        if _background.take(folder, snapshot, replace, _text(snapshot), previous):
-            _background.start(after, failed)
+        if _background.take(folder, snapshot, replace, previous):
+            _background.prepare(after, failed)  # begins once the others know: they wait for this one's answer
             return folder, False
         _tell_once(
             session,
@@ -221,7 +217,7 @@ def write_behind(
 ) -> bool:
     """Copies a state and writes it while training goes on. False where another one is being written, or where the free
     memory does not hold the copy: nothing was done."""
-    if _background.busy or not _background.take(folder, snapshot, replace, _text(snapshot), previous):
+    if _background.busy or not _background.take(folder, snapshot, replace, previous):
         return False
     _background.start(after, failed)
     return True
@@ -279,7 +275,10 @@ def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between
             else:
                 outcome = json.dumps({"error": str(error) or type(error).__name__}).encode()
     session.exchange_state = {}
-    result = json.loads(session.broadcast_bytes(outcome))
+    try:
+        result = json.loads(session.broadcast_bytes(outcome))
+    finally:
+        _background.begin()
     if not result.get("kept"):
         session.user_state = extra
     if "error" in result:
@@ -358,23 +357,26 @@ def _session(call: str) -> Any:
     return training_session(call)
 
 
-def _agree(session: Any, find: Callable[[], Path | None]) -> Path | None:
-    """The checkpoint that is meant. Rank 0 waits for its own write and looks which it is; what it finds is everyone's: the
-    others' own looks could come at another moment of a write. Each compares the checksums of what it reads."""
+def _agree(session: Any, find: Callable[[], Path | None]) -> tuple[Path | None, dict[str, Any] | None]:
+    """The checkpoint that is meant, and its manifest where this rank has read it. Rank 0 waits for its own write and looks
+    which it is; what it finds is everyone's: the others' own looks could come at another moment of a write. Each compares
+    the checksums of what it reads."""
     verdict: bytes | None = None
+    manifest: dict[str, Any] | None = None
     if session.rank == 0:
         try:
             _join_background()
             folder = find()
             if folder is not None:
-                check_sizes(folder, read_manifest(folder))
+                manifest = read_manifest(folder)
+                check_sizes(folder, manifest)
             verdict = json.dumps({"path": None if folder is None else os.fspath(folder)}).encode()
         except (EvenstepError, OSError, KeyError, TypeError, ValueError) as error:
             verdict = json.dumps({"error": str(error)}).encode()
     result = json.loads(session.broadcast_bytes(verdict))
     if "error" in result:
         raise EvenstepError(result["error"])
-    return None if result["path"] is None else Path(result["path"])
+    return None if result["path"] is None else Path(result["path"]), manifest
 
 
 def _newest_in(path: str | os.PathLike[str]) -> Path:
@@ -432,9 +434,9 @@ def load_checkpoint(
         for sync in session.steps.syncs:
             if sync.stale is not None:
                 sync.stale.wait()
-        folder = _agree(session, lambda: _newest_in(path))
+        folder, manifest = _agree(session, lambda: _newest_in(path))
         assert folder is not None
-        loader = Loader(session, folder, read_manifest(folder))
+        loader = Loader(session, folder, manifest or read_manifest(folder))
         loader.check_complete(kinds)
         loader.read_first(random)
         found = folder, loader, loader.read(kinds, rest=loaders and optimizers)
@@ -486,7 +488,7 @@ def resume_of(session: Any) -> Resume | None:
             return _newest_in(f"{named.rstrip('/')}/{session.name}")
         return own_checkpoint(session, _newest_in(named) if not session.name else Path(named).absolute())
 
-    folder = _agree(session, find)
+    folder, _ = _agree(session, find)
     return None if folder is None else Resume(session, _place_here(session, folder))
 
 

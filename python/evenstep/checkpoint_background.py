@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from evenstep import _core
-from evenstep.checkpoint_files import File, file_of, total_bytes
+from evenstep.checkpoint_files import File, file_of
 from evenstep.checkpoint_state import Snapshot
 from evenstep.memory import HostMemory
 
@@ -40,10 +40,11 @@ class Background:
         self._asked.acquire()
         self._idle = threading.Lock()  # free: there is none
         self._call: Callable[[], None] | None = None
+        self._prepared = False  # there is one to do, which was not asked for yet
 
-    def take(self, folder: Path, snapshot: Snapshot, replace: bool, text: str, previous: Path | None = None) -> bool:
+    def take(self, folder: Path, snapshot: Snapshot, replace: bool, previous: Path | None = None) -> bool:
         """Copies it. False: the memory that is free does not hold another copy. The last write must have ended."""
-        size = sum(total_bytes(tensors) for tensors in snapshot.files.values()) + len(text)
+        size = snapshot.size + len(snapshot.text)
         if not self._has_room(size):
             return False
         if self._memory is None or self._process != os.getpid():  # a fork's memory is its parent's
@@ -53,7 +54,7 @@ class Background:
             file_of(name, tensors, snapshot.metadata.get(name, ())) for name, tensors in snapshot.files.items()
         ]
         files += [(name, content, [], None) for name, content in snapshot.tables.items()]
-        self._memory.take(folder, files, text, replace, size, previous)
+        self._memory.take(folder, files, snapshot.text, replace, size, previous)
         self._bytes = max(self._bytes, size)
         return True
 
@@ -67,6 +68,11 @@ class Background:
     def start(self, after: Callable[[], None], failed: Callable[[BaseException], bool]) -> None:
         """Writes what was taken, then calls `after`. failed: told of an error, says whether that is all; else `join`
         gives it."""
+        self.prepare(after, failed)
+        self.begin()
+
+    def prepare(self, after: Callable[[], None], failed: Callable[[BaseException], bool]) -> None:
+        """The same, once `begin` is called: who still has something to do at once is not to share the core with the writer."""
 
         def run() -> None:
             try:
@@ -77,9 +83,14 @@ class Background:
                     self._error = error
 
         self.begin_thread()
-        self._call = run
         self._idle.acquire()
-        self._asked.release()
+        self._call = run
+        self._prepared = True
+
+    def begin(self) -> None:
+        if self._prepared and self._owner == os.getpid():
+            self._prepared = False
+            self._asked.release()
 
     def begin_thread(self) -> None:
         """Begins the thread that writes, if there is none yet: best while there is memory. One that gets none before it
@@ -115,6 +126,7 @@ class Background:
 
     def join(self) -> BaseException | None:
         """Waits for the write; gives its error once."""
+        self.begin()
         if self._owner == os.getpid():
             with self._idle:
                 pass

@@ -29,6 +29,8 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         tensors[where] = value
         return {"$tensor": where}
+    if type(value) is dict:  # most of a state, and none of numpy's
+        return _encode_dict(value, where, tensors)
     if _is_numpy(value):
         return _encode_numpy(value, where, tensors)
     if isinstance(value, int):
@@ -48,7 +50,7 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 def _encode_text(value: str) -> Any:
     # JSON readers in C take neither NUL nor half a surrogate pair
-    if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+    if "\0" in value or (not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value)):
         return {"$text": [ord(c) for c in value]}
     return value
 

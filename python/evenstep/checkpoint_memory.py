@@ -15,7 +15,7 @@ from typing import Any
 
 from evenstep import _core
 from evenstep.checkpoint import write_behind
-from evenstep.checkpoint_files import MANIFEST, PARTIAL, total_bytes
+from evenstep.checkpoint_files import MANIFEST, PARTIAL
 from evenstep.checkpoint_state import Snapshot, capture, pack_random
 from evenstep.exchange_state import capture_exchange
 from evenstep.memory import HostMemory
@@ -60,7 +60,7 @@ def _keep(session: Any) -> None:
 def _take(session: Any, folder: Path, random_states: list[bytes]) -> None:
     snapshot = capture(session, random_states, session.user_state)
     snapshot.state["between"] = False
-    size = sum(total_bytes(tensors) for tensors in snapshot.files.values())
+    size = snapshot.size
     if not _has_room(folder, size):
         _kept.tell_once("room", f"warning: {_megabytes(size)} of free memory are not there: no checkpoints in memory")
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from array import array
 from typing import Any, Callable
 
 import torch
@@ -17,7 +18,7 @@ def capture() -> tuple[Any, dict[str, torch.Tensor]]:
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "python": [version, torch.tensor(words, dtype=torch.int64), gauss],
+        "python": [version, torch.frombuffer(array("q", words), dtype=torch.int64), gauss],
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()

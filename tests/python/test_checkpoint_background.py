@@ -90,6 +90,39 @@ def test_training_goes_on_while_one_is_written(monkeypatch: pytest.MonkeyPatch) 
             assert torch.equal(file.read("weight"), values)
 
 
+def test_the_write_begins_once_the_other_ranks_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for this one's answer, and the writer would take its core meanwhile. One that is lost changes nothing."""
+    session = use(monkeypatch, OneProcess(model=nn.Linear(4, 4)))
+    write, broadcast, begun = ck._background.write, session.broadcast_bytes, threading.Event()
+
+    def told(data: bytes | None, root: int = 0) -> bytes:
+        assert ck.is_writing() and not begun.wait(0.05)
+        if session.step == 2:
+            raise RuntimeError("a rank is lost")
+        return bytes(broadcast(data, root))
+
+    monkeypatch.setattr(ck._background, "write", lambda: (begun.set(), write()))
+    monkeypatch.setattr(session, "broadcast_bytes", told)
+    session.step = 1
+    ck.automatic(session)
+    assert ck._background.join() is None and begun.is_set() and names() == ["step-00000001"]
+    begun.clear()
+    session.step = 2
+    with pytest.raises(RuntimeError, match="a rank is lost"):
+        ck.automatic(session)
+    assert ck._background.join() is None and names() == ["step-00000001", "step-00000002"]
+
+
+def test_a_write_that_was_prepared_is_waited_for() -> None:
+    background, written = Background(), []
+    background.write = lambda: written.append("write")  # type: ignore[method-assign]
+    background.prepare(lambda: written.append("after"), lambda error: False)
+    assert background.busy and written == []
+    assert background.join() is None and not background.busy and written == ["write", "after"]
+    background.begin()  # nothing is left to begin
+    assert background.join() is None and written == ["write", "after"]
+
+
 def test_a_state_that_fits_no_second_time_is_written_at_once(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     session = use(monkeypatch, OneProcess(model=nn.Linear(300, 300)))
     monkeypatch.setattr(ck._background, "_has_room", lambda size: False)
