@@ -12,8 +12,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* What is summed and then written is in the second-level cache meanwhile, and large enough for a disk. */
-enum { WINDOW_BYTES = 512 << 10, FEW_BYTES = 4 << 20 };
+/* What is summed and then written is in the caches meanwhile, and a disk takes it in few pieces. */
+enum { WINDOW_BYTES = 1 << 20, FEW_BYTES = 4 << 20 };
 
 static even_status open_own(void *context, void **own) {
   (void)context;
