@@ -161,6 +161,16 @@ static void print_left_out(const even_plan *plan, bool one_host) {
   even_text_free(&devices);
 }
 
+/* Whether the first `left` ranks, which -n starts, are those that stay. */
+static bool are_first(const even_plan *plan, size_t left) {
+  for (size_t i = 0; i < left; i++) {
+    if (is_worse(plan, i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
 /* "rank 1 (cpu:0)", "ranks 1 (cpu:0), 2 (cpu:1)" */
 static size_t add_worse(const even_plan *plan, even_text *out) {
   size_t count = 0;
@@ -190,7 +200,7 @@ static void print_without(const even_plan *plan, bool one_host) {
   }
   if (one_host && others_named(plan, is_worse, &devices)) {
     (void)printf("; --devices %s starts it so", even_text_string(&devices));
-  } else if (one_host) {
+  } else if (one_host && are_first(plan, left)) {
     (void)printf("; -n %zu starts so many", left);
   }
   (void)printf("\n");
