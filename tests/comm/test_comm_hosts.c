@@ -166,9 +166,8 @@ static void revoked_and_left(void **state) {
   assert_int_equal(run(30, be_left, NULL, NULL), 0);
 }
 
-/* Of this rank: its group, once it leaves it, on which thread, and what was seen of it then. */
-static even_comm *leaving;
-static pthread_t leaver;
+/* Of this rank: its group, while this thread leaves it (the watcher's asks, too), and what was seen of it then. */
+static _Thread_local even_comm *leaving;
 static int looks;
 static int early; /* of these, such that a part had not been left yet, while this rank waited in another */
 
@@ -176,7 +175,7 @@ static int early; /* of these, such that a part had not been left yet, while thi
 static bool look_at_parts(void *unused) {
   even_comm *part = NULL;
   (void)unused;
-  if (leaving == NULL || !pthread_equal(leaver, pthread_self())) {
+  if (leaving == NULL) {
     return false;
   }
   looks++;
@@ -192,7 +191,6 @@ static bool look_at_parts(void *unused) {
 static int leave_all_parts(even_comm *comm, void *argument) {
   (void)argument;
   RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
-  leaver = pthread_self();
   leaving = comm;
   even_comm_leave(comm);
   RANKS_EXPECT(comm, looks > 0 && early == 0);
