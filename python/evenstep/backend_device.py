@@ -16,6 +16,7 @@ import torch
 from evenstep import _core, sites
 from evenstep.backend_exchange import offsets, places, rows
 from evenstep.backend_tensors import (
+    all_apart,
     apart,
     as_real,
     check_outputs,
@@ -25,6 +26,7 @@ from evenstep.backend_tensors import (
     op_of,
     plain,
     root_of,
+    scaled,
     sources_as_real,
 )
 from evenstep.device_groups import DeviceGroups
@@ -175,21 +177,6 @@ class DeviceCollectives:
 
         return self._run(tensors, opts, body, list(tensors))
 
-    def _scatter_into(
-        self, output: torch.Tensor, whole: torch.Tensor, counts: Sequence[int], opts: Any, op: int
-    ) -> Callable[[_core.DeviceComm, int], tuple[torch.Tensor, torch.Tensor]]:
-        dtype = device_dtype(output, op)
-
-        def body(comm: _core.DeviceComm, stream: int) -> tuple[torch.Tensor, torch.Tensor]:
-            number, factor = _weight(opts)
-            data = plain(whole) if factor is None else plain(whole).mul(factor)
-            target = landing(output)
-            data = apart(data, [target], sum(counts[: self._rank]) * data.element_size())
-            comm.reduce_scatter(data.data_ptr(), target.data_ptr(), counts, dtype, op, number, stream)
-            return target, data
-
-        return body
-
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
@@ -199,10 +186,13 @@ class DeviceCollectives:
         counts = [part.numel() for part in parts]
         if output.numel() != counts[self._rank]:
             raise ValueError(f"reduce_scatter of {counts} elements into {output.numel()} on rank {self._rank}")
+        dtype = device_dtype(output, op)
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
-            flat = torch.cat([plain(part).view(-1) for part in parts])
-            target, _ = self._scatter_into(output, flat, counts, opts, op)(comm, stream)
+            number, factor = _weight(opts)
+            flat = scaled(torch.cat([plain(part).view(-1) for part in parts]), factor)  # memory of its own
+            target = landing(output)
+            comm.reduce_scatter(flat.data_ptr(), target.data_ptr(), counts, dtype, op, number, stream)
             self._copy_back([output], [target], stream)
 
         return self._run([output, *parts], opts, body, list(outputs))
@@ -216,15 +206,18 @@ class DeviceCollectives:
                     f"reduce_scatter_single into {output.numel()} {output.dtype} elements on each of {self._size} ranks "
                     f"needs an input of {output.numel() * self._size}, not of {whole.numel()} {whole.dtype}"
                 )
+        dtypes = [device_dtype(output, op) for output in outputs]
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
-            calls = [
-                self._scatter_into(output, whole, [output.numel()] * self._size, opts, op)
-                for output, whole in zip(outputs, inputs)
-            ]
+            number, factor = _weight(opts)
+            targets = list(map(landing, outputs))
+            own = [target.nbytes * self._rank for target in targets]
+            sources = all_apart([scaled(whole, factor) for whole in inputs], targets, own)
             with _group(comm):
-                done = [call(comm, stream) for call in calls]
-            self._copy_back(outputs, [target for target, _ in done], stream)
+                for source, target, dtype in zip(sources, targets, dtypes):
+                    counts = [target.numel()] * self._size
+                    comm.reduce_scatter(source.data_ptr(), target.data_ptr(), counts, dtype, op, number, stream)
+            self._copy_back(outputs, targets, stream)
 
         return self._run([*outputs, *inputs], opts, body, list(given_outputs))
 
@@ -286,7 +279,7 @@ class DeviceCollectives:
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
             targets = list(map(landing, outputs))
-            sources = [apart(plain(own), [to], -own.nbytes * self._rank) for own, to in zip(inputs, targets)]
+            sources = all_apart(list(map(plain, inputs)), targets, [-own.nbytes * self._rank for own in inputs])
             with _group(comm):
                 for source, target in zip(sources, targets):
                     comm.all_gather(source.data_ptr(), target.data_ptr(), [source.nbytes] * self._size, stream)
@@ -422,7 +415,7 @@ def _limit(comm: _core.DeviceComm, options: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if not comm.closed:
+        with contextlib.suppress(_core.EvenstepError):  # closed meanwhile, maybe: the call's own error says more
             comm.set_call_timeout(0)
 
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -203,6 +205,30 @@ def apart(source: torch.Tensor, targets: Sequence[torch.Tensor | None], place: i
         if at < end and begin < at + target.nbytes and at - begin != place:
             return source.clone()
     return source
+
+
+def all_apart(
+    sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], places: Sequence[int]
+) -> list[torch.Tensor]:
+    """The same of pairs that go as one operation, in no order: no pair's target may overlap a source; the source's own
+    target may be in place."""
+    if len(sources) == 1:
+        return [apart(sources[0], targets, places[0])]
+    spans = sorted((to.data_ptr(), to.data_ptr() + to.nbytes, i) for i, to in enumerate(targets) if to.nbytes)
+    begins = [begin for begin, _, _ in spans]
+    reach = list(itertools.accumulate((end for _, end, _ in spans), max))  # of a span and all before it
+
+    def overlapped(i: int) -> bool:
+        begin, end = sources[i].data_ptr(), sources[i].data_ptr() + sources[i].nbytes
+        at = bisect.bisect_left(begins, end) if begin < end else 0
+        while at > 0 and reach[at - 1] > begin:
+            at -= 1
+            to, to_end, pair = spans[at]
+            if to_end > begin and (pair != i or to - begin != places[i]):
+                return True
+        return False
+
+    return [source.clone() if overlapped(i) else source for i, source in enumerate(sources)]
 
 
 def scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:

@@ -201,6 +201,28 @@ def overlaps(rank: int, ranks: int, streams: FakeStreams) -> None:
             pieces = list((torch.arange(float(ranks)) + 10 * rank).split(1))
             done(dist.all_to_all(pieces, list(reversed(pieces)), async_op=later))
             assert [piece.item() for piece in pieces] == [10 * r + ranks - 1 - rank for r in range(ranks)], pieces
+    overlaps_of_pairs(rank, ranks, streams)
+
+
+def overlaps_of_pairs(rank: int, ranks: int, streams: FakeStreams) -> None:
+    """All pairs of a call are one operation of NCCL: an input is what it was, also where another's output is written."""
+    group = dist.group.WORLD
+    own = slice(2 * rank, 2 * rank + 2)
+    for crossed in (False, True):  # each in its own output, where it is in place, or in that of the other pair
+        wholes = [torch.full((2 * ranks,), -1.0) for _ in range(2)]
+        parts = [whole[own] for whole in (reversed(wholes) if crossed else wholes)]
+        for i, part in enumerate(parts):
+            part.fill_(rank + 10 * i)
+        group.all_gather_single_coalesced(wholes, parts).wait()
+        streams.finish()
+        for i, whole in enumerate(wholes):
+            same(whole, torch.arange(ranks).repeat_interleave(2) + 10 * i)
+        wholes = [torch.arange(2.0 * ranks) + 10 * i for i in range(2)]
+        parts = [whole[own] for whole in (reversed(wholes) if crossed else wholes)]
+        group.reduce_scatter_single_coalesced(parts, wholes).wait()
+        streams.finish()
+        for i, part in enumerate(parts):
+            same(part, (torch.arange(2.0) + 2 * rank + 10 * i) * ranks)
 
 
 def coalesced(rank: int, ranks: int, streams: FakeStreams) -> None:
@@ -292,12 +314,17 @@ def fails(rank: int, streams: FakeStreams) -> None:
     streams.finish()
     if rank == 0:
         dist.group.WORLD._devices._set_default_timeout(timedelta(seconds=0.2))
-        work = dist.all_reduce(tensor, async_op=True)
-        streams.finish()  # the abort lets the stream go on
-        for call in (work.wait, lambda: dist.all_reduce(tensor)):
+        works = []
+
+        def late() -> None:  # at the limit the call itself may still be on its way to the stream
+            works.append(dist.all_reduce(tensor, async_op=True))
+            streams.finish()  # the abort lets the stream go on
+            works[0].wait()
+
+        for call in (late, lambda: dist.all_reduce(tensor)):
             words = "Timed out: all_reduce of 4 F32 elements with SUM on cuda:0", "rank 1 did not come"
             refused(call, "EVEN_ERR_TIMEOUT", *words)
-        assert not work.is_success() and work.exception() is not None
+        assert all(not work.is_success() and work.exception() is not None for work in works)
 
 
 def limited(rank: int, streams: FakeStreams) -> None:
@@ -308,13 +335,17 @@ def limited(rank: int, streams: FakeStreams) -> None:
     if rank == 0:
         options = dist.AllreduceOptions()
         options.timeout = timedelta(seconds=0.2)
-        work = dist.group.WORLD.allreduce([tensor], options)
-        streams.finish()
+
+        def late() -> None:  # at the limit the call itself may still be on its way to the stream
+            work = dist.group.WORLD.allreduce([tensor], options)
+            streams.finish()
+            work.wait()
+
         words = (
             "Timed out: all_reduce of 4 F32 elements with SUM on cuda:0 was not done after 0.2 s",
             "rank 1 did not come",
         )
-        refused(work.wait, "EVEN_ERR_TIMEOUT", *words)
+        refused(late, "EVEN_ERR_TIMEOUT", *words)
 
 
 def loses(rank: int, streams: FakeStreams) -> None:

@@ -76,6 +76,28 @@ def test_without_nccl() -> None:
         _core.DeviceComm(b"abc", 0, 1, 0)
 
 
+def test_a_communicator_that_another_thread_closes_hides_no_error() -> None:
+    from datetime import timedelta
+    from types import SimpleNamespace
+
+    from evenstep.backend_device import _limit
+
+    told: list[float] = []
+
+    class Closing:
+        closed = False  # it still is not when that is asked
+
+        def set_call_timeout(self, seconds: float) -> None:
+            told.append(seconds)
+            if seconds == 0:
+                raise _core.EvenstepError("the device communicator is closed")
+
+    options = SimpleNamespace(timeout=timedelta(seconds=3))
+    with pytest.raises(_core.EvenstepError, match="rank 1 was lost"), _limit(Closing(), options):
+        raise _core.EvenstepError("rank 1 was lost")
+    assert told == [3, 0]
+
+
 def test_alone(fake: Path) -> None:
     """One rank through the extension, shrinking and growing refused as they should be, closed and forgotten."""
     script = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 from collections.abc import Callable
@@ -123,6 +124,35 @@ def test_torchs_tensors_in_place_are_not_copied() -> None:
     assert apart(own, [whole], -4) is own  # all_gather: the input lies in the output
     assert apart(whole, [before], 4) is not whole and apart(before, [whole], -4) is not before
     assert apart(whole, [own]) is not whole and apart(whole, [memory[7:]]) is whole
+
+
+def test_of_pairs_that_go_as_one_only_the_own_target_is_in_place() -> None:
+    torch = pytest.importorskip("torch")
+    from evenstep.backend_tensors import all_apart, apart
+
+    memory = torch.arange(64.0)
+    wholes, owns = [memory[0:4], memory[8:12]], [memory[1:2], memory[9:10]]
+    for kept, source in zip(all_apart(wholes, owns, [4, 4]), wholes):
+        assert kept is source
+    for kept, source in zip(all_apart(owns, wholes, [-4, -4]), owns):
+        assert kept is source
+    for sources, targets, place in ((wholes, owns[::-1], 4), (owns, wholes[::-1], -4)):  # the place, but another's
+        for kept, source in zip(all_apart(sources, targets, [place] * 2), sources):
+            assert kept is not source and torch.equal(kept, source)
+    draw = random.Random(5)
+    copied = 0
+    for _ in range(300):
+        pairs = draw.randrange(1, 9)
+        sources, targets = (
+            [memory[at : at + draw.randrange(5)] for at in draw.choices(range(60), k=pairs)] for _ in range(2)
+        )
+        places = [draw.choice((-4, 0, 4)) for _ in range(pairs)]
+        for i, kept in enumerate(all_apart(sources, targets, places)):
+            others = targets[:i] + targets[i + 1 :]
+            alone = apart(sources[i], others) is sources[i] and apart(sources[i], [targets[i]], places[i]) is sources[i]
+            assert (kept is sources[i]) == alone and torch.equal(kept, sources[i]), (sources, targets, places)
+            copied += not alone
+    assert copied > 100
 
 
 def test_without_a_launcher_a_group_has_one_rank() -> None:
