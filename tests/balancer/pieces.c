@@ -147,7 +147,7 @@ static void what_is_believed_is_a_staircase(void **context) {
   even_balancer *balancer = open_for(2);
   for (int i = 0; i < 64; i++) {
     const int64_t *shares = split[i % 4];
-    double pieces = ceil((double)shares[0] / SIZE);
+    double pieces = ceil((double)shares[0] / (double)SIZE);
     const even_step_timing timings[2] = {{shares[0], 0.001 + 0.006 * pieces + 0.001 * (double)shares[0]},
                                          {shares[1], 0.002 * (double)shares[1]}};
     if (i == 30) {
@@ -156,7 +156,7 @@ static void what_is_believed_is_a_staircase(void **context) {
     assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
   }
   for (int64_t samples = 1; samples <= BATCH; samples++) {
-    double truth = 0.001 + 0.006 * ceil((double)samples / SIZE) + 0.001 * (double)samples;
+    double truth = 0.001 + 0.006 * ceil((double)samples / (double)SIZE) + 0.001 * (double)samples;
     assert_true(fabs(even_balancer_predict(balancer, 0, samples) / truth - 1.0) < 0.02);
   }
   even_balancer_close(balancer);
