@@ -40,7 +40,7 @@ fi
 if wanted comm; then
   echo "== all numbers of communication, beside what is to be reached"
   # Kills and stops have a command of their own (`faults`): the newest that is kept, by its name's day
-  faults="$(grep -l '^engine signal' "$results"/comm-faults-20*.txt docs/results/comm-faults-20*.txt 2> /dev/null | sort -t/ -k3 | tail -n 1)"
+  faults="$({ grep -l '^engine signal' "$results"/comm-faults-20*.txt docs/results/comm-faults-20*.txt 2> /dev/null || true; } | sort -t/ -k3 | tail -n 1)"
   "$bin/python" bench/comm_numbers.py --two "$results/comm-$day.json" --four build/comm-four.json --busy build/comm-busy.json \
     --ddp "$results/ddp-$day.json" --spare build/ddp-spare.json ${faults:+--faults "$faults"} | tee "$results/comm-numbers-$day.txt"
 fi
