@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,39 @@ def names_of_its_own() -> frozenset[str]:
     return frozenset((*_KNOWN, *_BOOKKEEPING, "epoch", "optimizer_state_dict"))
 
 
-def checkpoint_in(folder: Path) -> Path | None:
-    """The folder with the files: this one, or the one that `latest` names. None: it is not DeepSpeed's."""
-    if (folder / _MODEL_FILE).is_file() or (folder / _STAGE_3_FILE).is_file():
+def _has_model(folder: Path) -> bool:
+    return (folder / _MODEL_FILE).is_file() or (folder / _STAGE_3_FILE).is_file()
+
+
+def _has_optimizer(folder: Path) -> bool:
+    return any(_OPTIMIZER_FILE.match(path.name) for path in folder.iterdir())
+
+
+def _find(folder: Path, has: Callable[[Path], bool]) -> Path | None:
+    """This folder, or the one that `latest` names."""
+    if has(folder):
         return folder
-    if any(_OPTIMIZER_FILE.match(path.name) for path in folder.iterdir()):
-        return folder  # whose file of the model is missing
     latest = folder / "latest"
     if not latest.is_file() or latest.stat().st_size > 1024:
         return None
     tag = latest.read_text(encoding="utf-8", errors="replace").strip()
     if tag in ("", ".", "..") or "/" in tag or "\0" in tag or not (folder / tag).is_dir():
         return None
-    return checkpoint_in(folder / tag) if tag != "latest" else None
+    return _find(folder / tag, has) if tag != "latest" else None
+
+
+def checkpoint_in(folder: Path) -> Path | None:
+    """The folder with the files: this one, or the one that `latest` names. None: it is not DeepSpeed's."""
+    return _find(folder, _has_model)
+
+
+def refuse_without_model(folder: Path) -> None:
+    """Raises Refused where files of optimizer states are there alone. Ask last: other folders may have such, too."""
+    found = _find(folder, _has_optimizer)
+    if found is not None:
+        raise Refused(
+            f"{found} has neither {_MODEL_FILE} nor {_STAGE_3_FILE}: the model's file is missing", "", DAMAGED
+        )
 
 
 def _optimizer_files(folder: Path) -> list[Path]:
@@ -192,10 +213,6 @@ def read_folder(folder: Path) -> Contents:
     """`folder`: what checkpoint_in gave."""
     into = Contents("DeepSpeed", {"model": {}})
     main = folder / _MODEL_FILE if (folder / _MODEL_FILE).is_file() else folder / _STAGE_3_FILE
-    if not main.is_file():
-        raise Refused(
-            f"{folder} has neither {_MODEL_FILE} nor {_STAGE_3_FILE}: the model's file is missing", "", DAMAGED
-        )
     model = load_safely(main)
     if not isinstance(model, dict):
         raise Refused(f"{main} is no file of DeepSpeed's", "", DAMAGED)

@@ -60,6 +60,7 @@ def _folder_kind(path: Path) -> str:
         return "hf"
     if convert_tensorflow.prefix_of(path) is not None:
         return "tensorflow"
+    convert_deepspeed.refuse_without_model(path)
     raise Refused(
         f"{path} is no checkpoint that this knows",
         f"a folder has {MANIFEST} (Evenstep), .metadata (DCP), latest or mp_rank_00_model_states.pt (DeepSpeed), "

@@ -16,7 +16,7 @@ from ckpt_samples import ckpt
 
 from evenstep import ckpt_convert
 from evenstep.convert_contents import Refused
-from evenstep.convert_formats import is_replaceable, read
+from evenstep.convert_formats import is_replaceable, kind_of, read
 
 SHAPES = [{"a.weight": (3, 5), "a.bias": (3,)}, {"b.weight": (2, 2)}]
 
@@ -333,6 +333,32 @@ def test_a_deepspeed_folder_is_replaced_where_it_is_one_checkpoint(tmp_path: pat
     assert is_replaceable(tmp_path / "ds")
     (tmp_path / "ds" / "global_step9").mkdir()
     assert not is_replaceable(tmp_path / "ds")
+
+
+def test_files_of_optimizer_states_alone_make_no_folder_deepspeeds(tmp_path: pathlib.Path) -> None:
+    """A folder with weights of another kind is read as that; one of other things is not replaced."""
+    file = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    place = tmp_path / "hf"
+    (place / "global_step5").mkdir(parents=True)
+    torch.save({"w": torch.ones(3)}, place / "pytorch_model.bin")
+    (place / "latest").write_text("global_step5")
+    (place / "global_step5" / file).write_bytes(b"")
+    assert kind_of(place) == "hf" and torch.equal(read(place).model()["w"], torch.ones(3))
+    (place / file).write_bytes(b"")
+    assert kind_of(place) == "hf"
+    place = tmp_path / "things"
+    (place / "letters").mkdir(parents=True)
+    (place / file).write_bytes(b"")
+    (place / "notes.txt").write_text("of years")
+    assert not is_replaceable(place)
+    with pytest.raises(Refused, match="the model's file is missing") as refused:
+        kind_of(place)
+    assert refused.value.code == 6
+    (place / file).rename(place / "letters" / file)
+    (place / "latest").write_text("letters")
+    assert not is_replaceable(place)
+    with pytest.raises(Refused, match=r"letters has neither .* the model's file is missing"):
+        read(place)
 
 
 def test_the_command_asks_for_ranks_of_deepspeed_alone(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
