@@ -14,7 +14,14 @@ from typing import Any
 import torch
 
 from evenstep.convert_contents import DAMAGED, UNSUPPORTED, Contents, Key, Optimizer, Refused, Scheduler
-from evenstep.convert_deepspeed_stage_3 import model_file, read_frozen, read_groups
+from evenstep.convert_deepspeed_stage_3 import (
+    keys_of,
+    model_file,
+    read_frozen,
+    read_groups,
+    settings_of,
+    vectors_of,
+)
 from evenstep.convert_torch import add_model, load_safely, optimizer_of, tensors_of
 
 _MODEL_FILE = "mp_rank_00_model_states.pt"
@@ -110,10 +117,16 @@ def _entry(path: Path, value: Any, key: str) -> Any:
     return value[key]
 
 
+def _holds(values: int, shapes: dict[str, Any], align: int) -> bool:
+    """Whether a vector of so many values has the parameters', and no more than fill it up."""
+    wanted = sum(math.prod(shape) for shape in shapes.values())
+    return wanted <= values and -(-wanted // align) == -(-values // align)
+
+
 def _cut(folder: Path, flat: torch.Tensor, shapes: dict[str, Any], align: int) -> dict[str, torch.Tensor]:
     """The parameters, one after the other in `flat`, which is padded at its end."""
     wanted = sum(math.prod(shape) for shape in shapes.values())
-    if not wanted <= flat.numel() or -(-wanted // align) != -(-flat.numel() // align):
+    if not _holds(flat.numel(), shapes, align):
         raise Refused(f"{folder}: a group has {flat.numel()} values, its parameters need {wanted}", "", DAMAGED)
     parts = {}
     at = 0
@@ -125,9 +138,7 @@ def _cut(folder: Path, flat: torch.Tensor, shapes: dict[str, Any], align: int) -
 
 
 def _join(pieces: list[Any], folder: Path) -> torch.Tensor:
-    if not all(isinstance(piece, torch.Tensor) for piece in pieces):
-        raise Refused(f"{folder}: a rank's file has no flat vector of values", "", DAMAGED)
-    return torch.cat([piece.detach().reshape(-1) for piece in pieces])
+    return torch.cat(vectors_of(pieces, f"{folder}: a rank's file has no flat vector of values"))
 
 
 def _flat_groups(folder: Path, zero: list[dict[str, Any]], shapes: list[dict[str, Any]], key: str) -> list[list[Any]]:
@@ -138,26 +149,44 @@ def _flat_groups(folder: Path, zero: list[dict[str, Any]], shapes: list[dict[str
     return [[group[i] for group in groups] for i in range(len(shapes))]
 
 
+def _states(folder: Path, ranks: list[Any], size: int, group: dict[str, Any]) -> dict[Key, dict[str, Any]]:
+    """What the optimizer keeps of one group's parameters. Raises ValueError where its form is not known."""
+    align = 2 * len(ranks)
+    state: dict[Key, dict[str, Any]] = {name: {} for name in group}
+    for key in keys_of(ranks, size):
+        own = [rank[key] for rank in ranks]
+        first = own[0]
+        if isinstance(first, torch.Tensor) and first.dim() == 1 and first.numel() > 1:
+            flat = _join(own, folder)
+            if not _holds(flat.numel(), group, align) and flat.numel() == len(ranks) * first.numel():
+                raise ValueError(f"{key!r} has not as many values as its parameters")
+            for name, part in _cut(folder, flat, group, align).items():
+                state[name][key] = part
+        elif isinstance(first, torch.Tensor) and first.numel() > 1:
+            raise ValueError(f"{key!r} has not as many values as its parameters")
+        else:
+            for name in group:
+                state[name][key] = first.clone() if isinstance(first, torch.Tensor) else first
+    return state
+
+
 def _low_stage(into: Contents, folder: Path, zero: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> None:
     align = 2 * len(zero)
-    for pieces, group in zip(_flat_groups(folder, zero, shapes, "single_partition_of_fp32_groups"), shapes):
+    vectors = _flat_groups(folder, zero, shapes, "single_partition_of_fp32_groups")
+    for pieces, group in zip(vectors, shapes):
         into.model().update(_cut(folder, _join(pieces, folder), group, align))
     bases: list[Any] = [state.get("base_optimizer_state") for state in zero]
     if not all(isinstance(base, dict) and isinstance(base.get("param_groups"), list) for base in bases):
         into.leave("the optimizer's state: it is of DeepSpeed's elastic form, or left out")
         return
     state: dict[Key, dict[str, Any]] = {}
-    for i, group in enumerate(shapes):
-        ranks = [base["state"].get(i, {}) for base in bases]
-        state.update({name: {} for name in group})
-        for key, first in ranks[0].items():
-            if isinstance(first, torch.Tensor) and first.dim() == 1 and first.numel() > 1:
-                for name, part in _cut(folder, _join([rank.get(key) for rank in ranks], folder), group, align).items():
-                    state[name][key] = part
-            else:
-                for name in group:
-                    state[name][key] = first.clone() if isinstance(first, torch.Tensor) else first
-    settings = [{k: v for k, v in g.items() if k not in ("params", "param_names")} for g in bases[0]["param_groups"]]
+    try:
+        for i, (pieces, group) in enumerate(zip(vectors, shapes)):
+            state.update(_states(folder, [base["state"].get(i, {}) for base in bases], pieces[0].numel(), group))
+    except ValueError as error:
+        into.leave(f"the optimizer's state: {error}")
+        return
+    settings = settings_of(bases[0]["param_groups"])
     if len(settings) != len(shapes):
         into.leave("the optimizer's state: its groups are not those of the weights")
         return

@@ -26,11 +26,28 @@ def piece_size(values: int, ranks: int) -> int:
     return -(-values // ranks)
 
 
-def _vectors(folder: Path, rank: int, state: dict[str, Any]) -> list[torch.Tensor]:
-    found = state.get("fp32_flat_groups")
-    if not isinstance(found, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in found):
-        raise Refused(f"{folder}: the file of rank {rank} has no 'fp32_flat_groups', vectors of values", "", DAMAGED)
-    return [one.detach().reshape(-1) for one in found]
+def vectors_of(values: Any, lack: str) -> list[torch.Tensor]:
+    """Tensors, each as one vector. Raises Refused, with `lack`, where they are none."""
+    if not isinstance(values, (list, tuple)) or not all(isinstance(one, torch.Tensor) for one in values):
+        raise Refused(lack, "", DAMAGED)
+    return [one.detach().reshape(-1) for one in values]
+
+
+def settings_of(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the optimizer's groups, what does not say which parameters they have."""
+    return [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in groups]
+
+
+def keys_of(ranks: list[dict[str, Any]], size: int) -> list[str]:
+    """Names of one vector's states, which has `size` values of a rank. Raises ValueError where a rank lacks one: of an
+    empty one the values are elsewhere, on a disk."""
+    for key in dict.fromkeys(key for rank in ranks for key in rank):
+        values = [rank.get(key) for rank in ranks]
+        if any(key not in rank for rank in ranks):
+            raise ValueError(f"{key!r} is in the files of some ranks alone")
+        if size > 0 and any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in values):
+            raise ValueError(f"{key!r} has no values in the files")
+    return list(ranks[0])
 
 
 def _sizes(folder: Path, vectors: list[list[torch.Tensor]]) -> list[int]:
@@ -77,20 +94,24 @@ def _whole(vectors: list[torch.Tensor], members: Shapes) -> Tensors:
 
 
 def _states(folder: Path, ranks: list[Any], size: int, members: Shapes) -> dict[Key, dict[str, Any]]:
-    """What the optimizer keeps of one vector's parameters."""
+    """What the optimizer keeps of one vector's parameters. Raises ValueError where its form is not known."""
     state: dict[Key, dict[str, Any]] = {name: {} for name in members}
-    for key, first in ranks[0].items():
-        if key != "step" and isinstance(first, torch.Tensor) and first.dim() == 1 and (first.numel() > 1 or size == 1):
-            own = [rank.get(key) for rank in ranks]
-            if not all(isinstance(one, torch.Tensor) and one.shape == (size,) for one in own):
-                raise Refused(
-                    f"{folder}: {key!r} has not on all ranks {size} values, as its parameters have", "", DAMAGED
-                )
+    for key in keys_of(ranks, size):
+        own = [rank[key] for rank in ranks]
+        forms = [tuple(one.shape) if isinstance(one, torch.Tensor) else None for one in own]
+        if None not in forms and len(set(forms)) > 1:
+            rank = next(rank for rank, form in enumerate(forms) if form != forms[0])
+            raise Refused(
+                f"{folder}: {key!r} of rank {rank} is of shape {forms[rank]}, of rank 0 {forms[0]}", "", DAMAGED
+            )
+        if key != "step" and set(forms) == {(size,)}:
             for name, part in _whole([one.detach() for one in own], members).items():
                 state[name][key] = part
-        else:
+        elif all(form is None or math.prod(form) == 1 for form in forms):
             for name in members:
-                state[name][key] = first.clone() if isinstance(first, torch.Tensor) else first
+                state[name][key] = own[0].clone() if isinstance(own[0], torch.Tensor) else own[0]
+        else:
+            raise ValueError(f"{key!r} has not as many values as its parameters")
     return {name: values for name, values in state.items() if values}
 
 
@@ -104,11 +125,14 @@ def _optimizer(into: Contents, folder: Path, bases: list[Any], sizes: list[int],
         into.leave("the optimizer's state: its groups are not those of the weights")
         return
     state: dict[Key, dict[str, Any]] = {}
-    for i, (size, some) in enumerate(zip(sizes, members)):
-        ranks = [base["state"].get(i, {}) for base in bases]
-        state.update(_states(folder, ranks, size, some))
+    try:
+        for i, (size, some) in enumerate(zip(sizes, members)):
+            state.update(_states(folder, [base["state"].get(i, {}) for base in bases], size, some))
+    except ValueError as error:
+        into.leave(f"the optimizer's state: {error}")
+        return
     into.optimizers["optimizer"] = Optimizer(
-        [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in groups],
+        settings_of(groups),
         [[name for place in own for name in members[place]] for own in places],
         state,
     )
@@ -120,7 +144,11 @@ def read_groups(into: Contents, folder: Path, zero: list[dict[str, Any]], shapes
         raise Refused(
             f"{folder} has experts that lie on some of the ranks alone", "use ds_to_universal.py", UNSUPPORTED
         )
-    vectors = [_vectors(folder, rank, state) for rank, state in enumerate(zero)]
+    lack = "has no 'fp32_flat_groups', vectors of values"
+    vectors = [
+        vectors_of(state.get("fp32_flat_groups"), f"{folder}: the file of rank {rank} {lack}")
+        for rank, state in enumerate(zero)
+    ]
     sizes = _sizes(folder, vectors)
     members = _members(folder, sizes, shapes, len(zero))
     for i, some in enumerate(members):

@@ -8,6 +8,7 @@ import pathlib
 import sys
 import types
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -161,6 +162,38 @@ def test_frozen_parameters_of_stage_1(tmp_path: pathlib.Path) -> None:
     model = read(tmp_path / "ds").model()
     assert list(model) == list(main["module"]) and model["count"].dtype == torch.int64 and model["count"] == 3
     assert torch.equal(model["frozen"], torch.full((2,), 0.5))
+
+
+def test_states_that_are_not_of_the_weights_form_are_left(tmp_path: pathlib.Path) -> None:
+    """As those of 8-bit optimizers: the weights come."""
+
+    def changed(name: str, rank: int, by: Callable[[Any], Any]) -> pathlib.Path:
+        place = tmp_path / name
+        tag = place / "global_step7" if place.exists() else write_zero(place, 1, 2, zero_values(), None)
+        file = tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        whole = torch.load(file, weights_only=True)
+        by(whole["optimizer_state_dict"]["base_optimizer_state"]["state"][0])
+        torch.save(whole, file)
+        return place
+
+    def left(place: pathlib.Path, words: str) -> None:
+        contents = read(place)
+        assert not contents.optimizers and f"the optimizer's state: {words}" in contents.left
+        assert torch.equal(contents.model()["a.weight"], zero_values()["weights"]["a.weight"])
+
+    for rank in range(2):
+        changed("8 bits", rank, lambda state: state.update(qmap1=torch.ones(256)))
+        changed("rows", rank, lambda state: state.update(row=torch.ones(2, 2)))
+    left(tmp_path / "8 bits", "'qmap1' has not as many values as its parameters")
+    left(tmp_path / "rows", "'row' has not as many values as its parameters")
+    for rank in range(2):
+        left(
+            changed(f"only {rank}", rank, lambda state: state.pop("exp_avg")),
+            "'exp_avg' is in the files of some ranks alone",
+        )
+    place = changed("short", 1, lambda state: state.update(exp_avg=state["exp_avg"][:-5]))
+    with pytest.raises(Refused, match="its parameters need 18"):
+        read(place)
 
 
 def test_deepspeed_folders_that_lack_something(tmp_path: pathlib.Path) -> None:
