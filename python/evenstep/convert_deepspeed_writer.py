@@ -124,6 +124,11 @@ class _State:
                 )
             self.shared[key] = first
 
+    def begin_as(self, other: _State) -> None:
+        """For a group without any state: zeros, and what the parameters of another one share."""
+        self.vectors = {key: [None] * len(self.without) for key in other.vectors}
+        self.shared = {key: x.clone() if isinstance(x, torch.Tensor) else x for key, x in other.shared.items()}
+
     def piece_of(self, rank: int, group: _Group) -> dict[str, Any]:
         return {**self.shared, **{key: group.piece_of(rank, values) for key, values in self.vectors.items()}}
 
@@ -181,10 +186,12 @@ def _states(contents: Contents, groups: list[_Group], optimizer: Optimizer | Non
     except ValueError as error:
         contents.leave(f"the optimizer's state: {error}")
         return None
-    for state in states:
-        if state.without and len(state.without) < sum(len(group.names) for group in groups):
-            for name in state.without:
-                contents.note(f"the optimizer has no state of {name}: zeros stand for it")
+    known = [(state, group) for state, group in zip(states, groups) if len(state.without) < len(group.names)]
+    for state, group in zip(states, groups):
+        if known and len(state.without) == len(group.names):
+            state.begin_as(next((other for other, its in known if its.place == group.place), known[0][0]))
+        for name in state.without if known else []:
+            contents.note(f"the optimizer has no state of {name}: zeros stand for it")
     if optimizer.other:
         contents.leave(f"the optimizer's own entries: {', '.join(map(repr, optimizer.other))}")
     return states

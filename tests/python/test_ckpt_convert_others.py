@@ -360,6 +360,32 @@ def test_what_deepspeed_has_no_place_for(tmp_path: pathlib.Path) -> None:
         to_deepspeed(tmp_path / "integers.pt", tmp_path / "none", 1, 1)
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_group_without_any_state_gets_zeros(tmp_path: pathlib.Path, stage: int) -> None:
+    model, optimizer = trained("adam")
+    group = optimizer.param_groups[1]["params"]
+    for parameter in group:
+        optimizer.state.pop(parameter)
+    save_named(model, optimizer, tmp_path / "in.pt")
+    told = to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", 2, stage)
+    names = [name for name, p in model.named_parameters() if any(p is one for one in group)]
+    assert len(names) == 2
+    back = read(tmp_path / "ds").optimizers["optimizer"]
+    for name in names:
+        assert f"the optimizer has no state of {name}: zeros stand for it" in told["notes"]
+        assert set(back.state[name]) == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
+        assert back.state[name]["step"] == 3
+        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"):
+            value = back.state[name][key]
+            assert value.shape == model.get_parameter(name).shape and not value.any()
+    assert back.state["a.weight"]["exp_avg"].any()
+    optimizer.state.clear()
+    save_named(model, optimizer, tmp_path / "in.pt")
+    told = to_deepspeed(tmp_path / "in.pt", tmp_path / "none", 2, stage)
+    assert not any("zeros" in note for note in told["notes"])
+    assert not read(tmp_path / "none").optimizers["optimizer"].state
+
+
 def test_a_deepspeed_folder_is_replaced_where_it_is_one_checkpoint(tmp_path: pathlib.Path) -> None:
     torch.save({"w": torch.ones(3)}, tmp_path / "in.pt")
     to_deepspeed(tmp_path / "in.pt", tmp_path / "ds", 1, 1)
