@@ -197,10 +197,12 @@ def _states(contents: Contents, groups: list[_Group], optimizer: Optimizer | Non
     return states
 
 
-def _tied(model: Tensors, trained: set[str]) -> dict[str, str]:
-    """Names of what another one's values are, and that one: the trained one, where one is."""
+def _tied(model: Tensors, trained: dict[str, None]) -> dict[str, str]:
+    """Names of what another one's values are, and that one: the trained one, where one is, of several the first."""
     first = find_tied(model)
-    holder = {first.get(name, name): name for name in trained}
+    holder: dict[str, str] = {}
+    for name in trained:
+        holder.setdefault(first.get(name, name), name)
     tied = {name: first.get(name, name) for name in model if name not in trained}
     tied = {name: holder.get(source, source) for name, source in tied.items()}
     return {name: source for name, source in tied.items() if name != source}
@@ -211,7 +213,7 @@ class _Model:
 
     def __init__(self, contents: Contents, groups: list[_Group], ranks: int, stage: int) -> None:
         self.model, self.ranks, self.stage = contents.model(), ranks, stage
-        trained = {name for group in groups for name in group.names}
+        trained = dict.fromkeys(name for group in groups for name in group.names)
         tied = _tied(self.model, trained)
         looks = parameter_order(self.model) if stage == 3 else []
         self.frozen = [name for name in looks if name not in trained and name not in tied]

@@ -459,6 +459,20 @@ def test_a_tied_parameter_that_the_optimizer_has_under_its_second_name(tmp_path:
         assert optimizer_of(contents).members == [["second"]]
 
 
+def test_of_several_trained_ones_the_first_is_named(tmp_path: pathlib.Path) -> None:
+    """The same in every run: a set's order of strings is not."""
+    weight = torch.randn(3)
+    names = [f"trained{i}" for i in range(20)]
+    optimizer = {"state": {}, "param_groups": [{"params": list(range(20)), "param_names": names, "lr": 0.1}]}
+    model = dict.fromkeys(["before", *names, "after"], weight)
+    torch.save({"model_state_dict": model, "optimizer_state_dict": optimizer}, tmp_path / "in.pt")
+    for stage in (2, 3):
+        place = tmp_path / f"ds{stage}"
+        to_deepspeed(tmp_path / "in.pt", place, 1, stage)
+        main = torch.load(next((place / "global_step0").glob("*model_states.pt")), weights_only=True)
+        assert main["shared_params"] == {"before": "trained0", "after": "trained0"}
+
+
 def test_the_command_writes_it(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
     torch.save({"w": torch.ones(5)}, tmp_path / "in.pt")
 
