@@ -459,6 +459,16 @@ def test_a_tied_parameter_that_the_optimizer_has_under_its_second_name(tmp_path:
         assert optimizer_of(contents).members == [["second"]]
 
 
+def test_the_note_names_eight_frozen_ones(tmp_path: pathlib.Path) -> None:
+    optimizer = {"state": {}, "param_groups": [{"params": [0], "param_names": ["w"], "lr": 0.1}]}
+    for count in (8, 9):
+        model = {"w": torch.ones(2), **{f"f{i}": torch.ones(3) for i in range(count)}}
+        torch.save({"model_state_dict": model, "optimizer_state_dict": optimizer}, tmp_path / "in.pt")
+        told = to_deepspeed(tmp_path / "in.pt", tmp_path / f"ds{count}", 1, 3)
+        words = "frozen parameters there: f0, f1, f2, f3, f4, f5, f6, f7" + (" and 1 more" if count == 9 else "")
+        assert any(note.endswith(words) for note in told["notes"])
+
+
 def test_of_several_trained_ones_the_first_is_named(tmp_path: pathlib.Path) -> None:
     """The same in every run: a set's order of strings is not."""
     weight = torch.randn(3)
