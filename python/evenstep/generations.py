@@ -107,6 +107,7 @@ class Recovery(Joins):
             if not self.mends(error):
                 raise
             return False
+        self._session.steps.times.meets()
         try:
             group.meet()
         except EvenstepError as error:

@@ -10,6 +10,7 @@ _SHOWN = 8  # smaller ones before they tell
 _REMEMBERED = 32
 _SMALLER = 0.75  # of a whole one: of a larger one time tells too little
 _MOST = 8.0  # whole ones; a device that takes as long for any number
+_NEAR = 0.25  # of a size: what was seen of one that differs by no more is true of the other, as while a cap is being learned
 _NEWS = 0.05  # of a whole one: what differs by less from what was told is the same
 
 
@@ -30,8 +31,7 @@ class PieceTimes:
     def take(self, size: int, pieces: Sequence[tuple[int, float]]) -> None:
         """One step's: (samples, seconds). size: of a whole one."""
         if size != self._size:
-            self._size, self.more_samples = size, 0.0
-            self._flatness.clear()
+            self._resize(size)
         whole = [seconds for samples, seconds in pieces if samples == size]
         last, seconds = pieces[-1]
         if not whole or last > _SMALLER * size or not statistics.median(whole) > 0:
@@ -39,6 +39,16 @@ class PieceTimes:
         self._flatness.append((1 - seconds / statistics.median(whole)) / (size - last))
         if len(self._flatness) >= _SHOWN:
             self._learn(size)
+
+    def _resize(self, size: int) -> None:
+        before, self._size = self._size, size
+        if abs(size - before) > _NEAR * before:
+            self.more_samples = 0.0
+            self._flatness.clear()
+            return
+        for index, each in enumerate(self._flatness):
+            if each > 0:  # else it took as long for any number, as of this size
+                self._flatness[index] = 1 / max(1.0, 1 / each + size - before)
 
     def _learn(self, size: int) -> None:
         each = statistics.median(self._flatness)

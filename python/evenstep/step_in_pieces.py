@@ -53,6 +53,9 @@ class StepInPieces:
         empty = plan is not None and plan.samples == 0  # a dummy sample counts nothing
         samples = _samples(batch, None if plan is None else plan.samples)
         most = self._known_most(current)
+        told = self._times.told
+        # what is told is of this size, and of this Trainer
+        current.steps.micro_batch = told if told[0] == most else (0, 0.0)
         if empty or not samples > most > 0:
             self._at_once(current, batch, samples, empty)
             return
@@ -63,6 +66,7 @@ class StepInPieces:
                 f"{why}\n  fix: leave micro_batch out, or what hinders it"
             )
         if why:
+            current.steps.micro_batch = (0, 0.0)
             self._at_once(current, batch, samples, empty)
         else:
             self._in_pieces(current, batch, samples, most, begun=False, weight_set=False)

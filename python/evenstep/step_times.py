@@ -18,7 +18,7 @@ class StepTimes:
         self._blocked_reference = self._blocked_at_sync = 0
         self._exposed = 0  # ns blocked in engines' finish and in groups that do not count their waits
         self._own = 0  # ns of it that this rank needed for the exchange by itself, in the step under way
-        self._own_last = 0  # the same after the last meeting
+        self._own_last = 0  # the same since the last meeting; the next one may still undo it
         self.own_seconds = 0.0  # the same of the step before, for each of its batches
         self._apart = 0  # ns of evaluation and checkpoints
         self._apart_reference = self._apart_at_sync = 0
@@ -71,6 +71,7 @@ class StepTimes:
 
     def backward_begins(self, step: int, forward: bool) -> None:
         """forward: a batch of a prepared loader was in it."""
+        self._own, self._own_last = self._own + self._own_last, 0
         self._backward_start = _core.clock_ns()
         if forward:
             self._telemetry.span(_core.SPAN_FORWARD, step, self._batch_start, self._backward_start - self._batch_start)
@@ -89,12 +90,13 @@ class StepTimes:
     def synchronised(self, step: int, end_ns: int) -> None:
         """The gradients of the backward that ended then are whole."""
         self._sync_end = _core.clock_ns()
-        self._own, self._own_last = self._own + self._own_last, 0
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self._telemetry.span(_core.SPAN_WAIT, step, end_ns, self._sync_end - end_ns)
 
     def committed(self, batches: int) -> None:
-        self._own, self.own_seconds = 0, self._own / 1e9 / max(1, batches)
+        """All meetings of the step are over."""
+        self.own_seconds = (self._own + self._own_last) / 1e9 / max(1, batches)
+        self._own = self._own_last = 0
         self._reference = self._sync_end
         self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
 

@@ -31,12 +31,13 @@ static void set_table(even_balancer *b, size_t rank, double idle, double one, do
   b->costs[rank].constant_seconds = 0.0;
 }
 
-/* The table is that of a micro-batch; what a step takes whatever their number is a constant. */
+/* The table is that of a micro-batch; what a step takes whatever their number is a constant. Where a micro-batch is
+ * said to cost more than the whole fixed part that was measured, that is below zero, and whole steps are still as
+ * measured. */
 static void set_pieces(even_balancer *b, size_t rank) {
   const even_rank_model *model = &b->models[rank];
   double *seconds = b->table_seconds + rank * EVEN_TABLE_POINTS;
   double constant = seconds[1] - model->seconds_per_sample * (1.0 + model->piece_samples);
-  constant = constant > 0.0 ? constant : 0.0;
   for (int i = 0; i < EVEN_TABLE_POINTS; i++) {
     seconds[i] = seconds[i] > constant ? seconds[i] - constant : 0.0;
   }

@@ -116,11 +116,21 @@ static int64_t more_pieces(const even_rank_model *model, int64_t samples) {
 /* To whole buckets, and with what further micro-batches cost: the time is a straight line over these. */
 static double padded(const even_rank_model *model, int64_t samples) {
   int64_t more = more_pieces(model, samples);
-  if (more == 0) {
+  if (more == 0 || !(model->piece_samples > 0.0)) {
     return in_buckets(model, samples);
   }
   double whole = in_buckets(model, model->micro_batch) + model->piece_samples;
   return (double)more * whole + in_buckets(model, samples - more * model->micro_batch);
+}
+
+/* Micro-batches beyond the first of so many samples, which may be a mean, or a whole bucket's. */
+static double pieces_of(double samples, int64_t micro_batch) {
+  return micro_batch > 0 ? larger(0.0, ceil(samples / (double)micro_batch) - 1.0) : 0.0;
+}
+
+/* Seconds for the largest share of a window. */
+static double seconds_of(const even_rank_model *model, double share) {
+  return even_model_line(model, share + model->piece_samples * pieces_of(share, model->micro_batch));
 }
 
 /* Speeds of spared dummy batches that differ by less are the same. */
@@ -153,11 +163,12 @@ static void drop(even_rank_model *model, int oldest) {
   memmove(model->pieces, model->pieces + oldest, (size_t)model->count * sizeof *model->pieces);
 }
 
-/* Of `samples` in the mean, which had `pieces` so far. */
+/* Of `samples` in the mean, which had `pieces` so far. Those of micro-batches as large as before stay: of steps that
+ * were taken together they are no whole number. */
 static void cut_anew(const even_rank_model *before, int64_t micro_batch, double piece_samples, double *samples,
                      double *pieces) {
   double own = larger(1.0, *samples - before->piece_samples * *pieces);
-  *pieces = micro_batch > 0 ? larger(0.0, ceil(own / (double)micro_batch) - 1.0) : 0.0;
+  *pieces = micro_batch == before->micro_batch ? *pieces : pieces_of(own, micro_batch);
   *samples = own + piece_samples * *pieces;
 }
 
@@ -424,13 +435,13 @@ static void keep_known(even_rank_model *model, double factor, int older) {
   bool steady = older >= SHOWN && model->block == 1 && model->usual_noise < noisy;
   if (factor > 1.0 && steady && model->most_samples >= model->known_samples) {
     model->known_samples = model->most_samples;
-    model->known_seconds = even_model_line(model, model->most_samples);
+    model->known_seconds = seconds_of(model, model->most_samples);
   }
 }
 
 double even_model_measured(const even_rank_model *model) {
   bool again = model->known_samples > model->most_samples &&
-               even_model_line(model, model->known_samples) < model->known_seconds * as_before;
+               seconds_of(model, model->known_samples) < model->known_seconds * as_before;
   return again ? model->known_samples : model->most_samples;
 }
 
@@ -491,6 +502,7 @@ void even_model_learn(even_rank_model *model) {
   }
   model->most_samples = 0.0;
   for (int i = 0; i < model->count; i++) {
-    model->most_samples = larger(model->most_samples, model->samples[i]);
+    double share = model->samples[i] - model->piece_samples * model->pieces[i];
+    model->most_samples = larger(model->most_samples, larger(1.0, share));
   }
 }

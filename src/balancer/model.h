@@ -27,8 +27,8 @@ typedef struct even_rank_model {
   double noise;         /* relative standard deviation of a step */
   double usual_noise;   /* the same before the last change of speed */
   double restless;      /* recent changes of speed; each makes the next one harder to believe */
-  double most_samples;  /* the largest share in the window */
-  double known_samples; /* the largest share that the last slowing made it forget; 0: none … */
+  double most_samples;  /* the largest share in the window, in whole buckets, without what micro-batches cost */
+  double known_samples; /* the largest such that the last slowing made it forget; 0: none … */
   double known_seconds; /* … and what a step with it took before that */
   bool dummy;           /* steps with zero samples took time: a dummy batch runs */
   bool guess;           /* the window is of spared dummy batches, for want of better: of steps before any sample */

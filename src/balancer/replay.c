@@ -50,12 +50,15 @@ void even_replay_shift(even_replay *replay, size_t rank, size_t ranks, double se
   }
 }
 
+/* Larger sizes are cut, as in the models: a double may be more than an int64_t holds. */
+static const double most_samples = 0x1p53;
+
 /* How many times as long as expected the rank took in a step. */
 static double ratio_of(const even_rank_model *model, double samples, double seconds) {
   if (!(samples > 0.0)) {
     return 1.0;
   }
-  double ratio = seconds / even_model_at(model, (int64_t)samples);
+  double ratio = seconds / even_model_at(model, (int64_t)(samples < most_samples ? samples : most_samples));
   return ratio < furthest ? ratio : furthest;
 }
 

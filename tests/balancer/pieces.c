@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "balancer/cluster.h"
+#include "balancer/model.h"
 #include "balancer/pseudo_random.h"
 
 enum { AHEAD = 2, SEEDS = 4, BATCH = 64, SIZE = 16 };
@@ -162,6 +163,73 @@ static void what_is_believed_is_a_staircase(void **context) {
   even_balancer_close(balancer);
 }
 
+/* Told of more than the whole fixed part: it still counts for each of them. */
+static void a_first_one_that_costs_nothing_makes_the_others_no_cheaper(void **context) {
+  (void)context;
+  const int64_t split[][2] = {{32, 32}, {40, 24}, {49, 15}, {20, 44}};
+  even_balancer *balancer = open_for(2);
+  int64_t shares[2];
+  for (int i = 0; i < 64; i++) {
+    const int64_t *ran = split[i % 4];
+    double further = ceil((double)ran[0] / SIZE) - 1.0;
+    const even_step_timing timings[2] = {{ran[0], 0.006 * further + 0.001 * (double)ran[0]},
+                                         {ran[1], 0.004 * (double)ran[1]}};
+    assert_int_equal(even_balancer_set_micro_batches(balancer, of_first, six), EVEN_OK);
+    assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
+  }
+  assert_int_equal(even_balancer_without_caps(balancer, shares, NULL), EVEN_OK);
+  assert_int_equal(shares[0], 48);
+  even_balancer_close(balancer);
+}
+
+static even_rank_model measured(int64_t share, int64_t size, double more, double each) {
+  even_rank_model model = {.block = 1};
+  even_model_set_pieces(&model, size, more);
+  for (int i = 0; i < 32; i++) {
+    double further = ceil((double)share / (double)size) - 1.0;
+    assert_true(even_model_take(&model, share, each * (4.0 + (double)share + more * further), false));
+  }
+  even_model_learn(&model);
+  return model;
+}
+
+/* Not what they cost as so many samples more: a line is trusted up to twice that share. */
+static void the_largest_share_is_in_samples(void **context) {
+  (void)context;
+  even_rank_model model = measured(32, 8, 60.0, 0.001);
+  assert_true(fabs(model.most_samples - 32.0) < 1e-6);
+  /* slower for a while, with less, and as fast again: what it did before counts, in samples, however it is cut now */
+  for (int i = 0; i < 16; i++) {
+    (void)even_model_take(&model, 8, 0.060, false);
+    even_model_learn(&model);
+  }
+  assert_true(fabs(model.known_samples - 32.0) < 1e-6);
+  assert_true(fabs(even_model_measured(&model) - 8.0) < 1e-6);
+  even_model_set_pieces(&model, 4, 10.0);
+  even_model_learn(&model);
+  assert_true(model.most_samples < 9.0 && fabs(model.known_samples - 32.0) < 1e-6);
+}
+
+/* Steps that were taken together had 1.5 further ones in the mean: no whole number stands for them. */
+static void means_of_steps_keep_how_many_there_were(void **context) {
+  (void)context;
+  even_rank_model model = {.block = 2};
+  even_model_set_pieces(&model, 8, 2.0);
+  assert_false(even_model_take(&model, 16, 0.020, false));
+  assert_true(even_model_take(&model, 24, 0.030, false));
+  even_model_set_pieces(&model, 8, 4.0);
+  assert_true(fabs(model.samples[0] - (20.0 + 4.0 * 1.5)) < 1e-9);
+}
+
+/* Of a rank with buckets too: 13 samples in pieces of 6 are counted as 16, not as 24, until it is known. */
+static void sizes_alone_pad_no_share(void **context) {
+  (void)context;
+  even_rank_model model = {.block = 1, .bucket = 8};
+  even_model_set_pieces(&model, 6, 0.0);
+  assert_true(even_model_take(&model, 13, 0.020, false));
+  assert_true(fabs(model.samples[0] - 16.0) < 1e-9);
+}
+
 static void wrong_numbers_are_refused(void **context) {
   (void)context;
   const int64_t wrong_sizes[2] = {16, -1};
@@ -205,6 +273,10 @@ int main(void) {
       cmocka_unit_test(the_split_is_the_best_one),
       cmocka_unit_test(what_costs_nothing_changes_nothing),
       cmocka_unit_test(what_is_believed_is_a_staircase),
+      cmocka_unit_test(a_first_one_that_costs_nothing_makes_the_others_no_cheaper),
+      cmocka_unit_test(the_largest_share_is_in_samples),
+      cmocka_unit_test(means_of_steps_keep_how_many_there_were),
+      cmocka_unit_test(sizes_alone_pad_no_share),
       cmocka_unit_test(wrong_numbers_are_refused),
       cmocka_unit_test(absurd_numbers_do_no_harm),
   };

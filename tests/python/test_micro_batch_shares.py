@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from evenstep import _core, vote
 from evenstep.exact_blocks import BlockShares
 from evenstep.piece_times import PieceTimes
 from evenstep.shares import Shares
+from evenstep.step_in_pieces import StepInPieces
 
 SIZE, MORE = 16, 6.0
 
@@ -67,6 +69,14 @@ def test_other_sizes_are_learned_anew() -> None:
         times.take(SIZE, pieces(40))
     times.take(8, pieces(20, size=8))
     assert times.told == (8, 0.0)
+
+
+def test_a_size_that_moves_a_little_each_step_is_no_other_one() -> None:
+    times = PieceTimes()
+    for number in range(20):
+        size = SIZE - number // 3
+        times.take(size, pieces(2 * size + 1, size=size))
+    assert times.told == (SIZE - 6, pytest.approx(MORE))
 
 
 def test_the_vote_tells_it() -> None:
@@ -132,7 +142,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
+from evenstep.piece_times import PieceTimes
 
+PieceTimes.told = property(lambda times: (times._size, 4.5 if times._size else 0.0))  # no clock decides
 torch.manual_seed(3)
 model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -146,7 +158,36 @@ print([loader.shares._micro_batches for loader in es.session().loaders.values()]
 
 def test_all_ranks_of_a_job_know_the_same(run_ranks: Callable[..., list[Any]]) -> None:
     told = [ast.literal_eval(rank.stdout.splitlines()[-1]) for rank in run_ranks(SCRIPT)]
-    assert told[0] == told[1]
-    ((none, of_pieces),) = told[0]
-    assert none == (0, 0.0)
-    assert of_pieces[0] == 6 and 0 <= of_pieces[1] <= 48
+    assert told == [[[(0, 0.0), (6, 4.5)]]] * 2
+
+
+class Stands:
+    """A rank's session, as far as StepInPieces looks at it."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.latest = None
+        self.steps = SimpleNamespace(micro_batch=(0, 0.0), memory=None, syncs=[], buffers=None)
+
+
+def steps_of(most: int | None, told: tuple[int, float]) -> StepInPieces:
+    model = torch.nn.Linear(3, 1)
+    made = StepInPieces(model, lambda model, batch: (model(batch).mean(), None), lambda loss: loss, most)
+    made._times = SimpleNamespace(told=told, take=lambda size, took: None)  # type: ignore[assignment]
+    return made
+
+
+def test_what_is_no_longer_so_is_taken_back() -> None:
+    current: Any = Stands()
+    pieces_of_four = steps_of(4, (4, 2.5))
+    pieces_of_four.run(current, torch.zeros(10, 3))
+    assert current.steps.micro_batch == (4, 2.5)
+    pieces_of_four.run(current, torch.zeros(3, 3))  # a share of one of them
+    assert current.steps.micro_batch == (4, 2.5)
+    pieces_of_four._micro_batch = 8  # a cap rises
+    pieces_of_four.run(current, torch.zeros(6, 3))
+    assert current.steps.micro_batch == (0, 0.0)
+    steps_of(4, (4, 2.5)).run(current, torch.zeros(10, 3))
+    steps_of(None, (0, 0.0)).run(current, torch.zeros(10, 3))  # another Trainer
+    assert current.steps.micro_batch == (0, 0.0)

@@ -4,6 +4,7 @@ a smaller share. How long anything takes decides nothing here: numbers are given
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ def test_what_lies_between_two_meetings_is_none() -> None:
     of.synchronised(0, 0)
     of.committed(batches=1)
     assert of.own_seconds == 0.0
+    of.works_alone(3 * MS)
+    of.synchronised(1, 0)
+    of.meets()  # before the step counts: for buffers, or to commit it
+    of.committed(batches=1)
+    assert of.own_seconds == 0.0
     of.works_alone(3 * MS)  # of one model
     of.works_alone(1 * MS)  # of the one that meets after it
     of.synchronised(0, 0)
@@ -63,6 +69,8 @@ def test_what_lies_between_two_meetings_is_none() -> None:
 def test_backward_passes_of_one_step_add_up_and_its_batches_share_them() -> None:
     of = times()
     for _ in range(4):
+        of.backward_begins(0, forward=False)
+        of.meets()  # to vote
         of.works_alone(3 * MS)
         of.synchronised(0, 0)
     of.committed(batches=2)
@@ -192,3 +200,46 @@ def test_a_rank_whose_gradients_go_through_the_hosts_memory_tells_what_that_take
     assert told[0] == told[1]  # all ranks have heard the same
     device, host = zip(*told[0])
     assert all(one > 0 for one in device[1:]) and set(host) == {0.0}
+
+
+COMMITS = """
+import json
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep as es
+
+torch.manual_seed(3)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+_, _, even = es.prepare(model, optimizer, DataLoader(TensorDataset(torch.randn(64, 8), torch.randn(64, 1)), batch_size=8))
+steps = es.session().steps
+told, synchronised = [], steps.times.synchronised
+
+
+def late(step, end):
+    steps.times.works_alone(3_000_000)
+    synchronised(step, end)
+
+
+steps.times.synchronised = late
+for x, y in even:
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    told.append(steps.times.own_seconds)
+print(json.dumps([steps.recovery is not None, told]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("recovery", ["shrink", "restart"])
+def test_a_meeting_that_commits_the_step_is_one(run: Any, script: Callable[..., str], recovery: str) -> None:
+    ended = run("-n", "2", "--no-pin", "--log-rank", "all", "--recovery", recovery, script(COMMITS))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = re.findall(r"\[(?:true|false), \[.*\]\]", ended.stdout)
+    assert len(lines) == 2, ended.stdout
+    for mends, told in map(json.loads, lines):
+        assert mends == (recovery == "shrink")
+        assert len(told) == 8 and set(told) == ({0.0} if mends else {0.003})
