@@ -205,6 +205,11 @@ static void the_largest_share_is_in_samples(void **context) {
   }
   assert_true(fabs(model.known_samples - 32.0) < 1e-6);
   assert_true(fabs(even_model_measured(&model) - 8.0) < 1e-6);
+  for (int i = 0; i < 32; i++) {
+    (void)even_model_take(&model, 8, 0.012, false);
+    even_model_learn(&model);
+  }
+  assert_true(fabs(even_model_measured(&model) - 32.0) < 1e-6);
   even_model_set_pieces(&model, 4, 10.0);
   even_model_learn(&model);
   assert_true(model.most_samples < 9.0 && fabs(model.known_samples - 32.0) < 1e-6);
