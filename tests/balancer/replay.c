@@ -144,12 +144,26 @@ static void what_tells_nothing_is_not_used(void **context) {
   even_replay_close(&of.replay);
 }
 
+/* As many as only a broken caller tells of: they take very long, so such a step was fast. */
+static void more_samples_than_a_model_counts_are_cut(void **context) {
+  (void)context;
+  ranks of;
+  open_ranks(&of, 2);
+  const int64_t current[2] = {50, 14};
+  const even_step_timing timings[2] = {{INT64_MAX, 1.0}, {14, 0.068}};
+  for (int i = 0; i < EVEN_REPLAY_STEPS; i++) {
+    even_replay_take(&of.replay, timings, 2);
+  }
+  assert_true(even_replay_begin(&of.replay, of.models, current, 2) > 0);
+  assert_true(of.replay.ratios[0] > 0.0 && of.replay.ratios[0] < 1e-9);
+  even_replay_close(&of.replay);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_best_of_all_splits_is_found),
-      cmocka_unit_test(shares_stay_within_their_limits),
-      cmocka_unit_test(what_all_ranks_share_is_no_difference),
-      cmocka_unit_test(what_tells_nothing_is_not_used),
+      cmocka_unit_test(the_best_of_all_splits_is_found),          cmocka_unit_test(shares_stay_within_their_limits),
+      cmocka_unit_test(what_all_ranks_share_is_no_difference),    cmocka_unit_test(what_tells_nothing_is_not_used),
+      cmocka_unit_test(more_samples_than_a_model_counts_are_cut),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
