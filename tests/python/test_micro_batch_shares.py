@@ -191,3 +191,8 @@ def test_what_is_no_longer_so_is_taken_back() -> None:
     steps_of(4, (4, 2.5)).run(current, torch.zeros(10, 3))
     steps_of(None, (0, 0.0)).run(current, torch.zeros(10, 3))  # another Trainer
     assert current.steps.micro_batch == (0, 0.0)
+    whole = steps_of(None, (4, 2.5))
+    whole._most = 4
+    whole._why_not = lambda *given: "for want of rows"  # type: ignore[method-assign]
+    whole.run(current, torch.zeros(10, 3))  # at once, as it cannot be cut
+    assert current.steps.micro_batch == (0, 0.0)
