@@ -17,7 +17,7 @@ import torch
 
 from evenstep import plain
 from evenstep._core import EvenstepError
-from evenstep.group import broadcast_bytes
+from evenstep.group import broadcast_bytes, gather_objects
 
 if TYPE_CHECKING:
     from evenstep.group import Group
@@ -190,13 +190,15 @@ def _classes_around() -> dict[str, Any]:
 
 def broadcast_state(group: Group, value: Any, root: int = 0) -> Any:
     """The value of rank `root` on all ranks: a copy, there itself; the others' is not looked at. Collective. Raises
-    CannotBeTold."""
+    CannotBeTold, on all ranks, where one could not take it apart or put it together."""
     text, memories = b"", []
     if group.rank == root:
         try:
             text, memories = take_apart(value)
-        except TypeError as error:
-            text = plain.dumps(str(error))
+        except (
+            Exception
+        ) as error:  # the others wait: a value may be too deep, a class of the script's may raise anything
+            text, memories = plain.dumps(_in_words(error)), []
     text = broadcast_bytes(group, text, root)
     found = plain.loads(text)
     if isinstance(found, str):
@@ -209,7 +211,29 @@ def broadcast_state(group: Group, value: Any, root: int = 0) -> Any:
         if group.rank != root and len(some) > 1:
             for memory, part in zip(some, message.split([memory.numel() for memory in some])):
                 memory.copy_(part)
-    return value if group.rank == root else put_together(text, memories)
+    why = ""
+    if group.rank != root:
+        try:
+            value = put_together(text, memories)
+        except Exception as error:
+            why = _in_words(error)
+    _all_could(group, why)
+    return value
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, EvenstepError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _all_could(group: Group, why: str) -> None:
+    """why: what kept this rank from it; "": nothing. Collective."""
+    if all(mark == b"\0" for mark in group.exchange(b"\1" if why else b"\0")):
+        return
+    whys = gather_objects(group, why)
+    rank = next(rank for rank, one in enumerate(whys) if one)
+    raise CannotBeTold(f"rank {rank}: {whys[rank]}")
 
 
 def _messages(memories: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -289,3 +289,61 @@ def test_a_state_that_cannot_be_told_is_an_error_on_all_ranks(run_ranks: Callabl
     for rank in run_ranks(script):
         assert "the state of optimizer" in rank.stdout and "a builtins.object cannot be told" in rank.stdout
         assert "fix: keep numbers" in rank.stdout
+
+
+UNTOLD = """
+    import os, sys
+    import torch
+    import evenstep as es
+    from evenstep.state_apart import CannotBeTold, broadcast_state
+
+    what, rank = sys.argv[1], int(os.environ["RANK"])
+
+    class Around(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, inner.stride(), dtype=inner.dtype)
+            made.inner = inner
+            return made
+
+        def __tensor_flatten__(self):
+            if what == "flatten":
+                raise OSError("no such tensor")
+            return ["inner"], None
+
+        @classmethod
+        def __tensor_unflatten__(cls, parts, context, shape, strides):
+            return cls(parts["inner"])
+
+        @classmethod
+        def __torch_dispatch__(cls, call, types, args=(), kwargs=None):
+            raise AssertionError(call)
+
+    if rank == 0 or what != "unmarked":
+        torch.serialization.add_safe_globals([Around])
+    value = [Around(torch.ones(2))]
+    if what == "deep":
+        for _ in range(10000):
+            value = [value]
+    es.gather(torch.ones(1))  # finds the others
+    try:
+        broadcast_state(es.session().group, value if rank == 0 else None)
+    except CannotBeTold as error:
+        print("ERROR", error, flush=True)
+    print(es.gather(torch.ones(1)).sum().item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("flatten", "ERROR OSError: no such tensor"),
+        ("deep", "ERROR RecursionError: "),
+        ("unmarked", "ERROR rank 1: a state cannot be read: KeyError: '__main__.Around'"),
+    ],
+)
+def test_whatever_keeps_a_rank_from_telling_or_reading_is_an_error_on_all(
+    run_ranks: Callable[..., list[Any]], what: str, words: str
+) -> None:
+    for rank in run_ranks(UNTOLD, args=(what,)):
+        assert words in rank.stdout and rank.stdout.endswith("2.0\n"), rank.stdout
