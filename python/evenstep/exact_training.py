@@ -60,8 +60,8 @@ class Blocks:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, block: int) -> None:
         self.block = block
-        # As BlockSteps has them: all of a rank's blocks at once.
-        self.side_by_side = any(isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training for m in model.modules())
+        # All of a rank's blocks at once, whether a norm trains or not: train_step may change that, on each rank otherwise.
+        self.side_by_side = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self.place = place_of(model, optimizer)
         self.state = ExactState(self.block, self.place)
 
@@ -221,7 +221,7 @@ class BlockSteps:
         self._engine.begin_blocks(counts)
         try:
             with observed_backward(None):
-                if any(norm.training for norm in self._norms):
+                if self._norms:  # whether they train is train_step's affair; where none does, no block waits
                     self._side_by_side(batch, plan, sizes, counts)
                 else:
                     self._one_by_one(batch, plan, sizes[sum(counts[: self._session.rank]) :])

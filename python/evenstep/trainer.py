@@ -176,7 +176,9 @@ class Trainer:
         """
         if epochs < 0 or (steps is not None and steps < 0):
             raise ValueError(f"Trainer.fit(epochs={epochs}, steps={steps}): neither can be negative")
-        if not self.config.exact:  # which keeps none from block to block
+        if self.config.exact is not None:
+            check_not_compiled(self.model, self.optimizer, self._train_step)  # in each: it may have been compiled since
+        else:  # exact keeps no copies from block to block
             self._check_autocast()
         if self.config.threads is not None:
             torch.set_num_threads(self.config.threads)
@@ -288,7 +290,6 @@ class Trainer:
         given = loader
         if self.config.exact is not None:
             if first:
-                check_not_compiled(self.model, self.optimizer, self._train_step)
                 self._blocks = Blocks(self.model, self.optimizer, self.config.block or default_block(_batch_of(loader)))
                 objects.append(self._blocks.state)
             assert self._blocks is not None

@@ -8,6 +8,7 @@ LOST="1:3,0:5" (of jobs with --recovery): these ranks die in the midst of these 
 then draws a policy's answers, for a schedule knows no other number of ranks.
 
 MOST="7" (of one rank): es.prepare(most_samples=7). Each rank prints the most samples that it had in a step.
+EVAL=1: the model is given in eval(), and train_step begins with train().
 """
 
 from __future__ import annotations
@@ -242,6 +243,8 @@ def case(name: str) -> tuple[nn.Module, Any, Any, Any]:
         return GPT().to(torch.bfloat16), Texts(), padded, text_loss
     if name == "cnn":
         return cnn(torch.float32), Images(torch.float32), None, image_loss
+    if name == "cnn_frozen":
+        return cnn(torch.float32).eval(), Images(torch.float32), None, image_loss
     if name in ("plain_fp64", "exact_fp64"):
         return cnn(torch.float64, 0.0), Images(torch.float64, augmented=False), None, image_loss
     raise ValueError(name)
@@ -302,6 +305,9 @@ def main() -> None:
     import evenstep as es
 
     model, data, collate, loss = case(name)
+    begins = "EVAL" in os.environ
+    if begins:
+        model.eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
     loader = DataLoader(
@@ -312,6 +318,8 @@ def main() -> None:
 
     def train_step(model: nn.Module, batch: Any) -> Any:
         deaths.now(es.step() + 1)  # the step under way
+        if begins:
+            model.train()
         return loss(model, batch)
 
     def on_step(trainer: Any) -> None:
