@@ -189,7 +189,7 @@ def after_shortage(
         if one is not None:
             of = max(batch, one[1]) if shrinks else batch
             most = one[0] * of // one[1] if one[0] > 0 else first[rank] // one[1]
-            caps[rank] = _least(given[rank], max(1, most))
+            caps[rank] = _least(given[rank], max(block, most))  # a block runs whole, or not at all
     caps = whole_blocks(caps, block, batch)
     if shrinks or _hold(caps, batch):
         return caps, ""
@@ -199,7 +199,7 @@ def after_shortage(
     )
 
 
-def cap_of_joining(given: int | None, told: tuple[int, int], batch: int, ranks: int) -> int:
+def cap_of_joining(given: int | None, told: tuple[int, int], batch: int, ranks: int, block: int = 1) -> int:
     """after_shortage of a process that joins, which would have begun with one of so many equal parts."""
     most = told[0] * batch // told[1] if told[0] > 0 else batch // (ranks * told[1])
-    return min(max(1, most), batch if given is None else given)
+    return min(max(block, most), batch if given is None else given)

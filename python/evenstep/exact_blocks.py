@@ -183,7 +183,10 @@ class BlockShares(Shares):
         if room is not None:
             more = (samples + room) // self.block - had
             room = more if room < 0 else max(0, more)  # the last block is no larger than its samples
-        return pool, had, cap if cap < 0 else self._whole(cap, self.batch) or 0, room
+        if cap >= 0:
+            most = self._whole(cap, self.batch) or 0
+            cap = max(most, had) if cap >= samples else most  # as above: what it had it holds
+        return pool, had, cap, room
 
     @property
     def caps(self) -> list[int]:

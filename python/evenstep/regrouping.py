@@ -63,7 +63,7 @@ def own_caps(session: Session) -> list[tuple[int | None, int | None]]:
     for shares in shares_in(session):
         cap = shares.given_caps[rank]
         if told is not None and shares.limited:
-            cap = cap_of_joining(cap, told, shares.batch, session.place[1])
+            cap = cap_of_joining(cap, told, shares.batch, session.place[1], shares.block)
         caps.append((cap, shares.said_caps[rank]))
     return caps
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import evenstep as es
-from evenstep.caps import after_shortage, among_others
+from evenstep.caps import after_shortage, among_others, cap_of_joining
 from evenstep.exact_blocks import BlockShares, block_seed
 
 SCRIPT = """
@@ -211,7 +211,7 @@ def test_blocks_that_are_held_together_are_limited_by_memory() -> None:
     assert shares.limited and shares.given_caps == [None, 15]
     assert shares.draw(50) == [40, 10] and shares.draw(49) == [40, 9] and shares.draw(10) == [8, 2]
     assert told(shares, (1, 40, 8, None), (2, 9, 4, None)) is None  # of another batch
-    assert told(shares, (1, 40, -1, 6), (2, 10, 11, None)) == (1, "memory holds 2 of 6 blocks on rank 1")
+    assert told(shares, (1, 40, -1, 6), (2, 10, 9, None)) == (1, "memory holds 2 of 6 blocks on rank 1")
     assert shares.draw(50) == [44, 6] and shares.caps == [44, 8]
     again = BlockShares("equal", 2, 50, None, None, 4, [None, 15], held=True)
     again.learn_caps(shares.caps)  # from a checkpoint
@@ -235,6 +235,14 @@ def test_the_last_block_of_a_full_memory_stays_where_it_is() -> None:
     assert told(shares, (1, 15, -1, 3), (2, 11, -1, -1)) is not None and shares.draw(26) == [18, 8]
 
 
+def test_a_limit_that_holds_the_smaller_last_block_leaves_it() -> None:
+    shares = BlockShares("equal", 2, 23, None, None, 4, None, held=True)
+    assert shares.draw(23) == [12, 11]
+    assert told(shares, (1, 12, -1, None), (2, 11, 11, None)) is None and shares.draw(23) == [12, 11]
+    assert told(shares, (1, 12, -1, None), (2, 11, 10, None)) == (1, "memory holds 2 of 3 blocks on rank 1")
+    assert shares.draw(23) == [16, 7]
+
+
 def test_blocks_one_at_a_time_are_not_limited() -> None:
     for shares in (
         BlockShares("equal", 2, 50, None, None, 4),
@@ -253,6 +261,14 @@ def test_among_other_ranks_caps_hold_in_whole_blocks() -> None:
     assert caps == [4, None] and "does not hold the global batch of 16" in why and "(rank 0 4, rank 1 8)" in why
     assert after_shortage([None, None], [(9, 16), (7, 16)], list, 16, block=4)[0] == [None, None]
     assert after_shortage([None, None], [(12, 16), (7, 16)], list, 16, block=4) == ([12, 4], "")
+
+
+def test_who_ran_out_of_memory_with_one_block_keeps_one() -> None:
+    """A block runs whole: with less than one it would have none for good."""
+    assert after_shortage([None, None], [None, (2, 16)], list, 16, block=4) == ([None, 4], "")
+    assert after_shortage([None, None], [None, (0, 8)], lambda: [12, 4], 16, block=4) == ([None, 4], "")
+    assert after_shortage([None, 3], [None, (2, 16)], list, 16, block=4) == ([None, 0], "")  # as its script says
+    assert cap_of_joining(None, (2, 16), 16, 2, 4) == 4 and cap_of_joining(3, (2, 16), 16, 2, 4) == 3
 
 
 def test_ranks_beyond_the_blocks_have_none() -> None:
