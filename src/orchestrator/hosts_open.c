@@ -319,17 +319,41 @@ even_status even_hosts_open_parcels(even_hosts *hosts) {
 
 /* ---- opening ---- */
 
+/* A word as a shell takes it for one; how long it would be, as snprintf. */
+static size_t write_word(const char *word, char *out, size_t bytes) {
+  size_t used = 0;
+  if (word[0] != '\0' && strpbrk(word, " \t\n'\"\\`$&;|<>()*?[]{}#~!") == NULL) {
+    return (size_t)snprintf(out, bytes, "%s", word);
+  }
+  used += (size_t)snprintf(out, bytes, "'");
+  for (const char *at = word; *at != '\0' && used < bytes; at++) {
+    used += (size_t)snprintf(out + used, bytes - used, "%s%c", *at == '\'' ? "'\\'" : "", *at);
+  }
+  return used < bytes ? used + (size_t)snprintf(out + used, bytes - used, "'") : used;
+}
+
+/* How many of the words that begin here keep ssh from asking. */
+static size_t count_silencing(char *const *shell) {
+  if (strcmp(shell[0], "-oBatchMode=yes") == 0) {
+    return 1;
+  }
+  return strcmp(shell[0], "-o") == 0 && shell[1] != NULL && strcmp(shell[1], "BatchMode=yes") == 0 ? 2 : 0;
+}
+
 /* The user's shell in one line; `asks`: as somebody types it who can be asked. */
 static void join_shell(char *const *shell, bool asks, char *out, size_t bytes) {
   size_t used = 0;
   out[0] = '\0';
   for (size_t i = 0; shell[i] != NULL && used < bytes; i++) {
-    bool silences = strcmp(shell[i], "-o") == 0 && shell[i + 1] != NULL && strcmp(shell[i + 1], "BatchMode=yes") == 0;
-    if (asks && silences) {
-      i++;
+    size_t silencing = asks ? count_silencing(shell + i) : 0;
+    if (silencing > 0) {
+      i += silencing - 1;
       continue;
     }
-    used += (size_t)snprintf(out + used, bytes - used, "%s%s", used == 0 ? "" : " ", shell[i]);
+    if (used > 0) {
+      used += (size_t)snprintf(out + used, bytes - used, " ");
+    }
+    used += used < bytes ? write_word(shell[i], out + used, bytes - used) : 0;
   }
   if (used >= bytes) { /* half a command would be another one */
     (void)snprintf(out, bytes, "%.100s …", shell[0]);

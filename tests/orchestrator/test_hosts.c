@@ -88,7 +88,7 @@ static int play(const char *kind) {
     (void)fprintf(stderr, "ssh: connect to host there port 22: No route to host\n");
     return 255;
   }
-  if (strcmp(kind, "unknown") == 0) {
+  if (strcmp(kind, "unknown") == 0 || strcmp(kind, "spaced") == 0) {
     (void)fprintf(stderr, "No ED25519 host key is known for there.\r\nHost key verification failed.\r\n");
     return 255;
   }
@@ -133,7 +133,12 @@ static even_status lead(const char *kind, double patience_seconds) {
   char word[16];
   char option[] = "-o";
   char value[256] = "BatchMode=yes"; /* as ssh's */
-  char *shell[] = {program, word, option, value, NULL};
+  char together[] = "-oBatchMode=yes";
+  char spaced[] = "-i it's my key";
+  char *shell[] = {program, word, option, value, together, spaced, NULL};
+  if (strcmp(kind, "spaced") != 0) {
+    shell[4] = NULL;
+  }
   even_hosts *hosts = NULL;
   (void)snprintf(word, sizeof word, "%s", kind);
   memset(value, 'x', strcmp(kind, "denied") == 0 ? sizeof value - 1 : 0);
@@ -172,6 +177,9 @@ static void what_ssh_says_has_its_fix(void **state) {
   assert_string_equal(even_error_last()->what,
                       "host there: its agent ended before it came here: Host key verification failed.");
   assert_non_null(strstr(even_error_last()->fix, "`/proc/self/exe unknown there true` here asks once"));
+  assert_int_equal(lead("spaced", 100), EVEN_ERR_PEER_LOST);
+  assert_non_null(
+      strstr(even_error_last()->fix, "`/proc/self/exe spaced '-i it'\\''s my key' there true` here asks once"));
   assert_int_equal(lead("denied", 100), EVEN_ERR_PEER_LOST);
   assert_non_null(strstr(even_error_last()->what, "me@there: Permission denied (publickey)."));
   assert_non_null(strstr(even_error_last()->fix, "`ssh-copy-id there`"));
