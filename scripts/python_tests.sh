@@ -6,11 +6,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 bin="${1:?usage: scripts/python_tests.sh FOLDER-OF-PYTHON [PYTEST-WORD…]}"
 shift
-claims="$PWD/build/test-claims"
 log=build/test-logs/python-backwards.log
 export PATH="$bin:$PATH"
 mkdir -p build/test-logs
-rm -rf "$claims" && mkdir -p "$claims"
+claims="$(mktemp -d "$PWD/build/test-claims.XXXXXX")" || exit # its own: `make test` and `make test-more` may run side by side
+trap 'rm -rf "$claims"' EXIT
 
 half() { # ORDER PYTEST-WORD…: of the package as a user has it: nothing of the tree on the path but the tests' own
   local order="$1"

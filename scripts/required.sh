@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The words of EVENSTEP_TEST_REQUIRE: what tests may not be skipped for want of. `namespaces` only where this user may make them (root): networks
-# of their own, shaped, and mounts.
+# of their own, shaped, and mounts. `ssh` where there is an sshd, too.
 set -uo pipefail
 
 may_make_namespaces() {
@@ -14,5 +14,11 @@ may_make_namespaces() {
 }
 
 words=ucx,mpi
-may_make_namespaces > /dev/null 2>&1 && words+=,namespaces
+if may_make_namespaces > /dev/null 2>&1; then
+  words+=,namespaces
+  # As tests/python/test_run_ssh.py looks for it; a locked account of root lets no key in.
+  if PATH="$PATH:/usr/sbin:/sbin" command -v sshd > /dev/null && command -v ssh > /dev/null && ! grep -q '^root:!' /etc/shadow; then
+    words+=,ssh
+  fi
+fi
 echo "$words"

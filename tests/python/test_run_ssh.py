@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import test_run_hosts
-from run_jobs import Job, alive, end_all, end_soon, wait_until
+from run_jobs import Job, alive, end_all, end_soon, go_without, wait_until
 
 Script = Callable[[str], str]
 
@@ -82,9 +82,9 @@ def hosts(
     two_names: tuple[str, str], program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]
 ) -> Iterator[Hosts]:
     if SERVER is None or shutil.which("ssh") is None:
-        pytest.skip("no sshd (apt-get install openssh-server)")
+        go_without("ssh", "no sshd (apt-get install openssh-server)")
     if re.search(r"^root:!", pathlib.Path("/etc/shadow").read_text(), re.MULTILINE):
-        pytest.skip("root's account is locked, and this sshd asks no PAM that would let a key in all the same")
+        go_without("ssh", "root's account is locked, and this sshd asks no PAM that would let a key in all the same")
     both = Hosts(two_names, program, tmp_path, environment)
     for key in ("host_key", "user_key", "other_key"):
         _make_key(tmp_path / key)
