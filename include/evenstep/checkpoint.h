@@ -140,8 +140,9 @@ typedef struct even_checkpoint_reading {
  * altered), EVEN_ERR_ARGUMENT, EVEN_ERR_NOT_FOUND, EVEN_ERR_INPUT, EVEN_ERR_MEMORY, EVEN_ERR_INTERRUPTED, those of
  * reading. */
 EVEN_PUBLIC even_status even_checkpoint_file_read(const even_checkpoint_reading *reading) EVEN_MUST_USE;
-/* The same of `count` files, whose chunks the threads share: none waits at a file's end. The damage that is told is the
- * first in the first file that has any. */
+/* The same of `count` files, whose chunks the threads share: none waits at a file's end. They are opened some at a
+ * time, and the sizes of these are looked at before any of them is read. The damage that is told is the first file of
+ * another size, or, where all have theirs, the first altered chunk in the first file that has any. */
 EVEN_PUBLIC even_status even_checkpoint_files_read(const even_checkpoint_reading *readings, size_t count) EVEN_MUST_USE;
 /* Whether all of a file lies in memory already (the page cache, a file system of memory), or nobody can say. Errors:
  * EVEN_ERR_NOT_FOUND, EVEN_ERR_INPUT, those of opening it. */

@@ -106,6 +106,13 @@ static even_status write_chunk(void *context, void *own, size_t chunk) {
   return sum_chunk(job->content, chunk, own, job, &job->sums[chunk]);
 }
 
+/* Who writes sums the parts, too. */
+static even_status open_writer(void *context, void **own) {
+  const write_job *job = context;
+  EVEN_TRY(open_own(NULL, own));
+  return job->content->parts == NULL ? EVEN_OK : even_chunk_sums_open(SIZE_MAX, &((even_summing *)*own)->parts);
+}
+
 even_status even_content_write_side_by_side(const even_content *content, even_output *output, uint64_t **sums,
                                             size_t *count) {
   write_job job = {.content = content, .output = output};
@@ -115,7 +122,7 @@ even_status even_content_write_side_by_side(const even_content *content, even_ou
   const even_items_job items = {.count = *count,
                                 .most = EVEN_ITEMS_USUAL_THREADS,
                                 .context = &job,
-                                .open = open_own,
+                                .open = open_writer,
                                 .close = even_summing_close,
                                 .work = write_chunk,
                                 .what = "a checkpoint was written"};

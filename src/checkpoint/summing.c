@@ -28,6 +28,5 @@ even_status even_summing_open(size_t chunk_bytes, size_t window_bytes, void **ow
   uintptr_t aligned = ((uintptr_t)mine->memory + alignment - 1) & ~(alignment - 1);
   mine->window = (char *)mine->memory + (aligned - (uintptr_t)mine->memory);
   even_pages_prefer_huge(mine->window, window_bytes);
-  EVEN_TRY(even_chunk_sums_open(SIZE_MAX, &mine->parts));
   return even_chunk_sums_open(chunk_bytes, &mine->sums);
 }

@@ -6,7 +6,7 @@
 
 typedef struct even_summing {
   even_chunk_sums *sums;
-  even_chunk_sums *parts; /* of what pieces have in a chunk (parts.h) */
+  even_chunk_sums *parts; /* of what pieces have in a chunk (parts.h): NULL but for who opens it */
   char *window;           /* aligned as direct writes want it */
   void *memory;
 } even_summing;

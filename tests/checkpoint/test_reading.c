@@ -12,6 +12,7 @@
 #include "checkpoint/stream_copy.h"
 #include "os/calls.h"
 #include "os/stream.h"
+#include "support/descriptors.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -52,15 +53,19 @@ static int end(void **state) {
   return scratch_remove(state);
 }
 
+static even_checkpoint_reading reading_of(const even_checkpoint_place *places, size_t count) {
+  return (even_checkpoint_reading){.size = sizeof(even_checkpoint_reading),
+                                   .path = scratch_path("file"),
+                                   .bytes = FILE_BYTES,
+                                   .chunk_bytes = CHUNK,
+                                   .sums = sums,
+                                   .sum_count = sum_count,
+                                   .places = places,
+                                   .place_count = count};
+}
+
 static even_status read_to(const even_checkpoint_place *places, size_t count) {
-  const even_checkpoint_reading reading = {.size = sizeof reading,
-                                           .path = scratch_path("file"),
-                                           .bytes = FILE_BYTES,
-                                           .chunk_bytes = CHUNK,
-                                           .sums = sums,
-                                           .sum_count = sum_count,
-                                           .places = places,
-                                           .place_count = count};
+  const even_checkpoint_reading reading = reading_of(places, count);
   return even_checkpoint_file_read(&reading);
 }
 
@@ -216,10 +221,23 @@ static even_status read_all(void *context) {
   return read_to(&place, 1);
 }
 
+/* One of three may fail while others are open: none stays so. */
+static even_status read_three(void *context) {
+  const even_checkpoint_place place = {0, FILE_BYTES, found};
+  const even_checkpoint_reading readings[] = {reading_of(NULL, 0), reading_of(&place, 1), reading_of(NULL, 0)};
+  int descriptors = open_descriptors();
+  (void)context;
+  even_status status = even_checkpoint_files_read(readings, 3);
+  assert_int_equal(open_descriptors(), descriptors);
+  return status;
+}
+
 static void every_call_may_fail(void **state) {
   (void)state;
   assert_true(fault_each_os(read_all, NULL, EIO) > 5);
   assert_true(fault_each_allocation(read_all, NULL) > 2);
+  assert_true(fault_each_os(read_three, NULL, EIO) > 15);
+  assert_true(fault_each_allocation(read_three, NULL) > 2);
   fault_os_short(70001);
   assert_int_equal(read_all(NULL), EVEN_OK);
   fault_reset();
