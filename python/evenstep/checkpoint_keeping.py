@@ -132,7 +132,7 @@ def _begin_turn(session: Any) -> None:
 class _Facts(NamedTuple):
     """What keeping asks of a checkpoint's manifest."""
 
-    version: tuple[int, int, int]  # which file that was
+    version: tuple[int, int, int, int, int]  # which file that was
     order: str
     step: int
     lineage: str
@@ -146,7 +146,7 @@ _known: dict[Path, _Facts] = {}  # by folder: a manifest is read once, for each 
 def _facts_of(path: Path) -> _Facts:
     """Raises EvenstepError, OSError, ValueError, KeyError where there is no manifest, or a damaged one."""
     there = (path / MANIFEST).stat()
-    version = there.st_ino, there.st_mtime_ns, there.st_size
+    version = there.st_dev, there.st_ino, there.st_ctime_ns, there.st_mtime_ns, there.st_size
     known = _known.get(path)
     if known is None or known.version != version:
         manifest = read_manifest(path)
@@ -208,6 +208,15 @@ def _lineage_in(path: Path) -> str | None:
         return None
 
 
+def _may_remove(path: Path, lineage: str) -> bool:
+    """Whether it is that training's by its manifest as it is now. One that the user has changed, a file of it a symbolic link
+    to a larger disk, is left alone: its manifest is refused."""
+    try:
+        return bool(read_manifest(path)["state"].get("lineage", "") == lineage)
+    except (EvenstepError, OSError, ValueError, KeyError, AttributeError):
+        return False
+
+
 def step_folder(folder: Path, step: int, lineage: str) -> tuple[Path, bool]:
     """The folder for a training's checkpoint of that step, and whether one of its own is there, to be replaced. Where
     another training has the plain name, this one's carries its lineage."""
@@ -260,7 +269,9 @@ def retain(
         except EvenstepError as error:
             _warn(error)
             goes = []
-    for path in [*goes, *(path for path in damaged if path != verified and _lineage_in(path) == lineage)]:
+    for path in [*goes, *(path for path in damaged if path != verified)]:
+        if not _may_remove(path, lineage):
+            continue
         try:
             _core.checkpoint_remove(path)
         except EvenstepError as error:

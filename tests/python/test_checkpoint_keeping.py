@@ -86,6 +86,46 @@ def test_a_damaged_one_of_another_job_stays(monkeypatch: pytest.MonkeyPatch) -> 
     assert names() == ["step-00000001", "step-00000003"]
 
 
+@pytest.mark.parametrize("change", ["link", "short", "link at once"])
+def test_what_its_user_changed_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: str) -> None:
+    """A file that was moved to a larger disk, a symbolic link in its place: the folder is no checkpoint, but it is the user's.
+    One that is cut off goes. What was known of either before does not count."""
+    keeping = importlib.import_module("evenstep.checkpoint_keeping")
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "1")
+    session = OneProcess(model=nn.Linear(3, 3))
+    save(session, monkeypatch, 1)
+    file, far = Path("checkpoints/step-00000001/model.safetensors"), tmp_path / "far"
+
+    def move() -> None:
+        file.rename(far)
+        file.symlink_to(far)
+
+    def verify(folder: Path, manifest: Any) -> None:
+        move()
+
+    if change == "link":
+        move()
+    elif change == "short":
+        os.truncate(file, 10)
+    else:  # when it was already looked at
+        monkeypatch.setattr(keeping, "verify", verify)
+    save(session, monkeypatch, 2)
+    assert names() == [*(["step-00000001"] if change != "short" else []), "step-00000002"]
+    assert change == "short" or (file.is_symlink() and far.exists())
+
+
+def test_a_manifest_that_another_disk_has_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is another, its size and the time it was written are not."""
+    save(OneProcess(model=nn.Linear(3, 3)), monkeypatch, 7)
+    folder = Path("checkpoints/step-00000007").absolute()
+    assert ck.newest_checkpoint() == folder
+    manifest, there = folder / "manifest.json", (folder / "manifest.json").stat()
+    manifest.write_bytes(manifest.read_bytes().replace(b"step", b"stop", 1))
+    os.utime(manifest, ns=(there.st_atime_ns, there.st_mtime_ns))
+    assert manifest.stat().st_ino == there.st_ino and manifest.stat().st_size == there.st_size
+    assert ck.newest_checkpoint() is None
+
+
 def test_what_goes_on_inherits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "2")
     first = OneProcess(model=nn.Linear(1, 1))
@@ -136,6 +176,7 @@ def test_a_manifest_is_read_once_until_it_is_another(monkeypatch: pytest.MonkeyP
     read, read_manifest = [], keeping.read_manifest
     monkeypatch.setattr(keeping, "read_manifest", lambda path: (read.append(path.name), read_manifest(path))[1])
     monkeypatch.setattr(keeping, "verify", lambda folder, manifest: read.remove(folder.name))
+    monkeypatch.setattr(keeping, "_may_remove", lambda path, lineage: True)  # which reads anew
     session = use(monkeypatch, OneProcess(model=nn.Linear(3, 3)))
     for session.step in range(1, 8):
         ck.checkpoint()
