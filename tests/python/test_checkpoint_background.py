@@ -96,7 +96,7 @@ def test_the_write_begins_once_the_other_ranks_know(monkeypatch: pytest.MonkeyPa
     write, broadcast, begun = ck._background.write, session.broadcast_bytes, threading.Event()
 
     def told(data: bytes | None, root: int = 0) -> bytes:
-        assert ck.is_writing() and not begun.wait(0.05)
+        assert ck.is_writing() and ck._background._asked.locked() and not begun.is_set()
         if session.step == 2:
             raise RuntimeError("a rank is lost")
         return bytes(broadcast(data, root))
@@ -105,11 +105,13 @@ def test_the_write_begins_once_the_other_ranks_know(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(session, "broadcast_bytes", told)
     session.step = 1
     ck.automatic(session)
-    assert ck._background.join() is None and begun.is_set() and names() == ["step-00000001"]
+    assert begun.wait(60)  # before `join`, which would begin it
+    assert ck._background.join() is None and names() == ["step-00000001"]
     begun.clear()
     session.step = 2
     with pytest.raises(RuntimeError, match="a rank is lost"):
         ck.automatic(session)
+    assert begun.wait(60)
     assert ck._background.join() is None and names() == ["step-00000001", "step-00000002"]
 
 
