@@ -421,7 +421,8 @@ def load_checkpoint(
     Outside a job loaders are the user's own, so a data position in the checkpoint is left alone.
 
     Raises EvenstepError where the checkpoint is damaged, or does not fit: the tensor, its shapes, types are named.
-    Everything is compared before anything is loaded."""
+    Everything is compared before anything is loaded; what is read a second time, to where it belongs, once more then
+    (docs/checkpoints.md)."""
     session = _session("es.load_checkpoint")
     session.check_arrived("es.load_checkpoint")
     kinds = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
@@ -429,7 +430,8 @@ def load_checkpoint(
     found: tuple[Path, Loader, list[Wanted]] | None = None
 
     def read() -> str:
-        """Whoever comes out of it knows that all have read what they need."""
+        """Whoever comes out of it knows that all have read and compared what they need. A file that is then read a second time,
+        to where it belongs, is read by each rank for itself."""
         nonlocal found
         for sync in session.steps.syncs:
             if sync.stale is not None:

@@ -370,7 +370,9 @@ def compare_all(folder: Path, wanted: Sequence[tuple[dict[str, Any], tuple[Place
     except EvenstepError as error:
         what, code, rest = str(error).splitlines()[0].partition(" (EVEN_ERR_")
         tensors = _damaged_tensors(folder, [entry for entry, _ in wanted], what)
-        raise damage_of(folder, what + tensors + code + rest) from None
+        damage = damage_of(folder, what + tensors + code + rest)
+        damage.status = getattr(error, "status", "")
+        raise damage from None
 
 
 def _sums_in(folder: Path, entry: dict[str, Any]) -> tuple[int, ...]:

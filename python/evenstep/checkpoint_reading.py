@@ -1,6 +1,7 @@
 """Reads a checkpoint's files back by several threads, their checksums compared on the way: into memory of its own, once; or,
-where their tensors have memory already and no disk would be read twice, first to compare them and then, once all else is right,
-into that. Nothing that was not compared is given to anybody."""
+where their tensors have memory already and the page cache has them, first to compare them and then, once all else is right,
+into that. Where the kernel does not tell what it has, or is not asked (NFS, btrfs, overlayfs, FUSE), it counts as having all:
+what it has not is read twice from where it lies. Nothing that was not compared is given to anybody."""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ from evenstep._core import EvenstepError
 from evenstep.checkpoint_block import LEAST, Block
 from evenstep.checkpoint_files import Place, TensorFile, compare_all, damage_of
 from evenstep.checkpoint_homes import fitting, without_shared
+
+_CORRUPT = "EVEN_ERR_CORRUPT"
 
 Tensors = dict[str, torch.Tensor]
 T = TypeVar("T")
@@ -58,8 +61,8 @@ class StoredFiles:
 
     def expect(self, homes: dict[str, Tensors]) -> None:
         """Memory in which tensors of these files may be put: what fits there is compared when its file is read, and read into it
-        by `fill`. A copy would cost more, and so would memory that is new: the kernel clears it first, and a virtual machine's
-        host may have to find it, which takes ten times as long as a second reading."""
+        by `fill`. A copy would cost more, and so may memory that is new: the kernel clears it first, and a virtual machine's
+        host may have to find it."""
         found = []
         for name in homes:
             if self._is_large(name) and name not in self._read and _core.file_is_cached(self._folder / name):
@@ -78,18 +81,30 @@ class StoredFiles:
             self._read.update(self._read_files(wanted))
 
     def fill(self, names: Iterable[str]) -> None:
-        """Reads into the memory that is there what was compared of these files."""
+        """Reads into the memory that is there what was compared of these files, and compares it once more."""
         to_fill = [(name, *self._to_fill.pop(name)) for name in dict.fromkeys(names) if name in self._to_fill]
         try:
             self._compare([(name, places) for name, places, _ in to_fill])
-        except EvenstepError as error:
-            raise EvenstepError(
-                f"{str(error).splitlines()[0]}; it was right a moment before, so it changed while it was loaded, and what was "
-                "prepared holds parts of it by now\n  fix: load a checkpoint, this one or another, before training goes on"
-            ) from error
-        for _, _, homes in to_fill:
-            for home in homes.values():
-                torch.autograd.graph.increment_version(home)
+        except (EvenstepError, MemoryError) as error:
+            for name, _, _ in to_fill:  # the memory holds anything: who asks again has it read again
+                self._read.pop(name, None)
+                self._right.discard(name)
+            raise self._not_filled(error) from error
+        finally:
+            for _, _, homes in to_fill:
+                for home in homes.values():
+                    torch.autograd.graph.increment_version(home)
+
+    def _not_filled(self, error: EvenstepError | MemoryError) -> EvenstepError:
+        if getattr(error, "status", "") == _CORRUPT:
+            how = (
+                "it was right a moment before: it changed while it was loaded, or the disk has other bytes than the page cache "
+                "had; what was prepared holds parts of it by now"
+            )
+        else:
+            how = "the checkpoint could not be read a second time; what was prepared may hold parts of it by now"
+        said = str(error).splitlines()[0] if str(error) else "there is no memory to read it with"
+        return EvenstepError(f"{said}; {how}\n  fix: load a checkpoint, this one or another, before training goes on")
 
     def drop(self, names: Iterable[str]) -> None:
         """What was given out of these files belongs to who has it."""
@@ -105,14 +120,14 @@ class StoredFiles:
         self.read(names := list(names))
         return {key: tensor for name in names for key, tensor in self._read[name].items()}
 
-    def tensor_of(self, file: str) -> Callable[[str], torch.Tensor]:
-        """What gives the tensors of a file, a copy each: it may be asked for again."""
+    def tensor_of(self, file: str, copy: bool = True) -> Callable[[str], torch.Tensor]:
+        """What gives the tensors of a file, a copy each (or to look at only): it may be asked for again."""
 
         def give(name: str) -> torch.Tensor:
             self.read([file])
             if name not in self._read[file]:
                 raise damage_of(self._folder, f"{file} has no tensor {name!r}")
-            return self._read[file][name].clone()
+            return self._read[file][name].clone() if copy else self._read[file][name]
 
         return give
 

@@ -18,7 +18,7 @@ from evenstep import _core, checkpoint_random
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_block import move
 from evenstep.checkpoint_encoding import decode, encode
-from evenstep.checkpoint_files import find_tied, index_of, shard_name, total_bytes
+from evenstep.checkpoint_files import damaged, find_tied, index_of, shard_name, total_bytes
 from evenstep.checkpoint_homes import homes_in_model, homes_in_state
 from evenstep.checkpoint_keeping import lineage_of, order_for
 from evenstep.checkpoint_reading import StoredFiles, files_of, on_all_ranks
@@ -261,36 +261,56 @@ def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def _check_optimizer(name: str, optimizer: Any, names: dict[int, str], saved: dict[str, Any]) -> None:
+def _check_optimizer(
+    name: str, optimizer: Any, names: dict[int, str], saved: dict[str, Any], files: StoredFiles
+) -> None:
     if saved["class"] not in (None, _class_name(optimizer)):  # None: converted from a format that does not say
         raise EvenstepError(
             f"optimizer {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(optimizer)} "
             "here\n  fix: use the same optimizer, or load the model alone: "
             "es.load_checkpoint(path, optimizers=False, schedulers=False)"
         )
-    if "whole" not in saved:
-        _check_parameters(name, _groups_of(optimizer, optimizer.state_dict(), names), saved["parameters"])
-
-
-def _load_optimizer(optimizer: Any, names: dict[int, str], saved: dict[str, Any], files: StoredFiles) -> None:
     current = optimizer.state_dict()
+    groups = [] if "whole" in saved else _groups_of(optimizer, current, names)
+    if "whole" not in saved:
+        _check_parameters(name, groups, saved["parameters"])
+    _decode_optimizer(current, groups, saved, files)
+
+
+def _decode_optimizer(
+    current: dict[str, Any], groups: list[list[tuple[int, str, Any]]], saved: dict[str, Any], files: StoredFiles
+) -> dict[str, Any]:
+    """What its load_state_dict takes. Copies no tensor, so that it may be tried before anything is put in place."""
     own = files.tensors(files_of(saved))
-    files.drop(files_of(saved))
-    give = own.__getitem__
+
+    def give(name: str) -> torch.Tensor:
+        if name not in own:
+            raise damaged(f"the checkpoint is damaged: {saved['file']} has no tensor {name!r}")
+        return own[name]
+
     if "whole" in saved:
-        optimizer.load_state_dict(decode(saved["whole"], give, current))
-        return
-    groups = _groups_of(optimizer, current, names)
+        return decode(saved["whole"], give, current)  # type: ignore[no-any-return]
     index_of = {key: index for group in groups for index, key, _ in group}
+    strangers = [key for key in saved["state"] if key not in index_of]
+    if strangers:
+        raise damaged(f"the checkpoint is damaged: it has states of {_listed(strangers)}, which no group there has")
     other = decode(saved["other"], give)
     state = {index_of[key]: decode(value, give) for key, value in saved["state"].items()}
     param_groups = []
     for group, settings in zip(current["param_groups"], saved["groups"]):
         kept = {key: group[key] for key in _BY_PARAMETER if key in group}
         param_groups.append({**decode(settings, give, group), **kept})
-    whole = {**other["keys"], "state": {**state, **other["state"]}, "param_groups": param_groups}
+    return {**other["keys"], "state": {**state, **other["state"]}, "param_groups": param_groups}
+
+
+def _load_optimizer(optimizer: Any, names: dict[int, str], saved: dict[str, Any], files: StoredFiles) -> None:
+    current = optimizer.state_dict()
+    groups = [] if "whole" in saved else _groups_of(optimizer, current, names)
+    whole = _decode_optimizer(current, groups, saved, files)
+    files.drop(files_of(saved))
     optimizer.load_state_dict(whole)
-    _keep_types(optimizer, groups, state)
+    if groups:
+        _keep_types(optimizer, groups, whole["state"])
 
 
 def _check_parameters(name: str, groups: list[list[tuple[int, str, Any]]], saved: list[list[list[Any]]]) -> None:
@@ -429,6 +449,7 @@ class Loader:
         self._folder = folder
         self.manifest, self._state = manifest, manifest["state"]
         self._other = self.files.tensor_of(_OTHER_FILE)
+        self._seen = self.files.tensor_of(_OTHER_FILE, copy=False)  # to try what is decoded, before it is put in place
         self._done: set[tuple[str, str]] = set()
 
     def extra(self) -> Any:
@@ -544,24 +565,27 @@ class Loader:
 
     def _check_models(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _check_model(name, live, saved, self.files)
+        decode(saved["extra"], self._seen)
 
     def _load_models(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _load_model(live, saved, self.files, self._other)
 
     def _check_optimizers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _check_optimizer(name, live, names, saved)
+        _check_optimizer(name, live, names, saved, self.files)
 
     def _load_optimizers(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _load_optimizer(live, names, saved, self.files)
 
     def _check_schedulers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _check_class("scheduler", name, live, saved)
+        decode(saved["state"], self._seen)
 
     def _load_schedulers(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         live.load_state_dict(decode(saved["state"], self._other, live.state_dict()))
 
     def _check_objects(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _check_class("object", name, live, saved)
+        decode(saved["state"], self._seen)
 
     def _load_objects(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         state = decode(saved["state"], self._other, live.state_dict())

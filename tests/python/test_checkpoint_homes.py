@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_session import OneProcess, ck, empty_place, same, use  # noqa: F401
+from ckpt_samples import forge
 from torch import nn
 
 from evenstep import EvenstepError
@@ -142,9 +143,66 @@ def test_a_file_that_changes_after_it_was_right_is_told(
     if way == "disk":  # it is read once
         ck.load_checkpoint(saved, loaders=False)
         return
-    with pytest.raises(EvenstepError, match=r"model.safetensors .*it changed while it was loaded.*\n *fix: load"):
+    versions = [t._version for t in tensors(session)]
+    with pytest.raises(
+        EvenstepError, match=r"model.safetensors .*it changed while it was loaded.*holds parts.*\n *fix: load"
+    ):
         ck.load_checkpoint(saved, loaders=False)
     assert compared
+    assert all(t._version > version for t, version in zip(tensors(session), versions))  # a backward is not to use them
+
+
+@pytest.mark.parametrize("error", ["gone", "memory"])
+def test_a_second_reading_that_fails_is_told_as_that(saved: Path, monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    monkeypatch.setattr(reading._core, "file_is_cached", lambda path: True)
+    prepared(monkeypatch, 1)
+    fill, file, away = reading.StoredFiles.fill, saved / FILES[1], saved / "away"
+
+    def no_memory(folder: Path, wanted: Any) -> None:
+        raise MemoryError
+
+    def fails(self: Any, names: Any) -> None:
+        if error == "memory":
+            monkeypatch.setattr(reading, "compare_all", no_memory)
+        else:
+            file.rename(away)
+        fill(self, names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reading.StoredFiles, "fill", fails)
+        with pytest.raises(
+            EvenstepError, match=r"could not be read a second time; .* may hold parts.*\n *fix: load"
+        ) as told:
+            ck.load_checkpoint(saved, loaders=False)
+    assert ("there is no memory" if error == "memory" else FILES[1]) in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (
+            '"$tensor": "optimizer/last.bias/exp_avg"',
+            '"$tensor": "optimizer/last.bias/exp_avh"',
+            "has no tensor 'optimizer/last.bias/exp_avh'",
+        ),
+        (
+            '"$tensor": "optimizer/last.bias/exp_avg"',
+            '"$tensoR": "optimizer/last.bias/exp_avg"',
+            r"unknown kind '\$tensoR'",
+        ),
+        ('"last.bias": {"step"', '"lost.bias": {"step"', "it has states of lost.bias"),
+    ],
+)
+def test_a_state_that_makes_no_sense_leaves_all_as_it_was(
+    saved: Path, session: Any, before: str, after: str, said: str
+) -> None:
+    forge(saved, before, after)
+    old, lr = [t.clone() for t in tensors(session)], session.optimizers["optimizer"].param_groups[0]["lr"]
+    session.optimizers["optimizer"].param_groups[0]["lr"] = lr * 2
+    with pytest.raises(EvenstepError, match=said):
+        ck.load_checkpoint(saved, loaders=False)
+    assert all(torch.equal(a, b) for a, b in zip(old, tensors(session)))
+    assert session.optimizers["optimizer"].param_groups[0]["lr"] == lr * 2
 
 
 def test_an_optimizer_that_refuses_leaves_the_model_as_it_was(saved: Path, session: Any) -> None:
