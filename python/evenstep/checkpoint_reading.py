@@ -106,6 +106,9 @@ class StoredFiles:
         said = str(error).splitlines()[0] if str(error) else "there is no memory to read it with"
         return EvenstepError(f"{said}; {how}\n  fix: load a checkpoint, this one or another, before training goes on")
 
+    def damage(self, what: str) -> EvenstepError:
+        return damage_of(self._folder, what)
+
     def drop(self, names: Iterable[str]) -> None:
         """What was given out of these files belongs to who has it."""
         for name in names:
@@ -126,7 +129,7 @@ class StoredFiles:
         def give(name: str) -> torch.Tensor:
             self.read([file])
             if name not in self._read[file]:
-                raise damage_of(self._folder, f"{file} has no tensor {name!r}")
+                raise self.damage(f"{file} has no tensor {name!r}")
             return self._read[file][name].clone() if copy else self._read[file][name]
 
         return give

@@ -18,7 +18,7 @@ from evenstep import _core, checkpoint_random
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_block import move
 from evenstep.checkpoint_encoding import decode, encode
-from evenstep.checkpoint_files import damaged, find_tied, index_of, shard_name, total_bytes
+from evenstep.checkpoint_files import find_tied, index_of, shard_name, total_bytes
 from evenstep.checkpoint_homes import homes_in_model, homes_in_state
 from evenstep.checkpoint_keeping import lineage_of, order_for
 from evenstep.checkpoint_reading import StoredFiles, files_of, on_all_ranks
@@ -285,7 +285,7 @@ def _decode_optimizer(
 
     def give(name: str) -> torch.Tensor:
         if name not in own:
-            raise damaged(f"the checkpoint is damaged: {saved['file']} has no tensor {name!r}")
+            raise files.damage(f"{saved['file']} has no tensor {name!r}")
         return own[name]
 
     if "whole" in saved:
@@ -293,7 +293,7 @@ def _decode_optimizer(
     index_of = {key: index for group in groups for index, key, _ in group}
     strangers = [key for key in saved["state"] if key not in index_of]
     if strangers:
-        raise damaged(f"the checkpoint is damaged: it has states of {_listed(strangers)}, which no group there has")
+        raise files.damage(f"it has states of {_listed(strangers)}, which no group there has")
     other = decode(saved["other"], give)
     state = {index_of[key]: decode(value, give) for key, value in saved["state"].items()}
     param_groups = []

@@ -192,6 +192,7 @@ def test_a_second_reading_that_fails_is_told_as_that(saved: Path, monkeypatch: p
         ),
         ('"last.bias": {"step"', '"lost.bias": {"step"', "it has states of lost.bias"),
     ],
+    ids=["no tensor", "no kind", "no parameter"],
 )
 def test_a_state_that_makes_no_sense_leaves_all_as_it_was(
     saved: Path, session: Any, before: str, after: str, said: str
