@@ -171,7 +171,7 @@ static void a_first_one_that_costs_nothing_makes_the_others_no_cheaper(void **co
   int64_t shares[2];
   for (int i = 0; i < 64; i++) {
     const int64_t *ran = split[i % 4];
-    double further = ceil((double)ran[0] / SIZE) - 1.0;
+    double further = ceil((double)ran[0] / (double)SIZE) - 1.0;
     const even_step_timing timings[2] = {{ran[0], 0.006 * further + 0.001 * (double)ran[0]},
                                          {ran[1], 0.004 * (double)ran[1]}};
     assert_int_equal(even_balancer_set_micro_batches(balancer, of_first, six), EVEN_OK);
