@@ -234,7 +234,7 @@ class Moving:
     def __init__(self, ranks: int) -> None:
         self.observed, self.schedule = 0, share_schedule(ranks, 3)
 
-    def observe(self, timings: Any) -> None:
+    def observe(self, timings: Any, *beside: Any) -> None:
         self.observed += 1
 
     def shares(self, batch: int) -> list[int]:
