@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -95,6 +97,22 @@ def _program() -> pathlib.Path | None:
 def tree() -> pathlib.Path:
     """The root of the source tree (for examples and docs; never on sys.path)."""
     return TREE
+
+
+@pytest.fixture
+def bench_module(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports a program of bench/ by its name, for one test."""
+
+    def load(name: str) -> ModuleType:
+        monkeypatch.syspath_prepend(str(tree / "bench"))
+        spec = importlib.util.spec_from_file_location(name, tree / "bench" / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,14 +13,8 @@ import pytest
 
 
 @pytest.fixture
-def numbers(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(tree / "bench"))
-    spec = importlib.util.spec_from_file_location("balance_numbers", tree / "bench" / "balance_numbers.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "balance_numbers", module)
-    spec.loader.exec_module(module)
-    return module
+def numbers(bench_module: Callable[[str], ModuleType]) -> ModuleType:
+    return bench_module("balance_numbers")
 
 
 def aim(what: str, figure: float | None, reached: bool, part: str = "real") -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,14 +13,8 @@ import pytest
 
 
 @pytest.fixture
-def numbers(tree: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(tree / "bench"))
-    spec = importlib.util.spec_from_file_location("comm_numbers", tree / "bench" / "comm_numbers.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "comm_numbers", module)
-    spec.loader.exec_module(module)
-    return module
+def numbers(bench_module: Callable[[str], ModuleType]) -> ModuleType:
+    return bench_module("comm_numbers")
 
 
 def verdicts(found: Any) -> dict[str, bool | None]:
