@@ -32,7 +32,8 @@ from evenstep.checkpoint_keeping import (
 from evenstep.checkpoint_reading import check_sizes
 from evenstep.checkpoint_remote import Altered, fetch_newest, is_url
 from evenstep.checkpoint_room import Room
-from evenstep.checkpoint_state import KINDS, Loader, Snapshot, Wanted, capture, load_random, pack_random
+from evenstep.checkpoint_snapshot import Snapshot
+from evenstep.checkpoint_state import KINDS, Loader, Wanted, capture, load_random, pack_random
 from evenstep.checkpoint_uploads import newest_elsewhere, under_way, upload, wait_for_uploads
 from evenstep.exchange_state import capture_exchange, restore_exchange
 from evenstep.generation_gift import Gift

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evenstep import _core
 from evenstep.checkpoint_files import File, file_of
-from evenstep.checkpoint_state import Snapshot
+from evenstep.checkpoint_snapshot import Snapshot
 from evenstep.memory import HostMemory
 
 # Training comes first where cores are scarce: twice the share of the writer's.

@@ -16,7 +16,8 @@ from typing import Any
 from evenstep import _core
 from evenstep.checkpoint import write_behind
 from evenstep.checkpoint_files import MANIFEST, PARTIAL
-from evenstep.checkpoint_state import Snapshot, capture, pack_random
+from evenstep.checkpoint_snapshot import Snapshot
+from evenstep.checkpoint_state import capture, pack_random
 from evenstep.exchange_state import capture_exchange
 from evenstep.memory import HostMemory
 

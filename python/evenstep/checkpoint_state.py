@@ -7,347 +7,28 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable
 
 import torch
-from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from evenstep import _core, checkpoint_random
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_block import move
 from evenstep.checkpoint_encoding import decode, encode
-from evenstep.checkpoint_files import find_tied, index_of, shard_name, total_bytes
 from evenstep.checkpoint_homes import homes_in_model, homes_in_state
 from evenstep.checkpoint_keeping import lineage_of, order_for
+from evenstep.checkpoint_models import check_model, load_model, parameter_names, save_model
+from evenstep.checkpoint_optimizers import (
+    check_optimizer,
+    class_name,
+    groups_of,
+    has_torch_form,
+    load_optimizer,
+    save_optimizer,
+)
 from evenstep.checkpoint_reading import StoredFiles, files_of, on_all_ranks
+from evenstep.checkpoint_snapshot import OTHER_FILE, RANDOM_FILE, Snapshot, Tensors
 from evenstep.group import as_bytes
-
-Tensors = dict[str, torch.Tensor]
-
-# Names that no model's, optimizer's or scheduler's file has.
-_RANDOM_FILE = "random.safetensors"
-_OTHER_FILE = "state.safetensors"
-
-
-class Snapshot:
-    """State on its way to the disk: files of tensors, their metadata, and the JSON for the manifest."""
-
-    def __init__(self) -> None:
-        self.files: dict[str, Tensors] = {}
-        self.metadata: dict[str, list[tuple[str, str]]] = {}
-        self.tables: dict[str, bytes] = {}  # files that are no tensors: which shard has which
-        self.state: dict[str, Any] = {}
-
-    @cached_property
-    def size(self) -> int:
-        """Bytes of all tensors, once they are there."""
-        return sum(total_bytes(tensors) for tensors in self.files.values())
-
-    @cached_property
-    def text(self) -> str:
-        """The state in JSON, once it is whole."""
-        return json.dumps(self.state, ensure_ascii=False, allow_nan=False)
-
-    def detach(self) -> None:
-        """Copies every tensor to host memory, so that training may go on while they are written."""
-        for tensors in self.files.values():
-            for name, tensor in tensors.items():
-                tensors[name] = tensor.detach().to("cpu", copy=True)
-
-
-def parameter_names(models: dict[str, Any]) -> dict[int, str]:
-    """id of a parameter -> its name; those of a second model begin with "model_1:"."""
-    names: dict[int, str] = {}
-    for model_name, model in models.items():
-        prefix = "" if model_name == "model" else f"{model_name}:"
-        for name, parameter in model.named_parameters():
-            names.setdefault(id(parameter), prefix + name)
-    return names
-
-
-# -- models --
-
-_LEAST_APART = 1 << 20  # bytes: less is written again, for less
-
-
-def _save_model(name: str, model: Any, into: Snapshot) -> None:
-    tensors: Tensors = {}
-    other: Tensors = {}
-    extra = {}
-    for key, value in model.state_dict().items():
-        if isinstance(value, torch.Tensor):
-            tensors[key] = value
-        else:  # what get_extra_state gives
-            extra[key] = encode(value, f"{name}/{key}", other)
-    tied = find_tied(tensors)
-    own = {key: value for key, value in tensors.items() if key not in tied}
-    parts = _apart(model, own)
-    files = [shard_name(name, i, len(parts)) for i in range(len(parts))]
-    for file, part in zip(files, parts):
-        into.files[file] = {key: own[key] for key in part}
-        into.metadata[file] = [
-            (key, of) for key, of in tied.items() if of in part
-        ]  # as safetensors' load_model reads them
-    into.files[_OTHER_FILE].update(other)
-    into.state["models"][name] = {"file": files[0], "tied": tied, "extra": extra}
-    if len(files) > 1:
-        where = {key: file for file, part in zip(files, parts) for key in part}
-        index = f"{name}.safetensors.index.json"
-        into.tables[index] = index_of(where, total_bytes(own))
-        into.state["models"][name].update(files=files, index=index)
-
-
-def _apart(model: Any, tensors: Tensors) -> list[list[str]]:
-    """Names by file: what is trained, and what is frozen, where that is worth a file of its own. A file that is as it was
-    in the checkpoint before is not written again."""
-    fixed = {key for key, parameter in model.named_parameters() if not parameter.requires_grad}
-    frozen = [key for key in tensors if key in fixed]
-    trained = [key for key in tensors if key not in fixed]
-    size = sum(tensors[key].numel() * tensors[key].element_size() for key in frozen)
-    return [trained, frozen] if trained and size >= _LEAST_APART else [list(tensors)]
-
-
-_MOST_LISTED = 16  # of a kind: who has more wrong has another model
-
-
-def _listed(items: Iterable[str]) -> str:
-    texts = sorted(items)
-    more = f" and {len(texts) - _MOST_LISTED} more" if len(texts) > _MOST_LISTED else ""
-    return f"{', '.join(texts[:_MOST_LISTED])}{more}"
-
-
-def _difference(what: str, missing: Iterable[str], unexpected: Iterable[str]) -> str:
-    parts = []
-    for kind, names in (("lacks", list(missing)), ("has, unknown here,", list(unexpected))):
-        if names:
-            parts.append(f"{kind} {_listed(names)}")
-    return f"the checkpoint's {what} {'; it '.join(parts)}"
-
-
-def _tensor_difference(key: str, saved: torch.Tensor, here: torch.Tensor) -> str:
-    """ "" where they fit."""
-    if isinstance(here, torch.nn.parameter.UninitializedTensorMixin):
-        return ""
-    if saved.shape != here.shape:
-        return f"{key!r} has the shape {list(saved.shape)} in the checkpoint and {list(here.shape)} here"
-    if saved.dtype != here.dtype:
-        return f"{key!r} has the type {saved.dtype} in the checkpoint and {here.dtype} here"
-    return ""
-
-
-def _is_extra(key: str) -> bool:
-    """What a module's get_extra_state gave: its own affair, whatever its form."""
-    return key.rpartition(".")[2] == _EXTRA_STATE_KEY_SUFFIX
-
-
-def _tied_in(saved: dict[str, Any], here: dict[str, Any], own: Iterable[str]) -> dict[str, str]:
-    """Keys that are not stored -> those whose tensors they share: as the checkpoint says, and as the model here has it, for a
-    file of another library stores such a tensor once and does not say of whom else it is."""
-    tied: dict[str, str] = dict(saved["tied"])
-    first = find_tied({key: value for key, value in here.items() if isinstance(value, torch.Tensor)})
-    stored = {first.get(key, key): key for key in here if key in own}
-    for key in here:
-        if key not in own and key not in tied and first.get(key, key) in stored:
-            tied[key] = stored[first.get(key, key)]
-    return tied
-
-
-def _check_model(name: str, model: Any, saved: dict[str, Any], files: StoredFiles) -> None:
-    """All that does not fit is told at once: names, shapes, types."""
-    here, extra = model.state_dict(), saved["extra"]
-    told = []
-    own = files.tensors(files_of(saved))
-    tied = _tied_in(saved, here, own)
-    there = {*own, *(key for key, source in tied.items() if source in own), *extra}
-    if there != set(here):
-        told.append(_difference(f"model {name!r}", set(here) - there, there - set(here)))
-    both = [key for key in here if key in there and key not in extra and not _is_extra(key)]
-    tensors = [_tensor_difference(key, own[tied.get(key, key)], here[key]) for key in both]
-    others = [text for text in tensors if text]
-    if others:
-        told.append(f"model {name!r}: tensor {_listed(others)}")
-    if told:
-        only_types = len(told) == 1 and bool(others) and all("has the type" in text for text in others)
-        fix = "convert the model to that type before es.prepare" if only_types else ""
-        text = "; ".join(told)
-        raise EvenstepError(f"{text}\n  fix: {fix or 'build the model as it was when the checkpoint was written'}")
-
-
-def _load_model(model: Any, saved: dict[str, Any], files: StoredFiles, other: Any) -> None:
-    here, extra = model.state_dict(), saved["extra"]
-    own = files.tensors(files_of(saved))
-    tied = _tied_in(saved, here, own)
-    files.drop(files_of(saved))
-    state = {
-        key: decode(extra[key], other, value) if key in extra else own[tied.get(key, key)]
-        for key, value in here.items()
-    }
-    _put_in_place(model, state, extra)
-    model.load_state_dict(state)
-
-
-def _put_in_place(model: Any, state: dict[str, Any], extra: Any) -> None:
-    """Copies what is plain memory by several threads. The model gets these tensors as its own then, and copies nothing more:
-    what its modules do when they are loaded they do all the same."""
-    if torch.__future__.get_swap_module_params_on_conversion():
-        return
-    live = model.state_dict(keep_vars=True)
-    keys = [key for key in state if key not in extra and not _is_extra(key) and isinstance(live.get(key), torch.Tensor)]
-    for key, done in zip(keys, move([(live[key], state[key]) for key in keys])):
-        if done:
-            state[key] = live[key]
-
-
-# -- optimizers --
-
-
-def _groups_of(optimizer: Any, state: dict[str, Any], names: dict[int, str]) -> list[list[tuple[int, str, Any]]]:
-    """For each parameter group: (index in the state_dict, name, parameter)."""
-    groups = []
-    for g, (group, live) in enumerate(zip(state["param_groups"], optimizer.param_groups)):
-        groups.append(
-            [
-                (index, names.get(id(parameter), f"group{g}.{i}"), parameter)
-                for i, (index, parameter) in enumerate(zip(group["params"], live["params"]))
-            ]
-        )
-    return groups
-
-
-def _has_torch_form(state: Any) -> bool:
-    return isinstance(state, dict) and isinstance(state.get("state"), dict) and "param_groups" in state
-
-
-def _save_optimizer(name: str, optimizer: Any, names: dict[int, str], into: Snapshot) -> None:
-    state = optimizer.state_dict()
-    tensors: Tensors = {}
-    file = f"{name}.safetensors"
-    saved: dict[str, Any] = {"file": file, "class": _class_name(optimizer)}
-    if not _has_torch_form(state) or len(state["param_groups"]) != len(optimizer.param_groups):
-        saved["whole"] = encode(state, name, tensors)
-    else:
-        groups = _groups_of(optimizer, state, names)
-        indices = {index: key for group in groups for index, key, _ in group}
-        saved["parameters"] = [[[key, list(parameter.shape)] for _, key, parameter in group] for group in groups]
-        saved["groups"] = [
-            {k: encode(v, f"{name}/group{g}/{k}", tensors) for k, v in group.items() if k not in _BY_PARAMETER}
-            for g, group in enumerate(state["param_groups"])
-        ]
-        saved["state"] = {
-            indices[index]: encode(value, f"{name}/{indices[index]}", tensors)
-            for index, value in state["state"].items()
-            if index in indices
-        }
-        # some optimizers keep entries that belong to no parameter
-        saved["other"] = encode(
-            {
-                "keys": {k: v for k, v in state.items() if k not in ("state", "param_groups")},
-                "state": {k: v for k, v in state["state"].items() if k not in indices},
-            },
-            f"{name}/other",
-            tensors,
-        )
-    into.files[file] = tensors
-    into.state["optimizers"][name] = saved
-
-
-# A group's entries that follow its parameters' order: taken from the optimizer that loads.
-_BY_PARAMETER = ("params", "param_names")
-
-
-def _class_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _check_optimizer(
-    name: str, optimizer: Any, names: dict[int, str], saved: dict[str, Any], files: StoredFiles
-) -> None:
-    if saved["class"] not in (None, _class_name(optimizer)):  # None: converted from a format that does not say
-        raise EvenstepError(
-            f"optimizer {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(optimizer)} "
-            "here\n  fix: use the same optimizer, or load the model alone: "
-            "es.load_checkpoint(path, optimizers=False, schedulers=False)"
-        )
-    current = optimizer.state_dict()
-    groups = [] if "whole" in saved else _groups_of(optimizer, current, names)
-    if "whole" not in saved:
-        _check_parameters(name, groups, saved["parameters"])
-    _decode_optimizer(current, groups, saved, files)
-
-
-def _decode_optimizer(
-    current: dict[str, Any], groups: list[list[tuple[int, str, Any]]], saved: dict[str, Any], files: StoredFiles
-) -> dict[str, Any]:
-    """What its load_state_dict takes. Copies no tensor, so that it may be tried before anything is put in place."""
-    own = files.tensors(files_of(saved))
-
-    def give(name: str) -> torch.Tensor:
-        if name not in own:
-            raise files.damage(f"{saved['file']} has no tensor {name!r}")
-        return own[name]
-
-    if "whole" in saved:
-        return decode(saved["whole"], give, current)  # type: ignore[no-any-return]
-    index_of = {key: index for group in groups for index, key, _ in group}
-    strangers = [key for key in saved["state"] if key not in index_of]
-    if strangers:
-        raise files.damage(f"it has states of {_listed(strangers)}, which no group there has")
-    other = decode(saved["other"], give)
-    state = {index_of[key]: decode(value, give) for key, value in saved["state"].items()}
-    param_groups = []
-    for group, settings in zip(current["param_groups"], saved["groups"]):
-        kept = {key: group[key] for key in _BY_PARAMETER if key in group}
-        param_groups.append({**decode(settings, give, group), **kept})
-    return {**other["keys"], "state": {**state, **other["state"]}, "param_groups": param_groups}
-
-
-def _load_optimizer(optimizer: Any, names: dict[int, str], saved: dict[str, Any], files: StoredFiles) -> None:
-    current = optimizer.state_dict()
-    groups = [] if "whole" in saved else _groups_of(optimizer, current, names)
-    whole = _decode_optimizer(current, groups, saved, files)
-    files.drop(files_of(saved))
-    optimizer.load_state_dict(whole)
-    if groups:
-        _keep_types(optimizer, groups, whole["state"])
-
-
-def _check_parameters(name: str, groups: list[list[tuple[int, str, Any]]], saved: list[list[list[Any]]]) -> None:
-    if len(groups) != len(saved):
-        raise EvenstepError(
-            f"optimizer {name!r} had {len(saved)} parameter groups when the checkpoint was written and has "
-            f"{len(groups)} here\n  fix: make the same groups"
-        )
-    for g, (group, wanted) in enumerate(zip(groups, saved)):
-        here = {key: list(parameter.shape) for _, key, parameter in group}
-        there = dict(wanted)
-        if set(here) != set(there):
-            text = _difference(f"optimizer {name!r}, group {g},", set(here) - set(there), set(there) - set(here))
-            raise EvenstepError(f"{text}\n  fix: give the optimizer the same parameters in the same groups")
-        for key, shape in there.items():
-            if here[key] != shape:
-                raise EvenstepError(
-                    f"optimizer {name!r}: parameter {key!r} has the shape {shape} in the checkpoint and {here[key]} "
-                    "here\n  fix: build the model as it was when the checkpoint was written"
-                )
-
-
-def _keep_types(optimizer: Any, groups: list[list[tuple[int, str, Any]]], saved: dict[int, Any]) -> None:
-    """torch casts loaded state to its parameter's type; state that was kept wider (fp32 for bf16) stays so."""
-    for group in groups:
-        for index, _, parameter in group:
-            loaded = optimizer.state.get(parameter)
-            values = saved.get(index)
-            if not isinstance(values, dict) or not isinstance(loaded, dict):
-                continue
-            for key, value in values.items():
-                now = loaded.get(key)
-                if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:
-                    loaded[key] = value.to(now.device)
-
-
-# -- the whole --
 
 
 def _object_names(objects: dict[str, Any]) -> dict[str, Any]:
@@ -360,8 +41,8 @@ def _object_names(objects: dict[str, Any]) -> dict[str, Any]:
 def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     """Everything that training needs to go on; references to the live tensors (see Snapshot.detach)."""
     into = Snapshot()
-    into.files[_OTHER_FILE] = {}
-    into.files[_RANDOM_FILE] = {}
+    into.files[OTHER_FILE] = {}
+    into.files[RANDOM_FILE] = {}
     into.state = {
         "lineage": lineage_of(session),
         "order": order_for(session),  # which of two is the newer (evenstep.checkpoint_order)
@@ -381,24 +62,24 @@ def capture(session: Any, random_states: list[bytes], extra: Any) -> Snapshot:
     }
     names = parameter_names(session.models)
     for name, model in _object_names(session.models).items():
-        _save_model(name, model, into)
+        save_model(name, model, into)
     for name, optimizer in _object_names(session.optimizers).items():
-        _save_optimizer(name, optimizer, names, into)
-    other = into.files[_OTHER_FILE]
+        save_optimizer(name, optimizer, names, into)
+    other = into.files[OTHER_FILE]
     for name, scheduler in session.schedulers.items():
         state = scheduler.state_dict()
-        into.state["schedulers"][name] = {"class": _class_name(scheduler), "state": encode(state, name, other)}
+        into.state["schedulers"][name] = {"class": class_name(scheduler), "state": encode(state, name, other)}
     for name, loader in _trained(session.loaders).items():
         into.state["loaders"][name] = encode(loader.state_dict(), f"loaders/{name}", other)
     for name, one in session.objects.items():
         state = encode(one.state_dict(), f"objects/{name}", other)
-        into.state["objects"][name] = {"class": _class_name(one), "state": state}
+        into.state["objects"][name] = {"class": class_name(one), "state": state}
     into.state["exchange"] = encode(session.exchange_state, "exchange", other)
     into.state["extra"] = encode(extra, "extra", other)
     for rank, packed in enumerate(random_states):
-        into.state["random"][str(rank)] = _unpack_random(packed, rank, into.files[_RANDOM_FILE])
+        into.state["random"][str(rank)] = _unpack_random(packed, rank, into.files[RANDOM_FILE])
     if not other:
-        del into.files[_OTHER_FILE]
+        del into.files[OTHER_FILE]
     return into
 
 
@@ -428,9 +109,9 @@ def load_random(files: StoredFiles, state: dict[str, Any], rank: int) -> Callabl
     if mine is None:
         return lambda: checkpoint_random.derive(state["seed"], rank, state["step"])
     prefix = f"rank{rank}/"
-    stored = files.tensors([_RANDOM_FILE]).items()
+    stored = files.tensors([RANDOM_FILE]).items()
     tensors = {name[len(prefix) :]: tensor for name, tensor in stored if name.startswith(prefix)}
-    files.drop([_RANDOM_FILE])
+    files.drop([RANDOM_FILE])
     return lambda: checkpoint_random.restore(mine, tensors.__getitem__)
 
 
@@ -448,8 +129,8 @@ class Loader:
         self._session = session
         self._folder = folder
         self.manifest, self._state = manifest, manifest["state"]
-        self._other = self.files.tensor_of(_OTHER_FILE)
-        self._seen = self.files.tensor_of(_OTHER_FILE, copy=False)  # to try what is decoded, before it is put in place
+        self._other = self.files.tensor_of(OTHER_FILE)
+        self._seen = self.files.tensor_of(OTHER_FILE, copy=False)  # to try what is decoded, before it is put in place
         self._done: set[tuple[str, str]] = set()
 
     def extra(self) -> Any:
@@ -469,9 +150,9 @@ class Loader:
 
     def read_first(self, random: bool) -> None:
         """Collective: reads what has no object of its own, before anything is put in place."""
-        names = [_OTHER_FILE] if _OTHER_FILE in self.files else []
+        names = [OTHER_FILE] if OTHER_FILE in self.files else []
         if random and str(self._session.rank) in self._state["random"]:
-            names.append(_RANDOM_FILE)
+            names.append(RANDOM_FILE)
         on_all_ranks(self._session, lambda: self.files.read(names))
 
     def _to_load(self, kind: str) -> list[tuple[str, Any, Any]]:
@@ -564,17 +245,17 @@ class Loader:
         return "objects" in self._state
 
     def _check_models(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _check_model(name, live, saved, self.files)
+        check_model(name, live, saved, self.files)
         decode(saved["extra"], self._seen)
 
     def _load_models(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _load_model(live, saved, self.files, self._other)
+        load_model(live, saved, self.files, self._other)
 
     def _check_optimizers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _check_optimizer(name, live, names, saved, self.files)
+        check_optimizer(name, live, names, saved, self.files)
 
     def _load_optimizers(self, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
-        _load_optimizer(live, names, saved, self.files)
+        load_optimizer(live, names, saved, self.files)
 
     def _check_schedulers(self, name: str, live: Any, saved: dict[str, Any], names: dict[int, str]) -> None:
         _check_class("scheduler", name, live, saved)
@@ -606,9 +287,9 @@ class Loader:
 
 
 def _check_class(kind: str, name: str, live: Any, saved: dict[str, Any]) -> None:
-    if saved["class"] not in (None, _class_name(live)):
+    if saved["class"] not in (None, class_name(live)):
         raise EvenstepError(
-            f"{kind} {name!r} was {saved['class']} when the checkpoint was written and is {_class_name(live)} "
+            f"{kind} {name!r} was {saved['class']} when the checkpoint was written and is {class_name(live)} "
             f"here\n  fix: use the same {kind}, or load without: es.load_checkpoint(path, {kind}s=False)"
         )
 
@@ -621,7 +302,7 @@ def _homes_of(wanted: list[tuple[str, str, Any, Any]], names: dict[int, str]) ->
             found.update(dict.fromkeys(files_of(saved), homes_in_model(live)))
         elif kind == "optimizers" and "whole" not in saved:
             state, homes = live.state_dict(), Tensors()
-            groups = _groups_of(live, state, names) if _has_torch_form(state) else []
+            groups = groups_of(live, state, names) if has_torch_form(state) else []
             for index, key, _ in (one for group in groups for one in group):
                 homes.update(homes_in_state(saved["state"].get(key), state["state"].get(index)))
             found.update(dict.fromkeys(files_of(saved), homes))

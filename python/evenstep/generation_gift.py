@@ -13,7 +13,7 @@ import torch
 from evenstep import _core, plain
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_reading import StoredFiles, Tensors
-from evenstep.checkpoint_state import Snapshot
+from evenstep.checkpoint_snapshot import Snapshot
 
 Entry = tuple[torch.dtype, tuple[int, ...], int]  # type, shape, where it lies
 

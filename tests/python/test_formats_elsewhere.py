@@ -46,7 +46,7 @@ def test_transformers_loads_a_checkpoint_as_it_is(frozen: bool, monkeypatch: pyt
     model = gpt(transformers)
     if frozen:
         model.transformer.h.requires_grad_(False)
-        monkeypatch.setattr("evenstep.checkpoint_state._LEAST_APART", 1)
+        monkeypatch.setattr("evenstep.checkpoint_models._LEAST_APART", 1)
     use(monkeypatch, OneProcess(model=model))
     path: Path = ck.checkpoint("here")
     (path / "config.json").write_text(json.dumps(model.config.to_dict()))
