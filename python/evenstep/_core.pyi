@@ -184,6 +184,16 @@ class Reducer:
     """What torch hands to a backend, all-reduced in one call where it is plain."""
     def __new__(cls, comm: Comm, types: tuple[type, ...], ops: dict[int, int], unset: Any, /) -> Reducer: ...
     def __call__(self, tensors: Any, options: Any, /) -> bool: ...
+    def put(
+        self, queue: CallQueue, token: Any, place: tuple[str, int, str] | None, tensors: Any, options: Any, /
+    ) -> bool:
+        """Whether the call is in the queue, whose next() makes it and then gives the token."""
+
+class CallQueue:
+    """Calls that one thread makes, in the order in which they were put."""
+    def put(self, token: Any, /) -> None: ...
+    def next(self) -> tuple[Any, BaseException | None]:
+        """Waits for the next, and makes it where it is an all-reduce: what was given with it, and what it failed with."""
 
 class CommCosts:
     """What collectives cost: measured seconds, kept in a file from job to job."""

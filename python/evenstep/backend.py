@@ -48,6 +48,12 @@ from evenstep.device_streams import CudaStreams
 from evenstep.rendezvous import has_ended, open_group
 
 
+def _limit_of(options: Any) -> float:
+    """Seconds that the call has of its own; 0 for none (torch says -1 ms then)."""
+    timeout = getattr(options, "timeout", None)
+    return 0.0 if timeout is None else max(0.0, timeout.total_seconds())
+
+
 class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
     """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
 
@@ -74,7 +80,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._comm = open_group(
             store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds(), members=members
         )
-        self._at_once = reducer_of(self._comm)
+        self._reducer = reducer_of(self._comm)
         self._devices: DeviceCollectives | None = None
         self._devices_chosen = False
         self._torch_nccl: Any = None
@@ -225,11 +231,9 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         """Does `job` now, or on the group's thread where the caller wants a Work to wait for."""
         check_outputs(result)
         self._sequence += 1
-        job = self._within(getattr(options, "timeout", None), job)
+        job = self._within(_limit_of(options), job)
         if getattr(options, "asyncOp", True) and self._size > 1:
-            if self._later is None or not self._later.alive():  # none in a child that was forked
-                self._later = Worker()
-            return self._later.submit(job, result)
+            return self._worker().submit(job, result)
         if self._later is not None:
             self._later.settle()
         with torch.no_grad():
@@ -237,14 +241,19 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         # torch's Python functions that wait anyway take None for "complete".
         return completed(result) if getattr(options, "asyncOp", True) else None
 
-    def _within(self, timeout: timedelta | None, job: Callable[[], None]) -> Callable[[], None]:
-        """`job` with a time limit of its own where the call has one (torch says -1 ms where it has none)."""
+    def _worker(self) -> Worker:
+        if self._later is None or not self._later.alive():  # none in a child that was forked
+            self._later = Worker()
+        return self._later
+
+    def _within(self, seconds: float, job: Callable[[], None]) -> Callable[[], None]:
+        """`job` with a time limit of its own where the call has one."""
         comm = self._comm
-        if comm is None or timeout is None or timeout.total_seconds() <= 0:
+        if comm is None or not seconds:
             return job
 
         def limited() -> None:
-            comm.set_timeout(timeout.total_seconds())
+            comm.set_timeout(seconds)
             try:
                 job()
             finally:
@@ -279,8 +288,14 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         return job
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        later = self._later
-        if (later is None or later.idle()) and self._at_once(tensors, opts):
+        later, reducer = self._later, self._reducer
+        if reducer is not None and self._size > 1 and getattr(opts, "asyncOp", False):
+            worker = self._worker()
+            work = None if worker.is_mine() else worker.submit_all_reduce(reducer, tensors, opts)
+            if work is not None:
+                self._sequence += 1
+                return work
+        elif reducer is not None and (later is None or later.idle()) and reducer(tensors, opts):
             self._sequence += 1
             return None
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors

@@ -68,12 +68,12 @@ _HASHES = {hash(dist.ReduceOp(theirs)): ours for theirs, ours in _OPS.items() if
 _FEW = len(_HASHES) == len(_OPS) - 1 and all(0 <= number < 16 for number in _HASHES)
 
 
-def reducer_of(comm: _core.Comm | None) -> Callable[[Any, Any], bool]:
-    """All-reduces the plainest calls in one step of C and says so: one dense CPU tensor, contiguous, done before the call
-    returns, in the group's time limit. False for all others, of which nothing is done."""
+def reducer_of(comm: _core.Comm | None) -> _core.Reducer | None:
+    """All-reduces the plainest calls in one step of C and says so: one dense CPU tensor, contiguous, in the group's time limit;
+    or puts them into a queue, where the call may return before. False for all others, of which nothing is done."""
     options = dist.AllreduceOptions()
     if comm is None or not _FEW or not hasattr(options, "asyncOp"):
-        return lambda tensors, options: False
+        return None
     return _core.Reducer(comm, (torch.Tensor, torch.nn.Parameter), _HASHES, options.timeout)
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -100,13 +99,37 @@ class LaterWork(dist.Work):
         return self._future.wait()
 
 
+class _Submitted:
+    """A call that the thread makes: a job, or one that its queue has made itself."""
+
+    __slots__ = ("future", "job", "place", "result")
+
+    def __init__(self, job: Callable[[], None] | None, future: Future[Any], result: Any, place: Place | None) -> None:
+        self.job, self.future, self.result, self.place = job, future, result, place
+
+    def make(self) -> None:
+        assert self.job is not None
+        make_for(self.place)
+        try:
+            self.job()
+        except Exception as error:
+            self.end(error)
+        else:
+            self.end(None)
+
+    def end(self, error: BaseException | None) -> None:
+        if error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(self.result)
+
+
 class Worker:
-    """Runs a group's asynchronous calls, in their order, on one thread."""
+    """Runs a group's asynchronous calls, in their order, on one thread: all-reduces of plain memory without the GIL from
+    when they are asked for to when they have ended."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any], Any, Place | None] | None] = (
-            queue.SimpleQueue()
-        )
+        self._jobs = _core.CallQueue()
         self._last: Future[Any] | None = None
         self._thread = threading.Thread(target=self._work, name="evenstep-collectives", daemon=True)
         self._thread.start()
@@ -115,28 +138,39 @@ class Worker:
     def _work(self) -> None:
         _core.telemetry_row(_core.ROW_LATER)
         with torch.no_grad():
-            for job, future, result, place in iter(self._jobs.get, None):
-                self._do(job, future, result, place)
-                del job, future, result  # nothing is kept alive while the thread waits
+            while True:
+                call, error = self._jobs.next()
+                if call is None:
+                    return
+                if call.job is not None:
+                    call.make()
+                else:
+                    call.end(error)
+                del call, error  # nothing is kept alive while the thread waits
 
-    def _do(self, job: Callable[[], None], future: Future[Any], result: Any, place: Place | None) -> None:
-        make_for(place)
-        try:
-            job()
-        except Exception as error:
-            future.set_exception(error)
-        else:
-            future.set_result(result)
+    def is_mine(self) -> bool:
+        """Whether the caller is the thread itself."""
+        return threading.get_ident() == self._thread.ident
 
     def submit(self, job: Callable[[], None], result: Any) -> dist.Work:
         future: Future[Any] = Future()
-        if threading.current_thread() is self._thread:
+        call = _Submitted(job, future, result, of_caller())
+        if self.is_mine():
             # A callback of a call that has just ended (torch runs them here), which may wait for this one: nobody else
             # would do it. It comes before those that were submitted meanwhile, on every rank.
-            self._do(job, future, result, of_caller())
+            call.make()
             return LaterWork(future)
         self._last = future
-        self._jobs.put((job, future, result, of_caller()))
+        self._jobs.put(call)
+        return LaterWork(future)
+
+    def submit_all_reduce(self, reducer: _core.Reducer, tensors: Any, options: Any) -> dist.Work | None:
+        """None where the reducer does not know a call of this kind. For other threads than this."""
+        future: Future[Any] = Future()
+        place = of_caller()
+        if not reducer.put(self._jobs, _Submitted(None, future, tensors, place), place, tensors, options):
+            return None
+        self._last = future
         return LaterWork(future)
 
     def alive(self) -> bool:
@@ -150,7 +184,7 @@ class Worker:
     def settle(self) -> None:
         """Waits for the calls submitted so far; their errors belong to their own Works. In a callback on the thread itself
         nothing is under way."""
-        if threading.current_thread() is self._thread:
+        if self.is_mine():
             return
         if self._last is not None:
             try:

@@ -517,7 +517,8 @@ int even_ext_add_comm(PyObject *module) {
     Py_XDECREF(type);
     return -1;
   }
-  if (even_ext_add_request(module) != 0 || even_ext_add_costs(module) != 0 || even_ext_add_reduce(module, type) != 0) {
+  if (even_ext_add_request(module) != 0 || even_ext_add_costs(module) != 0 || even_ext_add_reduce(module, type) != 0 ||
+      even_ext_add_call_queue(module) != 0) {
     return -1;
   }
   return add_numbers(module) != 0 ? -1 : PyModule_AddFunctions(module, functions);

@@ -2,6 +2,7 @@
 #ifndef EVEN_EXT_COMM_H
 #define EVEN_EXT_COMM_H
 
+#include "data.h"
 #include "ext.h"
 
 #include <evenstep/comm_costs.h>
@@ -53,6 +54,8 @@ void even_ext_ask_standing(void);
  * None, or NULL with an exception. */
 /* Whether this thread is inside a call from Python, and may be asked where. */
 void even_ext_comes_from_python(bool comes);
+/* The same of a call that another thread asked for, at `place` (of sites.py); NULL: it is over. */
+void even_ext_comes_from(PyObject *place);
 void even_ext_comm_begin(even_ext_comm *self);
 PyObject *even_ext_comm_done(even_ext_comm *self, even_status status);
 
@@ -106,6 +109,18 @@ bool even_ext_take_costs(PyObject *object, even_comm_costs **out);
 PyObject *even_ext_comm_choose(PyObject *object, PyObject *arguments, PyObject *names);
 PyObject *even_ext_comm_measure(PyObject *object, PyObject *arguments);
 int even_ext_add_costs(PyObject *module);
+
+/* call_queue.c */
+/* An all-reduce for _core.CallQueue. */
+typedef struct even_ext_queued {
+  even_ext_comm *comm;
+  even_ext_data data; /* open */
+  int op;
+} even_ext_queued;
+/* What next() of the queue makes, and gives the token then; place: where it was asked for, of sites.py. The queue holds
+ * all of these until then, the data are its own. 0, or -1 with an exception; the data are the caller's, then. */
+int even_ext_queue_put(PyObject *queue, PyObject *token, PyObject *place, const even_ext_queued *call);
+int even_ext_add_call_queue(PyObject *module);
 
 /* reduce.c */
 PyObject *even_ext_comm_all_reduce_data(PyObject *object, PyObject *arguments);

@@ -8,6 +8,8 @@
 
 /* This thread is inside a call from Python that has let the GIL go. */
 static _Thread_local bool from_python;
+/* Where another thread asked for the call; NULL: this one makes it for itself. */
+static _Thread_local PyObject *asked_for_at;
 
 /* The user's place, of sites.py. Only a thread that came from Python may take the GIL back: nobody who holds the GIL
  * waits for it. */
@@ -18,7 +20,11 @@ static bool ask_site(void *context, char *text, size_t bytes) {
   }
   PyGILState_STATE state = PyGILState_Ensure();
   PyObject *sites = PyImport_ImportModule("evenstep.sites");
-  PyObject *place = sites == NULL ? NULL : PyObject_CallMethod(sites, "find", NULL);
+  PyObject *place = NULL;
+  if (sites != NULL) {
+    place = asked_for_at == NULL ? PyObject_CallMethod(sites, "find", NULL)
+                                 : PyObject_CallMethod(sites, "words_of", "(O)", asked_for_at);
+  }
   PyObject *utf8 = place != NULL && PyUnicode_Check(place) ? PyUnicode_AsUTF8String(place) : NULL;
   bool known = utf8 != NULL;
   if (known) {
@@ -83,6 +89,11 @@ void even_ext_comm_prepare(even_comm *comm, const even_ext_comm_patience *patien
 
 void even_ext_comes_from_python(bool comes) {
   from_python = comes;
+}
+
+void even_ext_comes_from(PyObject *place) {
+  from_python = place != NULL;
+  asked_for_at = place;
 }
 
 void even_ext_comm_begin(even_ext_comm *self) {

@@ -2,7 +2,6 @@
 #include "comm.h"
 
 #include "base/fail.h"
-#include "data.h"
 
 /* Runs without the GIL, small calls too: to give it up and take it back costs a tenth of a microsecond, and another
  * thread may have to end the wait (close, revoke). None, or NULL with an exception. */
@@ -80,10 +79,10 @@ static bool is_plain_tensor(const reducer_object *self, PyObject *tensor) {
   return on_cpu == Py_True;
 }
 
-/* The options ask for a call that returns when it is done, within the group's time limit. */
-static bool is_plain_call(const reducer_object *self, PyObject *options) {
+/* The options ask for a call within the group's time limit, and for its end before it returns (`later`: after). */
+static bool is_plain_call(const reducer_object *self, PyObject *options, bool later) {
   PyObject *asynchronous = PyObject_GetAttr(options, names.asynchronous);
-  PyObject *timeout = asynchronous == Py_False ? PyObject_GetAttr(options, names.timeout) : NULL;
+  PyObject *timeout = asynchronous == (later ? Py_True : Py_False) ? PyObject_GetAttr(options, names.timeout) : NULL;
   bool plain = timeout != NULL && PyObject_RichCompareBool(timeout, self->unset, Py_EQ) == 1;
   Py_XDECREF(timeout);
   Py_XDECREF(asynchronous);
@@ -99,28 +98,40 @@ static int read_op(const reducer_object *self, PyObject *options) {
   return number >= 0 && number < MOST_OPS ? self->ops[number] : -1;
 }
 
+/* The one tensor of a call of the plain kind, its memory (to be closed) and the operation; NULL, without an exception,
+ * of any other call. */
+static PyObject *look(const reducer_object *self, PyObject *tensors, PyObject *options, bool later, even_ext_data *data,
+                      int *op) {
+  PyObject *tensor = PyList_Check(tensors) && PyList_Size(tensors) == 1 ? PyList_GetItem(tensors, 0) : NULL;
+  if (tensor == NULL || self->comm->closed || !is_plain_tensor(self, tensor) || !is_plain_call(self, options, later)) {
+    PyErr_Clear();
+    return NULL;
+  }
+  *op = read_op(self, options);
+  if (*op < 0 || even_ext_data_open(tensor, data) != 0) {
+    PyErr_Clear();
+    return NULL;
+  }
+  if (!even_ext_data_reducible(data, *op)) {
+    even_ext_data_close(data);
+    return NULL;
+  }
+  return tensor;
+}
+
 /* True once the tensor is reduced; False where the call is not of the plain kind: nothing has happened then. */
 static PyObject *reducer_call(PyObject *object, PyObject *arguments, PyObject *keywords) {
   reducer_object *self = (reducer_object *)object;
   PyObject *tensors = NULL;
   PyObject *options = NULL;
   even_ext_data data;
+  int op = 0;
   (void)keywords;
   if (!PyArg_UnpackTuple(arguments, "Reducer", 2, 2, &tensors, &options)) {
     return NULL;
   }
-  PyObject *tensor = PyList_Check(tensors) && PyList_Size(tensors) == 1 ? PyList_GetItem(tensors, 0) : NULL;
-  if (tensor == NULL || self->comm->closed || !is_plain_tensor(self, tensor) || !is_plain_call(self, options)) {
-    PyErr_Clear();
-    Py_RETURN_FALSE;
-  }
-  int op = read_op(self, options);
-  if (op < 0 || even_ext_data_open(tensor, &data) != 0) {
-    PyErr_Clear();
-    Py_RETURN_FALSE;
-  }
-  if (!even_ext_data_reducible(&data, op)) {
-    even_ext_data_close(&data);
+  PyObject *tensor = look(self, tensors, options, false, &data, &op);
+  if (tensor == NULL) {
     Py_RETURN_FALSE;
   }
   Py_INCREF(tensor); /* the list is the caller's, and may change meanwhile */
@@ -131,6 +142,28 @@ static PyObject *reducer_call(PyObject *object, PyObject *arguments, PyObject *k
     return NULL;
   }
   Py_DECREF(done);
+  Py_RETURN_TRUE;
+}
+
+/* True once the call is in the queue; False where it is not of the plain kind. */
+static PyObject *reducer_put(PyObject *object, PyObject *arguments) {
+  reducer_object *self = (reducer_object *)object;
+  PyObject *queue = NULL;
+  PyObject *token = NULL;
+  PyObject *place = NULL;
+  PyObject *tensors = NULL;
+  PyObject *options = NULL;
+  even_ext_queued call = {.comm = self->comm};
+  if (!PyArg_UnpackTuple(arguments, "put", 5, 5, &queue, &token, &place, &tensors, &options)) {
+    return NULL;
+  }
+  if (look(self, tensors, options, true, &call.data, &call.op) == NULL) {
+    Py_RETURN_FALSE;
+  }
+  if (even_ext_queue_put(queue, token, place, &call) != 0) {
+    even_ext_data_close(&call.data);
+    return NULL;
+  }
   Py_RETURN_TRUE;
 }
 
@@ -194,7 +227,12 @@ static void reducer_dealloc(PyObject *object) {
   Py_DECREF((PyObject *)type);
 }
 
+static PyMethodDef reducer_methods[] = {
+    {"put", reducer_put, METH_VARARGS,
+     "put(queue, token, place, tensors, options) -> whether the queue will all-reduce the tensor"},
+    {NULL, NULL, 0, NULL}};
 static PyType_Slot reducer_slots[] = {
+    {Py_tp_methods, (void *)reducer_methods},
     {Py_tp_new, (void *)reducer_new},
     {Py_tp_dealloc, (void *)reducer_dealloc},
     {Py_tp_call, (void *)reducer_call},

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import evenstep
+from evenstep import _core
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -170,7 +171,7 @@ def lazy() -> None:
     group = dist.distributed_c10d._get_default_group()
     options = dist.AllreduceOptions()
     options.asyncOp = False
-    assert group._at_once([torch.ones(3)], options), "the shortest way was not taken"
+    assert group._reducer([torch.ones(3)], options), "the shortest way was not taken"
     for other in (
         torch._neg_view(torch.ones(3)),
         half,
@@ -178,11 +179,28 @@ def lazy() -> None:
         torch.ones(3).to(torch.float8_e5m2),
         torch.ones(3).to_sparse(),
     ):
-        assert not group._at_once([other], options), other
+        assert not group._reducer([other], options), other
     options.reduceOp = dist.ReduceOp.AVG
-    assert not group._at_once([torch.ones(3, dtype=torch.int64)], options)
+    assert not group._reducer([torch.ones(3, dtype=torch.int64)], options)
     options.timeout = timedelta(seconds=9)
-    assert not group._at_once([torch.ones(3)], options)
+    assert not group._reducer([torch.ones(3)], options)
+    queue = _core.CallQueue()
+    assert not group._reducer.put(queue, "no", None, [torch.ones(3)], options), "a time limit of its own"
+    options = dist.AllreduceOptions()
+    for other in (half, marked, torch.ones(3).to_sparse()):
+        assert not group._reducer.put(queue, "no", None, [other], options), other
+    assert not group._reducer([torch.ones(3)], options), "an asynchronous call that was made at once"
+    tensors = [torch.full((n,), 1.0) for n in (3, 0, 50_000)]
+    for tensor in tensors:
+        queue.put("before")
+        assert group._reducer.put(queue, "after", ("file", 7, "name"), [tensor], options), (
+            "the shortest way was not taken"
+        )
+    assert [queue.next() for _ in range(6)] == [("before", None), ("after", None)] * 3
+    assert all(bool(tensor.eq(SIZE).all()) for tensor in tensors)
+    raises(TypeError, lambda: group._reducer.put([], "no", None, tensors[:1], options), "no CallQueue")
+    queue.put("left")  # nobody takes these
+    assert group._reducer.put(queue, "left", None, tensors[:1], options)
 
 
 def meshes() -> None:

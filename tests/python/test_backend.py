@@ -181,6 +181,43 @@ def body_async() -> None:
     leave()
 
 
+def body_without_gil() -> None:
+    """What a group's thread waits on takes up an all-reduce and makes it while another thread keeps the GIL."""
+    import ctypes
+    import sys
+    import threading
+
+    import torch.distributed as dist
+
+    from evenstep import _core
+
+    _, size = join()
+    group, options, queue = dist.distributed_c10d._get_default_group(), dist.AllreduceOptions(), _core.CallQueue()
+    tensor, ended = torch.ones(50_000), torch.zeros(1)
+    last = ctypes.c_float.from_address(tensor.data_ptr() + 4 * (tensor.numel() - 1))
+    usual = sys.getswitchinterval()
+    for _ in range(50):  # the thread may not wait yet when the call comes
+        tensor.fill_(1.0)
+        thread = threading.Thread(target=queue.next)
+        thread.start()
+        dist.barrier()
+        sys.setswitchinterval(1000)
+        assert group._reducer.put(queue, None, None, [tensor], options)
+        looks = 0
+        while last.value != size and looks < 3_000_000:
+            looks += 1
+        without = last.value == size
+        sys.setswitchinterval(usual)
+        thread.join()
+        ended.fill_(float(without))
+        dist.all_reduce(ended, op=dist.ReduceOp.MIN)
+        if ended.item():
+            break
+    assert ended.item(), "it was never made before the GIL was given up"
+    assert torch.equal(tensor, torch.full((50_000,), float(size)))
+    leave()
+
+
 def body_limited_wait() -> None:
     """A wait may end before its collective, which goes on: as in Gloo."""
     from datetime import timedelta
@@ -332,6 +369,10 @@ def test_asynchronous_calls(check: Check) -> None:
 
 def test_calls_from_callbacks(check: Check) -> None:
     check(body_callbacks, 2)
+
+
+def test_a_queued_all_reduce_needs_no_gil(check: Check) -> None:
+    check(body_without_gil, 2)
 
 
 def test_a_wait_with_a_limit(check: Check) -> None:
