@@ -26,9 +26,9 @@ import torch
 from heading import heading
 
 import evenstep as es
-from evenstep.engine import EngineOptions, SharedEngine, TorchEngine
-from evenstep.exchange import TorchExchange
+from evenstep.engine import EngineOptions, SharedEngine
 from evenstep.shared_states import share_states
+from evenstep.torch_engine import TorchEngine
 
 OPTIONS: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.01}
 
@@ -126,8 +126,8 @@ class Whole:
         torch.manual_seed(1 + now.rank)
         self.gradients = [torch.randn(p.shape) for p in self.parameters]
         if self.over_gloo:
-            exchange = TorchExchange(now.bootstrap.gloo())
-            self.engine: Any = TorchEngine(self.parameters, exchange, now.group, now.telemetry)
+            gloo = now.bootstrap.torch_group("gloo")
+            self.engine: Any = TorchEngine(self.parameters, gloo, now.group, now.telemetry, EngineOptions())
         else:
             room = SharedEngine.arena_bytes(self.parameters)
             options = EngineOptions(unsummed=shards)

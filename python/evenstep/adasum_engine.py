@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from evenstep import _core
-from evenstep.compressed_engine import GatheringEngine
+from evenstep.gathering_engine import GatheringEngine
 
 
 class AdasumEngine(GatheringEngine):
@@ -24,7 +24,7 @@ class AdasumEngine(GatheringEngine):
         wide = torch.promote_types(flat.dtype, torch.float32)
         mine = (flat.to(wide) * self._exchange.ranks).view(torch.uint8)
         values = [row.view(wide) for row in self._exchange.gather(mine)]
-        counts = [self.views[index].numel() for index in self._buckets[number][1]]
+        counts = [self.views[index].numel() for index in self._buckets[number].indices]
         ranks = [1] * len(values)
         while len(values) > 1:
             values, ranks = self._level(values, ranks, counts)

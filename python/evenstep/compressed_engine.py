@@ -1,88 +1,20 @@
-"""Engines that work when backward has ended: what those of PowerSGD and Adasum have in common; and, where the engine in C is not
-used (on accelerators, over torch's collectives), int8, onebit and topk. fp32 and 16-bit gradients are encoded; others travel as
-they are.
+"""int8, onebit and topk where the engine in C is not used: on accelerators, over torch's collectives. fp32 and 16-bit gradients are
+encoded; others travel as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from evenstep import _core
 from evenstep.compression import encoding_of, in_parts
 from evenstep.encoded_engine import Leftovers
-from evenstep.engine import EngineOptions, TorchEngine
-from evenstep.exchange import Exchange, SharedExchange
+from evenstep.engine import EngineOptions
+from evenstep.exchange import Exchange
+from evenstep.gathering_engine import GatheringEngine, all_finite
 from evenstep.group import Group
-
-if TYPE_CHECKING:
-    from evenstep.group import Bootstrap
-
-
-def all_finite(flats: Sequence[tuple[int, torch.Tensor]]) -> bool:
-    """Whether all values of these buckets are, by one look at each."""
-    real = (torch.view_as_real(flat) if flat.is_complex() else flat for _, flat in flats if flat.numel() > 0)
-    return all(bool(torch.stack(one.aminmax()).isfinite().all()) for one in real)
-
-
-class GatheringEngine(TorchEngine):
-    """Flats of the types that are encoded go to `_combine`, one after the other; the others are all-reduced."""
-
-    _encoded: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
-    feedback_counts_as_mean = False  # whether what is still to come is the mean of the ranks' leftovers; else their sum
-
-    # -- where ranks may be lost --
-
-    @property
-    def plain(self) -> bool:
-        """Whether all parameters, and what adds them up, are in the host's memory."""
-        return isinstance(self._exchange, SharedExchange) and all(p.is_cpu for p in self._parameters)
-
-    def meet_again(self, bootstrap: Bootstrap) -> _core.Comm:
-        """The group in which another one for the same parameters adds up. Collective."""
-        comm = bootstrap.shared(0, "gradients")
-        assert comm is not None
-        return comm
-
-    def revoke(self) -> None:
-        """Ends what the other ranks wait for."""
-        assert isinstance(self._exchange, SharedExchange)
-        self._exchange.revoke()
-
-    def again(self, comm: _core.Comm) -> GatheringEngine:
-        """Another one for the same parameters; this one has ended, whatever round was open."""
-        return type(self)(self._parameters, SharedExchange(comm), self._group, self._telemetry, self._options)
-
-    # -- a round --
-
-    def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
-        moved, full = super()._reduce([one for one in flats if one[1].dtype not in self._encoded])
-        for number, flat in flats:
-            if flat.dtype not in self._encoded or flat.numel() == 0:
-                continue
-            full += flat.numel() * flat.element_size()
-            moved += self._combine(number, flat)
-        return moved, full
-
-    def _combine(self, number: int, flat: torch.Tensor) -> int:
-        """flat = what all ranks have then, for bucket `number`. The bytes that travel, as those of an all-reduce count: a
-        rank sends 2 (n - 1) / n of these, but n - 1 times what it sends to every other."""
-        raise NotImplementedError
-
-    def _unused(self, number: int) -> list[slice]:
-        """Where in the bucket parameters lie that no rank has a gradient for: what is sent for them arrives nowhere."""
-        at, found = 0, []
-        for index in self._buckets[number][1]:
-            end = at + self.views[index].numel()
-            if not self._used[index]:
-                found.append(slice(at, end))
-            at = end
-        return found
-
-    def _gathered_bytes(self, payload: torch.Tensor) -> int:
-        return payload.numel() * self._exchange.ranks // 2
 
 
 class CompressedEngine(Leftovers, GatheringEngine):
@@ -108,9 +40,9 @@ class CompressedEngine(Leftovers, GatheringEngine):
         self._new_of_sums: dict[int, torch.Tensor] = {}
         self._round = (-1, 0)  # the step, and which round of it
         self._lies = {}  # each parameter's bucket, and where in it
-        for number, (_, indices) in enumerate(self._buckets):
+        for number, bucket in enumerate(self._buckets):
             at = 0
-            for index in indices:
+            for index in bucket.indices:
                 self._lies[index] = number, at
                 at += self.views[index].numel()
 
@@ -177,7 +109,7 @@ class CompressedEngine(Leftovers, GatheringEngine):
         return sum(sizes)
 
     def _sum_of_part(self, number: int, part: slice, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        sums = torch.zeros(part.stop - part.start, device=self._buckets[number][0].device)
+        sums = torch.zeros(part.stop - part.start, device=self._buckets[number].flat.device)
         for row in rows:
             self._encoding.add(row.contiguous(), sums)
         if number in self._left_of_sums:
@@ -205,7 +137,7 @@ class CompressedEngine(Leftovers, GatheringEngine):
 
     def left_out(self, index: int, of_sums: bool) -> tuple[torch.Tensor, int] | None:
         number, at = self._lies[index]
-        flat, end = self._buckets[number][0], at + self.views[index].numel()
+        flat, end = self._buckets[number].flat, at + self.views[index].numel()
         if not self._encoding.feedback or flat.dtype not in self._encoded or at == end:
             return None
         if not of_sums:

@@ -1,4 +1,4 @@
-"""The engines that form sum_r weight_r * gradient_r: in shared memory, or as the fallback through torch."""
+"""What engines are that form sum_r weight_r * gradient_r, and the one in shared memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import torch
 
 from evenstep import _core, comm_costs
 from evenstep.compression import ENCODINGS, WAYS, WIRES, Compression
-from evenstep.exchange import Exchange
-from evenstep.group import DTYPES, Group
+from evenstep.group import DTYPES
 from evenstep.sharded_gradients import ShardedGradient
 
 if TYPE_CHECKING:
     from evenstep.group import Bootstrap
 
-BUCKET_BYTES = 25 << 20
 FIRST_BUCKET_BYTES = 256 << 10  # of the engine in C
 
 
@@ -299,110 +297,3 @@ def _in_c(options: EngineOptions, sizes: tuple[int, int]) -> dict[str, Any]:
         whole["ratio"] = options.compression.number
         whole["seed"] = options.seed
     return whole
-
-
-class TorchEngine:
-    """Flat buffers for each device and dtype, all-reduced by torch after backward; gradients end as views of them."""
-
-    def __init__(
-        self,
-        parameters: Sequence[torch.Tensor],
-        exchange: Exchange,
-        group: Group,
-        telemetry: _core.Telemetry,
-        options: EngineOptions = EngineOptions(),
-    ) -> None:
-        self._exchange, self._group, self._telemetry = exchange, group, telemetry
-        self._parameters, self._options = parameters, options
-        self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
-        self._weight, self._step = 0.0, 0
-        self._ready: list[Any] = [None] * len(parameters)
-        self._used = b""  # in this round, by some rank
-        self._met_ns = 0  # when this rank last met the others, but for what the exchange knows of
-        self.views = [torch.empty(0)] * len(parameters)
-        self._buckets: list[tuple[torch.Tensor, list[int]]] = []
-        kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for index in reversed(range(len(parameters))):
-            kinds.setdefault((parameters[index].device, parameters[index].dtype), []).append(index)
-        for (device, dtype), indices in kinds.items():
-            limit = options.bucket_limit(dtype.itemsize, BUCKET_BYTES)
-            bucket: list[int] = []
-            size = 0
-            for index in indices:
-                parameter = parameters[index]
-                if bucket and size + parameter.numel() * parameter.element_size() > limit:
-                    self._add_bucket(parameters, bucket, device, dtype)
-                    bucket, size = [], 0
-                bucket.append(index)
-                size += parameter.numel() * parameter.element_size()
-            self._add_bucket(parameters, bucket, device, dtype)
-
-    def _add_bucket(
-        self, parameters: Sequence[torch.Tensor], indices: list[int], device: torch.device, dtype: torch.dtype
-    ) -> None:
-        flat = torch.zeros(sum(parameters[i].numel() for i in indices), device=device, dtype=dtype)
-        at = 0
-        for index in indices:
-            shape, stride = memory_format_of(parameters[index])
-            count = parameters[index].numel()
-            self.views[index] = flat[at : at + count].as_strided(shape, stride)
-            at += count
-        self._buckets.append((flat, indices))
-
-    @property
-    def memory(self) -> Sequence[torch.Tensor]:
-        return [flat for flat, _ in self._buckets]
-
-    def begin(self, weight: float, step: int) -> None:
-        self._weight, self._step = weight, step
-
-    def ready(self, index: int, gradient: torch.Tensor) -> None:
-        self._ready[index] = gradient
-
-    @torch.no_grad()
-    def finish(self) -> tuple[Sequence[int], Report]:
-        start = _core.clock_ns()
-        mine = bytes(0 if gradient is None else 1 for gradient in self._ready)
-        used = self._used = bytes(map(max, zip(*self._group.exchange(mine)))) if mine else b""
-        self._met_ns = _core.clock_ns()
-        flats = []
-        for number, (flat, indices) in enumerate(self._buckets):
-            self._pack(indices)
-            if any(used[index] for index in indices):
-                flats.append((number, flat))
-        moved, full = self._reduce(flats)
-        self._ready = [None] * len(self._ready)
-        now = _core.clock_ns()
-        own = now - max(self._met_ns, self._exchange.met_ns)
-        self._telemetry.span(_core.SPAN_COMMUNICATION, self._step, start, now - start, moved)
-        return used, Report(now - start, 0, now - start, moved, full, own)
-
-    def _pack(self, indices: list[int]) -> None:
-        weight = self._weight
-        for index in indices:
-            view, gradient = self.views[index], self._ready[index]
-            if gradient is None or weight == 0.0:
-                view.zero_()
-            elif gradient is view:
-                view.mul_(weight)
-            else:
-                torch.mul(gradient, weight, out=view)
-
-    def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
-        """flat = its sum over ranks; the bytes that travel, and those of the gradients."""
-        moved = full = 0
-        works = []
-        for _, flat in flats:
-            size = flat.numel() * flat.element_size()
-            full += size
-            if self._wire is not None and flat.dtype is torch.float32:
-                flat.copy_(self._exchange.sum_short(flat.to(self._wire)))
-                moved += size // 2
-            else:
-                works.append(self._exchange.all_reduce(flat))
-                moved += size
-        for work in works:
-            if work is not None:
-                work.wait()
-                self._met_ns = _core.clock_ns()
-        return moved, full

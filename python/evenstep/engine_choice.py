@@ -14,14 +14,14 @@ from evenstep._core import EvenstepError
 from evenstep.adasum_engine import AdasumEngine
 from evenstep.comm_debug import note
 from evenstep.compressed_engine import CompressedEngine
-from evenstep.compression import in_parts
-from evenstep.device_engine import DeviceEngine
+from evenstep.compression import WIRES, in_parts
 from evenstep.device_places import Place, makers_among, wanted_device_engine
 from evenstep.encoded_engine import EncodedEngine
-from evenstep.engine import Engine, EngineOptions, SharedEngine, TorchEngine
+from evenstep.engine import Engine, EngineOptions, SharedEngine
 from evenstep.exchange import SharedExchange, TorchExchange
 from evenstep.group import DTYPES, Bootstrap, Group
 from evenstep.hybrid_engine import hybrid_engine
+from evenstep.torch_engine import TorchEngine
 
 
 def choose_engine(
@@ -73,13 +73,13 @@ def choose_engine(
     process_group = _torch_group(bootstrap, places, on_gpus)
     ours = on_gpus and _ours(places) and options.compression is None and not options.gathers and not unsupported
     through = "on our NCCL engine" if ours else f"through torch ({dist.get_backend(process_group)})"
-    say(f"{through}: {_why_torch(engine, unsupported, on_gpus, ours)}")
-    exchange = TorchExchange(process_group)
+    when = "after backward" if options.gathers else "during backward"
+    say(f"{through}, {when}: {_why_torch(engine, unsupported, on_gpus, ours)}")
     if options.gathers:
-        return _gathering_engine(parameters, exchange, group, options, telemetry)
-    if ours:
-        return DeviceEngine(parameters, process_group, group, telemetry, options)
-    return TorchEngine(parameters, exchange, group, telemetry, options)
+        return _gathering_engine(parameters, TorchExchange(process_group), group, options, telemetry)
+    narrow = options.compression is not None and options.compression.name in WIRES
+    second = bootstrap.torch_group("gloo") if narrow and dist.get_backend(process_group) == "gloo" else None
+    return TorchEngine(parameters, process_group, group, telemetry, options, second)
 
 
 def _why_torch(engine: str | None, unsupported: Sequence[str], on_gpus: bool, ours: bool) -> str:
@@ -108,7 +108,8 @@ def _ours(places: Sequence[Place]) -> bool:
 def _torch_group(bootstrap: Bootstrap, places: Sequence[Place], on_gpus: bool) -> Any:
     if on_gpus and _ours(places):
         return bootstrap.torch_group("evenstep")
-    return bootstrap.torch_group("nccl") if on_gpus and dist.is_nccl_available() else bootstrap.gloo()
+    # Of its own: what ranks tell one another during backward, as BatchNorm does, comes between buckets, not everywhere alike.
+    return bootstrap.torch_group("nccl" if on_gpus and dist.is_nccl_available() else "gloo")
 
 
 def _hybrid_engine(

@@ -11,7 +11,7 @@ from evenstep import _core
 from evenstep.group import DTYPES
 
 # its name since torch 2.13
-_all_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 
 class Exchange(Protocol):
@@ -22,9 +22,6 @@ class Exchange(Protocol):
 
     def all_reduce(self, values: torch.Tensor) -> Any:
         """values = their sum over ranks once the work that it gives (maybe None) has been waited for."""
-
-    def sum_short(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks of 16-bit floats: formed in fp32 in the order of the ranks, rounded once."""
 
     def gather(self, payload: torch.Tensor) -> torch.Tensor:
         """One row a rank of equally many bytes."""
@@ -37,7 +34,7 @@ class Exchange(Protocol):
 
 
 class TorchExchange:
-    """Over a process group of torch. Its own sums of 16-bit floats round after every addition, so they are not used."""
+    """Over a process group of torch."""
 
     def __init__(self, process_group: Any) -> None:
         self.process_group = process_group
@@ -47,23 +44,9 @@ class TorchExchange:
     def all_reduce(self, values: torch.Tensor) -> Any:
         return dist.all_reduce(values, group=self.process_group, async_op=True)
 
-    def sum_short(self, values: torch.Tensor) -> torch.Tensor:
-        part = -(-values.numel() // self.ranks)
-        mine = values.new_zeros(part * self.ranks)
-        mine[: values.numel()] = values
-        theirs = torch.empty_like(mine)
-        dist.all_to_all_single(theirs, mine, group=self.process_group)
-        rows = theirs.view(self.ranks, part)
-        total = rows[0].to(torch.float32)
-        for row in rows[1:]:
-            total += row
-        _all_gather(mine, total.to(values.dtype), group=self.process_group)
-        self.met_ns = _core.clock_ns()
-        return mine[: values.numel()]
-
     def gather(self, payload: torch.Tensor) -> torch.Tensor:
         rows = payload.new_empty(self.ranks * payload.numel())
-        _all_gather(rows, payload, group=self.process_group)
+        all_gather_single(rows, payload, group=self.process_group)
         self.met_ns = _core.clock_ns()
         return rows.view(self.ranks, -1)
 
@@ -98,11 +81,6 @@ class SharedExchange:
         self.met_ns = _core.clock_ns()
         if staged is not values:
             values.copy_(staged)
-
-    def sum_short(self, values: torch.Tensor) -> torch.Tensor:
-        total = values.clone()
-        self.all_reduce(total)
-        return total
 
     def gather(self, payload: torch.Tensor) -> torch.Tensor:
         staged = payload.cpu()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evenstep.compressed_engine import CompressedEngine, GatheringEngine
+from evenstep.compressed_engine import CompressedEngine
 from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, SharedEngine
 from evenstep.exact_engine import ExactEngine
+from evenstep.gathering_engine import GatheringEngine
 from evenstep.mended_group import MendedGroup
 from evenstep.pass_state import too_large
 from evenstep.regrouping import own_groups

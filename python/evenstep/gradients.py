@@ -6,8 +6,9 @@ stays None where no rank has one). The weights of the ranks sum to 1, so what wa
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +68,7 @@ class GradientSync:
         self._current_weight = steps.current_weight
         self._fired: set[int] = set()
         self._submitted: set[int] = set()
+        self._handing = threading.Lock()  # autograd has a thread for each device
         self._order = LearnedOrder()
         self._sizes: BucketSizes | None = sizes_of(engine, name)
         self._sees = True  # when gradients come
@@ -93,11 +95,13 @@ class GradientSync:
         for index, parameter in enumerate(self.parameters):
             self._hook(index, parameter)
 
-    def use_options(self, options: DDPOptions) -> None:
+    def use_options(self, options: DDPOptions, asks_once: bool = False) -> None:
+        """asks_once: every rank's engine can be told which parameters have gradients in all rounds to come."""
         if not options.gradient_as_bucket_view:
             self._kept.own.update(range(self._dense))
         if options.watches:
             self._watch = UsedParameters(self.name, self._names[: self._dense], options)
+            self._watch.asks_once = asks_once
 
     def _hook(self, index: int, parameter: nn.Parameter) -> None:
         if not parameter.is_leaf:
@@ -136,6 +140,8 @@ class GradientSync:
         self._kept.own.update(own)
         self._order = LearnedOrder()
         self._sizes, self._sees = sizes_of(engine, self.name), True
+        if self._watch is not None:
+            self._watch.begin_anew()
         self._whole.clear()
         self._fired.clear()
         self._submitted.clear()
@@ -206,10 +212,11 @@ class GradientSync:
             return
         if gradient.layout is not torch.strided:  # from no layer that said so: other ranks may have it dense
             gradient = parameter.grad = gradient.to_dense()
-        if not self._open:
-            self._begin(self._current_weight())
-        self.engine.ready(index, gradient)
-        self._submitted.add(index)
+        with self._handing:
+            if not self._open:
+                self._begin(self._current_weight())
+            self.engine.ready(index, gradient)
+            self._submitted.add(index)
 
     def _begin(self, weight: float) -> None:
         self._kept.let_go(self.parameters[: self._dense])
@@ -379,6 +386,16 @@ class GradientSync:
     def refired(self) -> bool:
         return self._refired
 
+    def give_up(self, begins: bool = False) -> None:
+        """The round under way counts nothing, on no rank, and some may wait for what this one has not handed over. begins: where
+        it has none yet, others may have one."""
+        if self.local is not None or self.stale is not None or not hasattr(self.engine, "give_up"):
+            return
+        if begins and not self._open:
+            self._begin(0.0)
+        if self._open:
+            self.engine.give_up()
+
     def settle(self) -> bool:
         """Before the ranks vote: until what this rank does for the exchange by itself is done, where the engine has such a part.
         Whether it has."""
@@ -410,7 +427,7 @@ class GradientSync:
             report.bytes += second.bytes
             report.full_bytes += second.full_bytes
         if self._watch is not None:
-            self._watch.check(used)
+            self._watch_used(self._watch, used)
         self.nonfinite = self._find_nonfinite(used)
         if self._order.learning and hasattr(self.engine, "reorder"):
             with self._steps.blocking():
@@ -434,6 +451,37 @@ class GradientSync:
             report.own_ns = 0  # what came before this meeting lay between two
             self.nonfinite += self._among(range(self._dense, len(self.parameters)), at_once=True)
         return self._done(report)
+
+    def _watch_used(self, watch: UsedParameters, used: Any) -> None:
+        watch.check(used)
+        if watch.settled is None:
+            ballots, rank = self._steps.ballots, self._steps.group.rank
+            watch.saw(used, self._having, [one.weight for one in ballots], rank)
+            if watch.settled is not None:
+                self.engine.know(watch.settled)  # type: ignore[attr-defined]
+
+    @property
+    def _having(self) -> Set[int]:
+        """What this rank has gradients of for the round that is to be closed, or has been."""
+        if self._stash is not None:
+            return {index for index in self._stash if index < self._dense}
+        if len(self._submitted) == self._dense:
+            return self._submitted
+        there = (i for i, p in enumerate(self.parameters[: self._dense]) if p.grad is not None)
+        return self._submitted.union(there)
+
+    @property
+    def changed(self) -> bool:
+        """Whether static_graph=True was said and this rank now has gradients of others than it had. Before the ranks vote."""
+        watch = self._watch
+        return (
+            watch is not None and watch.settled is not None and watch.differs(self._having, self._current_weight() > 0)
+        )
+
+    def refuse_changed(self, ranks: Sequence[int]) -> None:
+        """Raises on every rank where these have others, after the round: none waits for another then."""
+        if ranks and self._watch is not None:
+            raise self._watch.refuse(ranks, self._steps.group.rank)
 
     def _find_nonfinite(self, used: Any) -> Found:
         """Of the sums, which are the same on all ranks; before they take the place of what this rank had."""

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from evenstep import _core
 from evenstep.accelerators import Accelerators
-from evenstep.device_engine import Bucket, BucketEngine
+from evenstep.bucket_engine import Bucket, BucketEngine
 from evenstep.device_places import Makers
 from evenstep.engine import EngineOptions, Report, SharedEngine
 from evenstep.exits import stop_at_exit

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.backend_work import completed
-from evenstep.compressed_engine import GatheringEngine, all_finite
 from evenstep.encoded_engine import State
 from evenstep.engine import EngineOptions
 from evenstep.exchange import SharedExchange, TorchExchange
+from evenstep.gathering_engine import GatheringEngine, all_finite
 from evenstep.generation_told import name
 from evenstep.group import Group
 
@@ -117,7 +117,7 @@ class PowerSGDEngine(GatheringEngine):
     def _combine(self, number: int, flat: torch.Tensor) -> int:
         state, size = self.state, flat.element_size()
         gradients, at = [], 0
-        for index in self._buckets[number][1]:
+        for index in self._buckets[number].indices:
             count = self.views[index].numel()
             if count:
                 gradients.append(flat[at : at + count].view(self._shapes[index]))
@@ -164,7 +164,7 @@ class PowerSGDEngine(GatheringEngine):
         for kept in (self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict):
             kept.clear()
         self.state.iter = int(state.get("iter", 0))
-        for number, (flat, _) in enumerate(self._buckets):
+        for number, flat in enumerate(self.memory):
             if str(number) in state and state[str(number)].numel() == flat.numel():
                 self.state.error_dict[number] = state[str(number)].to(flat.device, flat.dtype, copy=True)
                 if f"p{number}" in state:

@@ -420,7 +420,8 @@ def _prepare_models(
         sync.leaves_parts = options.unsummed
         sync.acts_at_once = current.nonfinite.policy != "report"
         sync.engine_tells, sync.tells_late = agreed_ways(group, engines[0], sync.parameters)
-        sync.use_options(ddp)
+        asks_once = ddp.static_graph and all(gather_objects(group, hasattr(engines[0], "know")))
+        sync.use_options(ddp, asks_once)
         if isinstance(mode, Stale):
             sync.stale, sync.defer = StaleRounds(engines, current.recovery, current.world_size), True
         elif mode is not None:

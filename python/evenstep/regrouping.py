@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from evenstep.caps import among_others, cap_of_joining
-from evenstep.compressed_engine import GatheringEngine
 from evenstep.engine import SharedEngine
 from evenstep.exact_engine import ExactEngine
+from evenstep.gathering_engine import GatheringEngine
 from evenstep.generation_told import adapted_by, late_weights
 from evenstep.memory import RanksMemory
 from evenstep.share_schedule import places_among

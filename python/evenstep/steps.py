@@ -3,8 +3,9 @@ step committed when the optimizer steps; and the times of all that."""
 
 from __future__ import annotations
 
+import functools
 import math
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -284,6 +285,7 @@ class Steps:
             return
         name = type(error).__name__
         if any(sync.begun for sync in self.syncs) or not isinstance(error, Exception):
+            self._give_up(begun=-1)
             self._break(f"backward failed on rank {self.group.rank} ({name})")
             return
         self._backward_count += 1
@@ -294,12 +296,21 @@ class Steps:
             return
         others = [rank for rank in range(len(ballots)) if rank not in vote.failed(ballots)]
         if others:
+            self._give_up(begun=functools.reduce(int.__or__, (ballot.fired for ballot in ballots)))
             self._break(f"backward failed on rank {self.group.rank} ({name}), not on rank {others[0]}")
             return
         self._weight, self.empty = None, False
         self._fetched.used()
         for sync in self.syncs:
             sync.abandon()
+
+    def _give_up(self, begun: int = 0) -> None:
+        """What engines exchange of this pass counts nothing on any rank. begun: a bit for each model that others may have
+        handed gradients of over."""
+        for index, sync in enumerate(self.syncs):
+            if sync.enabled:
+                with suppress(RuntimeError):  # why it ends is known
+                    sync.give_up(bool(begun >> index & 1))
 
     def _break(self, why: str) -> None:
         self._broken = why
@@ -363,6 +374,7 @@ class Steps:
                 if self.recovery is not None and not self._broken and self.recovery.mends(error):
                     self._leave_void()
                     return
+                self._give_up()
                 self._broken = self._broken or (str(error) or type(error).__name__).splitlines()[0]
                 if getattr(error, "status", "") == "EVEN_ERR_REVOKED":
                     raise EvenstepError(
@@ -417,6 +429,7 @@ class Steps:
             exchange_seconds=self.times.own_seconds,
             micro_batch=self.micro_batch[0],
             piece_samples=self.micro_batch[1],
+            changed=bits("changed"),
         )
         with self.blocking():
             records = self.group.exchange(ballot.pack())
@@ -491,6 +504,7 @@ class Steps:
         for index, sync in enumerate(self.syncs):
             if fired >> index & 1:
                 report = sync.finish(again=bool(refired >> index & 1))
+                sync.refuse_changed(vote.changed(ballots, index))
                 self.times.blocks(report.exposed_ns)
                 self.times.works_alone(report.own_ns)
                 name = f"compression {sync.compression}" if sync.compression else ""

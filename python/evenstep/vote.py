@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from evenstep._core import EvenstepError
 from evenstep.memory import UNKNOWN as UNKNOWN
 
-_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQdqd")
+_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQdqdQ")
 
 WANTS_CHECKPOINT = 1
 TAKEN = 2  # a hook took a gradient away before this rank's backward ended
@@ -49,6 +49,9 @@ class Ballot:
     exchange_seconds: float = 0.0  # of the step before, a batch: for the exchange, by itself (evenstep.step_times)
     micro_batch: int = 0  # a larger share runs in pieces of so many samples; 0: in one …
     piece_samples: float = 0.0  # … each of which costs as much as so many more than its own (evenstep.piece_times)
+    changed: int = (
+        0  # a bit for each model: static_graph was said, and it has gradients of other parameters than before
+    )
 
     @property
     def lead(self) -> int:
@@ -77,6 +80,7 @@ class Ballot:
             self.exchange_seconds,
             self.micro_batch,
             self.piece_samples,
+            self.changed,
         )
 
 
@@ -109,6 +113,11 @@ def not_finite(ballots: Sequence[Ballot], what: int) -> list[int]:
 def took(ballots: Sequence[Ballot]) -> list[int]:
     """The ranks on which a hook took a gradient away."""
     return [rank for rank, ballot in enumerate(ballots) if ballot.flags & TAKEN]
+
+
+def changed(ballots: Sequence[Ballot], model: int) -> list[int]:
+    """The ranks that have gradients of other parameters of this model than they had."""
+    return [rank for rank, ballot in enumerate(ballots) if ballot.changed >> model & 1]
 
 
 def check(ballots: Sequence[Ballot]) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
-from evenstep import device_engine, device_places
+from evenstep import device_places, torch_engine
 from evenstep.group import Bootstrap
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -57,12 +57,12 @@ def main() -> None:
     loader = DataLoader(dataset, batch_size=8)
     _, _, even = es.prepare(model, optimizer, loader, shares=shares, bucket_cap_mb=0.0005)
     engine = es.session().steps.syncs[0].engine
-    assert type(engine) is device_engine.DeviceEngine, engine
+    assert type(engine) is torch_engine.TorchEngine, engine
     early = []
     finish = engine.finish
 
     def watched() -> Any:
-        early.append(len(engine._works))
+        early.append(len(engine._handed))
         return finish()
 
     engine.finish = watched

@@ -213,6 +213,8 @@ class Case:
         self.batch, self.samples, self.options = batch, samples, options
 
 
+ENGINE = sys.argv[3] if len(sys.argv) > 3 else None  # of the cases that say none
+
 CASES: dict[str, Case] = {
     "gpt_adamw_clipping_scheduler": Case(GPT, texts, predict, adamw, clip=0.5, scheduler=True),
     "gpt_torch_engine": Case(GPT, texts, predict, adamw, engine="torch"),
@@ -275,7 +277,7 @@ def train(case: Case, dtype: torch.dtype, es: Any, ranks: int, seed: int) -> tup
     if es is not None:
         objects = [model, optimizer, loader] + ([scheduler] if scheduler is not None else [])
         shares = share_schedule(ranks, seed)
-        model, optimizer, loader, *_ = es.prepare(*objects, shares=shares, engine=options.get("engine"))
+        model, optimizer, loader, *_ = es.prepare(*objects, shares=shares, engine=options.get("engine", ENGINE))
     accumulate = options.get("accumulate", 1)
     for _ in range(options.get("epochs", 1)):
         for number, (x, y) in enumerate(loader):

@@ -16,12 +16,13 @@ from torch import nn
 from evenstep import _core, bucket_sizes, comm_costs
 from evenstep.bucket_sizes import ROUNDS, WARM, BucketSizes, sizes_of
 from evenstep.compression import parse_compression
-from evenstep.engine import EngineOptions, Report, SharedEngine, TorchEngine
+from evenstep.engine import EngineOptions, Report, SharedEngine
 from evenstep.environment import Environment
 from evenstep.gradients import GradientSync
 from evenstep.group import Alone
 from evenstep.prepare_options import engine_options
 from evenstep.steps import Steps
+from evenstep.torch_engine import TorchEngine
 
 MIB = 1 << 20
 
@@ -51,7 +52,7 @@ def test_elements_of_any_dtype(elements: float, shared: int, torchs: int) -> Non
         options = options_of([], None, elements)
         engine = shared_engine(parameters, options)
         assert buckets(engine) == shared  # the first is of 256 KiB at most
-        torch_engine = TorchEngine(parameters, None, Alone(), _core.Telemetry(-1, 0), options)  # type: ignore[arg-type]
+        torch_engine = TorchEngine(parameters, None, Alone(), _core.Telemetry(-1, 0), options)
         assert len(torch_engine._buckets) == torchs
         assert not engine.chooses_sizes
 

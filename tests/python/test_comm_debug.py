@@ -31,8 +31,12 @@ LINE = "evenstep: comm: es.prepare: gradients go "
     [
         (None, {}, "on our engine shm: it connects all ranks"),
         ("shared", {}, "on our engine shm: engine='shared' was asked for"),
-        ("torch", {}, "through torch (gloo): engine='torch' was asked for"),
-        (None, {"EVENSTEP_COMM_ENGINE": "gloo"}, "through torch (gloo): no engine of ours connects the ranks"),
+        ("torch", {}, "through torch (gloo), during backward: engine='torch' was asked for"),
+        (
+            None,
+            {"EVENSTEP_COMM_ENGINE": "gloo"},
+            "through torch (gloo), during backward: no engine of ours connects the ranks",
+        ),
     ],
 )
 def test_the_engine_of_gradients(

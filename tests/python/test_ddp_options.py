@@ -12,11 +12,12 @@ from torch import nn
 
 from evenstep import EvenstepError, _core
 from evenstep.backward import observe_backward
-from evenstep.engine import EngineOptions, SharedEngine, TorchEngine
+from evenstep.engine import EngineOptions, SharedEngine
 from evenstep.gradients import GradientSync
 from evenstep.group import Alone
 from evenstep.prepare_options import DDPOptions, engine_options
 from evenstep.steps import Steps
+from evenstep.torch_engine import TorchEngine
 
 
 class Two(nn.Module):
@@ -98,7 +99,7 @@ def test_the_size_of_buckets() -> None:
         engine = shared_engine(parameters, options)
         engine.begin(1.0, 0)
         buckets[cap] = engine._sync.finish()[6]
-        torchs = TorchEngine(parameters, None, Alone(), _core.Telemetry(-1, 0), options)  # type: ignore[arg-type]
+        torchs = TorchEngine(parameters, None, Alone(), _core.Telemetry(-1, 0), options)
         assert len(torchs._buckets) == {None: 1, 0.25: 8, 1: 2, 100: 1}[cap]
     assert buckets == {None: 2, 0.25: 8, 1: 3, 100: 2}  # the first one is small: it begins the overlap
 

@@ -14,16 +14,19 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 
 
 @pytest.mark.parametrize(
-    ("ranks", "dtype"),
+    ("ranks", "dtype", "engine"),
     [
-        pytest.param(1, "float64", marks=pytest.mark.more),
-        pytest.param(2, "float64", marks=pytest.mark.more),
-        (3, "float64"),
-        (2, "float32"),
+        pytest.param(1, "float64", (), marks=pytest.mark.more),
+        pytest.param(2, "float64", (), marks=pytest.mark.more),
+        (3, "float64", ()),
+        (2, "float32", ()),
+        (3, "float64", ("torch",)),
     ],
 )
-def test_same_parameters_as_one_process(run_ranks: Callable[..., list[Any]], ranks: int, dtype: str) -> None:
-    results = run_ranks(SCRIPT, ranks=ranks, args=("all", dtype), timeout=170, fresh=dtype == "float32")
+def test_same_parameters_as_one_process(
+    run_ranks: Callable[..., list[Any]], ranks: int, dtype: str, engine: tuple[str, ...]
+) -> None:
+    results = run_ranks(SCRIPT, ranks=ranks, args=("all", dtype, *engine), timeout=170, fresh=dtype == "float32")
     line = next(line for line in results[0].stdout.splitlines() if line.startswith("RESULTS "))
     cases = json.loads(line.removeprefix("RESULTS "))
     assert cases

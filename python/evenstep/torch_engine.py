@@ -1,0 +1,219 @@
+"""Gradients through a process group of torch's (Gloo, NCCL, or our own of CUDA tensors), bucket by bucket while backward goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from evenstep import _core
+from evenstep._core import EvenstepError
+from evenstep.bucket_engine import BUCKET_BYTES, Bucket, BucketEngine
+from evenstep.compression import WIRES
+from evenstep.engine import EngineOptions, Report
+from evenstep.group import Group
+from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, SideStreams, SumUnderWay
+
+NCCL_BUCKET_BYTES = 25 << 20
+"""As DistributedDataParallel's: what torch's NCCL is known to be fast with."""
+
+
+class _Handed:
+    """A bucket that has been handed on, and the bytes that travel."""
+
+    def __init__(self, number: int, bucket: Bucket, sum_: SumUnderWay, moved: int) -> None:
+        self.number, self.bucket, self.sum, self.moved = number, bucket, sum_, moved
+        self.since_ns = _core.clock_ns()
+
+
+class TorchEngine(BucketEngine):
+    """process_group: of all ranks, in which nobody else makes calls, for backward passes of two ranks may make calls of
+    others in another order. second: another such one, where fp32 gradients travel in 16 bits and collectives run on
+    threads of the host.
+
+    A group of torch's cannot be told to end a call that another rank never makes. So that none waits for ever, also at its
+    process's end, a rank whose pass has failed hands the other buckets on all the same (`give_up`)."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        process_group: Any,
+        group: Group,
+        telemetry: _core.Telemetry,
+        options: EngineOptions,
+        second: Any = None,
+        streams: SideStreams | None = None,
+    ) -> None:
+        self._nccl = process_group is not None and dist.get_backend(process_group) == "nccl"
+        super().__init__(parameters, options)
+        self._process_group, self._second, self._group, self._telemetry = process_group, second, group, telemetry
+        self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
+        self._streams = streams or SideStreams()
+        self._several = len({p.device for p in parameters}) > 1
+        self._packed: dict[
+            int, list[Any]
+        ] = {}  # of each bucket, events after its gradients, where that says which stream
+        self._known: bytes | None = None  # which parameters have gradients, where it is the same in every round
+        self._error: BaseException | None = None
+        self._forget_round()
+
+    def _limit(self, device: torch.device, dtype: torch.dtype) -> int:
+        return self._options.bucket_limit(dtype.itemsize, NCCL_BUCKET_BYTES if self._nccl else BUCKET_BYTES)
+
+    def _forget_round(self) -> None:
+        self._handed: list[_Handed] = []
+        self._begun = self._done = 0  # of those, nothing is left to begin of so many, and so many are done
+        self._communication_ns = self._last_done_ns = 0
+        self._packed.clear()
+
+    # -- a round --
+
+    def begin(self, weight: float, step: int) -> None:
+        if self._error is not None:
+            raise self._error
+        super().begin(weight, step)
+        self._forget_round()
+
+    @torch.no_grad()
+    def ready(self, index: int, gradient: torch.Tensor) -> None:
+        super().ready(index, gradient)
+        self._look()
+
+    def _pack(self, index: int, gradient: torch.Tensor) -> None:
+        super()._pack(index, gradient)
+        device = gradient.device
+        if self._several and device.type != "cpu":  # autograd has a thread for each, and each its streams
+            event = self._streams.torch.event(device)
+            event.record(self._streams.torch.current(device))
+            self._packed.setdefault(self._bucket_of[index], []).append(event)
+
+    def know(self, used: Sequence[int] | None) -> None:
+        """Between rounds: from now on used[i] says whether some rank has a gradient of parameter i, and no rank asks the others
+        (None: again they do). What this rank has of others then goes nowhere. The same on all ranks."""
+        self._known = None if used is None else bytes(used)
+
+    def _is_unused(self, bucket: Bucket, used: Sequence[int] | None) -> bool:
+        """On all ranks: it does not travel."""
+        return bucket.flat.numel() == 0 or (used is not None and not any(used[index] for index in bucket.indices))
+
+    def _hand_on(self, number: int, bucket: Bucket) -> None:
+        if self._error is not None or self._is_unused(bucket, self._known):
+            return
+        for event in self._packed.pop(number, ()):
+            self._streams.torch.current(bucket.flat.device).wait_event(event)
+        try:
+            narrow = self._wire is not None and bucket.flat.dtype is torch.float32
+            moved = bucket.bytes // 2 if narrow else bucket.bytes
+            self._handed.append(_Handed(number, bucket, self._begin_sum(bucket.flat, narrow), moved))
+        except RuntimeError as error:
+            self._fails(number, error)
+
+    def _begin_sum(self, flat: torch.Tensor, narrow: bool) -> SumUnderWay:
+        group = self._process_group
+        if not narrow or self._wire is None:
+            return PlainSum(flat, group)
+        if flat.device.type == "cpu":
+            return NarrowSum(flat, self._wire, group, self._second)
+        return NarrowSumBeside(flat, self._wire, group, self._streams)
+
+    def _look(self) -> None:
+        """Begins what can be, and notes what is done; waits for nothing. An error is raised where the round ends: the ranks
+        vote before, and that says which of them is lost."""
+        handed = self._handed
+        if self._error is not None:
+            return
+        at = 0
+        try:
+            for at in range(self._begun, len(handed)):
+                if not handed[at].sum.go_on():
+                    break
+                self._begun = at + 1
+            for at in range(self._done, self._begun):
+                if not handed[at].sum.done:
+                    break
+                self._is_done(handed[at])
+        except RuntimeError as error:
+            self._fails(handed[at].number, error)
+
+    def _is_done(self, one: _Handed) -> None:
+        """What this rank has seen. They are counted one after the other, as if each had its turn."""
+        now = _core.clock_ns()
+        since = max(one.since_ns, self._last_done_ns)
+        self._telemetry.span(_core.SPAN_COMMUNICATION, self._step, since, now - since, one.moved)
+        self._communication_ns += now - since
+        self._last_done_ns = now
+        self._done += 1
+
+    @torch.no_grad()
+    def finish(self) -> tuple[Sequence[int], Report]:
+        start = _core.clock_ns()
+        if self._error is not None:
+            raise self._error
+        used = self.used_anywhere(self._group) if self._known is None else self._known
+        met = _core.clock_ns()
+        began = met if hasattr(self._group, "comm") else start  # such a group counts its waits itself
+        self._hand_on_rest(used)
+        met = max(met, self._wait())
+        moved, full = sum(one.moved for one in self._handed), sum(one.bucket.bytes for one in self._handed)
+        communication = self._communication_ns
+        self._forget_round()
+        now = _core.clock_ns()
+        return used, Report(communication, 0, now - began, moved, full, now - met)
+
+    def _hand_on_rest(self, used: Sequence[int] | None) -> None:
+        """What is not complete. A bucket that no rank uses is complete on none, so that all pass over the same ones."""
+        while self._next < len(self._buckets):
+            number, self._next = self._next, self._next + 1
+            bucket = self._buckets[number]
+            if not self._is_unused(bucket, used):
+                self._fill_up(bucket)
+                self._hand_on(number, bucket)
+
+    def _wait(self) -> int:
+        """For all sums. When the last of those came that were not there yet; 0: all were."""
+        met, at = 0, 0
+        handed = self._handed
+        self._look()
+        try:
+            for at in range(self._begun, len(handed)):
+                handed[at].sum.go_on(wait=True)
+            self._begun = len(handed)
+            for at, one in enumerate(handed):
+                was_done = at < self._done or one.sum.done
+                one.sum.wait()
+                if not was_done:
+                    met = _core.clock_ns()
+                if at >= self._done:
+                    self._is_done(one)
+        except RuntimeError as error:
+            self._fails(handed[at].number, error)
+        if self._error is not None:
+            raise self._error
+        return met
+
+    # -- when something fails --
+
+    def _fails(self, number: int, error: BaseException) -> None:
+        """No later bucket is handed on: it would fail, too, or wait for a rank that is lost."""
+        if self._error is None and isinstance(error, EvenstepError):  # of our own engine: it says all
+            self._error = error
+        elif self._error is None:
+            backend = dist.get_backend(self._process_group)
+            self._error = EvenstepError(
+                f"rank {self._group.rank}: torch ({backend}) could not add up bucket {number + 1} of "
+                f"{len(self._buckets)} of the gradients: {str(error).strip().splitlines()[0]}\n"
+                "  fix: another rank has ended, hangs, or the network between them has failed: see what the others say"
+            )
+            self._error.__cause__ = error
+
+    def give_up(self) -> None:
+        """The round under way counts nothing, on no rank. Each hands on what it has not, so that what others have handed on ends;
+        nobody waits for it here."""
+        self._hand_on_rest(self._known)
+        try:
+            for one in self._handed[self._begun :] if self._error is None else ():
+                one.sum.give_up()
+        except RuntimeError as error:
+            self._fails(len(self._buckets) - 1, error)
