@@ -78,6 +78,9 @@ typedef struct even_sync_params {
    * even_optim_job.parts). Only over "shm" (else EVEN_ERR_UNSUPPORTED), without `wire` and `encoding`. The same on all
    * ranks. */
   int unsummed;
+  /* Not 0: even_sync_know will be told. The last bucket has 64 bytes more, and says in them whether a gradient was not
+   * finite. Without `encoding` and `unsummed` (else EVEN_ERR_ARGUMENT). The same on all ranks. */
+  int static_graph;
   uint64_t seed;             /* of INT8 */
   even_telemetry *telemetry; /* one COMMUNICATION span a bucket goes there; NULL: none. Must outlive the engine */
 } even_sync_params;
@@ -125,6 +128,12 @@ EVEN_PUBLIC even_status even_sync_ready(even_sync *sync, size_t index, const voi
  * (parameter_count bytes, may be NULL, as `report` may) is 1 where some rank made parameter i ready, else 0 (its slot
  * is then undefined). Errors: those of the collectives; the engine then refuses further rounds. */
 EVEN_PUBLIC even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) EVEN_MUST_USE;
+
+/* Between rounds: from the next one on used[i] (parameter_count bytes) is the answer of every even_sync_finish, and
+ * ranks no longer ask one another, which saves a collective; NULL: they ask again. Only where some gradient is not
+ * finite, they do, to say whose. Parameters that a rank makes ready although `used` says that none has them are no
+ * error here. The same on all ranks. EVEN_ERR_STATE inside a round; EVEN_ERR_ARGUMENT without `static_graph`. */
+EVEN_PUBLIC even_status even_sync_know(even_sync *sync, const uint8_t *used) EVEN_MUST_USE;
 
 /* Bits of even_sync_nonfinite. */
 enum { EVEN_SYNC_NONFINITE_ANYWHERE = 1, EVEN_SYNC_NONFINITE_HERE = 2 };

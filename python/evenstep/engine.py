@@ -33,6 +33,7 @@ class EngineOptions:
         "auto"  # of what is encoded: "gather" to all, "parts" that are added up by one rank each; auto: the cheaper
     )
     unsummed: bool = False  # each rank's part stays with it: es.optim adds up (shard_gradients)
+    static_graph: bool = False  # the same parameters have gradients in every round
 
     def bucket_limit(self, element_bytes: int, own: int) -> int:
         """Bytes of a bucket of such elements, where an engine has a size of its own."""
@@ -89,8 +90,10 @@ class Engine(Protocol):
     def finish(self) -> tuple[Sequence[int], Report]:
         """used[i] is 1 where some rank had a gradient for parameter i; collective.
 
-        An engine may have `settle()`, too: after backward, waits for what this rank does for the exchange by itself, and for
-        no other rank.
+        An engine may have more: `settle()`, after backward, waits for what this rank does for the exchange by itself, and for
+        no other rank; `give_up()` ends a round that counts nothing, so that no rank waits for another for ever; `know(used)`,
+        between rounds, where `asks_once` is True, says what `used` is from then on, and no rank asks the others (None: again
+        they do). These two are the same on all ranks.
         """
 
 
@@ -128,6 +131,7 @@ class SharedEngine:
         self._place = list(range(len(parameters)))  # of each parameter in the engine in C
         self._late: frozenset[int] = frozenset()
         self._sizes = 0, 0  # of buckets and of the first; 0: as the options say
+        self._known: bytes | None = None
         self.beside_others = False  # other ranks' gradients come through engines of another kind
         self.shape = comm_costs.followed  # of the group, on its rank 0, which has just been opened
         self.nonfinite: list[tuple[int, bool]] = []  # as evenstep.nonfinite.Found, of the last round
@@ -135,6 +139,7 @@ class SharedEngine:
 
     def _open(self, shapes: Sequence[tuple[int, int] | tuple[int, int, bool]]) -> None:
         self._sync = _core.Sync(self._comm, shapes, telemetry=self._telemetry, **_in_c(self._options, self._sizes))
+        self.know(self._known)
         arena = self._comm.arena()
         self._slots.clear()
         self._addresses.clear()
@@ -163,9 +168,7 @@ class SharedEngine:
     @property
     def _reduced(self) -> list[int]:
         """The parameters in the order in which buckets take them."""
-        return sorted(
-            range(len(self._place)), key=self._place.__getitem__, reverse=True
-        )  # they are filled from the end
+        return self._at[::-1]  # they are filled from the end
 
     def _lay_out(self, reduced: Sequence[int], late: frozenset[int], sizes: tuple[int, int]) -> bool:
         shapes = self._shapes_of(reduced, late)
@@ -189,6 +192,20 @@ class SharedEngine:
         said = options.bucket_bytes or options.bucket_elements or options.encodes
         alone = self.beside_others or self._comm.ranks < 2  # all ranks measure and decide together
         return not said and not alone and self.plain and not options.unsummed
+
+    @property
+    def asks_once(self) -> bool:
+        return type(self) is SharedEngine and not self.beside_others and _is_marked(self._options)
+
+    def know(self, used: bytes | None) -> None:
+        self._known = used
+        if _is_marked(self._options):
+            self._sync.know(None if used is None else bytes(used[index] for index in self._at))
+
+    @property
+    def _at(self) -> list[int]:
+        """The parameter at each place."""
+        return sorted(range(len(self._place)), key=self._place.__getitem__)
 
     def part(self, index: int) -> ShardedGradient | None:
         """What p.grad is after a round that leaves sums to es.optim; None where this engine forms them."""
@@ -278,13 +295,18 @@ class SharedEngine:
         return _core.clock_ns() - start
 
 
-def _layout_in_c(options: EngineOptions, sizes: tuple[int, int] = (0, 0)) -> dict[str, int]:
+def _layout_in_c(options: EngineOptions, sizes: tuple[int, int] = (0, 0)) -> dict[str, Any]:
     """The same for the engine in C: what decides where gradients lie. sizes: where not 0 they take the place of the options'."""
     cap = sizes[0] or options.bucket_bytes
     first = sizes[1] or min(options.bucket_bytes, FIRST_BUCKET_BYTES)
     wire = WIRES.get(options.compression.name, torch.float32) if options.compression is not None else torch.float32
     layout = {"bucket_bytes": cap, "first_bucket_bytes": first, "wire": DTYPES[wire]}
-    return {**layout, "bucket_elements": options.bucket_elements}
+    return {**layout, "bucket_elements": options.bucket_elements, "static_graph": _is_marked(options)}
+
+
+def _is_marked(options: EngineOptions) -> bool:
+    """Whether sums can say by themselves that some gradient was not finite."""
+    return options.static_graph and not options.encodes and not options.unsummed
 
 
 def _in_c(options: EngineOptions, sizes: tuple[int, int]) -> dict[str, Any]:

@@ -185,6 +185,7 @@ def prepare(
         trained = [one for one in given if isinstance(one, nn.Module)]
         sizes = bucket_cap_mb, reduce_bucket_size, trained
         options = engine_options(current.environment, engine, compression, reduction, *sizes)
+        options = replace(options, static_graph=static_graph)
         ddp = DDPOptions(find_unused_parameters, static_graph, gradient_as_bucket_view, broadcast_buffers)
         check_mode(sync, options, ddp)
         adapt = adapt_asked(current, adapt_batch, train and any(isinstance(one, DataLoader) for one in given))
@@ -420,7 +421,7 @@ def _prepare_models(
         sync.leaves_parts = options.unsummed
         sync.acts_at_once = current.nonfinite.policy != "report"
         sync.engine_tells, sync.tells_late = agreed_ways(group, engines[0], sync.parameters)
-        asks_once = ddp.static_graph and all(gather_objects(group, hasattr(engines[0], "know")))
+        asks_once = ddp.static_graph and all(gather_objects(group, getattr(engines[0], "asks_once", False)))
         sync.use_options(ddp, asks_once)
         if isinstance(mode, Stale):
             sync.stale, sync.defer = StaleRounds(engines, current.recovery, current.world_size), True

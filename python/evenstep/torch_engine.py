@@ -89,10 +89,10 @@ class TorchEngine(BucketEngine):
             event.record(self._streams.torch.current(device))
             self._packed.setdefault(self._bucket_of[index], []).append(event)
 
-    def know(self, used: Sequence[int] | None) -> None:
-        """Between rounds: from now on used[i] says whether some rank has a gradient of parameter i, and no rank asks the others
-        (None: again they do). What this rank has of others then goes nowhere. The same on all ranks."""
-        self._known = None if used is None else bytes(used)
+    asks_once = True
+
+    def know(self, used: bytes | None) -> None:
+        self._known = used  # what this rank has of others goes nowhere
 
     def _is_unused(self, bucket: Bucket, used: Sequence[int] | None) -> bool:
         """On all ranks: it does not travel."""

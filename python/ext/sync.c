@@ -50,7 +50,8 @@ static int to_parameters(PyObject *sequence, even_sync_parameter **out, size_t *
 }
 
 static PyObject *sync_arena_bytes(PyObject *type, PyObject *arguments, PyObject *names) {
-  static char *keywords[] = {"parameters", "bucket_bytes", "first_bucket_bytes", "wire", "bucket_elements", NULL};
+  static char *keywords[] = {
+      "parameters", "bucket_bytes", "first_bucket_bytes", "wire", "bucket_elements", "static_graph", NULL};
   PyObject *sequence = NULL;
   Py_ssize_t bucket_bytes = 0;
   Py_ssize_t first_bucket_bytes = 0;
@@ -60,8 +61,8 @@ static PyObject *sync_arena_bytes(PyObject *type, PyObject *arguments, PyObject 
   even_sync_parameter *parameters = NULL;
   size_t bytes = 0;
   (void)type;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|nnin:arena_bytes", keywords, &sequence, &bucket_bytes,
-                                   &first_bucket_bytes, &wire, &bucket_elements) ||
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|nninp:arena_bytes", keywords, &sequence, &bucket_bytes,
+                                   &first_bucket_bytes, &wire, &bucket_elements, &params.static_graph) ||
       to_parameters(sequence, &parameters, &params.parameter_count) != 0) {
     return NULL;
   }
@@ -180,8 +181,8 @@ static int open_engine(sync_object *self, even_sync_params *params) {
 
 static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
   static char *keywords[] = {
-      "comm", "parameters", "bucket_bytes", "first_bucket_bytes", "arena_offset", "telemetry", "wire", "encoding",
-      "way",  "ratio",      "seed",         "bucket_elements",    "unsummed",     NULL};
+      "comm", "parameters", "bucket_bytes", "first_bucket_bytes", "arena_offset", "telemetry",    "wire", "encoding",
+      "way",  "ratio",      "seed",         "bucket_elements",    "unsummed",     "static_graph", NULL};
   PyObject *comm = NULL;
   PyObject *sequence = NULL;
   PyObject *telemetry = NULL;
@@ -195,9 +196,9 @@ static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   unsigned long long seed = 0;
   even_sync_params params = {.size = sizeof params};
   even_sync_parameter *parameters = NULL;
-  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOiiidKnp:Sync", keywords, &comm, &sequence, &bucket_bytes,
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "OO|nnnOiiidKnpp:Sync", keywords, &comm, &sequence, &bucket_bytes,
                                    &first_bucket_bytes, &arena_offset, &telemetry, &wire, &encoding, &way,
-                                   &params.ratio, &seed, &bucket_elements, &params.unsummed)) {
+                                   &params.ratio, &seed, &bucket_elements, &params.unsummed, &params.static_graph)) {
     return NULL;
   }
   if (bucket_bytes < 0 || first_bucket_bytes < 0 || bucket_elements < 0 || arena_offset < 0) {
@@ -333,6 +334,25 @@ static PyObject *sync_finish(PyObject *object, PyObject *unused) {
       (unsigned int)report.buckets, (unsigned long long)report.full_bytes, (unsigned int)report.nonfinite);
 }
 
+static PyObject *sync_know(PyObject *object, PyObject *used) {
+  sync_object *self = (sync_object *)object;
+  even_sync *sync = engine_of(object);
+  char *flags = NULL;
+  Py_ssize_t count = 0;
+  if (sync == NULL) {
+    return NULL;
+  }
+  if (used != Py_None) {
+    if (PyBytes_AsStringAndSize(used, &flags, &count) != 0) {
+      return NULL;
+    }
+    if ((size_t)count != self->parameter_count) {
+      return PyErr_Format(PyExc_ValueError, "%zd flags of %zu parameters", count, self->parameter_count);
+    }
+  }
+  return none_or_raise(even_sync_know(sync, (const uint8_t *)flags));
+}
+
 /* (parameter, whether on this rank) of each whose gradient was not finite in the last round. */
 static PyObject *sync_nonfinite(PyObject *object, PyObject *unused) {
   sync_object *self = (sync_object *)object;
@@ -400,6 +420,8 @@ static PyMethodDef methods[] = {
      "peer_wait_ns, "
      "exposed_ns, bytes, buckets, full_bytes, nonfinite), used[i] 1 where some rank had a gradient of parameter i, "
      "nonfinite how many of these were not finite on some rank"},
+    {"know", sync_know, METH_O,
+     "know(used): from now on used (bytes) is what finish gives, and ranks no longer ask one another; None: they do"},
     {"nonfinite", sync_nonfinite, METH_NOARGS,
      "nonfinite(): (parameter, whether on this rank) of each whose gradient was not finite in the last round"},
     {"left_out", sync_left_out, METH_VARARGS,

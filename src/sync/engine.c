@@ -110,10 +110,42 @@ void even_sync_saw(even_sync *sync, size_t index, bool finite) {
   }
 }
 
+/* The mark is the last element of the last bucket: its sum is 0 where no rank has seen one. */
+void even_sync_mark(const even_sync *sync, void *end, even_dtype dtype) {
+  static const float single = 1.0f;
+  static const double wide = 1.0;
+  static const uint16_t half = 0x3c00;
+  static const uint16_t brain = 0x3f80;
+  const void *const ones[] = {[EVEN_F32] = &single, [EVEN_F64] = &wide, [EVEN_F16] = &half, [EVEN_BF16] = &brain};
+  if (!sync->layout.marked) {
+    return;
+  }
+  size_t size = even_dtype_bytes(dtype);
+  unsigned char *at = (unsigned char *)end - size;
+  memset(at, 0, size);
+  for (size_t i = 0; i < sync->parameter_count; i++) {
+    if (sync->bad[i] != 0) {
+      memcpy(at, ones[dtype], size);
+      return;
+    }
+  }
+}
+
+/* After its sum has been formed. */
+static bool is_marked(const even_sync *sync) {
+  const even_sync_span *last = &sync->layout.buckets[sync->layout.bucket_count - 1];
+  double zero = 0;
+  size_t size = even_dtype_bytes(last->dtype);
+  return memcmp(sync->base + last->offset + last->bytes - size, &zero, size) != 0;
+}
+
 static even_status reduce_in_place(even_sync *sync, size_t bucket) {
   const even_sync_span *span = &sync->layout.buckets[bucket];
   for (size_t i = 0; i < span->members; i++) {
     pack(sync, sync->layout.order[sync->first[bucket] + i]);
+  }
+  if (bucket + 1 == sync->layout.bucket_count) {
+    even_sync_mark(sync, sync->base + span->offset + span->bytes, span->dtype);
   }
   if (sync->unsummed) {
     return EVEN_OK; /* the flags, which follow, are when all ranks have packed */
@@ -195,7 +227,9 @@ static even_status run_round(even_sync *sync) {
   if (atomic_load(&sync->phase) == EVEN_SYNC_STOP) {
     return EVEN_OK;
   }
-  EVEN_TRY(reduce_flags(sync));
+  if (!sync->known || is_marked(sync)) {
+    EVEN_TRY(reduce_flags(sync));
+  }
   if (sync->encoded != NULL) {
     even_encoded_end(sync->encoded, &sync->layout);
   }

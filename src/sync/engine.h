@@ -60,6 +60,8 @@ struct even_sync {
   _Atomic uint32_t phase;  /* even_sync_phase; finish sleeps on it */
   _Atomic uint32_t bell;   /* the engine, and who encodes ahead, sleep on it */
   _Atomic uint32_t sleepers;
+  bool known;              /* flags are not reduced: `told` says what is used */
+  uint8_t *told;           /* one a parameter, the caller's */
   uint8_t *used;           /* one a parameter: reduced flags, the engine's */
   uint8_t *bad;            /* one a parameter: bits of even_sync_nonfinite, the engine's */
   even_sync_report report; /* the engine's part of it */
@@ -77,6 +79,9 @@ void even_sync_sleep(even_sync *sync, uint32_t bell);
 
 /* What was handed over of a parameter has been looked at; the engine thread's. */
 void even_sync_saw(even_sync *sync, size_t index, bool finite);
+/* Before the last bucket, which ends there, is reduced: puts the layout's mark where this rank has seen a gradient that
+ * is not finite. */
+void even_sync_mark(const even_sync *sync, void *end, even_dtype dtype);
 /* Whether the bucket travels in 16 bits. */
 bool even_sync_is_narrow(const even_sync_layout *layout, size_t bucket);
 /* Packs and reduces such a bucket by way of the wire; the engine thread's. */

@@ -68,6 +68,22 @@ static even_status fill(const even_sync_params *params, bool late, even_sync_lay
   return EVEN_OK;
 }
 
+/* Where a round says whether all gradients were finite. */
+static even_status mark(const even_sync_params *params, even_sync_layout *layout) {
+  layout->marked = params->static_graph != 0 && layout->bucket_count > 0;
+  if (!layout->marked) {
+    return EVEN_OK;
+  }
+  if (params->encoding != EVEN_SYNC_PLAIN || params->unsummed) {
+    return even_fail(EVEN_ERR_ARGUMENT, "gradients that are encoded or stay unsummed have no place for a mark");
+  }
+  even_sync_span *last = &layout->buckets[layout->bucket_count - 1];
+  if (!even_add_size(last->bytes, EVEN_SYNC_MARK_BYTES, &last->bytes)) {
+    return even_fail(EVEN_ERR_OVERFLOW, "a bucket of %zu bytes", last->bytes);
+  }
+  return EVEN_OK;
+}
+
 static even_status place(const even_sync_params *params, even_sync_layout *layout) {
   for (size_t b = 0; b < layout->bucket_count; b++) {
     layout->buckets[b].offset = layout->bytes;
@@ -133,6 +149,9 @@ even_status even_sync_layout_make(const even_sync_params *params, even_sync_layo
   }
   if (status == EVEN_OK) {
     status = fill(params, true, out);
+  }
+  if (status == EVEN_OK) {
+    status = mark(params, out);
   }
   if (status == EVEN_OK) {
     status = place(params, out);

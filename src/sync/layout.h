@@ -4,6 +4,9 @@
 #define EVEN_SYNC_LAYOUT_H
 
 #include <evenstep/sync.h>
+#include <stdbool.h>
+
+#define EVEN_SYNC_MARK_BYTES ((size_t)64)
 
 typedef struct even_sync_place {
   size_t bucket;
@@ -23,6 +26,7 @@ typedef struct even_sync_layout {
   size_t *order;           /* parameters bucket by bucket: bucket b has its members at order[first of b …] */
   size_t bucket_count;
   size_t bytes;       /* of all buckets, and of the wire after them */
+  bool marked;        /* the last EVEN_SYNC_MARK_BYTES of the last bucket are no parameter's */
   even_dtype wire;    /* what fp32 buckets travel as; EVEN_F32: as they are */
   size_t wire_offset; /* where the bucket under way is narrowed to: one place, as large as the largest */
 } even_sync_layout;

@@ -35,6 +35,7 @@ static even_status allocate(even_sync *sync, const even_sync_params *params) {
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->gradients, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->ready, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->used, count));
+  EVEN_TRY(EVEN_NEW_ARRAY(&sync->told, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->bad, count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->pending, sync->layout.bucket_count));
   EVEN_TRY(EVEN_NEW_ARRAY(&sync->first, sync->layout.bucket_count));
@@ -121,10 +122,25 @@ void even_sync_close(even_sync *sync) {
   even_free(sync->gradients);
   even_free(sync->ready);
   even_free(sync->used);
+  even_free(sync->told);
   even_free(sync->bad);
   even_free(sync->pending);
   even_free(sync->first);
   even_free(sync);
+}
+
+even_status even_sync_know(even_sync *sync, const uint8_t *used) {
+  if (atomic_load(&sync->phase) != EVEN_SYNC_IDLE) {
+    return even_fail(EVEN_ERR_STATE, "which parameters are used is told while a round of gradients is open");
+  }
+  if (!sync->layout.marked) {
+    return even_fail(EVEN_ERR_ARGUMENT, "which parameters are used is told, but not as of a static graph");
+  }
+  sync->known = used != NULL;
+  if (sync->known) {
+    memcpy(sync->told, used, sync->parameter_count);
+  }
+  return EVEN_OK;
 }
 
 int even_sync_nonfinite(const even_sync *sync, size_t index) {
@@ -204,7 +220,7 @@ even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *r
     return even_error_restore(&sync->error);
   }
   if (used != NULL && sync->parameter_count > 0) {
-    memcpy(used, sync->used, sync->parameter_count);
+    memcpy(used, sync->known ? sync->told : sync->used, sync->parameter_count);
   }
   return EVEN_OK;
 }

@@ -41,9 +41,18 @@ static void narrow(even_sync *sync, const even_sync_span *span, size_t bucket) {
 even_status even_sync_reduce_narrow(even_sync *sync, size_t bucket) {
   const even_sync_span *span = &sync->layout.buckets[bucket];
   const size_t *members = sync->layout.order + sync->first[bucket];
+  uint16_t *wire = (uint16_t *)(void *)(sync->base + sync->layout.wire_offset);
+  size_t count = span->bytes / sizeof(float);
+  bool last = bucket + 1 == sync->layout.bucket_count;
   narrow(sync, span, bucket);
-  EVEN_TRY(even_comm_all_reduce(sync->comm, sync->base + sync->layout.wire_offset, span->bytes / sizeof(float),
-                                sync->layout.wire, EVEN_SUM));
+  if (last) {
+    even_sync_mark(sync, wire + count, sync->layout.wire);
+  }
+  EVEN_TRY(even_comm_all_reduce(sync->comm, wire, count, sync->layout.wire, EVEN_SUM));
+  if (last && sync->layout.marked) { /* to where it lies in other buckets */
+    float *end = (float *)(void *)(sync->base + span->offset + span->bytes);
+    even_kernels_best()->widen[sync->layout.wire](end - 1, wire + count - 1, 1);
+  }
   for (size_t i = 0; i < span->members; i++) {
     even_kernels_best()->widen[sync->layout.wire](slot_of(sync, members[i]), on_wire(sync, span, members[i]),
                                                   sync->parameters[members[i]].count);

@@ -80,7 +80,7 @@ def test_16_bits_are_those_of_the_engine_in_c(run_ranks: Callable[..., Any], ran
     run_ranks(CASES, ranks, args=("bits",))
 
 
-@pytest.mark.parametrize("engine", ["torch"])
+@pytest.mark.parametrize("engine", ["torch", "shared"])
 def test_a_static_graph_is_told_once(run_ranks: Callable[..., Any], engine: str) -> None:
     first, second = told(run_ranks(CASES, args=("static", engine)))
     # Rank 1 has no samples in the first two steps; in the last it has a gradient that it had not.

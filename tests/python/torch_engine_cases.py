@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
 from evenstep import EvenstepError
+from evenstep.engine import SharedEngine
 from evenstep.torch_engine import TorchEngine
 
 RANK = int(os.environ["RANK"])
@@ -66,7 +67,7 @@ def prepared(model: nn.Module, samples: int = 24, **options: Any) -> tuple[nn.Mo
     options = {"engine": "torch", "policy": "equal", "bucket_cap_mb": 0.0002, **options}
     model, optimizer, loader = es.prepare(model, optimizer, DataLoader(data, batch_size=4), **options)
     engine = es.session().steps.syncs[-1].engine
-    assert type(engine) is TorchEngine, engine
+    assert type(engine) is (SharedEngine if options["engine"] == "shared" else TorchEngine), engine
     return model, optimizer, loader, engine
 
 

@@ -19,6 +19,7 @@ static const even_sync_parameter parameters[PARAMETERS] = {
 typedef struct kind {
   even_dtype wire;
   even_sync_encoding encoding;
+  bool known; /* from the second round on */
 } kind;
 
 static even_sync_params sync_params(const kind *of) {
@@ -29,6 +30,7 @@ static even_sync_params sync_params(const kind *of) {
                             .first_bucket_bytes = 1024,
                             .wire = of->wire,
                             .encoding = of->encoding,
+                            .static_graph = of->known,
                             .way = EVEN_SYNC_GATHER};
 }
 
@@ -81,10 +83,13 @@ static int one_round(even_comm *comm, even_sync *sync, gradients *all, size_t p,
 
 static int body(even_comm *comm, void *argument) {
   static gradients all;
-  even_sync_params params = sync_params(argument);
+  static const uint8_t used[PARAMETERS] = {1, 1, 1, 1, 1};
+  const kind *of = argument;
+  even_sync_params params = sync_params(of);
   even_sync *sync = NULL;
   RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
   int failed = one_round(comm, sync, &all, PARAMETERS, 0, false, 0.75);
+  RANKS_EXPECT(comm, !of->known || even_sync_know(sync, used) == EVEN_OK);
   for (size_t p = 0; p < PARAMETERS && failed == 0; p++) {
     size_t last = parameters[p].count - 1;
     failed = one_round(comm, sync, &all, p, last, false, 0.75) || one_round(comm, sync, &all, p, 0, true, 0.75) ||
@@ -108,17 +113,19 @@ static void run(const kind *of) {
 
 static void gradients_as_they_are(void **state) {
   (void)state;
-  run(&(kind){EVEN_F32, EVEN_SYNC_PLAIN});
+  run(&(kind){EVEN_F32, EVEN_SYNC_PLAIN, false});
+  run(&(kind){EVEN_F32, EVEN_SYNC_PLAIN, true});
 }
 
 static void gradients_in_bf16(void **state) {
   (void)state;
-  run(&(kind){EVEN_BF16, EVEN_SYNC_PLAIN});
+  run(&(kind){EVEN_BF16, EVEN_SYNC_PLAIN, false});
+  run(&(kind){EVEN_BF16, EVEN_SYNC_PLAIN, true});
 }
 
 static void gradients_that_are_encoded(void **state) {
   (void)state;
-  run(&(kind){EVEN_F32, EVEN_SYNC_INT8});
+  run(&(kind){EVEN_F32, EVEN_SYNC_INT8, false});
 }
 
 /* What is finite in fp32 need not be so on its way. */
@@ -143,7 +150,7 @@ static int overflow_body(even_comm *comm, void *argument) {
 static void too_large_for_fp16(void **state) {
   int results[RANKS_MOST];
   size_t bytes = 0;
-  kind of = {EVEN_F16, EVEN_SYNC_PLAIN};
+  kind of = {EVEN_F16, EVEN_SYNC_PLAIN, false};
   even_sync_params params = sync_params(&of);
   (void)state;
   assert_int_equal(even_sync_arena_bytes(&params, &bytes), EVEN_OK);
