@@ -28,6 +28,7 @@ if wanted ddp || [ "$which" = comm ]; then
   echo "== DDP on the backend and on Gloo"
   "$bin/python" bench/ddp_bench.py --json "$results/ddp-$day.json" | tee "$results/ddp-$day.txt"
   "$bin/python" bench/ddp_bench.py --spare --bucket-mb 0.25 --json build/ddp-spare.json | tee -a "$results/ddp-$day.txt"
+  "$bin/python" bench/torch_engine_bench.py | tee "$results/torch-engine-$day.txt"
 fi
 if wanted faults; then
   echo "== a rank is killed or stopped inside a call"

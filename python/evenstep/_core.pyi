@@ -74,7 +74,20 @@ class Telemetry:
     def handle(self) -> Any | None: ...
     @property
     def asks_end(self) -> bool: ...
+    @property
+    def wants_calls(self) -> bool: ...
     paused: bool  # write only
+    def all_reduce(
+        self,
+        group: int,
+        number: int,
+        ranks: int,
+        member: int,
+        dtype: int,
+        start_ns: int,
+        duration_ns: int,
+        bytes: int,
+    ) -> None: ...
     def span(self, kind: int, step: int, start_ns: int, duration_ns: int, bytes: int = 0, /) -> None: ...
     def step(
         self,

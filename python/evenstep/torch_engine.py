@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,33 @@ from evenstep._core import EvenstepError
 from evenstep.bucket_engine import BUCKET_BYTES, Bucket, BucketEngine
 from evenstep.compression import WIRES
 from evenstep.engine import EngineOptions, Report
-from evenstep.group import Group
+from evenstep.group import DTYPES, Group
 from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, SideStreams, SumUnderWay
 
 NCCL_BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's: what torch's NCCL is known to be fast with."""
+
+
+class _Recorded:
+    """The sums of a process group of torch's in telemetry, as a group of ours records its calls."""
+
+    def __init__(self, telemetry: _core.Telemetry, process_group: Any, rank: int) -> None:
+        self._telemetry, self._rank = telemetry, rank
+        self._ranks = 1 if process_group is None else dist.get_world_size(process_group)
+        self._name = f"torch/gradients/{getattr(process_group, 'group_name', '')}"
+        self._mark = zlib.crc32(self._name.encode())
+        self._backend = "" if process_group is None else dist.get_backend(process_group)
+        self._number = 0  # the same on all ranks
+        self._named = False
+
+    def add(self, dtype: torch.dtype, start_ns: int, duration_ns: int, count_bytes: int) -> None:
+        if not self._named and self._telemetry.wants_calls:
+            self._named = True
+            words = f"{self._backend} {self._ranks} {self._name}"
+            self._telemetry.event(_core.EVENT_GROUP, 0, self._mark, words)
+        self._number += 1
+        place = self._mark, self._number, self._ranks, self._rank
+        self._telemetry.all_reduce(*place, DTYPES.get(dtype, -1), start_ns, duration_ns, count_bytes)
 
 
 class _Handed:
@@ -50,6 +73,7 @@ class TorchEngine(BucketEngine):
         super().__init__(parameters, options)
         self._process_group, self._second, self._group, self._telemetry = process_group, second, group, telemetry
         self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
+        self._recorded = _Recorded(telemetry, process_group, group.rank)
         self._streams = streams or SideStreams()
         self._several = len({p.device for p in parameters}) > 1
         self._packed: dict[
@@ -142,6 +166,9 @@ class TorchEngine(BucketEngine):
         now = _core.clock_ns()
         since = max(one.since_ns, self._last_done_ns)
         self._telemetry.span(_core.SPAN_COMMUNICATION, self._step, since, now - since, one.moved)
+        narrow = one.moved != one.bucket.bytes
+        dtype = self._wire if narrow and self._wire is not None else one.bucket.flat.dtype
+        self._recorded.add(dtype, since, now - since, one.moved)
         self._communication_ns += now - since
         self._last_done_ns = now
         self._done += 1

@@ -2,6 +2,7 @@
 #include "ext.h"
 
 #include <evenstep/telemetry.h>
+#include <evenstep/types.h>
 #include <math.h>
 
 #include "os/clock.h"
@@ -143,6 +144,35 @@ static PyObject *writer_event(PyObject *self, PyObject *arguments, PyObject *nam
   even_event_record_words(&record, words);
   even_telemetry_event(((writer_object *)self)->telemetry, &record);
   Py_RETURN_NONE;
+}
+
+/* What another library has made, on the row of what moves gradients. */
+static PyObject *writer_all_reduce(PyObject *self, PyObject *arguments, PyObject *names) {
+  static char *keywords[] = {"group", "number", "ranks", "member", "dtype", "start_ns", "duration_ns", "bytes", NULL};
+  unsigned long long start = 0;
+  unsigned long long duration = 0;
+  unsigned long long bytes = 0;
+  int ranks = 0;
+  int member = 0;
+  int dtype = 0;
+  even_call_record record = {.call = EVEN_RECORDED_ALL_REDUCE, .op = EVEN_SUM, .row = EVEN_ROW_ENGINE, .peer = -1};
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "IIiiiKKK:all_reduce", keywords, &record.group, &record.number,
+                                   &ranks, &member, &dtype, &start, &duration, &bytes)) {
+    return NULL;
+  }
+  record.ranks = (uint16_t)ranks;
+  record.member = (uint16_t)member;
+  record.dtype = dtype < 0 ? EVEN_CALL_NONE : (uint8_t)dtype;
+  record.start_ns = start;
+  record.duration_ns = duration;
+  record.bytes = bytes;
+  even_telemetry_call(((writer_object *)self)->telemetry, &record);
+  Py_RETURN_NONE;
+}
+
+static PyObject *writer_wants_calls(PyObject *self, void *closure) {
+  (void)closure;
+  return PyBool_FromLong(even_telemetry_wants_calls(((writer_object *)self)->telemetry));
 }
 
 static PyObject *writer_scalar(PyObject *self, PyObject *arguments) {
@@ -470,6 +500,10 @@ static PyMethodDef writer_methods[] = {
      "step(step, epoch, end_ns, duration_ns, busy_ns, samples, batch, loss=nan, predicted_seconds=nan)"},
     {"event", (PyCFunction)(void (*)(void))writer_event, METH_VARARGS | METH_KEYWORDS,
      "event(event, step, value=0, words='', at_ns=now); what does not fit into SCALAR_NAME_BYTES is left out"},
+    {"all_reduce", (PyCFunction)(void (*)(void))writer_all_reduce, METH_VARARGS | METH_KEYWORDS,
+     "all_reduce(group, number, ranks, member, dtype, start_ns, duration_ns, bytes): of gradients, that another "
+     "library "
+     "has made; group: the mark of an EVENT_GROUP; dtype: DTYPE_…, or -1"},
     {"open", writer_open, METH_VARARGS, "open(fd, rank): a ring that was made with fd -1 writes there from now on"},
     {"enter", writer_enter, METH_O, "enter(activity): what this rank does from now on, one of AT_…"},
     {"scalar", writer_scalar, METH_VARARGS, "scalar(name, step, number); ValueError beyond SCALAR_NAME_BYTES"},
@@ -477,6 +511,7 @@ static PyMethodDef writer_methods[] = {
 static PyGetSetDef writer_members[] = {
     {"handle", writer_handle, NULL, "capsule \"evenstep.telemetry\" for other parts of the engine; None without a ring",
      NULL},
+    {"wants_calls", writer_wants_calls, NULL, "whether records of calls are wanted, and not only their sums", NULL},
     {"asks_end", writer_asks_end, NULL, "whether the ranks shall save their state after the step under way, and end",
      NULL},
     {"paused", NULL, writer_pause, "set it to write nothing for a while, the engine through the handle neither", NULL},

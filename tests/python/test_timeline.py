@@ -178,6 +178,35 @@ def test_each_call_is_there_once_on_each_rank(job: Callable[..., dict[str, Any]]
     assert totals == made  # all were counted as well
 
 
+OVER_TORCH = """
+    import torch
+    import evenstep as es
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.ones(24, 4))
+    loader = torch.utils.data.DataLoader(data, batch_size=8)
+    model, optimizer, loader = es.prepare(model, optimizer, loader, engine="torch")
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_gradients_that_torch_adds_up_are_there(job: Callable[..., dict[str, Any]]) -> None:
+    trace = job(OVER_TORCH, "--timeline")
+    _check_structure(trace)
+    for rank in (0, 1):
+        calls = next(c for group, c in _calls(trace, rank).items() if group.startswith("torch/gradients/"))
+        assert calls == [(number, "all_reduce", 40, "F32", "SUM") for number in (1, 2, 3)]
+    events = trace["traceEvents"]
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    found = [e for e in events if e.get("cat") == "collective" and e["args"]["group"].startswith("torch/gradients/")]
+    assert {rows[e["pid"], e["tid"]] for e in found} == {"communication thread"}
+    assert {e["args"]["engine"] for e in found} == {"gloo"}
+
+
 QUICK = """
     import torch
     import torch.distributed as dist

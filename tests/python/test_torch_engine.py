@@ -119,6 +119,7 @@ def test_the_size_of_buckets_is_ddps_over_nccl(monkeypatch: pytest.MonkeyPatch) 
 
     def buckets(backend: str) -> int:
         monkeypatch.setattr("evenstep.torch_engine.dist.get_backend", lambda group: backend)
+        monkeypatch.setattr("evenstep.torch_engine.dist.get_world_size", lambda group: 2)
         return len(TorchEngine(parameters, "group", Alone(), _core.Telemetry(-1, 0), EngineOptions())._buckets)
 
     assert [buckets("gloo"), buckets("nccl")] == [12, 2]

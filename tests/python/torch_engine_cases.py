@@ -166,12 +166,12 @@ def lost() -> None:
             raise RuntimeError("Connection closed by peer [10.0.0.7]:41")
 
     def begin(flat: torch.Tensor, narrow: bool) -> Any:
-        begun.append(flat)
-        one = begin_sum(flat, narrow)
+        begun.append(begin_sum(flat, narrow))
         if len(begun) == 2:
-            one._work.wait()
-            one._work = Failed()
-        return one
+            for one in begun:  # who looks finds the first done, and the second failed
+                one._work.wait()
+            begun[1]._work = Failed()
+        return begun[-1]
 
     engine._begin_sum = begin  # type: ignore[method-assign]
     words = []
