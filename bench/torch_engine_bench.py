@@ -63,13 +63,14 @@ def run_rank(options: argparse.Namespace) -> None:
             step()
             es.barrier()
             step.tails.clear()
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             for _ in range(options.steps):
                 step()
+            worked = (time.process_time() - worked) / options.steps
             es.barrier()
             took = (time.perf_counter() - began) / options.steps
             if rank == 0:
-                print(json.dumps([took, statistics.median(step.tails), step.bytes]), flush=True)
+                print(json.dumps([took, statistics.median(step.tails), worked, step.bytes]), flush=True)
         assert line == "next", line
 
 
@@ -178,9 +179,9 @@ def measure(jobs: dict[str, Job], rounds: int) -> dict[str, Any]:
     for number in range(rounds):
         for way in WAYS if number % 2 else reversed(WAYS):
             found[way].append(jobs[way].round())
-    row: dict[str, Any] = {"bytes": int(found["during"][0][2]), "load": [load, os.getloadavg()[0]]}
+    row: dict[str, Any] = {"bytes": int(found["during"][0][3]), "load": [load, os.getloadavg()[0]]}
     for way, rows in found.items():
-        row[way], row[f"{way} tail"] = (statistics.median(one[k] for one in rows) for k in (0, 1))
+        row[way], row[f"{way} tail"], row[f"{way} cpu"] = (statistics.median(one[k] for one in rows) for k in range(3))
         row[f"{way} range"] = [min(one[0] for one in rows), max(one[0] for one in rows)]
     pairs = [a[0] / b[0] for a, b in zip(found["after"], found["during"])]
     row["pairs"] = sorted(pairs)
@@ -194,17 +195,20 @@ def show(options: argparse.Namespace, report: dict[str, Any]) -> None:
         f"\nes.prepare(engine='torch', compression={options.compression!r}) over Gloo, {RANKS} ranks, one core each; medians"
     )
     print(
-        f"{'width':>6} {'gradients':>10} {'after':>10} {'during':>10} {'faster':>7} {'rounds':>13} {'tails':>16} {'load':>11}"
+        f"{'width':>6} {'gradients':>10} {'after':>10} {'during':>10} {'faster':>7} {'rounds':>13} {'tails':>16} {'of a core':>16} {'load':>11}"
     )
     for row in report["rows"]:
         pairs = row["pairs"]
         tails = "/".join(f"{1e3 * row[f'{way} tail']:.1f}" for way in WAYS)
+        cpu = "/".join(f"{1e3 * row[f'{way} cpu']:.1f}" for way in WAYS)
         load = "-".join(f"{one:.1f}" for one in row["load"])
         print(
             f"{row['width']:>6} {row['bytes'] / 1e6:>7.1f} MB {1e3 * row['after']:>7.1f} ms {1e3 * row['during']:>7.1f} ms "
-            f"{statistics.median(pairs):>6.2f}x {pairs[0]:>5.2f} to {pairs[-1]:.2f} {tails:>13} ms {load:>11}"
+            f"{statistics.median(pairs):>6.2f}x {pairs[0]:>5.2f} to {pairs[-1]:.2f} {tails:>13} ms {cpu:>13} ms {load:>11}"
         )
-    print("\nfaster: the median over rounds of after / during, made one after the other; tails are after/during.")
+    print(
+        "\nfaster: the median over rounds of after / during, made one after the other; tails, and what rank 0 took of its core, are after/during."
+    )
 
 
 def main() -> None:
