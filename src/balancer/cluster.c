@@ -5,6 +5,8 @@
 
 #include "balancer/pseudo_random.h"
 
+enum { MOST_BENDS = 5 };
+
 static double factor_of(const even_cluster_rank *rank) {
   return rank->slower > 0.0 ? rank->slower : 1.0;
 }
@@ -71,6 +73,21 @@ static double own_part(even_cluster *c, const even_cluster_rank *rank) {
   return even_pseudo_random_unit(&c->state) < rank->own_seldom ? 0.0 : rank->own * noise;
 }
 
+/* So many samples of a straight line take as long. */
+static double bent(const even_cluster_rank *rank, double samples) {
+  double as = samples < (double)rank->flat ? (double)rank->flat : samples;
+  return rank->bend > 0 && as > (double)rank->bend ? as + (rank->steeper - 1.0) * (as - (double)rank->bend) : as;
+}
+
+static double tiled(const even_cluster_rank *rank, double samples) {
+  return rank->tile > 1 ? ceil(samples / (double)rank->tile) * (double)rank->tile : samples;
+}
+
+double even_cluster_work(const even_cluster_rank *rank, double samples) {
+  double pieces = rank->micro_batch > 0 ? ceil(samples / (double)rank->micro_batch) : 0.0;
+  return rank->fixed + rank->per_sample * bent(rank, tiled(rank, samples)) + rank->per_piece * pieces;
+}
+
 double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings) {
   double longest = 0.0;
   double tilt = tilted(c, shares);
@@ -81,9 +98,7 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
     noise *= rank->wander > 0.0 ? wandering(c, rank) : 1.0;
     noise *= even_pseudo_random_unit(&c->state) < rank->outliers ? 5.0 : 1.0;
     noise *= c->steps == 0 && c->first_step > 0.0 ? c->first_step : 1.0;
-    double samples = shares[r] > 0 ? (double)shares[r] : 1.0;
-    double pieces = rank->micro_batch > 0 ? ceil(samples / (double)rank->micro_batch) : 0.0;
-    double work = rank->fixed + rank->per_sample * samples + rank->per_piece * pieces;
+    double work = even_cluster_work(rank, shares[r] > 0 ? (double)shares[r] : 1.0);
     double seconds = work * factor_of(rank) * noise * tilt;
     seconds *= shares[r] == 0 && c->dummy > 0.0 ? c->dummy : 1.0;
     if (shares[r] == 0 && c->idles) {
@@ -107,9 +122,26 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
   return longest;
 }
 
+/* Where the line of a rank bends, rising; the first is a dummy batch's and the last far out. */
+static size_t bends_of(const even_cluster_rank *rank, int64_t *samples) {
+  int64_t low = rank->flat < rank->bend ? rank->flat : rank->bend;
+  int64_t high = rank->flat < rank->bend ? rank->bend : rank->flat;
+  size_t points = 0;
+  samples[points++] = 0;
+  samples[points++] = rank->tile > 1 ? rank->tile : 1;
+  if (low > samples[points - 1]) {
+    samples[points++] = low;
+  }
+  if (high > samples[points - 1]) {
+    samples[points++] = high;
+  }
+  samples[points++] = 1 << 20;
+  return points;
+}
+
 even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *shares) {
-  static const int64_t samples[3] = {0, 1, 1 << 20};
-  double seconds[EVEN_CLUSTER_RANKS][3];
+  int64_t samples[EVEN_CLUSTER_RANKS][MOST_BENDS];
+  double seconds[EVEN_CLUSTER_RANKS][MOST_BENDS];
   even_rank_cost costs[EVEN_CLUSTER_RANKS];
   for (size_t r = 0; r < c->ranks; r++) {
     const even_cluster_rank *rank = &c->rank[r];
@@ -118,11 +150,15 @@ even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *sha
     double each = rank->micro_batch > 0 ? rank->per_piece : rank->fixed; /* micro-batch */
     double step = rank->micro_batch > 0 ? own + rank->fixed * speed : 0.0;
     double rest = rank->micro_batch > 0 ? 0.0 : own;
-    seconds[r][1] = (each + rank->per_sample) * speed + rest;
+    size_t points = bends_of(rank, samples[r]);
+    for (size_t i = 1; i < points; i++) {
+      seconds[r][i] = (each + rank->per_sample * bent(rank, (double)samples[r][i])) * speed + rest;
+    }
     seconds[r][0] = c->idles ? rest : seconds[r][1];
-    seconds[r][2] = (each + rank->per_sample * (double)samples[2]) * speed + rest;
-    costs[r] =
-        (even_rank_cost){.table = {samples, seconds[r], 3}, .constant_seconds = step, .micro_batch = rank->micro_batch};
+    costs[r] = (even_rank_cost){.table = {samples[r], seconds[r], points},
+                                .constant_seconds = step,
+                                .micro_batch = rank->micro_batch,
+                                .bucket = rank->tile};
   }
   return even_balancer_solve_costs(costs, NULL, c->ranks, batch, shares, NULL);
 }

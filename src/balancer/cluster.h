@@ -8,8 +8,12 @@
 enum { EVEN_CLUSTER_RANKS = 64 };
 
 typedef struct even_cluster_rank {
-  double fixed;        /* seconds of work of every step */
-  double per_sample;   /* seconds of work of a sample */
+  double fixed;      /* seconds of work of every step */
+  double per_sample; /* seconds of work of a sample */
+  int64_t flat;      /* > 1: fewer samples take as long as so many: a device that they do not fill */
+  int64_t bend;      /* > 0: each sample beyond so many takes `steeper` times as long, as where caches or memory end */
+  double steeper;    /* >= 1 */
+  int64_t tile;      /* > 1: a share takes as long as the next multiple, as kernels for whole tiles do */
   int64_t micro_batch; /* > 0: a larger share runs as micro-batches of so many samples, … */
   double per_piece;    /* … each of which takes so many seconds beyond its samples' */
   double slower;       /* factor now; 1: as built, 0 is read as 1 */
@@ -47,6 +51,8 @@ typedef struct even_cluster {
 /* One step of all ranks; its time is the slowest rank's, with its own part of the exchange. The same state draws the
  * same noise whatever the shares. */
 double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings);
+/* Seconds of work of a share of `samples` >= 1, at the speed as built. */
+double even_cluster_work(const even_cluster_rank *rank, double samples);
 /* The best split at the true speeds. Errors: those of even_balancer_solve. */
 even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *shares) EVEN_MUST_USE;
 

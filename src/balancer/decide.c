@@ -16,17 +16,45 @@ static const double least_replayed = 0.003;
 /* What looking after a rank without samples may cost of the run. */
 static const double probe_cost = 0.002;
 
+enum { STRAIGHT_POINTS = 3 };
+static const int64_t far_out = INT64_C(1) << 40; /* so that the slope keeps its digits */
+
 /* Straight lines from (0, idle) over (1, one) on. */
 static void set_table(even_balancer *b, size_t rank, double idle, double one, double per_sample) {
   int64_t *samples = b->table_samples + rank * EVEN_TABLE_POINTS;
   double *seconds = b->table_seconds + rank * EVEN_TABLE_POINTS;
   samples[0] = 0;
   samples[1] = 1;
-  samples[2] = INT64_C(1) << 40; /* far out, so that the slope keeps its digits */
+  samples[2] = far_out;
   seconds[0] = idle < one ? idle : one;
   seconds[1] = one;
   seconds[2] = one + per_sample * (double)(samples[2] - 1);
-  b->costs[rank].table.points = EVEN_TABLE_POINTS;
+  b->costs[rank].table.points = STRAIGHT_POINTS;
+  b->costs[rank].micro_batch = 0;
+  b->costs[rank].constant_seconds = 0.0;
+}
+
+/* A dummy batch and one sample as the model has them, then these points, each `more` seconds later; straight between
+ * them, and beyond by `slope`. */
+static void set_points(even_balancer *b, size_t rank, const double *at, const double *took, int count, double slope,
+                       double more) {
+  const even_rank_model *model = &b->models[rank];
+  int64_t *samples = b->table_samples + rank * EVEN_TABLE_POINTS;
+  double *seconds = b->table_seconds + rank * EVEN_TABLE_POINTS;
+  size_t points = 2;
+  samples[0] = 0;
+  samples[1] = 1;
+  seconds[1] = fmin(even_model_at(model, 1), took[0]) + more;
+  seconds[0] = fmin(even_model_at(model, 0), seconds[1]);
+  for (int i = 0; i < count; i++) {
+    if ((int64_t)at[i] > 1) {
+      samples[points] = (int64_t)at[i];
+      seconds[points++] = took[i] + more;
+    }
+  }
+  samples[points] = far_out;
+  seconds[points] = seconds[points - 1] + slope * (double)(far_out - samples[points - 1]);
+  b->costs[rank].table.points = points + 1;
   b->costs[rank].micro_batch = 0;
   b->costs[rank].constant_seconds = 0.0;
 }
@@ -38,7 +66,7 @@ static void set_pieces(even_balancer *b, size_t rank) {
   const even_rank_model *model = &b->models[rank];
   double *seconds = b->table_seconds + rank * EVEN_TABLE_POINTS;
   double constant = seconds[1] - model->seconds_per_sample * (1.0 + model->piece_samples);
-  for (int i = 0; i < EVEN_TABLE_POINTS; i++) {
+  for (int i = 0; i < STRAIGHT_POINTS; i++) {
     seconds[i] = seconds[i] > constant ? seconds[i] - constant : 0.0;
   }
   b->costs[rank].micro_batch = model->micro_batch;
@@ -75,6 +103,11 @@ bool even_balancer_learned(const even_balancer *b) {
   return any;
 }
 
+/* Seconds of a sample, on the whole. */
+static double steepness(const even_rank_model *model) {
+  return even_model_bent(model) ? model->shape.slope : model->seconds_per_sample;
+}
+
 /* Tables of what was measured; a rank that never had samples is judged by its prior speed beside the others. */
 void even_balancer_believe(even_balancer *b, int64_t batch) {
   double one = 0.0;
@@ -85,7 +118,7 @@ void even_balancer_believe(even_balancer *b, int64_t batch) {
   for (size_t r = 0; r < b->ranks; r++) {
     if (b->models[r].known) {
       step = fmax(step, even_model_at(&b->models[r], b->current[r]));
-      least = fmin(least, b->models[r].seconds_per_sample);
+      least = fmin(least, steepness(&b->models[r]));
       one += b->models[r].seconds_per_sample * b->speeds[r];
       fixed += b->models[r].fixed_seconds * b->speeds[r];
       known += 1.0;
@@ -95,10 +128,12 @@ void even_balancer_believe(even_balancer *b, int64_t batch) {
   for (size_t r = 0; r < b->ranks; r++) {
     const even_rank_model *model = &b->models[r];
     if (model->known) {
-      double headroom = even_scatter_headroom(scatter, model->seconds_per_sample / least);
+      double headroom = even_scatter_headroom(scatter, steepness(model) / least);
       double floor = b->guard.floors[r];
       if (floor * (double)b->current[r] > even_model_at(model, b->current[r])) {
         set_table(b, r, 0.0, floor, floor);
+      } else if (even_model_bent(model)) {
+        set_points(b, r, model->shape.samples, model->shape.seconds, model->shape.points, model->shape.slope, headroom);
       } else {
         set_table(b, r, even_model_at(model, 0), even_model_line(model, 1.0) + headroom, model->seconds_per_sample);
         if (model->micro_batch > 0 && model->piece_samples > 0.0) {
@@ -168,6 +203,44 @@ even_status even_balancer_propose(even_balancer *b, double *promised) {
     set_reach(b, factor);
   }
   return even_solve(&b->room, b->costs, b->reach, b->batch, b->candidate, promised);
+}
+
+/* Instead of what is believed, for ranks whose sizes were measured. */
+static void hope(even_balancer *b) {
+  double samples[EVEN_SHAPE_HOPES] = {0};
+  double seconds[EVEN_SHAPE_HOPES] = {0};
+  for (size_t r = 0; r < b->ranks; r++) {
+    const even_rank_model *model = &b->models[r];
+    double headroom = even_rank_cost_at(&b->costs[r], 1) - even_model_at(model, 1);
+    int points = model->known && b->costs[r].micro_batch == 0 && !(b->guard.floors[r] > 0.0)
+                     ? even_shape_hopes(&model->shape, samples, seconds)
+                     : 0;
+    if (points > 0) {
+      set_points(b, r, samples, seconds, points, steepness(model), fmax(0.0, headroom));
+    }
+  }
+}
+
+/* The nearer a split is to what runs, the more is known of it: the fewest samples more that promise enough. */
+even_status even_balancer_hope(even_balancer *b, double gain, bool *any) {
+  EVEN_TRY(even_balancer_propose(b, NULL));
+  double now = even_balancer_step_seconds(b, b->current);
+  *any = false;
+  hope(b);
+  for (int64_t more = 1; !*any && more < b->batch; more += 1 + more / 3) {
+    double promised = now;
+    int64_t most = 0;
+    for (size_t r = 0; r < b->ranks; r++) {
+      int64_t near = b->current[r] < b->batch - more ? b->current[r] + more : b->batch;
+      b->unlimited[r] = near < b->reach[r] ? near : b->reach[r];
+      most = b->batch - most > b->unlimited[r] ? most + b->unlimited[r] : b->batch;
+    }
+    if (most == b->batch) {
+      EVEN_TRY(even_solve(&b->room, b->costs, b->unlimited, b->batch, b->candidate, &promised));
+    }
+    *any = promised < now * (1.0 - gain);
+  }
+  return EVEN_OK;
 }
 
 /* Whether some rank could take more than its reach in the `promised` time; else the best split of all is no faster. */

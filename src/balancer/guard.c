@@ -23,16 +23,19 @@ static const double often = 0.15;
 static const double changed_by = 1.6;
 /* What the trials of each question may cost of the run. */
 static const double trial_cost[EVEN_GUARD_QUESTIONS] = {
-    [EVEN_GUARD_CAUTION] = 0.01, [EVEN_GUARD_RELEASE] = 0.005, [EVEN_GUARD_MODELS] = 0.01,
+    [EVEN_GUARD_CAUTION] = 0.01, [EVEN_GUARD_RELEASE] = 0.005, [EVEN_GUARD_MODELS] = 0.01, [EVEN_GUARD_SIZES] = 0.01,
     [EVEN_GUARD_EQUAL] = 0.003,  [EVEN_GUARD_PRIOR] = 0.003,   [EVEN_GUARD_RETURN] = 0.005};
 /* A gain that decides for a challenger. */
 static const double least_gain = 0.015;
+/* A gain that is hoped for, and worth a trial. */
+static const double hoped_gain = 0.02;
 /* What is remembered of blame from one step to the next. */
 static const double memory = 1.0 - 1.0 / 32.0;
 
 static const int64_t first_pause[EVEN_GUARD_QUESTIONS] = {
     [EVEN_GUARD_CAUTION] = FIRST_CAUTION, [EVEN_GUARD_RELEASE] = FIRST_RELEASE, [EVEN_GUARD_MODELS] = FIRST_CAUTION,
-    [EVEN_GUARD_EQUAL] = FIRST_EQUAL,     [EVEN_GUARD_PRIOR] = FIRST_EQUAL,     [EVEN_GUARD_RETURN] = FIRST_RETURN,
+    [EVEN_GUARD_SIZES] = FIRST_CAUTION,   [EVEN_GUARD_EQUAL] = FIRST_EQUAL,     [EVEN_GUARD_PRIOR] = FIRST_EQUAL,
+    [EVEN_GUARD_RETURN] = FIRST_RETURN,
 };
 
 even_status even_guard_open(even_guard *g, even_balancer *b) {
@@ -250,6 +253,14 @@ static void conclude(even_balancer *b, bool won) {
   }
 }
 
+static void begin_trial(even_balancer *b, even_guard_question question) {
+  even_guard *g = &b->guard;
+  memcpy(g->challenger, b->candidate, b->ranks * sizeof *g->challenger);
+  g->question = question;
+  even_stops_begin(&g->stops);
+  even_trial_begin(&g->trial, least_gain);
+}
+
 even_status even_guard_challenge(even_balancer *b, even_guard_question question, bool *begun) {
   even_guard *g = &b->guard;
   double *floors = g->floors;
@@ -259,10 +270,7 @@ even_status even_guard_challenge(even_balancer *b, even_guard_question question,
   EVEN_TRY(status);
   *begun = !same(b, b->candidate, b->current);
   if (*begun) {
-    memcpy(g->challenger, b->candidate, b->ranks * sizeof *g->challenger);
-    g->question = question;
-    even_stops_begin(&g->stops);
-    even_trial_begin(&g->trial, least_gain);
+    begin_trial(b, question);
   } else {
     g->next[question] = b->steps + EVEN_GUARD_SETTLED; /* nothing to ask now */
   }
@@ -272,6 +280,25 @@ even_status even_guard_challenge(even_balancer *b, even_guard_question question,
 static even_status models(even_balancer *b, bool *begun) {
   memcpy(b->guard.floors_tried, b->guard.floors, b->ranks * sizeof *b->guard.floors);
   return even_guard_challenge(b, EVEN_GUARD_MODELS, begun);
+}
+
+/* Where the time of a rank is no straight line, its cliffs lie between sizes that ran. */
+static even_status sizes(even_balancer *b, bool *begun) {
+  even_guard *g = &b->guard;
+  bool bent = false;
+  for (size_t r = 0; r < b->ranks; r++) {
+    bent = bent || even_model_bent(&b->models[r]);
+  }
+  if (bent) {
+    EVEN_TRY(even_balancer_hope(b, hoped_gain, begun));
+  }
+  if (*begun) {
+    memcpy(g->floors_tried, g->floors, b->ranks * sizeof *g->floors);
+    begin_trial(b, EVEN_GUARD_SIZES);
+  } else {
+    g->next[EVEN_GUARD_SIZES] = b->steps + EVEN_GUARD_SETTLED;
+  }
+  return EVEN_OK;
 }
 
 /* The challenger is the fixed split; or, where that is in force, the models'. */
@@ -344,6 +371,9 @@ static even_status ask(even_balancer *b) {
   }
   if (!begun && bursty(b) && may_ask(b, EVEN_GUARD_MODELS)) {
     EVEN_TRY(models(b, &begun));
+  }
+  if (!begun && may_ask(b, EVEN_GUARD_SIZES)) {
+    EVEN_TRY(sizes(b, &begun));
   }
   int names = b->policy == EVEN_POLICY_AUTO ? EVEN_FIXED_COUNT : EVEN_FIXED_EQUAL + 1;
   for (int name = 0; !begun && name < names; name++) {

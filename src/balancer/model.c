@@ -103,6 +103,15 @@ double even_model_line(const even_rank_model *model, double samples) {
   return larger(shortest_seconds, model->fixed_seconds + model->seconds_per_sample * samples);
 }
 
+bool even_model_bent(const even_rank_model *model) {
+  return model->shape.bent;
+}
+
+/* By the sizes where these are believed, else along the line. */
+static double expected_at(const even_rank_model *model, double samples) {
+  return model->shape.bent ? even_shape_at(&model->shape, samples) : even_model_line(model, samples);
+}
+
 static double in_buckets(const even_rank_model *model, int64_t samples) {
   int64_t over = model->bucket > 1 ? samples % model->bucket : 0;
   return (double)samples + (over > 0 ? (double)(model->bucket - over) : 0.0);
@@ -130,7 +139,7 @@ static double pieces_of(double samples, int64_t micro_batch) {
 
 /* Seconds for the largest share of a window. */
 static double seconds_of(const even_rank_model *model, double share) {
-  return even_model_line(model, share + model->piece_samples * pieces_of(share, model->micro_batch));
+  return expected_at(model, share + model->piece_samples * pieces_of(share, model->micro_batch));
 }
 
 /* Speeds of spared dummy batches that differ by less are the same. */
@@ -148,12 +157,19 @@ bool even_model_idles(const even_rank_model *model) {
 
 double even_model_at(const even_rank_model *model, int64_t samples) {
   if (samples == 0 && even_model_idles(model)) {
-    return smaller(idle_seconds(model), even_model_line(model, padded(model, 1)));
+    return smaller(idle_seconds(model), expected_at(model, padded(model, 1)));
   }
   if (samples == 0) {
-    return model->dummy ? even_model_line(model, padded(model, 1)) : model->fixed_seconds;
+    return model->dummy ? expected_at(model, padded(model, 1)) : model->fixed_seconds;
   }
-  return even_model_line(model, padded(model, samples));
+  return expected_at(model, padded(model, samples));
+}
+
+double even_model_slope(const even_rank_model *model, int64_t samples) {
+  if (!model->shape.bent) {
+    return model->seconds_per_sample;
+  }
+  return even_model_at(model, samples + 1) - even_model_at(model, samples);
 }
 
 static void drop(even_rank_model *model, int oldest) {
@@ -185,6 +201,7 @@ void even_model_set_pieces(even_rank_model *model, int64_t micro_batch, double p
   }
   model->micro_batch = micro_batch;
   model->piece_samples = piece_samples;
+  model->shape = (even_shape){0}; /* sizes are others now */
 }
 
 /* All that was measured took `factor` times as long, had the rank's speed been today's. */
@@ -195,6 +212,7 @@ static void rescale(even_rank_model *model, double factor) {
   model->pending_seconds *= factor;
   model->fixed_seconds *= factor;
   model->seconds_per_sample *= factor;
+  even_shape_move(&model->shape, factor, 0.0);
 }
 
 static void shift(double *values, int count, double seconds) {
@@ -204,6 +222,7 @@ static void shift(double *values, int count, double seconds) {
 }
 
 void even_model_shift(even_rank_model *model, double seconds) {
+  even_shape_move(&model->shape, 1.0, seconds);
   shift(model->seconds, model->count, seconds);
   shift(model->idle, model->idle_count, seconds);
   shift(&model->idle_reference, model->idle_reference > 0.0 ? 1 : 0, seconds);
@@ -240,10 +259,47 @@ static void end_idle(even_rank_model *model, int64_t samples) {
     model->count = model->pending = 0;
     model->pending_samples = model->pending_seconds = model->pending_pieces = 0.0;
     model->known = model->guess = false;
+    model->shape = (even_shape){0};
   }
   model->idle_count = samples == 0 ? 0 : model->idle_count; /* they are not spared any more */
   model->idle_reference = 0.0;
   model->idle_since = 0;
+}
+
+/* A rank that is slower now forgets what it did before; not which share it did in what time, where that was steady. */
+static void keep_known(even_rank_model *model, double factor, int older) {
+  bool steady = older >= SHOWN && model->block == 1 && model->usual_noise < noisy;
+  if (factor > 1.0 && steady && model->most_samples >= model->known_samples) {
+    model->known_samples = model->most_samples;
+    model->known_seconds = seconds_of(model, model->most_samples);
+  }
+}
+
+/* Forgets all but the last `recent` entries: before them the rank took `factor` times less. */
+static void begin_anew(even_rank_model *model, double factor, int recent) {
+  keep_known(model, factor, model->count - recent);
+  drop(model, model->count - recent);
+  model->fixed_seconds *= factor;
+  model->seconds_per_sample *= factor;
+  for (int idle = 0; idle < model->idle_count; idle++) {
+    model->idle[idle] *= factor;
+  }
+  model->restless += 1.0;
+}
+
+/* Where the sizes are believed they tell, too, when the rank has become another: the line begins anew. */
+static void take_size(even_rank_model *model, double samples, double seconds) {
+  if (model->piece_samples > 0.0) {
+    return;
+  }
+  double factor = even_shape_take(&model->shape, samples, seconds);
+  bool changed = factor < 1.0 || factor > 1.0;
+  if (model->shape.bent && changed && model->count > 0) {
+    begin_anew(model, factor, 1);
+  }
+  if (model->shape.bent && (changed || even_shape_arrives(&model->shape))) {
+    even_shape_judge(&model->shape, model->fixed_seconds, model->seconds_per_sample);
+  }
 }
 
 bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bool spared) {
@@ -259,8 +315,11 @@ bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bo
     model->guess = true;
   }
   /* a dummy batch is one sample whose gradient is thrown away */
-  model->pending_samples += smaller(padded(model, samples > 0 ? samples : 1), most_samples);
-  model->pending_seconds += larger(shortest_seconds, smaller(seconds, longest_seconds));
+  double size = smaller(padded(model, samples > 0 ? samples : 1), most_samples);
+  double step = larger(shortest_seconds, smaller(seconds, longest_seconds));
+  take_size(model, size, step);
+  model->pending_samples += size;
+  model->pending_seconds += step;
   model->pending_pieces += (double)more_pieces(model, samples);
   model->pending++;
   model->restless = larger(0.0, model->restless - 1.0 / 32.0);
@@ -296,7 +355,7 @@ bool even_model_surprised(const even_rank_model *model) {
   if (!model->known || model->count == 0) {
     return true;
   }
-  double ratio = model->seconds[model->count - 1] / even_model_line(model, model->samples[model->count - 1]);
+  double ratio = model->seconds[model->count - 1] / expected_at(model, model->samples[model->count - 1]);
   double band = larger(0.1, 2.0 * model->noise);
   return ratio > 1.0 + band || ratio < 1.0 - smaller(band, 0.5);
 }
@@ -313,7 +372,7 @@ static void begin(even_rank_model *model) {
 
 static void ratios(const even_rank_model *model, double *out) {
   for (int i = 0; i < model->count; i++) {
-    out[i] = model->seconds[i] / even_model_line(model, model->samples[i]);
+    out[i] = model->seconds[i] / expected_at(model, model->samples[i]);
   }
 }
 
@@ -321,7 +380,9 @@ static void ratios(const even_rank_model *model, double *out) {
  * measurement. */
 static void regress(even_rank_model *model) {
   double ratio[EVEN_MODEL_WINDOW] = {0};
-  ratios(model, ratio);
+  for (int i = 0; i < model->count; i++) {
+    ratio[i] = model->seconds[i] / even_model_line(model, model->samples[i]);
+  }
   spread cut = winsorised(ratio, model->count);
   double weights = 0.0, x = 0.0, xx = 0.0, y = 0.0, xy = 0.0, mean_samples = 0.0;
   for (int i = 0; i < model->count; i++) {
@@ -430,15 +491,6 @@ static double change(const even_rank_model *model, const double *ratio, const ru
   return size > chance || (count <= FEW && unheard_of(ratio, older, count, mean, factor)) ? factor : 1.0;
 }
 
-/* A rank that is slower now forgets what it did before; not which share it did in what time, where that was steady. */
-static void keep_known(even_rank_model *model, double factor, int older) {
-  bool steady = older >= SHOWN && model->block == 1 && model->usual_noise < noisy;
-  if (factor > 1.0 && steady && model->most_samples >= model->known_samples) {
-    model->known_samples = model->most_samples;
-    model->known_seconds = seconds_of(model, model->most_samples);
-  }
-}
-
 double even_model_measured(const even_rank_model *model) {
   bool again = model->known_samples > model->most_samples &&
                seconds_of(model, model->known_samples) < model->known_seconds * as_before;
@@ -456,14 +508,10 @@ static bool forget_the_past(even_rank_model *model, spread *rest) {
   for (size_t i = 0; i < sizeof recent / sizeof recent[0] && recent[i] < model->count; i++) {
     double factor = change(model, ratio, &sums, recent[i]);
     if (factor < 1.0 || factor > 1.0) {
-      keep_known(model, factor, model->count - recent[i]);
-      drop(model, model->count - recent[i]);
-      model->fixed_seconds *= factor;
-      model->seconds_per_sample *= factor;
-      for (int idle = 0; idle < model->idle_count; idle++) {
-        model->idle[idle] *= factor;
+      begin_anew(model, factor, recent[i]);
+      if (!model->shape.bent) {
+        even_shape_doubt(&model->shape, (int64_t)recent[i] * model->block);
       }
-      model->restless += 1.0;
       ratios(model, ratio);
       *rest = winsorised(ratio, model->count);
       return true;
@@ -488,6 +536,7 @@ void even_model_learn(even_rank_model *model) {
     }
     again = forget_the_past(model, &rest);
   }
+  even_shape_judge(&model->shape, model->fixed_seconds, model->seconds_per_sample);
   double noise = larger(least_noise, rest.deviation / rest.mean);
   model->noise = blended_noise(model->usual_noise, noise, model->count);
   if (model->count >= 16) {

@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "balancer/shape.h"
+
 enum { EVEN_MODEL_WINDOW = 128, EVEN_MODEL_IDLE = 16 };
 
 typedef struct even_rank_model {
@@ -38,6 +40,7 @@ typedef struct even_rank_model {
   int idle_since; /* the last other step; EVEN_MODEL_IDLE at most */
   double idle[EVEN_MODEL_IDLE];
   double idle_reference; /* what such a step took when the line was true; 0: not known yet */
+  even_shape shape;      /* of what the line does not explain */
 } even_rank_model;
 
 /* Takes one step; cheap. Whether the window has a new entry. A zero share that took no time tells nothing and is
@@ -54,6 +57,10 @@ void even_model_set_pieces(even_rank_model *model, int64_t micro_batch, double p
 void even_model_shift(even_rank_model *model, double seconds);
 /* Whether its dummy batches are spared, so that they are less than a sample's work. */
 bool even_model_idles(const even_rank_model *model);
+/* Whether what its sizes took is believed instead of the line. */
+bool even_model_bent(const even_rank_model *model);
+/* Seconds that one more sample costs beyond `samples`. */
+double even_model_slope(const even_rank_model *model, int64_t samples);
 /* Seconds for `samples`; the model must be known. */
 double even_model_at(const even_rank_model *model, int64_t samples);
 /* The largest share that was measured at today's speed: in the window, or before the rank became slower for a while. */

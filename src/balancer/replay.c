@@ -130,7 +130,7 @@ static double mean_of(const even_replay *replay, const even_rank_model *models, 
     const double *ratios = replay->ratios + (size_t)i * ranks;
     size_t last = 0;
     sum += replayed(ratios, expected, ranks, &last);
-    dearer[last] += ratios[last] * models[last].seconds_per_sample;
+    dearer[last] += ratios[last] * even_model_slope(&models[last], shares[last]);
   }
   return sum / steps;
 }

@@ -11,9 +11,9 @@
 #include "balancer/solve.h"
 
 enum {
-  EVEN_TABLE_POINTS = 3, /* of a rank's table: the dummy batch, one sample, a straight line through the batch */
-  EVEN_PROBE_EVERY = 64, /* steps between two trials of ranks that idle */
-  EVEN_LEAST_STEPS = 2   /* a rank's first step is warm-up: nothing changes before its second */
+  EVEN_TABLE_POINTS = EVEN_SHAPE_HOPES + 3, /* of a rank's table: the dummy batch, one sample, sizes, far out */
+  EVEN_PROBE_EVERY = 64,                    /* steps between two trials of ranks that idle */
+  EVEN_LEAST_STEPS = 2                      /* a rank's first step is warm-up: nothing changes before its second */
 };
 
 struct even_balancer {
@@ -62,6 +62,9 @@ void even_balancer_believe(even_balancer *b, int64_t batch);
 double even_balancer_step_seconds(const even_balancer *b, const int64_t *shares);
 /* The best split by what is believed, no further than what was measured allows, into b->candidate. */
 even_status even_balancer_propose(even_balancer *b, double *promised) EVEN_MUST_USE;
+/* A split that is shorter by this part `gain` of a step, if what may be hoped for of sizes that never ran is true;
+ * whether there is any, which then is b->candidate. */
+even_status even_balancer_hope(even_balancer *b, double gain, bool *any) EVEN_MUST_USE;
 /* Takes the best split where it pays. */
 even_status even_balancer_decide(even_balancer *b) EVEN_MUST_USE;
 

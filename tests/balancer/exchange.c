@@ -11,63 +11,25 @@
 
 #include <cmocka.h>
 
-#include "balancer/cluster.h"
+#include "late.h"
 
-enum { AHEAD = 2, SEEDS = 4, BATCH = 64 };
+enum { SEEDS = 4, BATCH = 64 };
 
-/* Ranks with a balancer whose shares reach them two steps late; beside a twin that knows all, and draws the same noise.
- */
-typedef struct job {
-  even_cluster ranks;
-  even_cluster twin;
-  even_balancer *balancer;
-  int64_t queue[AHEAD + 1][EVEN_CLUSTER_RANKS];
-  bool silent; /* nobody tells its own part */
-  double seconds;
-  double best_seconds;
-} job;
+static even_balancer_params params_for(size_t ranks) {
+  return (even_balancer_params){
+      .size = sizeof(even_balancer_params), .policy = EVEN_POLICY_AUTO, .ranks = ranks, .batch = BATCH};
+}
 
-static even_balancer *open_for(even_policy policy, size_t ranks) {
-  even_balancer_params params = {.size = sizeof params, .policy = policy, .ranks = ranks, .batch = BATCH};
+static even_balancer *open_for(size_t ranks) {
+  const even_balancer_params params = params_for(ranks);
   even_balancer *balancer = NULL;
   assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
   return balancer;
 }
 
-static void open_job(job *of, const even_cluster *ranks, uint64_t seed) {
-  memset(of, 0, sizeof *of);
-  of->ranks = of->twin = *ranks;
-  of->ranks.state = of->twin.state = seed * 7919;
-  of->balancer = open_for(EVEN_POLICY_AUTO, ranks->ranks);
-  for (int i = 0; i <= AHEAD; i++) {
-    assert_int_equal(even_balancer_shares(of->balancer, BATCH, of->queue[i]), EVEN_OK);
-  }
-}
-
-static void step(job *of) {
-  even_step_timing timings[EVEN_CLUSTER_RANKS];
-  even_step_timing ignored[EVEN_CLUSTER_RANKS];
-  int64_t best[EVEN_CLUSTER_RANKS];
-  assert_int_equal(even_cluster_best(&of->twin, BATCH, best), EVEN_OK);
-  of->seconds += even_cluster_step(&of->ranks, of->queue[0], timings);
-  of->best_seconds += even_cluster_step(&of->twin, best, ignored);
-  memmove(of->queue[0], of->queue[1], AHEAD * sizeof of->queue[0]);
-  const double *told = of->silent ? NULL : of->ranks.exchange;
-  assert_int_equal(even_balancer_observe_exchange(of->balancer, timings, NULL, told), EVEN_OK);
-  assert_int_equal(even_balancer_shares(of->balancer, BATCH, of->queue[AHEAD]), EVEN_OK);
-}
-
-static void steps(job *of, int count) {
-  for (int i = 0; i < count; i++) {
-    step(of);
-  }
-}
-
-/* Best / balancer, in seconds, of `count` steps. */
-static double efficiency(job *of, int count) {
-  of->seconds = of->best_seconds = 0.0;
-  steps(of, count);
-  return of->best_seconds / of->seconds;
+static void open_job(late_job *of, const even_cluster *ranks, uint64_t seed) {
+  const even_balancer_params params = params_for(ranks->ranks);
+  late_open(of, &params, ranks, seed * 7919);
 }
 
 static even_cluster equal(size_t ranks, double noise) {
@@ -101,17 +63,17 @@ static void shares_make_up_for_it(void **context) {
     const even_cluster all[] = {two, unequal(noise[i])};
     for (size_t kind = 0; kind < 2; kind++) {
       for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-        job told;
-        job silent;
+        late_job told;
+        late_job silent;
         open_job(&told, &all[kind], seed);
         open_job(&silent, &all[kind], seed);
         silent.silent = true;
-        steps(&told, 40);
-        steps(&silent, 40);
-        assert_true(efficiency(&told, 200) >= 0.97);
-        assert_true(efficiency(&silent, 200) < 0.92); /* it is worth it */
-        even_balancer_close(told.balancer);
-        even_balancer_close(silent.balancer);
+        late_steps(&told, 40);
+        late_steps(&silent, 40);
+        assert_true(late_efficiency(&told, 200) >= 0.97);
+        assert_true(late_efficiency(&silent, 200) < 0.92); /* it is worth it */
+        late_close(&told);
+        late_close(&silent);
       }
     }
   }
@@ -121,29 +83,29 @@ static void the_split_is_the_best_one(void **context) {
   (void)context;
   even_cluster ranks = equal(2, 0.0);
   ranks.rank[0].own = 0.010;
-  job of;
+  late_job of;
   open_job(&of, &ranks, 1);
-  steps(&of, 60);
+  late_steps(&of, 60);
   const int64_t best[2] = {27, 37};
-  assert_memory_equal(of.queue[AHEAD], best, sizeof best);
+  assert_memory_equal(of.queue[LATE_AHEAD], best, sizeof best);
   /* 0.001 + 27 * 0.001 + 0.010: what is believed has it in */
   assert_true(fabs(even_balancer_predict(of.balancer, 0, 27) - 0.038) < 0.0005);
   assert_true(fabs(even_balancer_predict(of.balancer, 1, 37) - 0.038) < 0.0005);
-  even_balancer_close(of.balancer);
+  late_close(&of);
 }
 
 /* All that was measured before counts with it: nothing has to be learned anew. */
 static void it_counts_in_whole_at_once(void **context) {
   (void)context;
   even_cluster ranks = equal(2, 0.0);
-  job of;
+  late_job of;
   open_job(&of, &ranks, 1);
-  steps(&of, 100);
+  late_steps(&of, 100);
   int with = 0;
   for (int turn = 0; turn < 4; turn++) {
     of.ranks.rank[0].own = turn % 2 == 0 ? 0.010 : 0.0;
     for (int i = 0; i < 40; i++) {
-      step(&of);
+      late_steps(&of, 1);
       double believed = even_balancer_predict(of.balancer, 0, 32);
       bool in = believed > 0.038;
       assert_true(fabs(believed - (in ? 0.043 : 0.033)) < 0.0005);
@@ -151,7 +113,7 @@ static void it_counts_in_whole_at_once(void **context) {
     }
   }
   assert_true(with > 40 && with < 120);
-  even_balancer_close(of.balancer);
+  late_close(&of);
 }
 
 /* Equal shares are faster by busy time alone: trials must count what the exchange takes. */
@@ -159,50 +121,50 @@ static void trials_do_not_take_it_back(void **context) {
   (void)context;
   even_cluster ranks = equal(2, 0.03);
   ranks.rank[0].own = 0.010;
-  job of;
+  late_job of;
   open_job(&of, &ranks, 2);
   for (int i = 0; i < 2000; i++) {
-    step(&of);
+    late_steps(&of, 1);
     assert_false(even_balancer_on_equal(of.balancer, NULL, NULL));
   }
-  assert_true(efficiency(&of, 200) >= 0.97);
-  even_balancer_close(of.balancer);
+  assert_true(late_efficiency(&of, 200) >= 0.97);
+  late_close(&of);
 }
 
 static void it_comes_and_goes(void **context) {
   (void)context;
   even_cluster ranks = equal(3, 0.02);
-  job of;
+  late_job of;
   open_job(&of, &ranks, 3);
-  steps(&of, 100);
+  late_steps(&of, 100);
   for (int turn = 0; turn < 3; turn++) {
     of.ranks.rank[1].own = of.twin.rank[1].own = 0.008;
-    steps(&of, 50);
-    assert_true(efficiency(&of, 50) >= 0.97);
+    late_steps(&of, 50);
+    assert_true(late_efficiency(&of, 50) >= 0.97);
     of.ranks.rank[1].own = of.twin.rank[1].own = 0.0;
-    steps(&of, 50);
-    assert_true(efficiency(&of, 50) >= 0.97);
+    late_steps(&of, 50);
+    assert_true(late_efficiency(&of, 50) >= 0.97);
   }
-  even_balancer_close(of.balancer);
+  late_close(&of);
 }
 
 /* What is told changes no share in any step. */
 static void assert_changes_nothing(const even_cluster *ranks, int count) {
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-    job told;
-    job silent;
+    late_job told;
+    late_job silent;
     open_job(&told, ranks, seed);
     open_job(&silent, ranks, seed);
     silent.silent = true;
     for (int i = 0; i < count; i++) {
-      step(&told);
-      step(&silent);
+      late_steps(&told, 1);
+      late_steps(&silent, 1);
       assert_memory_equal(told.queue, silent.queue, sizeof told.queue);
     }
     assert_true(even_balancer_predict(told.balancer, 0, 9) <= even_balancer_predict(silent.balancer, 0, 9));
     assert_true(even_balancer_predict(told.balancer, 0, 9) >= even_balancer_predict(silent.balancer, 0, 9));
-    even_balancer_close(told.balancer);
-    even_balancer_close(silent.balancer);
+    late_close(&told);
+    late_close(&silent);
   }
 }
 
@@ -245,7 +207,7 @@ static void wrong_numbers_teach_nothing(void **context) {
   (void)context;
   const double wrong[][2] = {{0.0, NAN}, {INFINITY, 0.0}, {0.0, -1e-9}};
   const even_step_timing timings[2] = {{32, 0.032}, {32, 0.032}};
-  even_balancer *balancer = open_for(EVEN_POLICY_AUTO, 2);
+  even_balancer *balancer = open_for(2);
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     assert_int_equal(even_balancer_observe_exchange(balancer, timings, NULL, wrong[i]), EVEN_ERR_ARGUMENT);
   }
@@ -258,7 +220,7 @@ static void wrong_numbers_teach_nothing(void **context) {
 static void absurd_numbers_do_no_harm(void **context) {
   (void)context;
   const double times[] = {1e308, 0.0, 5e-324, 1e-300, 1e308, 1e9};
-  even_balancer *balancer = open_for(EVEN_POLICY_AUTO, 2);
+  even_balancer *balancer = open_for(2);
   for (int i = 0; i < 400; i++) {
     int64_t shares[2];
     assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);

@@ -10,39 +10,21 @@
 
 #include <cmocka.h>
 
-#include "balancer/cluster.h"
+#include "late.h"
 
-enum { AHEAD = 2, SEEDS = 5, BATCH = 64 };
+enum { SEEDS = 5, BATCH = 64 };
 
-typedef struct job {
-  even_cluster ranks;
-  even_balancer *balancer;
-  int64_t queue[AHEAD + 1][EVEN_CLUSTER_RANKS];
-  double last_seconds;
-} job;
-
-static void start(job *j, const even_cluster *ranks, uint64_t seed) {
-  even_balancer_params params = {
+static void start(late_job *j, const even_cluster *ranks, uint64_t seed) {
+  const even_balancer_params params = {
       .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = ranks->ranks, .batch = BATCH};
-  j->ranks = *ranks;
-  j->ranks.state = seed * 7919;
-  assert_int_equal(even_balancer_open(&params, &j->balancer), EVEN_OK);
-  for (int i = 0; i <= AHEAD; i++) {
-    assert_int_equal(even_balancer_shares(j->balancer, BATCH, j->queue[i]), EVEN_OK);
-  }
+  late_open(j, &params, ranks, seed * 7919);
 }
 
-/* Seconds of `steps` steps. Shares reach the ranks two steps late. */
-static double go(job *j, int steps) {
-  double seconds = 0.0;
-  even_step_timing timings[EVEN_CLUSTER_RANKS];
-  for (int step = 0; step < steps; step++) {
-    seconds += even_cluster_step(&j->ranks, j->queue[0], timings);
-    memmove(j->queue[0], j->queue[1], AHEAD * sizeof j->queue[0]);
-    assert_int_equal(even_balancer_observe(j->balancer, timings), EVEN_OK);
-    assert_int_equal(even_balancer_shares(j->balancer, BATCH, j->queue[AHEAD]), EVEN_OK);
-  }
-  return seconds;
+/* Seconds of `steps` steps. */
+static double go(late_job *j, int steps) {
+  double before = j->seconds;
+  late_steps(j, steps);
+  return j->seconds - before;
 }
 
 static double fixed_split(const even_cluster *ranks, uint64_t seed, const int64_t *shares, int from, int steps) {
@@ -86,11 +68,11 @@ static even_cluster under_quota(double quota, double period, double step, double
 static double efficiency(const even_cluster *ranks, int from, int steps) {
   double seconds = 0.0;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-    job j;
+    late_job j;
     start(&j, ranks, seed);
     (void)go(&j, from);
     seconds += go(&j, steps);
-    even_balancer_close(j.balancer);
+    late_close(&j);
   }
   return best_fixed(ranks, from, steps) / seconds;
 }
@@ -201,12 +183,12 @@ static void several_quotas_are_found(void **context) {
     double theirs = 0.0;
     assert_int_equal(even_cluster_best(&c, BATCH, best), EVEN_OK);
     for (uint64_t seed = 1; seed <= 4 * (uint64_t)SEEDS; seed++) {
-      job j;
+      late_job j;
       start(&j, &c, seed);
       (void)go(&j, 400);
       ours += go(&j, 800);
       theirs += fixed_split(&c, seed, best, 400, 800);
-      even_balancer_close(j.balancer);
+      late_close(&j);
     }
     if (!(theirs / ours >= cases[i].reach)) {
       print_error("case %zu: %.3f of the best split\n", i, theirs / ours);
@@ -220,14 +202,14 @@ static void lifted_quota_is_noticed(void **context) {
   (void)context;
   even_cluster c = under_quota(0.25, 0.1, 0.011, 0.05);
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-    job j;
+    late_job j;
     start(&j, &c, seed);
     (void)go(&j, 500);
     assert_true(j.queue[0][1] <= 17);
     j.ranks.rank[1].quota = 0.0;
     (void)go(&j, 3000);
     assert_true(j.queue[0][1] >= 28);
-    even_balancer_close(j.balancer);
+    late_close(&j);
   }
 }
 
@@ -244,7 +226,7 @@ static void balancing_that_is_slower_is_given_up(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
     even_cluster c = misleading(2.0);
-    job j;
+    late_job j;
     double balanced = -1.0;
     double equal = -1.0;
     start(&j, &c, seed);
@@ -254,7 +236,7 @@ static void balancing_that_is_slower_is_given_up(void **context) {
     (void)go(&j, 200);
     assert_true(even_balancer_on_equal(j.balancer, &balanced, &equal));
     assert_true(balanced > equal * 1.02 && equal > 0.04 && equal < 0.055);
-    (void)go(&j, AHEAD + 1);
+    (void)go(&j, LATE_AHEAD + 1);
     assert_int_equal(j.queue[0][0], BATCH / 2);
     int64_t last[2];
     assert_int_equal(even_balancer_shares(j.balancer, 10, last), EVEN_OK);
@@ -268,7 +250,7 @@ static void balancing_that_is_slower_is_given_up(void **context) {
     (void)go(&j, 8000);
     assert_false(even_balancer_on_equal(j.balancer, NULL, NULL));
     assert_true(j.queue[0][0] > 35);
-    even_balancer_close(j.balancer);
+    late_close(&j);
   }
 }
 
@@ -279,7 +261,7 @@ static void an_answer_holds_for_a_while(void **context) {
   const int before[] = {0, 1000};
   for (size_t i = 0; i < sizeof before / sizeof before[0]; i++) {
     even_cluster c = misleading(i == 0 ? 2.0 : 0.0);
-    job j;
+    late_job j;
     int waited = 0;
     start(&j, &c, 3);
     (void)go(&j, before[i]);
@@ -289,7 +271,7 @@ static void an_answer_holds_for_a_while(void **context) {
     }
     assert_true(waited < 4000);
     for (int step = 0; step < 255; step++) {
-      assert_int_equal(j.queue[AHEAD][0], BATCH / 2);
+      assert_int_equal(j.queue[LATE_AHEAD][0], BATCH / 2);
       (void)go(&j, 1);
     }
     /* long after, balanced shares become faster and come back: equal ones are not tried again at once */
@@ -300,10 +282,10 @@ static void an_answer_holds_for_a_while(void **context) {
     }
     assert_true(waited < 8192);
     for (int step = 0; step < 255; step++) {
-      assert_true(j.queue[AHEAD][0] > BATCH / 2 + 2);
+      assert_true(j.queue[LATE_AHEAD][0] > BATCH / 2 + 2);
       (void)go(&j, 1);
     }
-    even_balancer_close(j.balancer);
+    late_close(&j);
   }
 }
 
@@ -315,11 +297,11 @@ static void balancing_that_helps_stays(void **context) {
     even_cluster c = misleading(0.0);
     c.rank[1].per_sample = 0.001 / slow[i];
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-      job j;
+      late_job j;
       start(&j, &c, seed);
       (void)go(&j, 1000);
       assert_false(even_balancer_on_equal(j.balancer, NULL, NULL));
-      even_balancer_close(j.balancer);
+      late_close(&j);
     }
     assert_true(efficiency(&c, 40, 2000) >= 0.975);
   }
@@ -330,7 +312,7 @@ static void slower_times_for_all_do_not_mislead(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
     even_cluster c = misleading(0.0);
-    job j;
+    late_job j;
     start(&j, &c, seed);
     (void)go(&j, 60);
     j.ranks.rank[0].slower = j.ranks.rank[1].slower = 3.0;
@@ -339,7 +321,7 @@ static void slower_times_for_all_do_not_mislead(void **context) {
       assert_false(even_balancer_on_equal(j.balancer, NULL, NULL));
     }
     assert_true(j.queue[0][0] > 35);
-    even_balancer_close(j.balancer);
+    late_close(&j);
   }
 }
 

@@ -1,5 +1,4 @@
-/* What the balancer makes of noisy, changing, throttled ranks, beside a twin that knows the true speeds and draws the
- * same noise. Shares reach the ranks two steps late, as they do when loading is ahead. */
+/* What the balancer makes of noisy, changing, throttled ranks, beside a twin that knows the true speeds. */
 #include <evenstep/balancer.h>
 #include <math.h>
 #include <setjmp.h>
@@ -11,9 +10,9 @@
 
 #include <cmocka.h>
 
-#include "balancer/cluster.h"
+#include "late.h"
 
-enum { AHEAD = 2, SEEDS = 4 };
+enum { SEEDS = 4 };
 
 typedef struct trial {
   even_cluster ranks;
@@ -52,42 +51,28 @@ static void set_speed(const trial *t, even_cluster *c, int step) {
 }
 
 static outcome run(const trial *t, uint64_t seed) {
-  even_cluster own = t->ranks;
-  even_cluster twin = t->ranks;
-  even_step_timing timings[EVEN_CLUSTER_RANKS];
-  even_step_timing ignored[EVEN_CLUSTER_RANKS];
-  int64_t queue[AHEAD + 1][EVEN_CLUSTER_RANKS];
-  int64_t best[EVEN_CLUSTER_RANKS];
-  int64_t before[EVEN_CLUSTER_RANKS];
-  size_t bytes = t->ranks.ranks * sizeof(int64_t);
+  const even_balancer_params params = {
+      .size = sizeof params, .policy = t->policy, .ranks = t->ranks.ranks, .batch = t->batch};
   double seconds = 0.0;
   double best_seconds = 0.0;
   outcome out = {0};
-  own.state = twin.state = seed;
-  even_balancer *balancer = open_for(t->policy, own.ranks, t->batch);
-  for (int i = 0; i <= AHEAD; i++) {
-    assert_int_equal(even_balancer_shares(balancer, t->batch, queue[i]), EVEN_OK);
-  }
-  memcpy(before, queue[0], bytes);
+  late_job job;
+  late_open(&job, &params, &t->ranks, seed);
   for (int step = 0; step < t->steps; step++) {
-    set_speed(t, &own, step);
-    set_speed(t, &twin, step);
-    assert_int_equal(even_cluster_best(&twin, t->batch, best), EVEN_OK);
-    memcpy(out.shares, queue[0], bytes);
-    memmove(queue[0], queue[1], AHEAD * sizeof queue[0]);
-    double mine = even_cluster_step(&own, out.shares, timings);
-    double theirs = even_cluster_step(&twin, best, ignored);
+    double before = job.seconds;
+    double best_before = job.best_seconds;
+    set_speed(t, &job.ranks, step);
+    set_speed(t, &job.twin, step);
+    late_steps(&job, 1);
     if (step >= t->from && (t->to == 0 || step < t->to)) {
-      seconds += mine;
-      best_seconds += theirs;
+      seconds += job.seconds - before;
+      best_seconds += job.best_seconds - best_before;
     }
-    out.changes += memcmp(before, out.shares, bytes) != 0;
-    memcpy(before, out.shares, bytes);
-    assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
-    assert_int_equal(even_balancer_shares(balancer, t->batch, queue[AHEAD]), EVEN_OK);
   }
-  even_balancer_close(balancer);
+  memcpy(out.shares, job.ran, sizeof out.shares);
+  out.changes = job.changes;
   out.efficiency = best_seconds / seconds;
+  late_close(&job);
   return out;
 }
 
