@@ -6,8 +6,10 @@
 #include "base/nearest.h"
 #include "base/utf8.h"
 #include "checkpoint/reader.h"
+#include "cli/ckpt_python.h"
 #include "cli/command.h"
 #include "cli/units.h"
+#include "os/path.h"
 
 #include <evenstep/checkpoint.h>
 #include <inttypes.h>
@@ -207,13 +209,18 @@ static int list(int argc, char **argv) {
   int operand = 0;
   const even_usage usage = {
       .command = "ckpt ls",
-      .synopsis = "evenstep ckpt ls [options] [DIR|RUN …]",
+      .synopsis = "evenstep ckpt ls [options] [DIR|RUN …|URL]",
       .description =
-          "Lists checkpoints: of a folder, a run folder, a run's name; without one those of ./checkpoints "
-          "or of all ./runs. \"whole\" compares sizes only; `evenstep ckpt verify` reads every byte."};
+          "Lists checkpoints: of a folder, a run folder, a run's name, or of a URL (s3://bucket/run), alone; without "
+          "one those of ./checkpoints or of all ./runs. \"whole\" compares sizes only; `evenstep ckpt verify` reads "
+          "every byte."};
   const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
   if (!even_cli_begin(&usage, options, 1, argc, argv, -1, NULL, &operand, &code)) {
     return code;
+  }
+  if (argc - operand == 1 && even_path_is_url(argv[operand])) {
+    const char *words[] = {"ls", argv[operand]};
+    return even_ckpt_python(NULL, "evenstep.checkpoint_remote", words, 2, as_json);
   }
   even_text text = EVEN_TEXT_EMPTY;
   listing out = {.json = even_json_begin(&text, 2), .as_json = as_json};
@@ -427,6 +434,21 @@ static int show(int argc, char **argv) {
   return show_checkpoint(argv[operand], as_json) == EVEN_OK ? 0 : even_cli_fail();
 }
 
+/* It would be read as a folder's name, and one called "s3:" be made. */
+static bool is_for_folders(const even_command *command, int argc, char **argv) {
+  bool takes =
+      strcmp(command->name, "ls") == 0 || strcmp(command->name, "push") == 0 || strcmp(command->name, "fetch") == 0;
+  for (int i = 0; i < argc && !takes; i++) {
+    if (even_path_is_url(argv[i])) {
+      (void)even_fail(EVEN_ERR_USAGE, "ckpt %s works on folders of this host, and takes no URL", command->name);
+      (void)even_error_fix(
+          "`evenstep ckpt fetch URL DIR` brings a checkpoint here, `evenstep ckpt push PATH URL` takes one there");
+      return false;
+    }
+  }
+  return true;
+}
+
 int even_cli_ckpt(int argc, char **argv) {
   static const even_command commands[] = {
       {"ls", "lists the checkpoints of a folder or run", list},
@@ -454,7 +476,7 @@ int even_cli_ckpt(int argc, char **argv) {
   for (size_t i = 0; i < COMMANDS; i++) {
     names[i] = commands[i].name;
     if (strcmp(argv[0], commands[i].name) == 0) {
-      return commands[i].run(argc - 1, argv + 1);
+      return is_for_folders(&commands[i], argc - 1, argv + 1) ? commands[i].run(argc - 1, argv + 1) : even_cli_fail();
     }
   }
   (void)even_fail(EVEN_ERR_USAGE, "ckpt: unknown command \"%s\"", argv[0]);

@@ -238,6 +238,10 @@ static even_status check_resume(const char *path) {
 
 /* Found out by the first checkpoint otherwise, after all the work before it. */
 static even_status check_checkpoint_folder(const char *path) {
+  if (even_path_is_url(path)) {
+    (void)even_fail(EVEN_ERR_USAGE, "--checkpoint-dir names a place to upload to, and no folder of this host");
+    return even_error_fix("name a folder, or leave it out; --checkpoint-to URL uploads each checkpoint, too");
+  }
   if (even_path_exists(path) && !even_path_is_folder(path)) {
     even_status status = even_fail(EVEN_ERR_IN_USE, "--checkpoint-dir %s is no folder", path);
     (void)even_error_fix("name a folder, or one that is not there yet");

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # The words of EVENSTEP_TEST_REQUIRE: what tests may not be skipped for want of. `namespaces` only where this user may make them (root): networks
-# of their own, shaped, and mounts. `ssh` where there is an sshd, too.
+# of their own, shaped, and mounts. `ssh` where there is an sshd, too. Of `make test-more`, where scripts/install_services.sh has put them: `s3`,
+# an object store; `slurm`; `sshfs`.
 set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 may_make_namespaces() {
   local name="evenstep-probe-$$" result
@@ -13,12 +15,21 @@ may_make_namespaces() {
   return "$result"
 }
 
+has() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" > /dev/null; }
+
 words=ucx,mpi
+[ ! -e build/s3/evenstep.stamp ] || words+=,s3
 if may_make_namespaces > /dev/null 2>&1; then
   words+=,namespaces
   # As tests/python/test_run_ssh.py looks for it; a locked account of root lets no key in.
-  if PATH="$PATH:/usr/sbin:/sbin" command -v sshd > /dev/null && command -v ssh > /dev/null && ! grep -q '^root:!' /etc/shadow; then
+  if has sshd && has ssh && ! grep -q '^root:!' /etc/shadow; then
     words+=,ssh
+    if has sshfs && [ -w /dev/fuse ]; then
+      words+=,sshfs
+    fi
+  fi
+  if has slurmctld && has slurmd && has srun && has munged; then
+    words+=,slurm
   fi
 fi
 echo "$words"

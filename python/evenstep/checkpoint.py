@@ -34,7 +34,7 @@ from evenstep.checkpoint_remote import Altered, fetch_newest, is_url
 from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_snapshot import Snapshot
 from evenstep.checkpoint_state import KINDS, Loader, Wanted, capture, load_random, pack_random
-from evenstep.checkpoint_uploads import newest_elsewhere, under_way, upload, wait_for_uploads
+from evenstep.checkpoint_uploads import begin_look, newest_elsewhere, under_way, upload, wait_for_uploads
 from evenstep.exchange_state import capture_exchange, restore_exchange
 from evenstep.generation_gift import Gift
 
@@ -84,9 +84,10 @@ def is_writing() -> bool:
     return _background.busy
 
 
-def expect_automatic() -> None:
+def expect_automatic(session: Any) -> None:
     """Makes ready for automatic checkpoints what may not be had when they are due."""
     _background.begin_thread()
+    begin_look(session)
 
 
 def _finish_at_exit() -> None:
@@ -184,8 +185,10 @@ def _on_rank_zero(
         upload(session, folder, keep, lineage, not_up)
 
     def not_up(error: BaseException) -> None:
-        what = str(error) if isinstance(error, Altered) else "upload"
-        _tell_once(session, what, f"warning: {error}; it is tried again with the next one, and training goes on")
+        what, _, fix = str(error).partition("\n  fix: ")
+        text = f"warning: {what}; it is tried again with the next one, and training goes on"
+        once = what if isinstance(error, Altered) else "upload"
+        _tell_once(session, once, f"{text}\n  fix: {fix}" if fix else text)
 
     def failed(error: BaseException) -> bool:
         if told is not None:
@@ -309,6 +312,11 @@ def checkpoint(
     session = _session("es.checkpoint")
     if path is not None and Path(path).name.endswith(PARTIAL):
         raise ValueError(f"{path}: names that end in {PARTIAL} are those of unfinished checkpoints")
+    if path is not None and is_url(os.fspath(path)):
+        raise EvenstepError(
+            f"es.checkpoint: {path} is no folder of this host\n  fix: name a folder; --checkpoint-to URL, or EVENSTEP_CHECKPOINT_TO, "
+            "uploads each checkpoint, too"
+        )
     where = None if path is None else Path(path).absolute()
     return _save(session, where, session.user_state if extra is None else extra, wait, between=not session.iterating)
 

@@ -31,6 +31,11 @@ _DEFAULT_KEEP = 3
 def checkpoint_folder() -> Path:
     """Where checkpoints without a path of their own go."""
     folder = os.environ.get("EVENSTEP_CHECKPOINT_DIR", "")
+    if re.match(r"[A-Za-z0-9+]+://", folder):
+        raise EvenstepError(
+            "EVENSTEP_CHECKPOINT_DIR names a place to upload to, and no folder of this host\n"
+            "  fix: name a folder; EVENSTEP_CHECKPOINT_TO has the place"
+        )
     run = os.environ.get("EVENSTEP_RUN_DIR", "")
     return (Path(folder) if folder else Path(run or ".") / "checkpoints").absolute()
 

@@ -25,9 +25,11 @@ from typing import Any, NamedTuple
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.answering import UPLOAD, Answer, Silent, answer_of
-from evenstep.checkpoint_files import MANIFEST, PARTIAL, parse_manifest, read_manifest, verify
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, parse_manifest, read_manifest, sync_folder, verify
 from evenstep.checkpoint_keeping import Keep
-from evenstep.checkpoint_order import created_in, order_of
+from evenstep.checkpoint_order import order_of
+from evenstep.place_errors import OBJECT_STORES, explained, is_without_bucket
+from evenstep.place_listing import entry, table
 
 
 def reads_back() -> bool:
@@ -60,14 +62,6 @@ def _is_whole(folder: Path, manifest: dict[str, Any]) -> bool:
     return True
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _sync(folder: Path) -> None:
     """Its files, then itself: a power cut after its rename leaves no half of it."""
     for path in folder.iterdir():
@@ -76,7 +70,7 @@ def _sync(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 class Stored(NamedTuple):
@@ -189,7 +183,7 @@ class Remote:
 
     def _failed(self, what: str, error: BaseException) -> EvenstepError:
         """To be raised from None: what a driver says in a traceback of its own may hold the URL in full."""
-        return EvenstepError(shown(f"{self.url}: {what}: {type(error).__name__}: {error}"))
+        return EvenstepError(shown(explained(self.url, what, error)))
 
     def _look(self, name: str) -> dict[str, Any] | None:
         """The manifest of a checkpoint that is whole by its own checksum and by the sizes of its files; None: there is none.
@@ -222,11 +216,11 @@ class Remote:
             places = self._ask("it is listed", lambda: self._files.ls(self._root, detail=False))
             names = [place.rstrip("/").rpartition("/")[2] for place in places]
             found = [(name, self._look(name)) for name in names if not name.endswith(PARTIAL)]
-        except FileNotFoundError:
-            return []
         except Silent:
             raise
         except Exception as error:  # drivers have errors of their own
+            if isinstance(error, FileNotFoundError) and not is_without_bucket(error):
+                return []
             raise self._failed("cannot be listed", error) from None
         return sorted((Stored.of(name, m) for name, m in found if m is not None), reverse=True, key=_newest)
 
@@ -284,6 +278,9 @@ class Remote:
         raise EvenstepError(f"{self.url}: {name} is not uploaded: other trainings have all of its names there")
 
     def _make(self, place: str) -> None:
+        protocol = self._files.protocol
+        if not OBJECT_STORES.isdisjoint({protocol} if isinstance(protocol, str) else protocol):
+            return
         self._tell(f"{place.rpartition('/')[2]} is made", lambda: self._files.makedirs(place, exist_ok=True))
 
     def _pipe(self, path: str, text: bytes) -> None:
@@ -369,7 +366,7 @@ class Remote:
                 shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
             partial.rename(target)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
         except EvenstepError:
             raise
         except Exception as error:
@@ -563,9 +560,8 @@ def main(words: list[str]) -> int:
         return _answer_agent()
     try:
         if len(words) == 2 and words[0] == "ls":
-            answer: Any = [
-                {"name": s.name, "created": created_in(s.order), "step": s.step} for s in Remote(words[1]).whole()
-            ]
+            place = Remote(words[1])
+            answer: Any = [entry(place.url, one.name, one.order, one.manifest) for one in place.whole()]
         elif len(words) == 3 and words[0] == "push":
             name = Remote(words[2]).put(Path(words[1]).absolute())
             answer = f"{shown(words[2].rstrip('/'))}/{name}"
@@ -582,7 +578,7 @@ def main(words: list[str]) -> int:
     if answer is None:
         sys.stderr.write((__doc__ or "").splitlines()[-1].strip() + "\n")
         return 2
-    text = answer if isinstance(answer, str) else "\n".join(f"{one['created']}  {one['name']}" for one in answer)
+    text = answer if isinstance(answer, str) else table(answer)
     print(json.dumps({"text": text, "report": answer}), flush=True)
     return 0
 

@@ -1,9 +1,17 @@
-"""Checkpoints on their way to the place that EVENSTEP_CHECKPOINT_TO names, while training goes on."""
+"""Checkpoints on their way to the place that EVENSTEP_CHECKPOINT_TO names, while training goes on.
+
+What is left when the interpreter ends goes by a process of its own: some drivers (s3fs) begin threads to connect, and an
+interpreter that ends lets nobody begin one.
+
+    python -m evenstep.checkpoint_uploads    one request in a line of JSON, an answer in another
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -14,14 +22,21 @@ from typing import Any
 
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_keeping import Keep
-from evenstep.checkpoint_remote import Remote
+from evenstep.checkpoint_remote import Remote, shown
+
+
+def _ends() -> bool:
+    """Whether this interpreter does."""
+    return not threading.main_thread().is_alive()
 
 
 class Uploads:
-    """Uploads in the background: one at a time, and of those that wait the newest alone."""
+    """Uploads in the background: one at a time, and of those that wait the newest alone. place: the URL in full, for what is
+    left when the interpreter ends."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote | None, place: str = "") -> None:
         self._remote = remote
+        self._place = place
         self.newest = ""  # the order of the newest there, as far as it is known
         self._told = False
         self._lock = threading.Lock()
@@ -38,6 +53,8 @@ class Uploads:
     def begin(self, folder: Path, keep: Keep | None, lineage: str, failed: Callable[[BaseException], None]) -> None:
         with self._lock:
             self._waiting = (folder, keep, lineage)
+            if self._remote is None or (self._place and _ends()):
+                return  # `send_by_process` takes it
             if self._thread is None or not self._thread.is_alive():
                 # `join` at the process's end says how long a place may keep it
                 self._thread = threading.Thread(target=self._run, args=(failed,), name="evenstep-upload", daemon=True)
@@ -55,13 +72,20 @@ class Uploads:
         while (taken := self._next()) is not None:
             folder, keep, lineage = taken
             try:
+                assert self._remote is not None
                 self._tell_name(folder, self._remote.put(folder))
                 if keep is not None:
                     found = self._remote.whole()
                     self.newest = max((one.order for one in found), default="")
                     self._remote.retain(keep, lineage, found)
             except Exception as error:
-                failed(error)
+                if not (self._place and _ends()):
+                    failed(error)
+                    continue
+                with self._lock:  # it may be for that alone
+                    self._waiting = self._waiting or taken
+                    self._thread = self._under_way = None
+                return
 
     def _tell_name(self, folder: Path, name: str) -> None:
         if name != folder.name and not self._told:
@@ -73,7 +97,7 @@ class Uploads:
 
     @property
     def url(self) -> str:
-        return self._remote.url
+        return shown(self._place.rstrip("/")) if self._remote is None else self._remote.url
 
     def join(self, seconds: float = math.inf) -> list[Path]:
         """Waits for what is under way and what waits, but no longer than this; says what is then still not up."""
@@ -83,9 +107,33 @@ class Uploads:
             left = until - time.monotonic()
             thread.join(min(max(left, 0.0), threading.TIMEOUT_MAX))
             if thread.is_alive():
-                return sorted(self.busy_with())
+                break
             thread = self._thread if self._thread is not thread else None
-        return []
+        return sorted(self.busy_with())
+
+    def send_by_process(self, seconds: float) -> list[tuple[Path, str]]:
+        """The newest that waits, where the interpreter ends; whatever is then not up, with the reason."""
+        if self._thread is not None or (taken := self._waiting) is None:
+            return [(path, "") for path in sorted(self.busy_with())]
+        self._waiting = None
+        folder, keep, lineage = taken
+        request = {"url": self._place, "folder": os.fspath(folder), "keep": keep, "lineage": lineage}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "evenstep.checkpoint_uploads"],
+                input=json.dumps(request),
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=None if seconds == math.inf else seconds,
+            )
+            answer = json.loads(done.stdout)
+        except subprocess.TimeoutExpired:
+            return [(folder, "")]
+        except (OSError, ValueError) as error:
+            return [(folder, f"the process that was to upload it failed: {error}")]
+        if "name" in answer:
+            self._tell_name(folder, answer["name"])
+        return [(folder, answer["what"])] if "what" in answer else []
 
 
 class Look:
@@ -94,6 +142,7 @@ class Look:
     def __init__(self, place: str) -> None:
         self.newest = ""
         self._place = place
+        self._waited = False
         self._thread = threading.Thread(target=self._run, name="evenstep-look", daemon=True)
         self._thread.start()
 
@@ -102,7 +151,10 @@ class Look:
             self.newest = max((one.order for one in Remote(self._place).whole()), default="")
 
     def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
+        """The first time: later ones take what is known."""
+        if not self._waited:
+            self._waited = True
+            self._thread.join(seconds)
 
 
 _LOOK_SECONDS = 5.0
@@ -116,15 +168,21 @@ def _place_of(session: Any) -> str:
     return f"{place.rstrip('/')}/{session.name}" if place and session.name else place
 
 
+def begin_look(session: Any) -> None:
+    """Asks the place, if there is one, what it holds."""
+    place = _place_of(session)
+    if place and place not in _looks and not _ends():
+        _looks[place] = Look(place)
+
+
 def newest_elsewhere(session: Any) -> str:
     """The order of the newest at the place, whose ever, as far as it is known: what is written now is to be newer. The first
     look is waited for, and not for long."""
     place = _place_of(session)
-    if not place:
-        return ""
+    begin_look(session)
     if place not in _looks:
-        _looks[place] = Look(place)
-        _looks[place].join(_LOOK_SECONDS)
+        return ""
+    _looks[place].join(_LOOK_SECONDS)
     return max(_looks[place].newest, _uploads[place].newest if place in _uploads else "")
 
 
@@ -137,7 +195,7 @@ def upload(
         return
     try:
         if place not in _uploads:
-            _uploads[place] = Uploads(Remote(place))
+            _uploads[place] = Uploads(None if _ends() else Remote(place), place)
     except EvenstepError as error:
         failed(error)
         return
@@ -178,8 +236,29 @@ def wait_for_uploads() -> None:
         if not under_way:
             continue
         sys.stderr.write(f"evenstep: {under_way} is still on its way to {one.url}: at most {seconds:g} s are waited\n")
-        for path in one.join(max(until - time.monotonic(), 0.0)):
+        one.join(max(until - time.monotonic(), 0.0))
+        for path, why in one.send_by_process(max(until - time.monotonic(), 0.0)):
+            what, _, fix = (why or f"its upload did not end within {seconds:g} s").partition("\n  fix: ")
+            waits = "" if why else "; EVENSTEP_UPLOAD_WAIT sets how many seconds are waited"
             sys.stderr.write(
-                f"evenstep: warning: {path.name} is not at {one.url}: its upload did not end within {seconds:g} s\n"
-                f"  fix: `evenstep ckpt push {path} URL`; EVENSTEP_UPLOAD_WAIT sets how many seconds are waited\n"
+                f"evenstep: warning: {path.name} is not at {one.url}: {what}\n"
+                f"  fix: {fix and f'{fix}; then '}`evenstep ckpt push {path} URL`{waits}\n"
             )
+
+
+def _answer() -> None:
+    """What `send_by_process` asks for."""
+    request = json.loads(sys.stdin.read())
+    try:
+        remote = Remote(request["url"])
+        answer = {"name": remote.put(Path(request["folder"]))}
+        if request["keep"] is not None:
+            remote.retain(Keep(*request["keep"]), request["lineage"])
+    except Exception as error:
+        answer = {"what": str(error)}
+    print(json.dumps(answer), flush=True)
+    os._exit(0)  # a driver's threads may keep the interpreter from its end
+
+
+if __name__ == "__main__":
+    _answer()

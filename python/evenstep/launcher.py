@@ -1,4 +1,4 @@
-"""What an MPI launcher (mpirun, mpiexec, srun) told this process, put into the variables that torchrun sets."""
+"""What a launcher (mpirun, mpiexec, srun) told this process, put into the variables that torchrun sets."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _VARIABLES = (  # whose, rank, ranks, rank on its host, ranks on that host
     ),
     ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMIx", "PMIX_RANK", "SLURM_NTASKS", "SLURM_LOCALID", ""),
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),  # srun --mpi=none; a batch script is no step
 )
 
 
@@ -62,6 +63,8 @@ def find_place(variables: MutableMapping[str, str]) -> Place | None:
         local = _number(variables, "SLURM_LOCALID") if local is None else local
         local_ranks = _number(variables, local_ranks_name) or _slurm_local_ranks(variables)
         if ranks == 1:
+            if whose == "Slurm":  # a shell that srun has started, say
+                return None
             local, local_ranks = 0, 1
         return Place(whose, rank, ranks, local or 0, local_ranks)
     return None
@@ -85,9 +88,25 @@ def launcher_process() -> int | None:
     return None
 
 
+def _port(words: list[str]) -> int:
+    """Below those that the kernel hands out by itself."""
+    return 15000 + int(hashlib.sha256("\0".join(words).encode()).hexdigest()[:8], 16) % 15000
+
+
+def _slurm_meeting(variables: MutableMapping[str, str], place: Place) -> tuple[str, int] | None:
+    """Where the ranks of a step of Slurm's on several hosts meet: at the first of its hosts, which has rank 0 unless tasks
+    were laid out otherwise (srun -m arbitrary), and a port made from the step's numbers. None: srun did not start it."""
+    if (place.rank, place.ranks) != (_number(variables, "SLURM_PROCID"), _number(variables, "SLURM_STEP_NUM_TASKS")):
+        return None
+    names = re.match(r"(?:[^,\[]|\[[^\]]*\])+", variables.get("SLURM_STEP_NODELIST", ""))
+    if names is None:
+        return None
+    first = re.sub(r"\[(\d+)[^\]]*\]", r"\1", names[0])  # of "gpu[08-11,13]-a,login": gpu08-a
+    return first, _port([variables.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT")])
+
+
 def _job_port(variables: MutableMapping[str, str]) -> int:
-    """A port that the ranks of one host agree on without a word: from what is the job's own. Below those that the kernel
-    hands out by itself."""
+    """A port that the ranks of one host agree on without a word: from what is the job's own."""
     process = launcher_process() or os.getppid()
     words = [str(os.getuid()), str(process)]
     try:
@@ -97,13 +116,17 @@ def _job_port(variables: MutableMapping[str, str]) -> int:
     except (OSError, IndexError):
         pass  # its starting time only tells it from one of the same number long ago
     words += [variables.get(name, "") for name in ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")]
-    return 15000 + int(hashlib.sha256("\0".join(words).encode()).hexdigest()[:8], 16) % 15000
+    return _port(words)
 
 
 def _meet(variables: MutableMapping[str, str], place: Place) -> None:
     if place.local_ranks == place.ranks:
         variables["MASTER_ADDR"] = "127.0.0.1"
         variables.setdefault("MASTER_PORT", str(_job_port(variables)))
+        return
+    if (meeting := _slurm_meeting(variables, place)) is not None:
+        variables["MASTER_ADDR"] = meeting[0]
+        variables.setdefault("MASTER_PORT", str(meeting[1]))
         return
     from evenstep.mpi import tell_address
 
@@ -121,8 +144,8 @@ def _meet(variables: MutableMapping[str, str], place: Place) -> None:
 
 
 def adopt(variables: MutableMapping[str, str] | None = None) -> None:
-    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a process of mpirun's that has
-    none of its own. On several hosts without MASTER_ADDR, MPI is started to say where rank 0 is."""
+    """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a process of mpirun's or srun's that
+    has none of its own. On several hosts without MASTER_ADDR, MPI is started to say where rank 0 is; srun says it itself."""
     v = os.environ if variables is None else variables
     if "RANK" in v or "WORLD_SIZE" in v:
         return

@@ -60,7 +60,7 @@ def candidates(place: Place | None) -> list[str]:
     loaded = _loaded()
     if loaded:
         return loaded[:1]
-    names = _NAMES[place.launcher if place else "PMIx"]
+    names = _NAMES[place.launcher if place and place.launcher in _NAMES else "PMIx"]
     return [*_beside(names), *names]
 
 
@@ -81,8 +81,11 @@ def _open_library(place: Place | None) -> tuple[str, str]:
 def state() -> tuple[str, str]:
     """The library's version and "", or "" and why MPI cannot be used here."""
     place = find_place(os.environ)
-    if place is None and not _loaded():
-        return "", "it was not started by mpirun: none of OMPI_COMM_WORLD_RANK, PMI_RANK and PMIX_RANK is set"
+    if (place is None or place.launcher == "Slurm") and not _loaded():
+        return "", (
+            "it was not started by mpirun: none of OMPI_COMM_WORLD_RANK, PMI_RANK and PMIX_RANK is set (srun does so with "
+            "--mpi=pmi2 or --mpi=pmix)"
+        )
     if os.environ.get("EVENSTEP_COMM_INTERFACE"):
         return "", "EVENSTEP_COMM_INTERFACE is set, which is for UCX; tell MPI itself which network to use"
     try:

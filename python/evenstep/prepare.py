@@ -227,7 +227,7 @@ def prepare(
             if current.rank == 0 and (asked.checkpoint_steps or asked.checkpoint_seconds or asked.memory_steps):
                 from evenstep.checkpoint import expect_automatic
 
-                expect_automatic()
+                expect_automatic(current)
             if current.recovery is not None:
                 current.recovery.say(why_not(current))
                 _take_place(current)

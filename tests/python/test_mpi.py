@@ -57,6 +57,19 @@ def check(result: subprocess.CompletedProcess[str], ranks: int) -> None:
 # ---- what the launcher says ----
 
 
+SRUN = {  # as slurmstepd 22.05 sets them for the last of `srun -n 4 -N 2`, --mpi=none
+    "SLURM_JOB_ID": "11",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "n[08-10]",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_TASKS_PER_NODE": "3,1",
+}
+
+
 def test_a_place_is_found_in_what_each_launcher_says() -> None:
     open_mpi = {
         "OMPI_COMM_WORLD_RANK": "3",
@@ -79,11 +92,20 @@ def test_a_place_is_found_in_what_each_launcher_says() -> None:
         "SLURM_TASKS_PER_NODE": "4",
     }
     assert launcher.find_place(srun_pmi2) == launcher.Place("MPICH", 1, 4, 1, 4)
+    assert launcher.find_place(SRUN) == launcher.Place("Slurm", 3, 4, 0, 1)
 
 
 @pytest.mark.parametrize(
     "variables",
-    [{}, {"PMI_RANK": "1"}, {"PMI_RANK": "x", "PMI_SIZE": "2"}, {"PMI_RANK": "2", "PMI_SIZE": "2"}, {"PMIX_RANK": "0"}],
+    [
+        {},
+        {"PMI_RANK": "1"},
+        {"PMI_RANK": "x", "PMI_SIZE": "2"},
+        {"PMI_RANK": "2", "PMI_SIZE": "2"},
+        {"PMIX_RANK": "0"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"},  # a batch script
+        SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a shell of srun --pty
+    ],
 )
 def test_no_place_is_found_in_anything_else(variables: dict[str, str]) -> None:
     assert launcher.find_place(variables) is None
@@ -96,6 +118,24 @@ def test_what_torchrun_says_counts() -> None:
     before = dict(variables)
     launcher.adopt(variables)
     assert variables == before
+
+
+@pytest.mark.parametrize(
+    ("hosts_of_step", "first"),
+    [("n[08-10]", "n08"), ("login,n1", "login"), ("r[1,3]n[04-05]x,y", "r1n04x"), ("a-1.cluster,b", "a-1.cluster")],
+)
+def test_ranks_of_srun_on_several_hosts_meet_at_the_first(hosts_of_step: str, first: str) -> None:
+    def meeting(**more: str) -> tuple[str, str]:
+        variables = {**SRUN, "SLURM_STEP_NODELIST": hosts_of_step, **more}
+        launcher.adopt(variables)
+        return variables["MASTER_ADDR"], variables["MASTER_PORT"]
+
+    address, port = meeting()
+    assert address == first and 15000 <= int(port) < 30000
+    assert meeting(SLURM_PROCID="0", SLURM_NODEID="0") == (first, port)
+    assert meeting(PMI_RANK="3", PMI_SIZE="4") == (first, port)  # --mpi=pmi2: no MPI library is needed
+    for other in ({"SLURM_STEP_ID": "3"}, {"SLURM_JOB_ID": "12"}, {"SLURM_RESTART_COUNT": "1"}):
+        assert meeting(**other)[1] != port
 
 
 def test_a_place_becomes_torchruns_variables() -> None:

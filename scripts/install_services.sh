@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# What tests against real services need: an object store with its driver (PyPI, into build/s3), and, as root where there is apt-get, Slurm and sshfs
+# from the distribution. Nothing is started: the tests start what they need, in folders of their own. What cannot be had is said, and is no failure.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+
+python="${EVENSTEP_VENV:-$PWD/.venv}/bin/python"
+pins=(s3fs moto flask flask-cors)
+stamp=build/s3/evenstep.stamp
+state="$("$python" -V) $(cksum < constraints.txt) ${pins[*]}"
+if [ "$(cat "$stamp" 2> /dev/null)" != "$state" ]; then
+  echo "Installing an object store for tests into build/s3: ${pins[*]}"
+  rm -rf build/s3
+  mkdir -p build
+  pins[1]="moto[s3]"
+  if "$python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt --target build/s3 "${pins[@]}" > build/s3.log 2>&1; then
+    echo "$state" > "$stamp"
+  else
+    echo "pip could not (build/s3.log): the tests of object storage are left out"
+    rm -rf build/s3
+  fi
+fi
+
+has() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" > /dev/null; }
+missing=()
+has slurmctld || missing+=(slurmctld)
+has slurmd || missing+=(slurmd)
+has srun || missing+=(slurm-client)
+has munged || missing+=(munge)
+has sshfs || missing+=(sshfs)
+has sshd || missing+=(openssh-server)
+if [ "${#missing[@]}" -gt 0 ]; then
+  install=(apt-get install -y -qq --no-install-recommends "${missing[@]}")
+  if [ "$(id -u)" -ne 0 ] || ! has apt-get; then
+    echo "For the tests of Slurm and sshfs, root installs: ${install[*]}"
+  else
+    echo "Installing for tests: ${missing[*]}"
+    # RUNLEVEL=1: the packages' own services do not begin
+    if ! DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 "${install[@]}" > build/services.log 2>&1; then
+      echo "apt-get could not (build/services.log; apt-get update?): the tests of Slurm and sshfs are left out"
+    fi
+  fi
+fi
