@@ -247,14 +247,17 @@ static even_status put_in_place(even_checkpoint_incoming *incoming) {
   EVEN_TRY(check_target(incoming));
   EVEN_TRY(even_partial_complete(&incoming->partial));
   EVEN_TRY(even_folder_sync(partial));
+  bool older_here = false; /* what was there goes with the partial name */
   if (incoming->replace && even_path_exists(folder)) {
-    EVEN_TRY(even_placing_replace(partial, parent, folder)); /* what was there goes with the partial name */
+    EVEN_TRY(even_placing_replace(partial, parent, folder, &older_here));
   } else {
     even_status status = even_folder_rename(partial, folder);
     if (status != EVEN_OK) {
       EVEN_TRY(check_target(incoming));
       return status;
     }
+  }
+  if (!older_here) {
     incoming->begun = false;
     even_partial_release(&incoming->partial);
   }

@@ -4,15 +4,19 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "os/clock.h"
 #include "os/file.h"
 #include "os/folder.h"
 
 #include <evenstep/checkpoint.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <string.h>
 
-/* Another host's writer may settle between the two renames, again and again. */
-enum { MOST_ATTEMPTS = 16 };
+/* Another host's writer may settle between the two renames, again and again; it is given time to end, over a network
+ * more than a moment: 1 ms, 2 ms … 128 ms, 1.4 s in all. */
+enum { MOST_ATTEMPTS = 16, MOST_DOUBLINGS = 7 };
+static const uint64_t PAUSE_NS = 1000000;
 
 even_status even_placing_name(const char *folder, const char *end, char **out) {
   even_text path = EVEN_TEXT_EMPTY;
@@ -86,9 +90,15 @@ even_status even_placing_settle(const char *folder) {
 static even_status move_both(const char *partial, const char *folder, const char *aside, bool *again) {
   *again = false;
   even_status status = even_folder_rename(folder, aside);
-  if (status == EVEN_ERR_IN_USE) { /* left by a cut, and not the sweep's to remove then */
-    *again = even_placing_settle(folder) == EVEN_OK;
+  if (status == EVEN_ERR_NOT_FOUND) { /* another writer is between its two renames, or died there: it gives way */
+    status = even_folder_rename(partial, folder);
+    *again = status == EVEN_ERR_IN_USE;
     return status;
+  }
+  if (status == EVEN_ERR_IN_USE) { /* left by a cut, and not the sweep's to remove then */
+    even_status settled = even_placing_settle(folder);
+    *again = settled == EVEN_OK || settled == EVEN_ERR_NOT_FOUND || settled == EVEN_ERR_IN_USE; /* or another one has */
+    return *again ? status : settled;
   }
   EVEN_TRY(status);
   status = even_folder_rename(partial, folder);
@@ -101,25 +111,34 @@ static even_status move_both(const char *partial, const char *folder, const char
   return status;
 }
 
-static even_status move_aside(const char *partial, const char *parent, const char *folder) {
+static even_status move_aside(const char *partial, const char *parent, const char *folder, bool *older_here) {
   char *aside = NULL;
   bool again = true;
   EVEN_TRY(even_placing_name(folder, EVEN_CHECKPOINT_REPLACED, &aside));
   even_status status = EVEN_OK;
   for (int attempt = 0; attempt < MOST_ATTEMPTS && again; attempt++) {
     status = move_both(partial, folder, aside, &again);
+    if (again) {
+      even_clock_sleep_ns(PAUSE_NS << (attempt < MOST_DOUBLINGS ? attempt : MOST_DOUBLINGS));
+    }
+  }
+  if (again) {
+    status = even_fail(EVEN_ERR_IN_USE, "%s is being replaced by other writers, again and again", folder);
+    (void)even_error_fix("give each job a folder of its own (--checkpoint-dir)");
   }
   if (status == EVEN_OK) { /* before the older one goes */
     status = even_folder_sync(parent);
   }
-  if (status == EVEN_OK && even_folder_rename(aside, partial) != EVEN_OK) {
+  *older_here = status == EVEN_OK && even_folder_rename(aside, partial) == EVEN_OK;
+  if (status == EVEN_OK && !*older_here) {
     even_error_clear(); /* another writer has settled it, or the next will */
   }
   even_free(aside);
   return status;
 }
 
-even_status even_placing_replace(const char *partial, const char *parent, const char *folder) {
+even_status even_placing_replace(const char *partial, const char *parent, const char *folder, bool *older_here) {
   even_status status = even_folder_exchange(partial, folder);
-  return status == EVEN_ERR_UNSUPPORTED ? move_aside(partial, parent, folder) : status;
+  *older_here = status == EVEN_OK;
+  return status == EVEN_ERR_UNSUPPORTED ? move_aside(partial, parent, folder, older_here) : status;
 }

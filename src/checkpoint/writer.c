@@ -29,8 +29,9 @@ struct even_checkpoint_writer {
   char *folder;
   char *parent;
   even_partial partial;
-  bool begun;    /* the partial folder is there and ours */
-  bool replaces; /* `folder` exists and is a checkpoint */
+  bool begun;       /* the partial folder is there and ours */
+  bool may_replace; /* a checkpoint of that name */
+  bool replaces;    /* `folder` exists and is one */
   uint64_t expected_bytes;
   uint64_t written_bytes;
   even_earlier earlier; /* whose files may be shared */
@@ -144,6 +145,7 @@ static even_status check_target(even_checkpoint_writer *writer, bool replace) {
   even_text manifest = EVEN_TEXT_EMPTY;
   bool nothing = !even_path_exists(writer->folder);
   settle(writer->folder);
+  writer->may_replace = replace;
   if (!even_path_exists(writer->folder)) {
     return EVEN_OK;
   }
@@ -374,15 +376,24 @@ static even_status write_manifest(even_checkpoint_writer *writer, const char *st
   return status;
 }
 
-static even_status put_in_place(even_checkpoint_writer *writer) {
+/* *older_here: what was replaced has the partial name now. */
+static even_status put_in_place(even_checkpoint_writer *writer, bool *older_here) {
+  *older_here = false;
   EVEN_TRY(even_partial_complete(&writer->partial));
   EVEN_TRY(even_folder_sync(writer->partial.path));
-  return writer->replaces ? even_placing_replace(writer->partial.path, writer->parent, writer->folder)
-                          : even_folder_rename(writer->partial.path, writer->folder);
+  if (!writer->replaces) {
+    even_status status = even_folder_rename(writer->partial.path, writer->folder);
+    if (status != EVEN_ERR_IN_USE || !writer->may_replace) {
+      return status;
+    }
+    EVEN_TRY(check_target(writer, true)); /* another one was written there meanwhile */
+  }
+  return even_placing_replace(writer->partial.path, writer->parent, writer->folder, older_here);
 }
 
 even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const char *state_json) {
   even_status status = EVEN_OK;
+  bool older_here = false;
   if (!writer->begun) {
     status = even_fail(EVEN_ERR_STATE, "checkpoint %s has failed and cannot be committed", writer->folder);
     free_writer(writer);
@@ -393,7 +404,7 @@ even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const 
     status = sync_files(writer);
   }
   if (status == EVEN_OK) {
-    status = put_in_place(writer);
+    status = put_in_place(writer, &older_here);
   }
   if (status != EVEN_OK) {
     (void)advise(writer, status, 0);
@@ -401,7 +412,7 @@ even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const 
     free_writer(writer);
     return status;
   }
-  if (!writer->replaces) {
+  if (!older_here) {
     writer->begun = false; /* the partial name is gone */
     even_partial_release(&writer->partial);
   }

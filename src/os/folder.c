@@ -130,12 +130,24 @@ even_status even_folder_remove(const char *path) {
   return status;
 }
 
+/* Where a name is taken a server of SFTP says no more than that it failed, and sshfs makes EPERM of that. */
+static bool is_taken_elsewhere(const char *path) {
+  int fd = even_os.open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0);
+  bool taken = fd >= 0 && even_is_shared(fd);
+  if (fd >= 0) {
+    (void)even_os.close(fd);
+  }
+  return taken;
+}
+
 even_status even_folder_rename(const char *from, const char *to) {
   if (even_os.rename(from, to) == 0) {
     return EVEN_OK;
   }
   even_status status = even_fail_errno(errno, "%s cannot be renamed to %s", from, to);
-  return even_error_last()->system_error == ENOTEMPTY ? even_error_means(EVEN_ERR_IN_USE) : status;
+  int error = even_error_last()->system_error;
+  bool taken = error == ENOTEMPTY || (error == EPERM && is_taken_elsewhere(to));
+  return taken ? even_error_means(EVEN_ERR_IN_USE) : status;
 }
 
 even_status even_folder_exchange(const char *a, const char *b) {

@@ -376,6 +376,85 @@ static void what_a_cut_left_is_replaced(void **state) {
   }
 }
 
+/* ---- two hosts that want one name ---- */
+
+/* As sshfs: a server of SFTP says that it failed, and not why. */
+static int rename_as_sshfs(const char *from, const char *to) {
+  int result = even_os_real.rename(from, to);
+  if (result != 0 && errno == ENOTEMPTY) {
+    errno = EPERM;
+  }
+  return result;
+}
+
+static void whoever_is_later_replaces(void **state) {
+  (void)state;
+  for (int as_sshfs = 0; as_sshfs < 2; as_sshfs++) {
+    even_os.rename = as_sshfs ? rename_as_sshfs : even_os_real.rename;
+    even_checkpoint_writer *writers[2];
+    for (int i = 0; i < 2; i++) { /* of both nothing has the name as they begin */
+      host(i == 0 ? "a" : "b");
+      even_os.flock = locks_of_one_host;
+      even_checkpoint_params params = {.size = sizeof params, .folder = scratch_path("best"), .replace = true};
+      assert_int_equal(even_checkpoint_writer_open(&params, &writers[i]), EVEN_OK);
+      assert_int_equal(add(writers[i], "a"), EVEN_OK);
+    }
+    host("a");
+    assert_int_equal(even_checkpoint_writer_commit(writers[0], "{\"step\": 1}"), EVEN_OK);
+    host("b");
+    assert_int_equal(even_checkpoint_writer_commit(writers[1], "{\"step\": 2}"), EVEN_OK);
+    assert_int_equal(step_of("best"), 2);
+    assert_int_equal(scratch_entries(), 1);
+    assert_int_equal(even_checkpoint_remove(scratch_path("best")), EVEN_OK);
+  }
+}
+
+/* Another host's writer is between its two renames, and its second one comes after all of ours. */
+static int rename_between_anothers(const char *from, const char *to) {
+  if (++renames == 1) {
+    assert_int_equal(even_os_real.rename(put_back_to, put_back_from), 0);
+  }
+  return even_os_real.rename(from, to);
+}
+
+static void a_name_that_is_gone_for_a_moment_is_taken(void **state) {
+  (void)state;
+  (void)snprintf(put_back_from, sizeof put_back_from, "%s", scratch_path("best" EVEN_CHECKPOINT_REPLACED));
+  (void)snprintf(put_back_to, sizeof put_back_to, "%s", scratch_path("best"));
+  assert_int_equal(save_sample(scratch_path("best"), false, 1), EVEN_OK);
+  renames = 0;
+  even_os.rename = rename_between_anothers;
+  assert_int_equal(save_sample(scratch_path("best"), true, 2), EVEN_OK);
+  assert_int_equal(step_of("best"), 2);
+  assert_int_equal(scratch_entries(), 1);
+}
+
+/* Once the newer one has its name, another host has settled the older one, and begins the next under the partial name.
+ */
+static int rename_and_begin_another(const char *from, const char *to) {
+  int result = even_os_real.rename(from, to);
+  if (++renames == 2) {
+    assert_int_equal(even_os_real.rename(put_back_from, put_back_to), 0);
+    assert_int_equal(mkdir(scratch_path(partial), 0777), 0);
+    int fd = open(scratch_path("one" EVEN_CHECKPOINT_PARTIAL "/begun"), O_CREAT | O_WRONLY, 0666);
+    assert_true(fd >= 0);
+    (void)close(fd);
+  }
+  return result;
+}
+
+static void what_another_writes_under_the_name_of_before_stays(void **state) {
+  (void)state;
+  (void)snprintf(put_back_from, sizeof put_back_from, "%s", scratch_path("one" EVEN_CHECKPOINT_REPLACED));
+  (void)snprintf(put_back_to, sizeof put_back_to, "%s", scratch_path("settled"));
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  renames = 0;
+  even_os.rename = rename_and_begin_another;
+  assert_int_equal(save_sample(scratch_path("one"), true, 2), EVEN_OK);
+  assert_int_equal(step_of("one"), 2);
+  assert_true(scratch_has("one" EVEN_CHECKPOINT_PARTIAL "/begun"));
+}
+
 static uid_t another_user(void) {
   return getuid() + 1;
 }
@@ -427,6 +506,9 @@ int main(void) {
       CASE(a_sweep_meanwhile_does_not_matter),
       CASE(what_was_replaced_does_not_come_back),
       CASE(what_a_cut_left_is_replaced),
+      CASE(whoever_is_later_replaces),
+      CASE(a_name_that_is_gone_for_a_moment_is_taken),
+      CASE(what_another_writes_under_the_name_of_before_stays),
       CASE(replaced_ones_of_others_stay),
       CASE(one_that_comes_takes_anothers_place),
   };

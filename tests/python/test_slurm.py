@@ -89,11 +89,11 @@ def test_a_batch_script_is_no_rank(typed: Typed, script: Script, environment: di
 
 def test_two_steps_in_one_allocation_are_two_jobs(typed: Typed, script: Script, evenstep: str) -> None:  # noqa: F811
     """Both begin in one folder, at once; a rank of each is on each host."""
-    run = f"srun --overlap -N 2 --ntasks-per-node=1 {evenstep} run {' '.join(AUTO)} --name"
+    run = f"srun --overlap -N 2 -n 2 {evenstep} run {' '.join(AUTO)} --name"
     lines = f"{run} a {script(LONG)} > a.txt 2>&1 &\n{run} b {script(LONG)} > b.txt 2>&1 &\nwait"
-    job = typed.batch(lines, "-N", "2", "--ntasks-per-node=4")
+    job = typed.batch(lines, "-N", "2", "--ntasks-per-node=4")  # srun would take all of them
     texts = [typed.folder / f"{name}.txt" for name in "ab"]
-    wait_until(lambda: all(path.exists() and "rank 1 step 20" in path.read_text() for path in texts))
+    wait_until(lambda: all(path.exists() and "rank 1 step 20" in path.read_text() for path in texts), 300)
     (typed.folder / "enough").touch()
     code, text = job.finish()
     assert code == 0, text + typed.out()
