@@ -23,7 +23,13 @@ _VARIABLES = (  # whose, rank, ranks, rank on its host, ranks on that host
     ),
     ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("PMIx", "PMIX_RANK", "SLURM_NTASKS", "SLURM_LOCALID", ""),
-    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""),  # srun --mpi=none; a batch script is no step
+    (
+        "Slurm",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "",
+    ),  # srun --mpi=none; a batch script is no step
 )
 
 

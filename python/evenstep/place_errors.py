@@ -10,14 +10,15 @@ OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl
 
 _NO_BUCKET = re.compile(r"NoSuchBucket|(bucket|container) does not exist", re.IGNORECASE)
 _REFUSED = re.compile(
-    r"credential|access ?key|signature|forbidden|access ?denied|unauthorized|(expired|invalid) ?token|login", re.IGNORECASE
+    r"credential|access ?key|signature|forbidden|access ?denied|unauthorized|(expired|invalid) ?token|login",
+    re.IGNORECASE,
 )
 _NOT_REACHED = re.compile(r"connect|name or service|resol|timed? ?out|unreachable|ssl|proxy", re.IGNORECASE)
 
 
 def _said(error: BaseException) -> str:
     """By it, and by what it came of: drivers put stores' own words there."""
-    words = []
+    words: list[str] = []
     at: BaseException | None = error
     while at is not None and len(words) < 8:
         words.append(f"{type(at).__name__} {at}")

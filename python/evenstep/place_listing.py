@@ -11,7 +11,9 @@ from evenstep.checkpoint_order import created_in
 def entry(url: str, name: str, order: str, manifest: dict[str, Any]) -> dict[str, Any]:
     """As `evenstep ckpt ls --json` has it of one on disk."""
     state = manifest["state"]
-    numbers = {key: state.get(key) if isinstance(state.get(key), int) else None for key in ("step", "epoch", "world_size")}
+    numbers = {
+        key: state.get(key) if isinstance(state.get(key), int) else None for key in ("step", "epoch", "world_size")
+    }
     return {
         "path": f"{url}/{name}",
         "name": name,

@@ -83,7 +83,7 @@ class Cluster:
             )
 
     def begin(self) -> None:
-        for number, network in enumerate(self.networks.values(), 1):
+        for network in self.networks.values():
             _ip(f"netns add {network}")
             _ip(f"-n {network} link set lo up")
         first, second = self.networks.values()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import object_store
 import pytest
-from object_store import Store, bucket, server, store  # noqa: F401
+from object_store import Store
 from run_jobs import Job, Run
 
+server, store, bucket = object_store.server, object_store.store, object_store.bucket
 pytestmark = pytest.mark.more
 Script = Callable[..., str]
 
@@ -51,7 +51,7 @@ TRAINS = """
 
 
 @pytest.fixture
-def ckpt(program: Path, tmp_path: Path, environment: dict[str, str], store: Store) -> Any:  # noqa: F811
+def ckpt(program: Path, tmp_path: Path, environment: dict[str, str], store: Store) -> Any:
     def call(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(program), "ckpt", *words],
@@ -76,7 +76,7 @@ def flipped(data: bytes) -> bytes:
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
-def same_there(store: Store, place: str, folder: Path) -> bool:  # noqa: F811
+def same_there(store: Store, place: str, folder: Path) -> bool:
     return all(store.get(f"{place}/{file.name}") == file.read_bytes() for file in folder.iterdir())
 
 
@@ -84,8 +84,8 @@ def test_a_training_there_and_on_with_other_ranks(
     run: Run,
     script: Script,
     ckpt: Any,
-    store: Store,  # noqa: F811
-    bucket: str,  # noqa: F811
+    store: Store,
+    bucket: str,
     tmp_path: Path,
 ) -> None:
     """What is kept there, the commands on it, and a job on a fresh disk and three ranks that ends where one that never stopped does."""
@@ -126,7 +126,7 @@ def test_a_training_there_and_on_with_other_ranks(
     assert store.checkpoints(bucket) == ["step-00000006", "step-00000010", "step-00000012"]
 
 
-def train(run: Run, script: Script, store: Store, url: str, *words: str, steps: str = "7", **more: str) -> Any:  # noqa: F811
+def train(run: Run, script: Script, store: Store, url: str, *words: str, steps: str = "7", **more: str) -> Any:
     """A checkpoint every second step, the last by the end of the process."""
     command = ("-n", "1", "--checkpoint-every", "2", "--keep", "9", "--checkpoint-to", url, *words)
     return run(*command, script(TRAINS), steps, "paced", env=store.environment(**more), timeout=300)
@@ -138,8 +138,8 @@ def test_a_server_that_fails_in_an_upload(
     run: Run,
     script: Script,
     ckpt: Any,
-    store: Store,  # noqa: F811
-    bucket: str,  # noqa: F811
+    store: Store,
+    bucket: str,
     how: str,
     file: str,
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_server_that_fails_in_an_upload(
     assert not [name for name in store.names(bucket) if name.endswith(".claim")]
 
 
-def test_a_connection_that_is_reset_once_costs_nothing(run: Run, script: Script, store: Store, bucket: str) -> None:  # noqa: F811
+def test_a_connection_that_is_reset_once_costs_nothing(run: Run, script: Script, store: Store, bucket: str) -> None:
     store.fail("close", "PUT", "step-00000004/model.safetensors")
     done = train(run, script, store, f"s3://{bucket}/run")
     assert done.returncode == 0 and "not uploaded" not in done.stderr, done.stderr
@@ -169,8 +169,8 @@ def test_a_connection_that_is_reset_once_costs_nothing(run: Run, script: Script,
 def test_training_waits_for_no_server(
     start: Callable[..., Job],
     script: Script,
-    store: Store,  # noqa: F811
-    bucket: str,  # noqa: F811
+    store: Store,
+    bucket: str,
 ) -> None:
     """One that stands still in an upload: the last step is made meanwhile, and what was taken last goes up once it answers."""
     before = ("env", *(f"{name}={value}" for name, value in store.environment().items()))
@@ -186,7 +186,9 @@ def test_training_waits_for_no_server(
     assert store.checkpoints(bucket)[-1] == "step-00000008"
 
 
-def test_the_last_checkpoint_goes_up_while_the_process_ends(run: Run, script: Script, store: Store, bucket: str) -> None:  # noqa: F811
+def test_the_last_checkpoint_goes_up_while_the_process_ends(
+    run: Run, script: Script, store: Store, bucket: str
+) -> None:
     """The driver has made no connection for it by then, and cannot begin a thread to make one."""
     words = ("-n", "1", "--checkpoint-every", "7", "--keep", "1", "--checkpoint-to", f"s3://{bucket}/run")
     for steps, kept in (("7", ["step-00000007"]), ("14", ["step-00000014"])):
@@ -196,7 +198,9 @@ def test_the_last_checkpoint_goes_up_while_the_process_ends(run: Run, script: Sc
         assert store.checkpoints(bucket) == kept
 
 
-def test_an_upload_that_fails_while_the_process_ends_is_told(run: Run, script: Script, store: Store, bucket: str) -> None:  # noqa: F811
+def test_an_upload_that_fails_while_the_process_ends_is_told(
+    run: Run, script: Script, store: Store, bucket: str
+) -> None:
     store.fail("AccessDenied", "PUT", "step-00000007", times=1000)
     words = ("-n", "1", "--name", "a", "--checkpoint-every", "7", "--checkpoint-to", f"s3://{bucket}/run")
     done = run(*words, script(TRAINS), "7", env=store.environment(), timeout=300)
@@ -205,7 +209,7 @@ def test_an_upload_that_fails_while_the_process_ends_is_told(run: Run, script: S
     assert re.search(r"; then `evenstep ckpt push \S+/runs/a/checkpoints/step-00000007 URL`", done.stderr), done.stderr
 
 
-def test_an_upload_that_stands_still_is_given_up(run: Run, script: Script, store: Store, bucket: str) -> None:  # noqa: F811
+def test_an_upload_that_stands_still_is_given_up(run: Run, script: Script, store: Store, bucket: str) -> None:
     store.fail("stall", "PUT", "step-00000002/manifest.json")
     done = train(run, script, store, f"s3://{bucket}/run", EVENSTEP_UPLOAD_TIMEOUT="3")
     assert done.returncode == 0 and "step 7" in done.stdout, done.stderr
@@ -217,8 +221,8 @@ def test_a_server_that_stands_still_ends_no_wait_but_with_its_name(
     run: Run,
     script: Script,
     ckpt: Any,
-    store: Store,  # noqa: F811
-    bucket: str,  # noqa: F811
+    store: Store,
+    bucket: str,
 ) -> None:
     url = f"s3://{bucket}/run"
     assert train(run, script, store, url, steps="3").returncode == 0
@@ -232,7 +236,7 @@ def test_a_server_that_stands_still_ends_no_wait_but_with_its_name(
     assert ckpt("fetch", url, "back").returncode == 0
 
 
-def test_a_bucket_that_is_not_there(run: Run, script: Script, ckpt: Any, store: Store) -> None:  # noqa: F811
+def test_a_bucket_that_is_not_there(run: Run, script: Script, ckpt: Any, store: Store) -> None:
     """It is named, and not made: its name may be wrong."""
     before = store.buckets()
     url = "s3://no-such-bucket/run"
@@ -249,7 +253,7 @@ def test_a_bucket_that_is_not_there(run: Run, script: Script, ckpt: Any, store: 
 
 
 @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "none"])
-def test_wrong_credentials(run: Run, script: Script, ckpt: Any, store: Store, bucket: str, code: str) -> None:  # noqa: F811
+def test_wrong_credentials(run: Run, script: Script, ckpt: Any, store: Store, bucket: str, code: str) -> None:
     url, more = f"s3://{bucket}/run", {"AWS_MAX_ATTEMPTS": "1"}
     if code == "none":
         more |= {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
@@ -267,7 +271,7 @@ def test_wrong_credentials(run: Run, script: Script, ckpt: Any, store: Store, bu
     assert done.returncode == 3 and "credentials" in done.stderr, done.stderr
 
 
-def test_what_is_damaged_there_is_passed_over(run: Run, script: Script, ckpt: Any, store: Store, bucket: str) -> None:  # noqa: F811
+def test_what_is_damaged_there_is_passed_over(run: Run, script: Script, ckpt: Any, store: Store, bucket: str) -> None:
     url = f"s3://{bucket}/run"
     assert train(run, script, store, url).returncode == 0
     path = f"{bucket}/run/step-00000006/model.safetensors"
@@ -280,7 +284,7 @@ def test_what_is_damaged_there_is_passed_over(run: Run, script: Script, ckpt: An
     assert done.returncode == 0 and "passed over" in done.stderr and "began at 2" in done.stdout, done.stderr
 
 
-def test_two_trainings_at_one_place(run: Run, script: Script, store: Store, bucket: str) -> None:  # noqa: F811
+def test_two_trainings_at_one_place(run: Run, script: Script, store: Store, bucket: str) -> None:
     url = f"s3://{bucket}/run"
     assert train(run, script, store, url, "--name", "a", steps="3").returncode == 0
     done = train(run, script, store, url, "--name", "b", steps="3")
@@ -303,22 +307,35 @@ SAYS = """
 """
 
 
-def test_a_place_where_a_folder_is_wanted(run: Run, script: Script, ckpt: Any, store: Store, bucket: str, tmp_path: Path) -> None:  # noqa: F811
+def test_a_place_where_a_folder_is_wanted(
+    run: Run, script: Script, ckpt: Any, store: Store, bucket: str, tmp_path: Path
+) -> None:
     """Not a folder of the name s3: here."""
     url = f"s3://{bucket}/best"
     refused = run("-n", "1", "--checkpoint-dir", url, script(SAYS), url)
     assert refused.returncode == 2 and "--checkpoint-to URL" in refused.stderr, refused.stderr
     done = run("-n", "1", "--log-rank", "0", script(SAYS), url, env=store.environment())
-    assert f"refused es.checkpoint: {url} is no folder of this host" in done.stdout and "EVENSTEP_CHECKPOINT_TO" in done.stdout, done.stdout
-    for words in (("verify", url), ("show", url), ("diff", url, url), ("repair", url, "--from", url), ("convert", url, "x")):
+    assert (
+        f"refused es.checkpoint: {url} is no folder of this host" in done.stdout
+        and "EVENSTEP_CHECKPOINT_TO" in done.stdout
+    ), done.stdout
+    for words in (
+        ("verify", url),
+        ("show", url),
+        ("diff", url, url),
+        ("repair", url, "--from", url),
+        ("convert", url, "x"),
+    ):
         failed = ckpt(*words)
         assert failed.returncode in (2, 3) and "ckpt fetch" in failed.stderr, failed.stderr
     assert not (tmp_path / "s3:").exists()
 
 
 LARGE = """
+    import time
     import torch
     import evenstep as es
+    from evenstep.checkpoint_uploads import under_way
 
     model = torch.nn.Linear(4000, 4000).double()  # 128 MB: in three parts
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -329,5 +346,30 @@ LARGE = """
         optimizer.step()
         optimizer.zero_grad()
         es.checkpoint()
-        es.wait_for_uploads()
+        while under_way():
+            time.sleep(0.01)
 """
+
+
+@pytest.mark.parametrize("how", ["close", "InternalError"])
+def test_a_large_file_goes_in_parts_which_a_failure_takes_away(
+    run: Run,
+    script: Script,
+    ckpt: Any,
+    store: Store,
+    bucket: str,
+    tmp_path: Path,
+    how: str,
+) -> None:
+    """Parts that are left in a bucket are paid for, and no list shows them."""
+    store.fail(how, "PUT", "step-00000002/.*partNumber=2", times=1000)
+    url = f"s3://{bucket}/run"
+    words = ("-n", "1", "--name", "a", "--checkpoint-to", url)
+    done = run(*words, script(LARGE), env=store.environment(AWS_MAX_ATTEMPTS="1"), timeout=380)
+    assert done.returncode == 0 and done.stderr.count("step-00000002 was not uploaded") == 1, done.stderr
+    assert store.checkpoints(bucket) == ["step-00000001", "step-00000003"] and store.uploads(bucket) == []
+    assert any("partNumber=2" in one and "step-00000003" in one for one in store.seen())
+    fetched = ckpt("fetch", url, "back")
+    assert fetched.returncode == 0, fetched.stderr
+    here, back = (tmp_path / place / "step-00000003/model.safetensors" for place in ("runs/a/checkpoints", "back"))
+    assert here.read_bytes() == back.read_bytes()

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 
 import pytest
+import slurm_cluster
 from run_jobs import wait_until
-from slurm_cluster import Typed, slurm, typed  # noqa: F401
+from slurm_cluster import Typed
 from test_run_hosts import TRAINING
 
+slurm, typed = slurm_cluster.slurm, slurm_cluster.typed
 pytestmark = pytest.mark.more
 Script = Callable[..., str]
 
@@ -46,7 +48,7 @@ def evenstep(program: pathlib.Path) -> str:
 
 
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_agents_one_a_host_train_as_one_device_does(typed: Typed, script: Script, evenstep: str, mpi: str) -> None:  # noqa: F811
+def test_agents_one_a_host_train_as_one_device_does(typed: Typed, script: Script, evenstep: str, mpi: str) -> None:
     words = ("srun", f"--mpi={mpi}", "-N", "2", "--ntasks-per-node=1")
     job = typed.start(*words, evenstep, "run", *AUTO, "--name", "a", script(TRAINING))
     code, text = job.finish()
@@ -61,7 +63,7 @@ def test_agents_one_a_host_train_as_one_device_does(typed: Typed, script: Script
 
 @pytest.mark.parametrize(("mpi", "words"), [("none", ("-N", "1")), ("none", ("-N", "2")), ("pmi2", ("-N", "2"))])
 def test_ranks_that_srun_places_are_one_job(
-    typed: Typed,  # noqa: F811
+    typed: Typed,
     script: Script,
     environment: dict[str, str],
     mpi: str,
@@ -78,7 +80,7 @@ def test_ranks_that_srun_places_are_one_job(
     assert sorted(placed) == ["0", "1", "2", "3"] and set(placed.values()) == set(hosts.values()), text
 
 
-def test_a_batch_script_is_no_rank(typed: Typed, script: Script, environment: dict[str, str]) -> None:  # noqa: F811
+def test_a_batch_script_is_no_rank(typed: Typed, script: Script, environment: dict[str, str]) -> None:
     """And a shell that srun starts is none either: they train alone."""
     (typed.folder / "enough").touch()
     trains = f"{environment['EVENSTEP_PYTHON']} {script(LONG)}"
@@ -87,7 +89,7 @@ def test_a_batch_script_is_no_rank(typed: Typed, script: Script, environment: di
     assert typed.out().count("rank 0 of 1 on n1 began at 0") == 2, typed.out()
 
 
-def test_two_steps_in_one_allocation_are_two_jobs(typed: Typed, script: Script, evenstep: str) -> None:  # noqa: F811
+def test_two_steps_in_one_allocation_are_two_jobs(typed: Typed, script: Script, evenstep: str) -> None:
     """Both begin in one folder, at once; a rank of each is on each host."""
     run = f"srun --overlap -N 2 -n 2 {evenstep} run {' '.join(AUTO)} --name"
     lines = f"{run} a {script(LONG)} > a.txt 2>&1 &\n{run} b {script(LONG)} > b.txt 2>&1 &\nwait"
@@ -102,12 +104,12 @@ def test_two_steps_in_one_allocation_are_two_jobs(typed: Typed, script: Script, 
             assert f"rank {rank} of 2 on {host} began at 0" in path.read_text(), path.read_text()
 
 
-def number_of(typed: Typed) -> str:  # noqa: F811
+def number_of(typed: Typed) -> str:
     return typed.jobs[-1].wait_for(r"Submitted batch job (\d+)")[0]
 
 
 @pytest.mark.parametrize("told", ["scancel", "time"])
-def test_a_notice_saves_and_a_requeue_goes_on(typed: Typed, script: Script, evenstep: str, told: str) -> None:  # noqa: F811
+def test_a_notice_saves_and_a_requeue_goes_on(typed: Typed, script: Script, evenstep: str, told: str) -> None:
     """SIGUSR1 that scancel, or the nearing end of the job's time (--signal), sends to all processes of the step; the batch script
     then has the job queued again, and it goes on from where it was saved."""
     words = f"{' '.join(AUTO)} --notice 60 --name a --resume auto"
