@@ -1,7 +1,7 @@
 """Faults without end: jobs in bitwise mode are disturbed by `evenstep chaos`, each from a seed of its own, until so many faults
 were injected or the time is up. Each must end, with the bits of a run that nothing disturbed, and leave nothing behind. One in three
-starts again when it loses a rank, one goes on with those that are left, and in one others take the lost ones' places. Then jobs
-of three hosts lose their leader (soak_leader.py). Then the opposite: ranks that share far too few cores, of which none may be told
+starts again when it loses a rank, one goes on with those that are left, and in one others take the lost ones' places; half of
+them train with torch's optimizer, half with es.optim's, whose states the ranks of a host share. Then jobs of three hosts lose their leader (soak_leader.py). Then the opposite: ranks that share far too few cores, of which none may be told
 as dead, stopped or hanging.
 
 python scripts/soak.py [--minutes 60] [--faults 1000] [--calm-minutes 60] [--seed 0] [--continue FILE] [--part faults|leader|calm]
@@ -59,6 +59,7 @@ SEVERAL_HOSTS = ["partition", *ONE_HOST]  # of runs of several hosts
 EVERY = 20  # steps from checkpoint to checkpoint
 LIMITS = {"kill": 0.2, "stop": 0.3, "partition": 5.0}
 RECOVERIES = ("restart", "shrink", "replace")
+OPTIMIZERS = ("torch", "es.optim")
 KILLS = ("kill", "bit-flip", "torn-write", "stolen-port")  # each of which kills a rank
 ALARMS = ("hang", "stall", "rank_ended", "nonfinite", "parameters")  # events that no calm run has
 
@@ -114,6 +115,7 @@ class Run:
     outcome: dict[str, Any]
     wrong: str  # "": as promised
     recovery: str = "restart"
+    optimizer: str = "torch"
 
     @property
     def injected(self) -> list[dict[str, Any]]:
@@ -125,7 +127,7 @@ class Soak:
 
     def __init__(self, base: pathlib.Path, args: argparse.Namespace) -> None:
         self.base, self.args = base, args
-        self.against = ""
+        self.against: dict[str, str] = {}  # by optimizer, the run of this sitting that nothing disturbed
         self.runs: list[Run] = []
         self.earlier = 0  # of them, of sittings before
         self.seconds = 0.0  # of this one's, in which faults came
@@ -169,13 +171,18 @@ class Soak:
         before = seed // every if every else 0
         return chosen[(before if every and seed % every == every - 1 else seed - before) % len(chosen)]
 
+    def _optimizer(self, seed: int) -> str:
+        chosen: list[str] = self.args.optimizers.split(",")
+        return chosen[seed // 4 % len(chosen)]
+
     def _command(self, seed: int, name: str) -> tuple[list[str], int, int]:
         every = self.args.several_hosts
-        recovery = self._recovery(seed)
+        recovery, optimizer = self._recovery(seed), self._optimizer(seed)
         longer = 2 if recovery != "restart" and seed // 3 % 2 else 1  # than others wait for a rank that is stopped
         several = every and seed % every == every - 1
         hosts = 2 + seed // every % 2 if several else 1
-        ranks = 2 + seed % 3 if hosts == 1 else 4 if hosts == 2 and seed % 4 // 2 else hosts
+        shares = seed % 4 // 2 or optimizer == "es.optim"  # its states, which takes two ranks of a host
+        ranks = 2 + seed % 3 if hosts == 1 else 4 if hosts == 2 and shares else hosts
         kinds = ",".join(SEVERAL_HOSTS) if several else self.args.kinds or ",".join(ONE_HOST)
         count = self.args.together if hosts == 1 else self.args.together_hosts
         command = [program(), "chaos", "-n", str(ranks // hosts), "--seed", str(seed), "--faults", str(count)]
@@ -191,8 +198,8 @@ class Soak:
         command += ["--recovery", recovery] if recovery != "restart" else []
         command += ["--spares", str(1 + seed % 2)] if recovery == "replace" else []
         command += ["--namespaces", "--hosts", str(hosts)] if several else []
-        command += ["--against", self.against] if self.against else []
-        return [*command, str(TRAINING), str(self.args.epochs)], ranks, hosts
+        command += ["--against", self.against[optimizer]] if optimizer in self.against else []
+        return [*command, str(TRAINING), str(self.args.epochs), optimizer], ranks, hosts
 
     def one(self, seed: int) -> Run:
         name, mark = f"run-{seed}", secrets.token_hex(8)
@@ -216,12 +223,13 @@ class Soak:
                 shutil.copytree(folder, kept / folder.name, ignore=shutil.ignore_patterns("chaos-filler"))
             (kept / "chaos.json").write_text(done.stdout + done.stderr)
             wrong += f" (the run is in {kept})"
-        if self.against or wrong:
+        optimizer = self._optimizer(seed)
+        if optimizer in self.against or wrong:
             shutil.rmtree(self.base / f"{name}-undisturbed", ignore_errors=True)
         else:
-            self.against = f"{name}-undisturbed"
+            self.against[optimizer] = f"{name}-undisturbed"
         shutil.rmtree(self.base / f"{name}-disturbed", ignore_errors=True)
-        return Run(seed, ranks, hosts, outcome, wrong, self._recovery(seed))
+        return Run(seed, ranks, hosts, outcome, wrong, self._recovery(seed), optimizer)
 
     def _take_up(self) -> None:
         """The runs of earlier sittings; of a last line that was cut off as it was written nothing is left."""
@@ -263,7 +271,7 @@ class Soak:
             kinds = ", ".join(fault["kind"] for fault in run.injected)
             differ = run.outcome.get("numbers_that_differ", "?")
             print(
-                f"seed {seed:5}: {run.ranks} ranks{f' on {run.hosts} hosts' if run.hosts > 1 else ''}, {run.recovery:7}, "
+                f"seed {seed:5}: {run.ranks} ranks{f' on {run.hosts} hosts' if run.hosts > 1 else ''}, {run.recovery:7}, {run.optimizer:8}, "
                 f"{len(run.injected):2} faults in {run.outcome.get('disturbed_seconds', 0):6.1f} s, {differ} numbers differ "
                 f"({kinds})",
                 *([f"\n  WRONG: {run.wrong}"] if run.wrong else []),
@@ -287,6 +295,8 @@ class Soak:
             print(f"{now / self.seconds * 60:.1f} faults a minute of this sitting's disturbed runs")
         modes = collections.Counter(run.recovery for run in self.runs)
         print(f"recovery: {', '.join(f'{mode} {modes[mode]} runs' for mode in RECOVERIES if modes[mode])}")
+        optimizers = collections.Counter(run.optimizer for run in self.runs)
+        print(f"optimizer: {', '.join(f'{one} {optimizers[one]} runs' for one in OPTIMIZERS if optimizers[one])}")
         missing = [kind for kind in (*ONE_HOST, "partition") if all(fault["kind"] != kind for fault in faults)]
         print(f"kinds that did not come: {', '.join(missing) or 'none'}")
         twins = [fault["what"] for fault in faults if fault["kind"] == "twin"]
@@ -298,15 +308,20 @@ class Soak:
         print(
             f"runs that ended with the bits of the undisturbed one, at its last step: {len(compared)} of {len(self.runs)}"
         )
-        print(f"runs that ended otherwise, hung or left something behind: {len(wrong)}")
+        hung = [run for run in wrong if " hangs: " in run.wrong]
+        print(f"runs that ended otherwise, hung or left something behind: {len(wrong)}, of which hung: {len(hung)}")
         for run in wrong:
             print(f"  seed {run.seed}: {run.wrong}")
         print("\nseconds until it was noticed (the agent said so, or another rank had ended)")
-        print(f"{'kind':14}{'faults':>7}{'noticed':>9}{'median':>9}{'p99':>9}{'most':>9}{'aim, p99':>10}")
+        numbers = sorted(hosts)
+        of_hosts = "".join(f"{f'{number} host' + 's' * (number > 1):>9}" for number in numbers)
+        print(f"{'kind':14}{'faults':>7}{of_hosts}{'noticed':>9}{'median':>9}{'p99':>9}{'most':>9}{'aim, p99':>10}")
         for kind in sorted({fault["kind"] for fault in faults}):
             seen = [fault for fault in faults if fault["kind"] == kind]
             took = [(fault["noticed_ns"] - fault["at_ns"]) * 1e-9 for fault in seen if fault["noticed_ns"]]
             line = f"{kind:14}{len(seen):7}"
+            for number in numbers:
+                line += f"{sum(fault['kind'] == kind for run in self.runs if run.hosts == number for fault in run.injected):9}"
             if kind in LIMITS:
                 line += f"{len(took):9}"
                 line += f"{quantile(took, 0.5):9.3f}{quantile(took, 0.99):9.3f}{max(took):9.3f}" if took else " " * 27
@@ -493,6 +508,9 @@ def main() -> int:
         "--recovery",
         default=",".join(RECOVERIES),
         help="of the runs, one after the other (default: restart,shrink,replace)",
+    )
+    parser.add_argument(
+        "--optimizers", default=",".join(OPTIMIZERS), help="of the runs, by turns (default: torch,es.optim)"
     )
     parser.add_argument("--continue", dest="go_on", metavar="FILE", help="that keeps the runs of several sittings")
     parser.add_argument("--part", choices=["faults", "leader", "calm"], help="only this one")

@@ -13,10 +13,12 @@ import os
 import pathlib
 import random
 import secrets
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -26,6 +28,7 @@ from shaped_hosts import ShapedHosts, missing
 LOSSES = ("its agent killed", "its host killed", "its cable cut", "its agent stopped")
 CUT_SECONDS, STOP_SECONDS = 9.0, 14.0  # longer than another host waits until it leads
 PATIENCE_SECONDS = 400.0
+SLOW_SECONDS = 25.0  # of a first step under another leader: what the job said is kept, to see why
 LEADS = "this host leads now"
 STANDS = "another one takes its place (3 of 3 vote)"
 # As ssh: its end, and that of who called it, is no matter for what it started on another machine.
@@ -43,18 +46,21 @@ class Plan:
     """What is done to one job: parts of its steps at which a rank of another host, the leader, and a rank again are lost."""
 
     recovery: str
+    optimizer: str
     loss: str
     ranks: int  # of each host
     at: tuple[float, float, float]
     stops: tuple[bool, bool]  # whether the rank is stopped, not killed
 
 
-def plan(seed: int, recoveries: list[str]) -> Plan:
-    """The recoveries take turns, and with each of them the losses."""
+def plan(seed: int, recoveries: list[str], optimizers: list[str]) -> Plan:
+    """The recoveries take turns, and with each of them the losses; es.optim has two ranks of a host, which share its states."""
     chance = random.Random(seed)
     at = (chance.uniform(0.15, 0.3), chance.uniform(0.4, 0.55), chance.uniform(0.65, 0.8))
     recovery, loss = recoveries[seed % len(recoveries)], LOSSES[seed // len(recoveries) % len(LOSSES)]
-    return Plan(recovery, loss, 1 + seed % 2, at, (chance.random() < 0.3, chance.random() < 0.3))
+    optimizer = optimizers[seed // 2 % len(optimizers)]
+    ranks = 2 if optimizer == "es.optim" else 1 + seed % 2
+    return Plan(recovery, optimizer, loss, ranks, at, (chance.random() < 0.3, chance.random() < 0.3))
 
 
 @dataclasses.dataclass
@@ -92,7 +98,7 @@ class Job:
         command += ["-n", str(own.ranks), "--ssh", str(shell), "--no-pin", "--log-rank", "none", "--name", self.name]
         command += ["--runs-dir", str(base), "--checkpoint-every", "20", "--max-restarts", "9", "--policy", "auto"]
         command += ["--recovery", own.recovery] if own.recovery != "restart" else []
-        command += ["--python", sys.executable, str(soak.TRAINING), str(epochs)]
+        command += ["--python", sys.executable, str(soak.TRAINING), str(epochs), own.optimizer]
         with (base / f"{self.name}.txt").open("wb") as output:
             self.process = subprocess.Popen(
                 command, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
@@ -230,22 +236,31 @@ class Job:
         outcome.wrong += soak.left_behind(self.mark)
         return outcome
 
+    def keep(self, seed: int) -> pathlib.Path:
+        """What it has said and noted, in a folder that stays."""
+        kept = pathlib.Path(tempfile.mkdtemp(prefix=f"evenstep-soak-leader-{seed}-"))
+        shutil.copy(self.base / f"{self.name}.txt", kept)
+        for folder in self.base.glob(f"{self.name}*/"):
+            shutil.copytree(folder, kept / folder.name, ignore=shutil.ignore_patterns("checkpoints"))
+        return kept
+
     def end_all(self) -> None:
         for pid in soak.processes(self.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def undisturbed(base: pathlib.Path, epochs: int) -> pathlib.Path:
+def undisturbed(base: pathlib.Path, epochs: int, optimizer: str) -> pathlib.Path:
     """The checkpoints of one rank that nothing disturbed."""
-    command = [soak.program(), "run", "-n", "1", "--no-monitor", "--quiet", "--runs-dir", str(base), "--name", "alone"]
-    command += ["--checkpoint-every", "20", "--python", sys.executable, str(soak.TRAINING), str(epochs)]
+    name = f"alone-{optimizer}"
+    command = [soak.program(), "run", "-n", "1", "--no-monitor", "--quiet", "--runs-dir", str(base), "--name", name]
+    command += ["--checkpoint-every", "20", "--python", sys.executable, str(soak.TRAINING), str(epochs), optimizer]
     done = subprocess.run(
         command, env=soak.environment("alone"), stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode != 0:
         raise SystemExit(f"the training fails without any fault: {done.stderr[-3000:]}")
-    return base / "alone" / "checkpoints"
+    return base / name / "checkpoints"
 
 
 def report(outcomes: list[Outcome]) -> None:
@@ -276,18 +291,21 @@ def run(base: pathlib.Path, args: argparse.Namespace) -> str:
     epochs = args.epochs or 40
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its namespaces and jobs end with it
     deadline, outcomes = time.monotonic() + 60 * args.minutes, []
-    alone = undisturbed(base, epochs)
+    optimizers: list[str] = args.optimizers.split(",")
+    alone = {one: undisturbed(base, epochs, one) for one in optimizers}
     with ShapedHosts(3, 10000) as hosts:
         for seed in range(args.seed, args.seed + args.leaders):
             if outcomes and time.monotonic() >= deadline:
                 break
-            own = plan(seed, args.recovery.split(","))
-            outcome = Job(base, hosts, seed, own, epochs).run(seed, alone)
+            own = plan(seed, args.recovery.split(","), optimizers)
+            job = Job(base, hosts, seed, own, epochs)
+            outcome = job.run(seed, alone[own.optimizer])
             outcomes.append(outcome)
             print(
-                f"seed {seed:5}: {3 * own.ranks} ranks on 3 hosts, {own.recovery:7}, the leader lost ({own.loss}), "
-                f"{outcome.faults} faults; another leads after {outcome.leads:.1f} s, its first step after {outcome.steps:.1f} s",
+                f"seed {seed:5}: {3 * own.ranks} ranks on 3 hosts, {own.recovery:7}, {own.optimizer:8}, the leader lost "
+                f"({own.loss}), {outcome.faults} faults; another leads after {outcome.leads:.1f} s, its first step after {outcome.steps:.1f} s",
                 *([f"\n  WRONG: {outcome.wrong}"] if outcome.wrong else []),
+                *([f"\n  kept in {job.keep(seed)}"] if outcome.wrong or outcome.steps > SLOW_SECONDS else []),
                 flush=True,
             )
     report(outcomes)

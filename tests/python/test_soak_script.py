@@ -51,11 +51,41 @@ def test_runs_of_one_host_and_of_several_recover_by_turns(soak, tmp_path, every)
         assert modes == list(soak.RECOVERIES * 30)[: len(modes)]
 
 
+def test_states_are_shared_by_ranks_of_a_host_with_each_way_to_go_on(soak, tmp_path):
+    """Every run on several hosts: each optimizer meets each recovery on two hosts and on three; es.optim of two hosts has two ranks
+    on each."""
+    args = argparse.Namespace(
+        go_on=None,
+        several_hosts=1,
+        recovery="restart,shrink,replace",
+        optimizers="torch,es.optim",
+        kinds=None,
+        together_hosts=14,
+        hold=1,
+        epochs=6,
+    )
+    sitting = soak.Soak(tmp_path, args)
+    met = set()
+    for seed in range(24):
+        command, ranks, hosts = sitting._command(seed, "run")
+        optimizer = sitting._optimizer(seed)
+        met.add((optimizer, sitting._recovery(seed), hosts))
+        assert command[-1] == optimizer and ranks % hosts == 0
+        assert command[command.index("-n") + 1] == str(ranks // hosts)
+        assert ranks == 4 or hosts == 3 or optimizer == "torch"
+    assert len(met) == 2 * 3 * 2
+
+
 def test_leaders_are_lost_in_each_way_with_each_recovery(soak, tree, monkeypatch):
     monkeypatch.syspath_prepend(tree / "scripts")
     leader = importlib.import_module("soak_leader")
     monkeypatch.delitem(sys.modules, "soak_leader")
     recoveries, losses = list(soak.RECOVERIES), leader.LOSSES
-    plans = [leader.plan(seed, recoveries) for seed in range(len(recoveries) * len(losses))]
+    optimizers = list(soak.OPTIMIZERS)
+    plans = [leader.plan(seed, recoveries, optimizers) for seed in range(len(recoveries) * len(losses))]
     assert {(one.recovery, one.loss) for one in plans} == {(a, b) for a in recoveries for b in losses}
-    assert all(0 < one.at[0] < one.at[1] < one.at[2] < 1 for one in plans) and plans[3] == leader.plan(3, recoveries)
+    assert all(0 < one.at[0] < one.at[1] < one.at[2] < 1 for one in plans) and plans[3] == leader.plan(
+        3, recoveries, optimizers
+    )
+    assert {(one.recovery, one.optimizer) for one in plans} == {(a, b) for a in recoveries for b in optimizers}
+    assert all(one.ranks == 2 for one in plans if one.optimizer == "es.optim")
