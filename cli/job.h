@@ -28,6 +28,9 @@ typedef struct even_job_options {
   const char *resume;        /* NULL, "auto", a path or a URL */
   bool set_aside;            /* places that fail attempt after attempt are left out */
   const char *cpu_quota;
+  const char *straggler_watch;    /* "X:SECONDS", "off"; this and what follows: NULL: EVENSTEP_STRAGGLER_WATCH …, */
+  const char *link_watch;         /* else the monitor's */
+  const char *gpu_watch;          /* seconds, "off" */
   const char *loss_spike;         /* deviations, "off"; NULL: EVENSTEP_LOSS_SPIKE, else the monitor's */
   const char *hang_timeout;       /* seconds, "off"; NULL: EVENSTEP_HANG_TIMEOUT, else 30 */
   const char *on_hang;            /* "report", "restart"; NULL: EVENSTEP_ON_HANG, else report */

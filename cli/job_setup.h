@@ -5,6 +5,7 @@
 #include "base/text.h"
 #include "cli/job.h"
 #include "device/device.h"
+#include "monitor/monitor.h"
 #include "orchestrator/agent.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/hosts.h"
@@ -59,6 +60,7 @@ typedef struct even_job_setup {
   double straggler_pause_seconds;
   double notice_seconds; /* 0: none */
   double loss_spike;     /* deviations; 0: as the monitor has it; INFINITY: off */
+  even_monitor_limits watches;
   bool shrink;
   bool replace;
 } even_job_setup;

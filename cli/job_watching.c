@@ -126,8 +126,64 @@ static even_status read_spikes(const even_job_options *options, even_job_setup *
   return EVEN_OK;
 }
 
+/* A watch of what may become slow, as it is given. */
+typedef struct slow_watch {
+  const char *given;
+  const char *from;
+  double least; /* factor */
+  double least_seconds;
+  const char *fix;
+} slow_watch;
+
+/* "X[:SECONDS]" or "off"; zeros where nothing is given. */
+static even_status read_slow_watch(const slow_watch *watch, double *factor, double *seconds) {
+  char *end = NULL;
+  const char *given = watch->given;
+  *factor = given == NULL ? 0 : strcmp(given, "off") == 0 ? (double)INFINITY : strtod(given, &end);
+  *seconds = 0;
+  if (end == NULL) {
+    return EVEN_OK;
+  }
+  bool fits = end != given && *factor >= watch->least && *factor <= 1000;
+  if (fits && *end == ':') {
+    const char *rest = end + 1;
+    *seconds = strtod(rest, &end);
+    fits = end != rest && *seconds >= watch->least_seconds && *seconds <= 1e5;
+  }
+  if (!fits || *end != '\0') {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no limit for what is slow", watch->from, given);
+    return even_error_fix("%s", watch->fix);
+  }
+  return EVEN_OK;
+}
+
+static even_status read_watches(const even_job_options *options, even_job_setup *setup) {
+  even_monitor_limits *limits = &setup->watches;
+  slow_watch ranks = {.least = 1.2, .least_seconds = 0.5};
+  slow_watch links = {.least = 1.5, .least_seconds = 1};
+  const char *from = NULL;
+  ranks.given = even_job_given(options->straggler_watch, "--straggler-watch", "EVENSTEP_STRAGGLER_WATCH", &ranks.from);
+  ranks.fix =
+      "give how many times its usual time a rank may take, from 1.2 to 1000, and for how many seconds, from "
+      "0.5 on: 1.5:2; or off";
+  EVEN_TRY(read_slow_watch(&ranks, &limits->straggler_factor, &limits->straggler_seconds));
+  links.given = even_job_given(options->link_watch, "--link-watch", "EVENSTEP_LINK_WATCH", &links.from);
+  links.fix =
+      "give how many times its usual time a transfer may take, from 1.5 to 1000, and for how many seconds, "
+      "from 1 on: 3:3; or off";
+  EVEN_TRY(read_slow_watch(&links, &limits->link_factor, &limits->link_seconds));
+  const char *every = even_job_given(options->gpu_watch, "--gpu-watch", "EVENSTEP_GPU_WATCH", &from);
+  if (every != NULL && strcmp(every, "off") == 0) {
+    limits->gpu_seconds = (double)INFINITY;
+    return EVEN_OK;
+  }
+  return read_number(every, from, 0.1, 3600, "time",
+                     "give the seconds between two looks at GPUs, from 0.1 to 3600 (1), or off", &limits->gpu_seconds);
+}
+
 even_status even_job_watching(const even_job_options *options, even_job_setup *setup) {
   EVEN_TRY(read_hangs(options, setup));
+  EVEN_TRY(read_watches(options, setup));
   EVEN_TRY(read_stops(setup));
   EVEN_TRY(read_stragglers(options, setup));
   EVEN_TRY(read_spikes(options, setup));

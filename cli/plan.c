@@ -102,10 +102,10 @@ static int run(plan_command *plan, size_t count, char **words) {
 /* What a plan decides itself: one attempt, no page, no words but its own. */
 static size_t leave_out(even_option *table, size_t count) {
   static const char *const not_of_a_plan[] = {
-      "max-restarts", "recovery",      "spares",           "min-ranks",         "port",
-      "no-monitor",   "whole-history", "timeline",         "timeline-calls",    "hang-timeout",
-      "on-hang",      "on-nonfinite",  "check-parameters", "on-difference",     "batch-adapt",
-      "quiet",        "on-straggler",  "straggler-gain",   "straggler-patience"};
+      "max-restarts",       "recovery",        "spares",         "min-ranks",    "port",         "no-monitor",
+      "whole-history",      "timeline",        "timeline-calls", "hang-timeout", "on-hang",      "on-nonfinite",
+      "check-parameters",   "on-difference",   "batch-adapt",    "quiet",        "on-straggler", "straggler-gain",
+      "straggler-patience", "straggler-watch", "link-watch",     "gpu-watch"};
   size_t kept = 0;
   for (size_t i = 0; i < count; i++) {
     bool decided = false;

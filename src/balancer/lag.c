@@ -17,13 +17,17 @@ enum {
   EXACT_MEDIAN = 64 /* of more ranks the median is that of all, made once a step */
 };
 
-/* What is still taken for a step as usual, and what ends a suspicion. */
+/* What is still taken for a step as usual. */
 static const double usual_step = 1.25;
-static const double doubtful = 1.35;
+/* Of what a lag is above 1: below which part one has caught up, below which a suspicion ends, and what all its steps
+ * must have shown; no more of the last than with the usual factor. */
+static const double ends_part = 0.5;
+static const double doubtful_part = 0.7;
+static const double certain_part = 0.3;
+static const double most_certain = 1.15;
 /* Of the usual time at the usual share no more than this part is taken as fixed before a smaller share was measured:
  * what a smaller one takes beyond that was no mistake of the line. */
 static const double most_fixed = 0.5;
-static const double certain = 1.15;
 static const double shown_steps = 16; /* that this is the mean of, as it were: newer ones count more */
 static const double most_shown = 8;
 /* A usual time goes to a shorter one within some of so many steps, to a longer one by this part a step: what has been
@@ -62,6 +66,8 @@ struct even_lags {
   double *room; /* a number each */
   uint32_t median_step;
   double median;
+  double begins;  /* a rank lags from this factor on, */
+  double seconds; /* for so long */
 };
 
 even_status even_lags_open(size_t ranks, even_lags **out) {
@@ -70,6 +76,8 @@ even_status even_lags_open(size_t ranks, even_lags **out) {
   EVEN_TRY(EVEN_NEW(&lags));
   lags->ranks = ranks;
   lags->median_step = UINT32_MAX;
+  lags->begins = EVEN_LAG_BEGINS;
+  lags->seconds = EVEN_LAG_SECONDS;
   even_status status = EVEN_NEW_ARRAY(&lags->rank, ranks);
   status = status == EVEN_OK ? EVEN_NEW_ARRAY(&lags->room, ranks) : status;
   if (status != EVEN_OK) {
@@ -89,6 +97,20 @@ void even_lags_close(even_lags *lags) {
     even_free(lags->room);
     even_free(lags);
   }
+}
+
+void even_lags_limit(even_lags *lags, double begins, double seconds) {
+  lags->begins = begins > 0 ? begins : EVEN_LAG_BEGINS;
+  lags->seconds = seconds > 0 ? seconds : EVEN_LAG_SECONDS;
+}
+
+double even_lags_begins(const even_lags *lags) {
+  return lags->begins;
+}
+
+/* So far of the way from 1 to where a lag begins. */
+static double part_of(const even_lags *lags, double part) {
+  return 1 + part * (lags->begins - 1);
 }
 
 void even_lags_forget(even_lags *lags, size_t rank) {
@@ -197,8 +219,8 @@ static void take_shown(watched *at, double seconds) {
   at->shown += (fmin(most_shown, seconds / most) - at->shown) / shown_steps;
 }
 
-static bool proven(const watched *at) {
-  return at->shown >= certain;
+static bool proven(const even_lags *lags, const watched *at) {
+  return at->shown >= fmin(most_certain, part_of(lags, certain_part));
 }
 
 static void begin_suspicion(watched *at, double slowness) {
@@ -217,8 +239,9 @@ static void end_suspicion(watched *at) {
 }
 
 /* Of a rank that is suspected, or lags; `expected`: seconds, by the model before this step. */
-static void judge(watched *at, const even_lag_step *step, double slowness, double expected) {
-  bool slow = at->lag.lags ? slowness >= EVEN_LAG_ENDS : slowness >= doubtful && proven(at);
+static void judge(const even_lags *lags, watched *at, const even_lag_step *step, double slowness, double expected) {
+  bool slow = at->lag.lags ? slowness >= part_of(lags, ends_part)
+                           : slowness >= part_of(lags, doubtful_part) && proven(lags, at);
   if (slow) {
     at->caught_up = 0;
     at->slow_steps++;
@@ -235,10 +258,10 @@ static void judge(watched *at, const even_lag_step *step, double slowness, doubl
     at->caught_up_ns = at->caught_up == 0 ? step->end_ns - step->duration_ns : at->caught_up_ns;
     at->caught_up++;
   }
-  const uint64_t second = 1000000000u;
-  if (slow && at->slow_steps >= EVEN_LAG_STEPS && step->end_ns - at->lag.from_ns >= EVEN_LAG_SECONDS * second) {
+  const uint64_t least_ns = (uint64_t)(lags->seconds * 1e9);
+  if (slow && at->slow_steps >= EVEN_LAG_STEPS && step->end_ns - at->lag.from_ns >= least_ns) {
     at->lag.lags = true;
-  } else if (at->caught_up >= EVEN_LAG_STEPS / 2 && step->end_ns - at->caught_up_ns >= EVEN_LAG_SECONDS * second / 2) {
+  } else if (at->caught_up >= EVEN_LAG_STEPS / 2 && step->end_ns - at->caught_up_ns >= least_ns / 2) {
     end_suspicion(at);
   }
 }
@@ -265,12 +288,13 @@ void even_lags_take(even_lags *lags, size_t rank, const even_lag_step *step) {
   if (at->usual > 0 && at->model.known) {
     take_shown(at, step->busy_seconds);
   }
-  double slowness = at->slowness > usual_step ? at->slowness / others_slowness(lags, rank) : at->slowness;
-  if (!at->suspected && at->usual > 0 && slowness >= EVEN_LAG_BEGINS && proven(at)) {
+  bool matters = at->slowness > fmin(usual_step, part_of(lags, ends_part)); /* to whom: the others are not cheap */
+  double slowness = matters ? at->slowness / others_slowness(lags, rank) : at->slowness;
+  if (!at->suspected && at->usual > 0 && slowness >= lags->begins && proven(lags, at)) {
     begin_suspicion(at, slowness);
   }
   if (at->suspected) {
-    judge(at, step, slowness, expected);
+    judge(lags, at, step, slowness, expected);
   } else if (at->model.known) {
     follow(at);
   }
@@ -329,7 +353,7 @@ size_t even_lags_slowest(const even_lags *lags, const bool *members) {
 void even_lags_since_start(even_lags *lags, size_t rank, double factor) {
   watched *at = &lags->rank[rank];
   double share = (double)(at->share > 0 ? at->share : 1);
-  if (at->suspected || !at->model.known || !(factor >= EVEN_LAG_BEGINS)) {
+  if (at->suspected || !at->model.known || !(factor >= lags->begins)) {
     return;
   }
   set_usual(at, share, line(at, share) / factor);

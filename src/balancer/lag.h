@@ -31,9 +31,8 @@ typedef struct even_lag {
   uint64_t to_ns;
 } even_lag;
 
-/* A rank lags from this factor on, and no more below the other. */
+/* A rank lags from this factor on, and has caught up where half of what is above 1 is gone: below 1.25. */
 #define EVEN_LAG_BEGINS 1.5
-#define EVEN_LAG_ENDS 1.25
 enum {
   EVEN_LAG_STEPS = 8,   /* that it must have lagged for, */
   EVEN_LAG_SECONDS = 2, /* and so long, before it is told; it has caught up after half of both */
@@ -43,6 +42,10 @@ enum {
 even_status even_lags_open(size_t ranks, even_lags **out) EVEN_MUST_USE;
 /* NULL is allowed. */
 void even_lags_close(even_lags *lags);
+/* Another factor and other seconds than those above, from 1.2 and 0.5 on; 0: as they are. Before the first step. */
+void even_lags_limit(even_lags *lags, double begins, double seconds);
+/* The factor. */
+double even_lags_begins(const even_lags *lags);
 /* There are more ranks from now on; of those that were there all is kept. EVEN_ERR_MEMORY: nothing has changed. */
 even_status even_lags_grow(even_lags *lags, size_t ranks) EVEN_MUST_USE;
 /* Another process is at the rank's place, or none any more: what was known of it counts no longer. */

@@ -5,15 +5,14 @@
 
 #include <stdio.h>
 
-static const uint64_t EVERY_NS = 1000000000;
-
 even_status even_monitor_gpus_open(even_monitor *monitor, const even_monitor_params *params) {
   even_device_source source = even_device_source_host;
-  if (params->gpus == NULL) {
+  uint64_t every_ns = 0;
+  if (params->gpus == NULL || !even_gpu_watch_every(monitor->limits.gpu_seconds, &every_ns)) {
     return EVEN_OK;
   }
   source.nvml_library = params->nvml_library != NULL ? params->nvml_library : source.nvml_library;
-  return even_gpu_watch_open(&source, params->gpus, (size_t)params->ranks, EVERY_NS, &monitor->gpus);
+  return even_gpu_watch_open(&source, params->gpus, (size_t)params->ranks, every_ns, &monitor->gpus);
 }
 
 static void take_news(even_monitor *monitor, const even_gpu_news *news) {

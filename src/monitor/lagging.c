@@ -39,7 +39,7 @@ struct even_lagging {
   int ranks;
 };
 
-even_status even_lagging_open(int ranks, even_lagging **out) {
+even_status even_lagging_open(int ranks, double factor, double seconds, even_lagging **out) {
   even_lagging *lagging = NULL;
   *out = NULL;
   EVEN_TRY(EVEN_NEW(&lagging));
@@ -51,6 +51,7 @@ even_status even_lagging_open(int ranks, even_lagging **out) {
     even_lagging_close(lagging);
     return status;
   }
+  even_lags_limit(lagging->lags, factor, seconds);
   *out = lagging;
   return EVEN_OK;
 }
@@ -277,7 +278,7 @@ static double slow_from_start(even_monitor *monitor, int rank, const even_stragg
     return NAN;
   }
   at->start_looks++;
-  at->start_seen = times >= EVEN_LAG_BEGINS ? at->start_seen + 1 : 0;
+  at->start_seen = times >= even_lags_begins(lagging->lags) ? at->start_seen + 1 : 0;
   return at->start_seen >= LOOKS_AT_START ? times : (double)NAN;
 }
 

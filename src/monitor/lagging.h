@@ -10,7 +10,8 @@ typedef struct even_lagging even_lagging;
 
 /* All with the lock held, or where the server does not run. */
 
-even_status even_lagging_open(int ranks, even_lagging **out) EVEN_MUST_USE;
+/* From which factor, and after how many seconds, a rank is told: 0: as balancer/lag.h has it. */
+even_status even_lagging_open(int ranks, double factor, double seconds, even_lagging **out) EVEN_MUST_USE;
 /* There are more ranks from now on, beside those that run: what lasts with these goes on. EVEN_ERR_MEMORY. */
 even_status even_lagging_grow(even_lagging *lagging, int ranks) EVEN_MUST_USE;
 /* NULL is allowed. */

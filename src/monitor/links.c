@@ -10,6 +10,7 @@
 
 enum { LEAST_TRANSFERS = 6 };
 static const double USUAL = 1.5;
+static const double ENDS_PART = 0.25; /* of what a slow link's factor is above 1 */
 /* What is usual follows what is less within some of so many looks, and what is a little more within some of so many:
  * what is much more is not usual, however long it lasts. */
 static const double LESS_LOOKS = 4;
@@ -35,6 +36,8 @@ struct even_links {
   int looks;                 /* in a row in which it was; once told, in which it was not */
   bool told;
   even_link_news news;
+  double begins; /* slow from this factor on, */
+  int must_look; /* in so many looks in a row */
 };
 
 even_status even_links_open(even_links **out) {
@@ -47,8 +50,14 @@ even_status even_links_open(even_links **out) {
     return status;
   }
   links->suspect = -1;
+  even_links_limit(links, 0, 0);
   *out = links;
   return EVEN_OK;
+}
+
+void even_links_limit(even_links *links, double begins, double seconds) {
+  links->begins = begins > 0 ? begins : EVEN_LINK_BEGINS;
+  links->must_look = seconds > 0 ? (int)ceil(seconds) : EVEN_LINK_LOOKS;
 }
 
 void even_links_close(even_links *links) {
@@ -61,7 +70,7 @@ void even_links_close(even_links *links) {
 void even_links_forget(even_links *links) {
   way *ways = links->ways;
   memset(ways, 0, (size_t)EVEN_LINK_HOSTS * EVEN_LINK_HOSTS * sizeof *ways);
-  *links = (even_links){.ways = ways, .suspect = -1};
+  *links = (even_links){.ways = ways, .suspect = -1, .begins = links->begins, .must_look = links->must_look};
 }
 
 static way *way_of(const even_links *links, int from, int to) {
@@ -98,7 +107,11 @@ void even_links_take(even_links *links, int rank, const even_leg_record *record)
 
 /* ---- one way ---- */
 
-static void learn(way *at) {
+static double ends_below(const even_links *links) {
+  return 1 + ENDS_PART * (links->begins - 1);
+}
+
+static void learn(const even_links *links, way *at) {
   at->looks++;
   if (at->looks == 1) {
     return; /* connections were made, memory was touched first */
@@ -107,20 +120,20 @@ static void learn(way *at) {
     at->usual = at->now;
   } else if (at->now < at->usual) {
     at->usual += (at->now - at->usual) / LESS_LOOKS;
-  } else if (at->now < USUAL * at->usual) {
+  } else if (at->now < fmin(USUAL, ends_below(links)) * at->usual) {
     at->usual += (at->now - at->usual) / MORE_LOOKS;
   }
 }
 
 /* Whether there were enough transfers since the last time. */
-static bool settle(way *at) {
+static bool settle(const even_links *links, way *at) {
   if (at->transfers < LEAST_TRANSFERS || at->sum == 0) {
     return false;
   }
   at->bytes = (double)at->sum / (double)at->transfers;
   at->now = (double)at->ns / (double)at->sum;
   at->transfers = at->ns = at->sum = 0;
-  learn(at);
+  learn(links, at);
   return true;
 }
 
@@ -191,7 +204,7 @@ static bool are_all_slow(const even_links *links, int host) {
     for (int to = 0; to < links->hosts; to++) {
       if (from != to && from != host && to != host && way_of(links, from, to)->looks > 0) {
         count++;
-        slow += factor_of(way_of(links, from, to)) >= EVEN_LINK_ENDS ? 1 : 0;
+        slow += factor_of(way_of(links, from, to)) >= ends_below(links) ? 1 : 0;
       }
     }
   }
@@ -217,13 +230,13 @@ static double excuse(const even_links *links, int host, even_links_excuse *excus
 
 static bool is_slow(const even_links *links, int host, double least_seconds, even_links_excuse *excused,
                     const void *context) {
-  return host >= 0 && host_factor(links, host) >= EVEN_LINK_BEGINS &&
+  return host >= 0 && host_factor(links, host) >= links->begins &&
          matters(links, host, fmax(least_seconds, excuse(links, host, excused, context)));
 }
 
 static bool look_for_end(even_links *links) {
-  links->looks = host_factor(links, links->suspect) < EVEN_LINK_ENDS ? links->looks + 1 : 0;
-  if (links->looks < EVEN_LINK_LOOKS - 1) {
+  links->looks = host_factor(links, links->suspect) < ends_below(links) ? links->looks + 1 : 0;
+  if (links->looks < links->must_look - 1) {
     return false;
   }
   links->news.over = true;
@@ -243,7 +256,7 @@ static bool look_for_beginning(even_links *links, double least_seconds, even_lin
   }
   links->looks = host == links->suspect ? links->looks + 1 : 1;
   links->suspect = host;
-  if (links->looks < EVEN_LINK_LOOKS) {
+  if (links->looks < links->must_look) {
     return false;
   }
   links->news.factor = 0;
@@ -258,7 +271,7 @@ bool even_links_look(even_links *links, double least_seconds, even_links_excuse 
   bool any = false;
   for (int from = 0; from < links->hosts; from++) {
     for (int to = 0; to < links->hosts; to++) {
-      any = (from != to && settle(way_of(links, from, to))) || any;
+      any = (from != to && settle(links, way_of(links, from, to))) || any;
     }
   }
   if (!any) {

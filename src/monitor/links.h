@@ -10,9 +10,8 @@
 
 typedef struct even_links even_links;
 
-/* A link is slow from this factor on, and no more below the other. */
+/* A link is slow from this factor on, and no more where three quarters of what is above 1 are gone: below 1.5. */
 #define EVEN_LINK_BEGINS 3.0
-#define EVEN_LINK_ENDS 1.5
 enum {
   EVEN_LINK_LEARNS = 4, /* looks with figures before what is usual is known; the first one tells of a start */
   EVEN_LINK_LOOKS = 3,  /* in a row that must say so before it is told; and two before it is over */
@@ -32,6 +31,8 @@ typedef struct even_link_news {
 even_status even_links_open(even_links **out) EVEN_MUST_USE;
 /* NULL is allowed. */
 void even_links_close(even_links *links);
+/* Another factor than the one above, from 1.5 on, and so many seconds of looks, from 1 on; 0: as they are. */
+void even_links_limit(even_links *links, double begins, double seconds);
 /* Other processes meet: what was usual is learnt anew. */
 void even_links_forget(even_links *links);
 /* What a rank told. */

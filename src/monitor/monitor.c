@@ -247,6 +247,11 @@ static void take_facts(even_state *state, int ranks, const even_monitor_rank *al
   }
 }
 
+static even_status open_lagging(even_monitor *monitor, int ranks) {
+  const even_monitor_limits *limits = &monitor->limits;
+  return even_lagging_open(ranks, limits->straggler_factor, limits->straggler_seconds, &monitor->lagging);
+}
+
 static even_status open_parts(even_monitor *monitor, const even_monitor_params *params) {
   size_t ranks = (size_t)params->ranks;
   EVEN_TRY(even_duplicate(params->run_folder, &monitor->folder));
@@ -254,8 +259,10 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   EVEN_TRY(even_state_open(params->ranks, params->run_name, params->command, params->policy, &monitor->state));
   EVEN_TRY(even_alloc(ranks, sizeof *monitor->pending, (void **)&monitor->pending));
   EVEN_TRY(even_telemetry_reader_open(params->telemetry_fd, &monitor->reader));
-  EVEN_TRY(even_lagging_open(params->ranks, &monitor->lagging));
+  monitor->limits = params->limits;
+  EVEN_TRY(open_lagging(monitor, params->ranks));
   EVEN_TRY(even_links_open(&monitor->links));
+  even_links_limit(monitor->links, params->limits.link_factor, params->limits.link_seconds);
   monitor->state->started_ns = even_clock_ns();
   monitor->state->started_wall_ns = even_clock_wall_ns();
   monitor->state->last_end_ns = monitor->state->started_ns;
@@ -344,7 +351,7 @@ static even_status watch(even_monitor *monitor, int ranks, const char *const *gp
   if (monitor->lagging != NULL) {
     return even_lagging_grow(monitor->lagging, ranks);
   }
-  EVEN_TRY(even_lagging_open(ranks, &monitor->lagging));
+  EVEN_TRY(open_lagging(monitor, ranks));
   return even_monitor_gpus_open(monitor, &params);
 }
 

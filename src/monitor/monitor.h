@@ -21,6 +21,15 @@ typedef struct even_monitor_rank {
   const char *host;   /* another one, on which it runs; NULL: this one */
 } even_monitor_rank;
 
+/* When a watch tells. 0: as it has it; INFINITY: never. */
+typedef struct even_monitor_limits {
+  double straggler_factor;  /* of a rank's usual time: 1.5 (balancer/lag.h), */
+  double straggler_seconds; /* for so long: 2 */
+  double link_factor;       /* of a transfer's usual time: 3 (monitor/links.h), */
+  double link_seconds;      /* for so long, in whole ones: 3 */
+  double gpu_seconds;       /* between two looks at a GPU: 1 */
+} even_monitor_limits;
+
 typedef struct even_monitor_params {
   size_t size;            /* sizeof(even_monitor_params) */
   const char *run_folder; /* "runs/demo": run.db, report.html, agent.json */
@@ -33,7 +42,8 @@ typedef struct even_monitor_params {
   int port;            /* on 127.0.0.1; 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix */
   long long step_rows; /* of steps kept in run.db, one a rank and step: 0: 32768, at least 256 a rank; -1: all */
   double loss_spike;   /* deviations above the median at which a loss jumps; 0: 10; INFINITY: none is told */
-  long long calls;     /* of a rank's collectives and messages, the last so many are kept one by one; 0: none */
+  even_monitor_limits limits;
+  long long calls; /* of a rank's collectives and messages, the last so many are kept one by one; 0: none */
   /* one line of what the monitor has found, for the terminal; called inside even_monitor_tick. NULL: nobody hears it */
   void (*notice)(void *context, const char *text);
   void *notice_context;

@@ -39,6 +39,7 @@ struct even_monitor {
   uint64_t calls_left_out;
   uint64_t told_lost_ns;
   even_spikes spikes;
+  even_monitor_limits limits;
   even_gpu_watch *gpus; /* NULL: none */
   struct even_lagging *lagging;
   struct even_links *links;

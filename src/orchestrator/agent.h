@@ -128,6 +128,7 @@ typedef struct even_agent_params {
   double straggler_gain;          /* the part of a step by which the others must be faster then; 0: 0.05 */
   double straggler_seconds;       /* and for so long; 0: 60 */
   double straggler_pause_seconds; /* between two ends; 0: 600 */
+  double gpu_seconds;             /* between two looks at the GPUs of other hosts; 0: 1; INFINITY: none is watched */
   bool shares_follow;             /* the shares follow the speeds */
   /* Where the newest whole checkpoint is looked for before a (re)start; other jobs may write there, too. A restart
    * takes those whose state names this job ("job": its EVENSTEP_JOB), with "auto" also those of the training that it

@@ -93,6 +93,7 @@ static even_status open_job(even_follower *follower) {
                                          .hang_seconds = start->hang_seconds,
                                          .restart_hung = start->restart_hung,
                                          .notice_seconds = start->notice_seconds,
+                                         .gpu_seconds = start->gpu_seconds,
                                          .unpinned = start->unpinned,
                                          .max_restarts = start->max_restarts,
                                          .shrink = start->shrink,

@@ -158,6 +158,7 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_string(&json, "resume", resume);
   even_json_number(&json, "hang_seconds", params->hang_seconds);
   even_json_number(&json, "notice_seconds", params->notice_seconds);
+  even_json_number(&json, "gpu_seconds", params->gpu_seconds); /* null: infinite */
   even_json_bool(&json, "restart_hung", params->restart_hung);
   even_json_bool(&json, "unpinned", params->unpinned);
   even_json_bool(&json, "shrink", params->shrink);
@@ -304,6 +305,11 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   out->notice_seconds = json_number_value(json_object_get(object, "notice_seconds"));
   if (!(out->notice_seconds >= 0 && out->notice_seconds <= 1e7)) {
     return not_whole("notice_seconds");
+  }
+  const json_t *gpu_seconds = json_object_get(object, "gpu_seconds");
+  out->gpu_seconds = json_is_null(gpu_seconds) ? (double)INFINITY : json_number_value(gpu_seconds);
+  if (!(out->gpu_seconds >= 0)) {
+    return not_whole("gpu_seconds");
   }
   out->restart_hung = json_is_true(json_object_get(object, "restart_hung"));
   out->unpinned = json_is_true(json_object_get(object, "unpinned"));

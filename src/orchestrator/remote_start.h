@@ -32,6 +32,7 @@ typedef struct even_remote_start {
   size_t *used;  /* of the devices that it has for the job, a number for each of its ranks; NULL: as before */
   double hang_seconds;
   double notice_seconds;
+  double gpu_seconds; /* INFINITY: its GPUs are not watched */
   bool restart_hung;
   bool unpinned;
   bool shrink;  /* ranks that are lost end nobody else, */

@@ -36,11 +36,15 @@ struct even_usages {
 /* Without figures of its GPUs a host does its part all the same. */
 static void watch_gpus(const even_job *job, even_usages *usages) {
   const char **uuids = NULL;
+  uint64_t every_ns = 0;
+  if (!even_gpu_watch_every(job->params->gpu_seconds, &every_ns)) {
+    return;
+  }
   even_status status = EVEN_NEW_ARRAY(&uuids, job->count);
   for (size_t i = 0; status == EVEN_OK && i < job->count; i++) {
     uuids[i] = even_job_is_here(job, i) ? job->params->devices->items[i].uuid : "";
   }
-  status = status == EVEN_OK ? even_gpu_watch_open(&even_device_source_host, uuids, job->count, EVERY_NS, &usages->gpus)
+  status = status == EVEN_OK ? even_gpu_watch_open(&even_device_source_host, uuids, job->count, every_ns, &usages->gpus)
                              : status;
   if (status != EVEN_OK) {
     usages->gpus = NULL;

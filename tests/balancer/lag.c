@@ -279,6 +279,41 @@ static void a_rank_is_worth_what_the_others_would_lose(void **context) {
   end(&on);
 }
 
+/* Another factor, another time, and none. */
+static void what_is_a_lag_may_be_said(void **context) {
+  (void)context;
+  course on;
+  begin(&on, 2, false, 0.002, 0.001); /* steps of 34 ms */
+  even_lags_limit(on.lags, 4, 10);
+  assert_true(even_lags_begins(on.lags) == 4);
+  run(&on, 200);
+  on.cluster.rank[1].slower = 3;
+  run(&on, 400);
+  expect_told(&on, 0, "3 times, of 4");
+  on.cluster.rank[1].slower = 1;
+  run(&on, 200);
+  on.cluster.rank[1].slower = 6;
+  run(&on, 30); /* 6 s */
+  expect_told(&on, 0, "6 times, for 6 s of 10");
+  run(&on, 40);
+  expect_told(&on, 1, "6 times, for 14 s");
+  end(&on);
+  begin(&on, 2, false, 0.002, 0.001);
+  even_lags_limit(on.lags, 1.2, 0.5);
+  run(&on, 200);
+  on.cluster.rank[1].slower = 1.3;
+  run(&on, 100);
+  expect_told(&on, 1, "1.3 times, of 1.2");
+  end(&on);
+  begin(&on, 2, false, 0.002, 0.001);
+  even_lags_limit(on.lags, (double)INFINITY, 0);
+  run(&on, 200);
+  on.cluster.rank[1].slower = 100;
+  run(&on, 200);
+  expect_told(&on, 0, "none is to be told");
+  end(&on);
+}
+
 static void nonsense_is_passed_over(void **context) {
   (void)context;
   even_lags *lags_of = NULL;
@@ -307,6 +342,7 @@ int main(void) {
       cmocka_unit_test(a_rank_that_becomes_slow_by_little_is_told),
       cmocka_unit_test(a_rank_slow_from_its_start_is_beside_others),
       cmocka_unit_test(a_rank_is_worth_what_the_others_would_lose),
+      cmocka_unit_test(what_is_a_lag_may_be_said),
       cmocka_unit_test(nonsense_is_passed_over),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -73,6 +73,7 @@ even_status monitored_open(monitored *made, int port) {
                                       .port = port,
                                       .step_rows = made->step_rows,
                                       .notice = made->notice,
+                                      .limits = made->limits,
                                       .gpus = made->gpus,
                                       .nvml_library = made->nvml_library};
   return even_monitor_open(&params, &made->monitor);

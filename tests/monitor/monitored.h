@@ -14,6 +14,7 @@ typedef struct monitored {
   long long step_rows;     /* for the monitor */
   const char *const *gpus; /* the same, as even_monitor_params has them */
   const char *nvml_library;
+  even_monitor_limits limits; /* the same */
   void (*notice)(void *context, const char *text);
 } monitored;
 

@@ -71,6 +71,26 @@ static void gpus_are_shown_and_their_faults_told(void **state) {
   even_report_run_close(&run);
 }
 
+/* Nobody asks NVML, not even for errors that lie there. */
+static void gpus_may_go_unwatched(void **state) {
+  monitored *made = *state;
+  uint64_t every_ns = 0;
+  made->gpus = gpus;
+  made->nvml_library = FAKE_NVML;
+  made->limits.gpu_seconds = (double)INFINITY;
+  monitored_start(made);
+  assert_null(made->monitor->gpus);
+  const even_monitor_rank facts[3] = {{.device = "cpu:0"}, {.device = "cpu:1"}, {.device = "cpu:2"}};
+  const char *const more[3] = {"", "GPU-00010203", ""}; /* other ranks: not these either */
+  even_monitor_rank_gone(made->monitor, 0);
+  even_monitor_rank_gone(made->monitor, 1);
+  assert_int_equal(even_monitor_ranks(made->monitor, 3, facts, more), EVEN_OK);
+  assert_null(made->monitor->gpus);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_true(even_gpu_watch_every(0, &every_ns) && every_ns == 1000000000u);
+  assert_true(even_gpu_watch_every(2.5, &every_ns) && every_ns == 2500000000u);
+}
+
 /* What NVML tells of processes: those that are no ranks take the GPU from the rank. */
 static void others_on_a_gpu_are_told_apart(void **state) {
   monitored *made = *state;
@@ -136,6 +156,7 @@ static void faults_of_gpus_elsewhere_are_told_alike(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(gpus_are_shown_and_their_faults_told, monitored_set_up, monitored_tear_down),
+      cmocka_unit_test_setup_teardown(gpus_may_go_unwatched, monitored_set_up, monitored_tear_down),
       cmocka_unit_test_setup_teardown(others_on_a_gpu_are_told_apart, monitored_set_up, monitored_tear_down),
       cmocka_unit_test_setup_teardown(faults_of_gpus_elsewhere_are_told_alike, monitored_set_up, monitored_tear_down),
   };

@@ -43,6 +43,31 @@ static void steps_and_looks(monitored *made, int steps, int looks) {
   }
 }
 
+/* As long as it is asked to wait, or for ever: also of other ranks, once they are watched anew. */
+static void who_is_slow_may_be_said(void **state) {
+  monitored *made = *state;
+  const double speeds[] = {100, 25, 100, 12, 100};
+  const char *const heard[] = {"", "", "", "8.3x slower since step", "was 8.3x slower from step"};
+  made->limits.straggler_factor = 5; /* 4 times slower is not */
+  made->limits.straggler_seconds = 6;
+  start(made);
+  for (size_t i = 0; i < sizeof speeds / sizeof speeds[0]; i++) {
+    made->ranks.speeds[1] = speeds[i];
+    steps_and_looks(made, 100, 4);
+    monitored_expect_heard("slower", heard[i][0] != '\0');
+    monitored_expect_heard(heard[i], true);
+  }
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  made->limits = (even_monitor_limits){.straggler_factor = (double)INFINITY};
+  start(made);
+  for (size_t i = 0; i < 4; i++) {
+    made->ranks.speeds[1] = speeds[i];
+    steps_and_looks(made, 100, 4);
+  }
+  monitored_expect_heard("slower", false);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+}
+
 static void a_slow_rank_is_told_when_it_begins_and_when_it_ends(void **state) {
   monitored *made = *state;
   even_text view = EVEN_TEXT_EMPTY;
@@ -215,6 +240,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_slow_rank_is_told_when_it_begins_and_when_it_ends, monitored_set_up,
                                       monitored_tear_down),
+      cmocka_unit_test_setup_teardown(who_is_slow_may_be_said, monitored_set_up, monitored_tear_down),
       cmocka_unit_test_setup_teardown(what_lasts_is_over_with_its_process, monitored_set_up, monitored_tear_down),
       cmocka_unit_test_setup_teardown(a_rank_slow_from_its_start_is_told_with_a_cause_alone, monitored_set_up,
                                       monitored_tear_down),

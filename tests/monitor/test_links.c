@@ -8,6 +8,7 @@
 
 #include "monitor/links.h"
 
+#include <math.h>
 #include <string.h>
 
 enum { HOSTS = 4, TRANSFERS = 10 };
@@ -140,6 +141,30 @@ static void what_slows_all_is_no_ones(void **state) {
   assert_true(told_within(4).all);
 }
 
+/* Another factor and another time than the usual ones; and none at all. */
+static void what_is_slow_may_be_said(void **state) {
+  (void)state;
+  even_links_limit(links, 6, 5);
+  quiet(10);
+  slow_down(1, 5, true, true);
+  quiet(20);
+  slow_down(1, 2, true, true);
+  quiet(4);
+  assert_int_equal(told_within(1).rank, 3);
+  slow_down(1, 0.1, true, true);
+  assert_true(told_within(5).over);
+  even_links_forget(links); /* other processes: the limit stays */
+  quiet(10);
+  slow_down(1, 5, true, true);
+  quiet(20);
+  even_links_forget(links);
+  even_links_limit(links, (double)INFINITY, 0);
+  slow_down(1, 0.2, true, true);
+  quiet(10);
+  slow_down(1, 1000, true, true);
+  quiet(20);
+}
+
 /* One way between two of four: neither is slow to the others. */
 static void a_single_way_names_nobody(void **state) {
   (void)state;
@@ -209,6 +234,7 @@ int main(void) {
       LINK_TEST(one_direction_is_enough),
       LINK_TEST(of_two_hosts_both_are_named),
       LINK_TEST(what_slows_all_is_no_ones),
+      LINK_TEST(what_is_slow_may_be_said),
       LINK_TEST(a_single_way_names_nobody),
       LINK_TEST(who_has_no_processor_is_excused),
       LINK_TEST(what_is_too_little_is_not_told),

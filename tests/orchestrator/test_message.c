@@ -4,6 +4,7 @@
 #include "orchestrator/remote_start.h"
 #include "support/fault.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -103,6 +104,28 @@ static void replace(const char *text, const char *from, const char *to, char *ou
   const char *at = strstr(text, from);
   assert_non_null(at);
   (void)snprintf(out, room, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+}
+
+/* How often a host looks at its GPUs: as it does by itself, never, each so many seconds. */
+static void a_start_says_how_gpus_are_watched(void **state) {
+  static const struct {
+    const char *said;
+    double seconds;
+  } cases[] = {{"\"calls\":false", 0},
+               {"\"calls\":false,\"gpu_seconds\":null", (double)INFINITY},
+               {"\"calls\":false,\"gpu_seconds\":2.5", 2.5}};
+  char text[sizeof START + 64];
+  even_remote_start start;
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    replace(START, "\"calls\":false", cases[i].said, text, sizeof text);
+    assert_int_equal(even_remote_start_read(text, strlen(text), &start), EVEN_OK);
+    assert_true(start.gpu_seconds == cases[i].seconds);
+    even_remote_start_free(&start);
+  }
+  replace(START, "\"calls\":false", "\"calls\":false,\"gpu_seconds\":-1", text, sizeof text);
+  assert_int_equal(even_remote_start_read(text, strlen(text), &start), EVEN_ERR_INPUT);
+  even_remote_start_free(&start);
 }
 
 /* Of five places the last two are spares', of which one is the host's: its quota comes after its ranks'. */
@@ -231,6 +254,7 @@ int main(void) {
       cmocka_unit_test(what_is_beyond_its_limits_is_refused),
       cmocka_unit_test(what_is_too_long_is_not_sent),
       cmocka_unit_test(a_start_is_read),
+      cmocka_unit_test(a_start_says_how_gpus_are_watched),
       cmocka_unit_test(a_start_with_spares_is_read),
       cmocka_unit_test(a_start_of_a_host_that_joins_is_read),
       cmocka_unit_test(a_start_without_some_devices_is_read),

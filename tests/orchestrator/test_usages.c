@@ -2,6 +2,7 @@
 #include "orchestrator/usages.h"
 
 #include "orchestrator/remote.h"
+#include "os/folder.h"
 
 #include <dlfcn.h>
 #include <math.h>
@@ -184,6 +185,37 @@ static void faults_of_gpus_there_are_told_here(void **state) {
   even_usages_close(usages);
 }
 
+static size_t own_threads(void) {
+  even_names names = {NULL, 0};
+  assert_int_equal(even_folder_names("/proc/self/task", &names), EVEN_OK);
+  size_t count = names.count;
+  even_names_free(&names);
+  return count;
+}
+
+/* As the leader says it: never. */
+static void gpus_there_may_go_unwatched(void **state) {
+  even_job other = side(false);
+  even_usages *usages = NULL;
+  even_text text = EVEN_TEXT_EMPTY;
+  size_t next = 0;
+  (void)state;
+  params.gpu_seconds = (double)INFINITY;
+  say(".xid", "79");
+  ranks[HERE].alive = true;
+  ranks[HERE].pid = getpid();
+  size_t before = own_threads();
+  assert_int_equal(even_usages_open(&other, &usages), EVEN_OK);
+  assert_int_equal(own_threads(), before); /* none asks NVML */
+  assert_true(even_usages_report(usages, &other, &next, &text));
+  assert_int_equal(tell(even_text_string(&text)), EVEN_OK);
+  assert_false(last.has_gpu);
+  even_text_clear(&text);
+  assert_false(even_usages_report_faults(usages, &other, &text));
+  even_text_free(&text);
+  even_usages_close(usages);
+}
+
 /* How often NVML was asked for events. */
 static unsigned waits(void) {
   unsigned asked = 0;
@@ -298,6 +330,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(what_the_agent_sees_the_leader_hears, set_up),
       cmocka_unit_test_setup_teardown(faults_of_gpus_there_are_told_here, set_up_gpu, tear_down_gpu),
+      cmocka_unit_test_setup_teardown(gpus_there_may_go_unwatched, set_up_gpu, tear_down_gpu),
       cmocka_unit_test_setup_teardown(who_leads_next_knows_what_nobody_was_told, set_up_gpu, tear_down_gpu),
       cmocka_unit_test_setup(who_leads_looks_for_itself, set_up),
       cmocka_unit_test_setup(every_number_comes, set_up),

@@ -65,6 +65,38 @@ def test_a_jobs_gpus_are_sampled_and_an_xid_is_told(
     assert told == [(0, -1, "GPU of rank 0 (cuda:0): Xid 48: a memory error of two bits")]
 
 
+THREADS = """
+    import os
+    print("threads", len(os.listdir(f"/proc/{os.getppid()}/task")))
+"""
+
+
+def test_nobody_asks_how_gpus_are_where_that_is_not_wanted(
+    program: pathlib.Path,
+    tmp_path: pathlib.Path,
+    environment: dict[str, str],
+    libraries: dict[str, str],
+    script: Callable[[str], str],
+) -> None:
+    """The watch is a thread of the agent's, which is there before ranks are."""
+
+    def threads(*words: str, **added: str) -> int:
+        ended = subprocess.run(
+            [str(program), "run", "--devices", "cuda:0", *words, script(THREADS)],
+            cwd=tmp_path,
+            env=environment | libraries | added,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=True,
+        )
+        return int(ended.stdout.split()[-1])
+
+    watched = threads()
+    assert threads("--gpu-watch", "off") == threads(EVENSTEP_GPU_WATCH="off") == watched - 1
+    assert threads("--gpu-watch", "30", EVENSTEP_GPU_WATCH="off") == watched
+
+
 def test_an_xid_of_another_hosts_gpu_is_told_where_the_job_was_started(
     hosts: two_hosts.Hosts, tmp_path: pathlib.Path, libraries: dict[str, str], script: Callable[[str], str]
 ) -> None:

@@ -23,6 +23,7 @@ static const unsigned long long HEAT_BY_SOFTWARE = 0x20;
 static const unsigned long long HEAT_BY_HARDWARE = 0x40;
 static const unsigned long long POWER_BRAKE = 0x80;
 
+static const double usual_seconds = 1;
 /* Between two looks whether it shall end. */
 static const uint64_t slice_ns = 100000000u;
 static const uint64_t patience_ns = 2000000000u;
@@ -53,6 +54,11 @@ struct even_gpu_watch {
   size_t first_news;
   size_t news_count;
 };
+
+bool even_gpu_watch_every(double seconds, uint64_t *every_ns) {
+  *every_ns = isfinite(seconds) ? (uint64_t)((seconds > 0 ? seconds : usual_seconds) * 1e9) : 0;
+  return *every_ns > 0;
+}
 
 static const char *xid_words(uint64_t xid) {
   static const struct {

@@ -1,5 +1,5 @@
-/* GPUs while a job runs, through NVML: sampled once a second, and what it tells of their faults. A thread of its own
- * asks, since NVML may take its time (for a GPU that has fallen off its bus, minutes). */
+/* GPUs while a job runs, through NVML: sampled once a second (or as often as asked), and what it tells of their faults.
+ * A thread of its own asks, since NVML may take its time (for a GPU that has fallen off its bus, minutes). */
 #ifndef EVEN_DEVICE_CUDA_WATCH_H
 #define EVEN_DEVICE_CUDA_WATCH_H
 
@@ -47,6 +47,9 @@ typedef struct even_gpu_news {
 } even_gpu_news;
 
 typedef struct even_gpu_watch even_gpu_watch;
+
+/* The time between two looks that was asked for; 0: 1 s. false: INFINITY, for none. */
+bool even_gpu_watch_every(double seconds, uint64_t *every_ns);
 
 /* GPUs by their UUID ("GPU-…"; "" for a place without one). Returns at once: NVML, which may take minutes to begin, is
  * begun by the watch's thread. *out NULL: no place has one. EVEN_ERR_MEMORY, EVEN_ERR_SYSTEM. */
