@@ -27,6 +27,7 @@ typedef struct chaos {
   const char *against; /* --against; NULL: an undisturbed run of its own */
   bool namespaces;     /* --namespaces: several hosts, */
   int64_t hosts;       /* --hosts: so many */
+  bool replace_leader; /* --replace-leader: another host takes a killed one's place */
   bool json;
   /* ---- */
   even_chaos_network network;
@@ -61,7 +62,7 @@ static const even_usage usage = {
         "  kill        a rank is killed (SIGKILL)\n"
         "  stop        a rank is stopped (SIGSTOP), and let go 5 s later (--hold)\n"
         "  slow        a busy neighbour takes most of a rank's core for 5 s (--hold)\n"
-        "  agent       the agent is killed, and the job started again with --resume auto\n"
+        "  agent       the agent is killed, and the job started again with --resume auto (or --replace-leader)\n"
         "  bit-flip    one bit of the newest checkpoint turns, and a rank is killed\n"
         "  torn-write  the newest checkpoint loses half of a file, and a rank is killed\n"
         "  garbage     random bytes come to the ports on which the job listens\n"
@@ -111,7 +112,7 @@ static even_status make_words(chaos *on, size_t count, char **words) {
   if (on->namespaces) {
     add_pair(on, "--hosts", even_text_string(&on->network.names));
     add_pair(on, "--ssh", on->network.shell_path);
-    add(on, "--no-replace-leader"); /* a killed agent is started again from here */
+    add(on, on->replace_leader ? "--replace-leader" : "--no-replace-leader"); /* it is started again from here */
   }
   add_pair(on, "--runs-dir", on->job.runs_folder);
   add_pair(on, "--ranks", on->job.ranks);
@@ -191,6 +192,10 @@ static even_status prepare(chaos *on, size_t count, char **words) {
   if (!(on->tolerance >= 0)) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --tolerance must not be negative");
   }
+  if (on->replace_leader && !(on->namespaces && on->hosts == EVEN_CHAOS_HOSTS)) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: --replace-leader is of three hosts");
+    return even_error_fix("add --namespaces --hosts 3 (root)");
+  }
   on->seed = on->seed < 0 ? (int64_t)(now / 1000u % 1000000000u) : on->seed;
   (void)snprintf(chosen, sizeof chosen, "chaos-%" PRIu64, now / 1000000000u);
   const char *name = on->job.name == NULL ? chosen : on->job.name;
@@ -222,6 +227,7 @@ static even_chaos_job job_of(const chaos *on, int which) {
                           .name = on->names[which],
                           .runs_folder = on->job.runs_folder,
                           .network = on->namespaces ? &on->network : NULL,
+                          .succeeds = on->replace_leader,
                           .patience_ns = UINT64_MAX};
 }
 
@@ -479,6 +485,20 @@ static void print_words(const chaos *on, long steps) {
   }
 }
 
+/* The leader is lost first: only then do the others surely vote, and all other faults come under the next one. */
+static void lose_leader_first(even_chaos_fault *plan, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (plan[i].kind == EVEN_CHAOS_AGENT) {
+      double when = plan[0].when;
+      even_chaos_fault lost = plan[i];
+      memmove(&plan[1], &plan[0], i * sizeof *plan);
+      plan[0] = lost;
+      plan[0].when = when;
+      return;
+    }
+  }
+}
+
 static even_status disturb(chaos *on) {
   int ranks = 0;
   long steps = 0;
@@ -487,6 +507,9 @@ static even_status disturb(chaos *on) {
   tell(on, "undisturbed: %ld steps on %d rank%s, %.1f s\n", steps, ranks, ranks == 1 ? "" : "s", on->seconds[0]);
   tell(on, "%" PRId64 " faults, seed %" PRId64 ":\n", on->count, on->seed);
   even_chaos_plan((uint64_t)on->seed, on->kinds_set, ranks + (int)on->spares, (size_t)on->count, on->plan);
+  if (on->replace_leader) {
+    lose_leader_first(on->plan, (size_t)on->count);
+  }
   EVEN_TRY(run_disturbed(on, ranks, steps));
   if (on->broken[0] == '\0') {
     EVEN_TRY(compare(on));
@@ -529,6 +552,8 @@ static size_t declare(chaos *on, even_option *table) {
       {0, "namespaces", EVEN_OPTION_FLAG, &on->namespaces, NULL,
        "several hosts, made of network namespaces (root), with -n ranks each: for partition", 0, 0},
       {0, "hosts", EVEN_OPTION_INTEGER, &on->hosts, "N", "of --namespaces: 2 (default) or 3", 2, EVEN_CHAOS_HOSTS},
+      {0, "replace-leader", EVEN_OPTION_FLAG, &on->replace_leader, NULL,
+       "of --hosts 3: another host takes the place of the killed agent, once (default: it is started again)", 0, 0},
       {0, "hold", EVEN_OPTION_NUMBER, &on->hold, "SECONDS",
        "how long stops, neighbours and lack of disk or memory last (default 5)", 0, 0},
       {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",
@@ -544,7 +569,7 @@ static size_t declare(chaos *on, even_option *table) {
 
 int even_cli_chaos(int argc, char **argv) {
   static chaos on; /* thousands of words */
-  even_option table[EVEN_JOB_OPTION_ROOM + 9];
+  even_option table[EVEN_JOB_OPTION_ROOM + 10];
   int operand = 0;
   int code = 0;
   on = (chaos){.seed = -1, .count = 3, .kinds = "all", .hold = 5, .hosts = 2};

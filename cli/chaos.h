@@ -165,6 +165,7 @@ typedef struct even_chaos_job {
   uint64_t patience_ns;              /* longer than this it hangs */
   uint64_t hold_ns;                  /* so long what can be ended lasts: stops, neighbours, lack */
   const even_chaos_network *network; /* NULL: one host */
+  bool succeeds;                     /* another host takes a killed leader's place, once */
   /* ---- its own ---- */
   even_text folder;
   even_dialogue agent;
@@ -189,7 +190,11 @@ typedef struct even_chaos_job {
   even_chaos_watch watch;
   uint64_t cut_until_ns; /* 0: the hosts are linked */
   int cut_host;
-  int starts; /* of the agent */
+  bool succeeded; /* one has (chaos_leader.c): it is the agent from now on, and no child of this process; */
+  even_chaos_process leader;
+  size_t leader_taken;   /* so much of its words was handed out, */
+  even_text leader_line; /* and the last line of them */
+  int starts;            /* of the agent */
   int exit_code;
   char complaint[512]; /* the agent's last words */
 } even_chaos_job;
@@ -227,6 +232,19 @@ bool even_chaos_trains(const even_chaos_job *job);
 void even_chaos_add_victim(even_chaos_job *job, pid_t pid);
 /* Once an agent has ended: what became of the others after its faults. */
 even_status even_chaos_judge(even_chaos_job *job) EVEN_MUST_USE;
+
+/* ---- another leader (chaos_leader.c) ---- */
+
+/* Whether the leader has said that another one takes its place. */
+bool even_chaos_is_voted_for(const even_chaos_job *job);
+/* The fault before job->next has killed the leader; waits until another one leads. EVEN_ERR_TIMEOUT: none does. */
+even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) EVEN_MUST_USE;
+/* As even_dialogue_hear, of that one. */
+even_status even_chaos_hear_leader(even_chaos_job *job, int64_t timeout_ms, const char **line) EVEN_MUST_USE;
+/* Ends it where it still runs. Also where there is none. */
+void even_chaos_end_leader(even_chaos_job *job);
+/* Of the ranks that there were, how many there are where all have begun anew without the lost host. */
+int even_chaos_ranks_led(const even_chaos_job *job);
 
 /* ---- what is told of them (chaos_outcome.c) ---- */
 

@@ -47,7 +47,7 @@ even_status even_chaos_judge_again(even_chaos_job *job) {
   static const char query[] =
       "SELECT attempt,min(step-coalesce(steps,1)+1),max(step),"
       "coalesce((SELECT min(at_ns) FROM events WHERE event='attempt' AND events.attempt=steps.attempt),0)"
-      " FROM steps GROUP BY attempt ORDER BY attempt";
+      " FROM steps WHERE end_ns>? GROUP BY attempt ORDER BY attempt"; /* not what was made before it led */
   sqlite3_stmt *row = NULL;
   if (job->faults == 0 || job->history == NULL || even_history_read(job->history) != EVEN_OK) {
     even_error_clear();
@@ -55,6 +55,7 @@ even_status even_chaos_judge_again(even_chaos_job *job) {
   }
   sqlite3 *connection = even_history_connection(job->history);
   int code = sqlite3_prepare_v2(connection, query, -1, &row, NULL);
+  code = code == SQLITE_OK ? sqlite3_bind_int64(row, 1, (sqlite3_int64)job->started_ns) : code;
   while (code == SQLITE_OK && (code = sqlite3_step(row)) == SQLITE_ROW) {
     uint64_t told = (uint64_t)sqlite3_column_int64(row, 3); /* of an agent's first one there is no event */
     const attempt made = {.first = sqlite3_column_int64(row, 1),

@@ -97,7 +97,8 @@ even_status even_chaos_turn_clock(even_chaos_job *job) {
     hours = -hours;
   }
   if (job->network != NULL) {
-    int host = (int)((fault->dice >> 16) % (uint64_t)job->network->hosts);
+    int first = job->succeeded ? 1 : 0; /* that one is lost */
+    int host = first + (int)((fault->dice >> 16) % (uint64_t)(job->network->hosts - first));
     (void)snprintf(whose, sizeof whose, "host %d", host + 1);
     turn_host(job, host, hours);
   } else {

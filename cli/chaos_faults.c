@@ -101,8 +101,16 @@ static even_status slow_rank(even_chaos_job *job, const even_process_stat *rank)
 }
 
 static void kill_agent(even_chaos_job *job) {
-  char words[64];
-  (void)snprintf(words, sizeof words, "process %ld; started again with --resume auto", (long)job->agent.process.pid);
+  char words[96];
+  if (job->succeeded) {
+    even_chaos_tell_not(job, "two hosts are left, and neither would take the other one's place");
+    return;
+  }
+  if (job->succeeds && !even_chaos_is_voted_for(job)) {
+    return; /* the others may not know yet that they are to */
+  }
+  (void)snprintf(words, sizeof words, "process %ld; %s", (long)job->agent.process.pid,
+                 job->succeeds ? "another host takes its place" : "started again with --resume auto");
   job->agent_killed = even_process_signal(job->agent.process.pid, SIGKILL);
   if (job->agent_killed) {
     even_chaos_tell(job, words);
@@ -144,7 +152,7 @@ static bool is_time(even_chaos_job *job) {
     if (job->recovers && job->ended_ns != 0 && even_clock_ns() - job->ended_ns < TOGETHER_NS) {
       return true;
     }
-    for (int i = 0; i < job->ranks; i++) {
+    for (int i = 0; i < even_chaos_ranks_led(job); i++) {
       if (!even_chaos_find_rank(job, i, &facts)) {
         return job->recovers && even_chaos_trains(job);
       }

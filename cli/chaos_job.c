@@ -112,7 +112,9 @@ static void take_outcome(even_chaos_job *job, const char *line) {
 static even_status follow(even_chaos_job *job, uint64_t began_ns) {
   for (;;) {
     const char *line = NULL;
-    even_status status = even_dialogue_hear(&job->agent, job->watch.of != NULL ? WATCH_MS : LOOK_MS, &line);
+    int64_t timeout_ms = job->watch.of != NULL ? WATCH_MS : LOOK_MS;
+    even_status status = job->succeeded ? even_chaos_hear_leader(job, timeout_ms, &line)
+                                        : even_dialogue_hear(&job->agent, timeout_ms, &line);
     if (status == EVEN_OK && line == NULL) {
       return EVEN_OK;
     }
@@ -159,13 +161,15 @@ static even_status await_last_ones(even_chaos_job *job) {
   return EVEN_OK;
 }
 
-static even_status go_on(even_chaos_job *job) {
-  EVEN_TRY(await_last_ones(job));
-  job->done[job->next - 1].gone_ns = even_clock_ns();
+static even_status go_on(even_chaos_job *job, pid_t killed) {
+  if (!job->succeeds) {
+    EVEN_TRY(await_last_ones(job));
+    job->done[job->next - 1].gone_ns = even_clock_ns();
+  }
   even_history_close(job->history);
   job->history = NULL;
   even_chaos_forget(job); /* its agent was another one */
-  return start(job);
+  return job->succeeds ? even_chaos_await_leader(job, killed) : start(job);
 }
 
 even_status even_chaos_run(even_chaos_job *job) {
@@ -191,11 +195,12 @@ even_status even_chaos_run(even_chaos_job *job) {
     even_chaos_watch_end(job, "the job had ended before");
     EVEN_TRY(even_chaos_judge(job));
     EVEN_TRY(even_chaos_judge_again(job));
+    pid_t killed = job->agent.process.pid;
     end_agent(job);
     if (!job->agent_killed) {
       break;
     }
-    EVEN_TRY(go_on(job));
+    EVEN_TRY(go_on(job, killed));
   }
   read_history(job);
   if (job->history == NULL && even_history_open(even_text_string(&job->folder), &job->history) != EVEN_OK) {
@@ -207,6 +212,7 @@ even_status even_chaos_run(even_chaos_job *job) {
 
 void even_chaos_close(even_chaos_job *job) {
   end_agent(job);
+  even_chaos_end_leader(job);
   even_chaos_relent(job, true);
   even_chaos_clock_close(job);
   even_chaos_rank_close(job);

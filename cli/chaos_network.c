@@ -24,7 +24,7 @@ static const char shell[] =
     "name=$1\n"
     "shift\n"
     "exec 3<&0\n"
-    "case $name in there) net=%s ;; *) net=%s ;; esac\n"
+    "case $name in here) net=%s ;; there) net=%s ;; *) net=%s ;; esac\n"
     "EVENSTEP_HOST_ID=chaos-$name nsenter --net=$net \"$@\" <&3 3<&- &\n"
     "wait $!\n";
 
@@ -108,7 +108,7 @@ static even_status make_routes(const even_chaos_network *network) {
 
 static even_status make_shell(even_chaos_network *network) {
   even_text text = EVEN_TEXT_EMPTY;
-  even_text_format(&text, shell, network->paths[1], network->paths[network->hosts - 1]);
+  even_text_format(&text, shell, network->paths[0], network->paths[1], network->paths[network->hosts - 1]);
   even_status status = even_text_status(&text);
   if (status == EVEN_OK) {
     status = even_shared_memory_begin("evenstep-chaos-shell", &network->shell);
@@ -177,6 +177,9 @@ even_status even_chaos_cut(even_chaos_job *job) {
   }
   char words[96];
   int host = 1 + (int)(job->plan[job->next].dice % (uint64_t)(job->network->hosts - 1));
+  if (job->succeeded && even_net_namespace_same(job->leader.pid, job->network->holders[host].process.pid)) {
+    host = 3 - host; /* of the other two: this one leads now, and a third one would */
+  }
   EVEN_TRY(run_there(job->network, host, "ip link set eth0 down"));
   job->cut_host = host;
   job->cut_until_ns = even_clock_ns() + CUT_NS;

@@ -60,7 +60,7 @@ bool even_chaos_find_victim(even_chaos_job *job, bool trains, even_process_stat 
   const int planned = job->plan[job->next].rank;
   const int looked = job->recovers ? job->places : 1;
   for (int i = 0; i < looked; i++) {
-    int rank = (planned + i) % job->places;
+    int rank = (planned + i) % (job->recovers ? job->places : even_chaos_ranks_led(job));
     if (even_chaos_find_rank(job, rank, out) && (!job->recovers || !trains || even_chaos_has_stepped(job, rank))) {
       job->victim = rank;
       return true;
@@ -74,7 +74,7 @@ bool even_chaos_find_victim(even_chaos_job *job, bool trains, even_process_stat 
 static bool whole_trains(const even_chaos_job *job) {
   const even_state *state = even_history_state(job->history);
   bool any = false;
-  for (int i = 0; i < job->ranks; i++) {
+  for (int i = 0; i < even_chaos_ranks_led(job); i++) {
     even_process_stat facts;
     if (!even_chaos_find_rank(job, i, &facts)) {
       return false;

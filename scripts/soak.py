@@ -198,6 +198,8 @@ class Soak:
         command += ["--recovery", recovery] if recovery != "restart" else []
         command += ["--spares", str(1 + seed % 2)] if recovery == "replace" else []
         command += ["--namespaces", "--hosts", str(hosts)] if several else []
+        if hosts == 3 and seed // 8 % 2:  # else the job of a killed agent is started again
+            command += ["--replace-leader"]
         command += ["--against", self.against[optimizer]] if optimizer in self.against else []
         return [*command, str(TRAINING), str(self.args.epochs), optimizer], ranks, hosts
 
@@ -297,6 +299,12 @@ class Soak:
         print(f"recovery: {', '.join(f'{mode} {modes[mode]} runs' for mode in RECOVERIES if modes[mode])}")
         optimizers = collections.Counter(run.optimizer for run in self.runs)
         print(f"optimizer: {', '.join(f'{one} {optimizers[one]} runs' for one in OPTIMIZERS if optimizers[one])}")
+        led = [(fault["noticed_ns"] - fault["at_ns"]) * 1e-9 for fault in faults
+               if fault["kind"] == "agent" and fault["noticed_ns"]]  # fmt: skip
+        if led:
+            print(
+                f"leaders whose place another host took: {len(led)}, after {quantile(led, 0.5):.1f} s ({max(led):.1f} at most)"
+            )
         missing = [kind for kind in (*ONE_HOST, "partition") if all(fault["kind"] != kind for fault in faults)]
         print(f"kinds that did not come: {', '.join(missing) or 'none'}")
         twins = [fault["what"] for fault in faults if fault["kind"] == "twin"]

@@ -71,6 +71,8 @@ class Outcome:
     leads: float  # seconds from the loss until another host leads, and until its first step; nan: never
     steps: float
     wrong: str  # "": as promised
+    begins: float = float("nan")  # what its processes took to their first step, where it starts the ranks anew,
+    began: float = float("nan")  # and what they took at the job's own start, when nothing was lost
 
 
 class Wrong(Exception):
@@ -196,6 +198,19 @@ class Job:
             (first,) = history.execute(query, (lost_ns + int(leads * 1e9),)).fetchone()
         return float("nan") if first is None else (int(first) - lost_ns) * 1e-9
 
+    def start_seconds(self, since_ns: int) -> float:
+        """From the start of the first processes after that to the first step that follows; nan: none was started."""
+        starts: list[int] = []
+        ends: list[int] = []
+        for path in self.base.glob(f"{self.name}*/run*.db"):
+            with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as history:
+                query = "SELECT at_ns FROM events WHERE event = 'rank_started' AND at_ns > ?"
+                starts += [int(at) for (at,) in history.execute(query, (since_ns,))]
+                ends += [int(at) for (at,) in history.execute("SELECT end_ns FROM steps WHERE end_ns > ?", (since_ns,))]
+        first = min(starts, default=0)
+        followed = [at for at in ends if at > first]
+        return (min(followed) - first) * 1e-9 if first and followed else float("nan")
+
     def compare(self, alone: pathlib.Path) -> None:
         newest = [max(folder.glob("step-*"), default=None) for folder in (alone, self.base / self.name / "checkpoints")]
         if None in newest or newest[0].name != newest[1].name:  # type: ignore[union-attr]
@@ -225,6 +240,7 @@ class Job:
             if f"{self.name} ended well" not in self.said():
                 raise Wrong("it failed")
             outcome.steps = self.first_step(lost_ns, outcome.leads)
+            outcome.began, outcome.begins = self.start_seconds(0), self.start_seconds(lost_ns)
             self.compare(alone)
         except Wrong as error:
             outcome.wrong = f"{error}: {self.said()[-1500:]} {outcome.wrong}"
@@ -273,7 +289,8 @@ def report(outcomes: list[Outcome]) -> None:
         f"jobs that ended with the bits of one rank that nothing disturbed: {len(outcomes) - len(wrong)} of {len(outcomes)}"
     )
     print(f"{'seconds from the loss':44}{'jobs':>6}{'median':>9}{'most':>9}")
-    for words, of in (("another host leads", "leads"), ("its first step", "steps")):
+    parts = (("another host leads", "leads"), ("its first step", "steps"), ("of which its processes' start", "begins"))
+    for words, of in (*parts, ("their start at the job's own beginning", "began")):
         for recovery in soak.RECOVERIES:
             took = [getattr(one, of) for one in outcomes if one.plan.recovery == recovery and not one.wrong]
             took = [one for one in took if one == one]  # of a job that ended before it
@@ -303,7 +320,8 @@ def run(base: pathlib.Path, args: argparse.Namespace) -> str:
             outcomes.append(outcome)
             print(
                 f"seed {seed:5}: {3 * own.ranks} ranks on 3 hosts, {own.recovery:7}, {own.optimizer:8}, the leader lost "
-                f"({own.loss}), {outcome.faults} faults; another leads after {outcome.leads:.1f} s, its first step after {outcome.steps:.1f} s",
+                f"({own.loss}), {outcome.faults} faults; another leads after {outcome.leads:.1f} s, its first step after {outcome.steps:.1f} s, "
+                f"{outcome.begins:.1f} of them its processes' start ({outcome.began:.1f} at the job's own)",
                 *([f"\n  WRONG: {outcome.wrong}"] if outcome.wrong else []),
                 *([f"\n  kept in {job.keep(seed)}"] if outcome.wrong or outcome.steps > SLOW_SECONDS else []),
                 flush=True,

@@ -189,6 +189,7 @@ def test_what_is_refused(chaos: Run, script: Callable[[str], str]) -> None:
         (("--tolerance", "-1", path), 2, "must not be negative"),
         (("--name", "a/b", path), 2, "cannot name a run"),
         (("--kinds", "partition", path), 2, "one host has no link"),
+        (("--replace-leader", path), 2, "--replace-leader is of three hosts"),
         (("--recovery", "grow", path), 2, "is no way to go on"),
         (("--recovery", "shrink", "--spares", "1", path), 2, "--spares 1"),
         (("--recovery", "replace", "--spares", "here:1", path), 2, "a number of them"),
@@ -319,3 +320,32 @@ def test_hosts_whose_clocks_differ_by_hours(chaos: Run, script: Callable[[str], 
     assert any(fault["what"].startswith("the clock of host 2 is ") for fault in found["faults"]), found
     if recovery == "shrink":
         assert [fault["others"] for fault in found["faults"] if fault["kind"] == "kill"] == ["went_on"], found
+
+
+# Its second half is slow, so that all faults come while it trains: until two attempts have ended by them, or two ranks are lost.
+LED = TRAINING.replace(
+    "        loss.backward()\n",
+    """        loss.backward()
+        if epoch >= 30 and disturbed and attempt < attempts and es.world_size() > 1:
+            time.sleep(0.5)
+""",
+)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("recovery", ["restart", "shrink"])
+def test_another_host_takes_the_leaders_place(chaos: Run, script: Callable[[str], str], recovery: str) -> None:
+    """The agent of the first of three hosts is killed first, although this seed has it last, then a rank under the next leader."""
+    if os.geteuid() != 0:
+        go_without("namespaces", "network namespaces need root")
+    hosts = ("-n", "1", "--namespaces", "--hosts", "3", "--replace-leader", "--recovery", recovery)
+    faults = ("--seed", "42", "--faults", "3", "--kinds", "agent,kill,garbage", "--tolerance", "1e-12", "--json")
+    done = chaos(*hosts, *faults, script(LED), "1", "2", "0")
+    if done.returncode == 8:
+        go_without("namespaces", done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = outcome(done)
+    assert found["kept"] and found["injected"] == 3, found
+    first, *others = found["faults"]
+    assert first["kind"] == "agent" and "another host takes its place; process " in first["what"], found
+    assert first["noticed_ns"] > first["at_ns"] and all(one["at_ns"] > first["noticed_ns"] for one in others), found

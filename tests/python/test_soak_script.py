@@ -65,15 +65,19 @@ def test_states_are_shared_by_ranks_of_a_host_with_each_way_to_go_on(soak, tmp_p
         epochs=6,
     )
     sitting = soak.Soak(tmp_path, args)
-    met = set()
-    for seed in range(24):
+    met, led = set(), set()
+    for seed in range(48):
         command, ranks, hosts = sitting._command(seed, "run")
         optimizer = sitting._optimizer(seed)
         met.add((optimizer, sitting._recovery(seed), hosts))
+        led.add((sitting._recovery(seed), hosts, "--replace-leader" in command))
         assert command[-1] == optimizer and ranks % hosts == 0
         assert command[command.index("-n") + 1] == str(ranks // hosts)
         assert ranks == 4 or hosts == 3 or optimizer == "torch"
     assert len(met) == 2 * 3 * 2
+    assert led == {(way, 3, leads) for way in soak.RECOVERIES for leads in (False, True)} | {
+        (way, 2, False) for way in soak.RECOVERIES
+    }
 
 
 def test_leaders_are_lost_in_each_way_with_each_recovery(soak, tree, monkeypatch):

@@ -1,0 +1,140 @@
+/* A leader that `evenstep chaos` has killed, and the host that takes its place: found by the run's folder, heard by the
+ * log that it keeps there, for it is no child of this process. */
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "cli/chaos.h"
+#include "os/clock.h"
+#include "os/file.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A few seconds are usual (docs/hosts.md); beyond this nobody comes. */
+#define COMES_NS ((uint64_t)60 * 1000000000u)
+#define ENDS_NS ((uint64_t)30 * 1000000000u)
+#define LOOK_NS ((uint64_t)20 * 1000000u)
+enum { LARGEST_LOG = 64 << 20, LARGEST_FILE = 1 << 16 };
+/* What the leader says once the others vote. */
+static const char votes[] = "another one takes its place (3 of 3 vote)";
+
+bool even_chaos_is_voted_for(const even_chaos_job *job) {
+  return job->agent.complaint.length > 0 && strstr(job->agent.complaint.data, votes) != NULL;
+}
+
+int even_chaos_ranks_led(const even_chaos_job *job) {
+  int known = job->succeeded && !job->recovers && job->history != NULL ? even_history_state(job->history)->ranks : 0;
+  return known > 0 && known < job->ranks ? known : job->ranks;
+}
+
+/* Whose run that folder is; pid 0: nobody's, or the killed leader's. */
+static even_chaos_process owner_of(const char *folder, pid_t killed) {
+  even_chaos_process found = {.pid = 0};
+  even_process_stat facts;
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text content = EVEN_TEXT_EMPTY;
+  json_t *said = NULL;
+  even_text_format(&path, "%s/agent.json", folder);
+  if (even_text_status(&path) == EVEN_OK &&
+      even_file_read(even_text_string(&path), LARGEST_FILE, &content) == EVEN_OK &&
+      even_json_parse("agent.json", even_text_string(&content), content.length, &said) == EVEN_OK) {
+    pid_t pid = (pid_t)json_integer_value(json_object_get(said, "pid"));
+    if (pid > 1 && pid != killed && even_process_stat_read(pid, &facts) == 0 && facts.state != 'Z') {
+      found = (even_chaos_process){.pid = pid, .start_time = facts.start_time};
+    }
+  }
+  even_error_clear(); /* it is not there, or is being written */
+  json_decref(said);
+  even_text_free(&content);
+  even_text_free(&path);
+  return found;
+}
+
+even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) {
+  even_chaos_done *done = &job->done[job->next - 1];
+  uint64_t began = even_clock_ns();
+  for (;;) {
+    job->leader = owner_of(even_text_string(&job->folder), killed);
+    if (job->leader.pid != 0) {
+      break;
+    }
+    if (even_clock_ns() - began > COMES_NS) {
+      return even_fail(EVEN_ERR_TIMEOUT,
+                       "%s hangs: its leader (process %ld) was killed, and none took its place in %.0f s", job->name,
+                       (long)killed, (double)COMES_NS * 1e-9);
+    }
+    even_clock_sleep_ns(LOOK_NS);
+  }
+  done->noticed_ns = even_clock_ns();
+  job->succeeded = true;
+  job->agent_killed = false;
+  job->agent.complaint = (even_text)EVEN_TEXT_EMPTY;
+  job->agent.process.pid = job->leader.pid;
+  job->started_ns = done->noticed_ns;
+  size_t length = strlen(done->words);
+  (void)snprintf(done->words + length, sizeof done->words - length, "; process %ld led after %.2f s",
+                 (long)job->leader.pid, (double)(done->noticed_ns - done->at_ns) * 1e-9);
+  return EVEN_OK;
+}
+
+/* What it has said since then, behind what it had. */
+static void listen(even_chaos_job *job) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text said = EVEN_TEXT_EMPTY;
+  even_text *heard = &job->agent.complaint;
+  even_text_format(&path, "%s/logs/leader.log", even_text_string(&job->folder));
+  if (even_text_status(&path) == EVEN_OK && even_file_read(even_text_string(&path), LARGEST_LOG, &said) == EVEN_OK &&
+      said.length > heard->length) {
+    even_text_append(heard, said.data + heard->length, said.length - heard->length);
+  }
+  even_error_clear(); /* it has said nothing yet */
+  even_text_free(&said);
+  even_text_free(&path);
+}
+
+/* The next whole line of that; NULL: none yet. */
+static const char *next_line(even_chaos_job *job) {
+  const even_text *heard = &job->agent.complaint;
+  const char *from = heard->length > job->leader_taken ? heard->data + job->leader_taken : NULL;
+  const char *end = from == NULL ? NULL : memchr(from, '\n', heard->length - job->leader_taken);
+  if (end == NULL) {
+    return NULL;
+  }
+  even_text_clear(&job->leader_line);
+  even_text_append(&job->leader_line, from, (size_t)(end - from));
+  job->leader_taken += (size_t)(end - from) + 1;
+  return even_text_string(&job->leader_line);
+}
+
+even_status even_chaos_hear_leader(even_chaos_job *job, int64_t timeout_ms, const char **line) {
+  bool lives = even_chaos_lives(&job->leader); /* before its last words are looked for */
+  listen(job);
+  *line = next_line(job);
+  if (*line != NULL) {
+    return EVEN_OK;
+  }
+  if (!lives) {
+    const even_text *heard = &job->agent.complaint;
+    size_t last = heard->length < sizeof job->complaint ? heard->length : sizeof job->complaint - 1;
+    (void)snprintf(job->complaint, sizeof job->complaint, "%s", even_text_string(heard) + heard->length - last);
+    return EVEN_OK;
+  }
+  even_clock_sleep_ns((uint64_t)timeout_ms * 1000000u);
+  return EVEN_ERR_TIMEOUT;
+}
+
+void even_chaos_end_leader(even_chaos_job *job) {
+  static const int signals[] = {SIGTERM, SIGKILL};
+  for (size_t i = 0; i < sizeof signals / sizeof signals[0] && job->succeeded; i++) {
+    uint64_t until = even_clock_ns() + ENDS_NS;
+    (void)even_process_signal_exactly(job->leader.pid, job->leader.start_time, signals[i]);
+    while (even_chaos_lives(&job->leader) && even_clock_ns() < until) {
+      even_clock_sleep_ns(LOOK_NS);
+    }
+  }
+  if (job->succeeded) {
+    even_text_free(&job->agent.complaint);
+  }
+  even_text_free(&job->leader_line);
+  job->succeeded = false;
+}
