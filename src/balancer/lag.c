@@ -50,6 +50,7 @@ typedef struct watched {
   double shown;       /* as take_shown; 1 where not known */
   long settled;       /* steps at a share other than the usual one */
   uint32_t last_step;
+  uint64_t last_ns;
   uint32_t fine_step; /* the last that was as expected, and its end */
   uint64_t fine_ns;
   bool suspected;
@@ -101,7 +102,7 @@ void even_lags_close(even_lags *lags) {
 
 void even_lags_limit(even_lags *lags, double begins, double seconds) {
   lags->begins = begins > 0 ? begins : EVEN_LAG_BEGINS;
-  lags->seconds = seconds > 0 ? seconds : EVEN_LAG_SECONDS;
+  lags->seconds = seconds > 0 ? seconds : (double)EVEN_LAG_SECONDS;
 }
 
 double even_lags_begins(const even_lags *lags) {
@@ -230,7 +231,7 @@ static void begin_suspicion(watched *at, double slowness) {
   at->lag = (even_lag){.from_step = at->fine_step + 1,
                        .from_ns = at->fine_ns,
                        .to_step = at->last_step,
-                       .to_ns = at->fine_ns,
+                       .to_ns = at->last_ns,
                        .factor = slowness};
 }
 
@@ -285,6 +286,7 @@ void even_lags_take(even_lags *lags, size_t rank, const even_lag_step *step) {
   learn(at, step);
   at->slowness = at->usual > 0 && at->model.known ? line(at, at->usual_share) / at->usual : 1;
   at->last_step = step->step;
+  at->last_ns = step->end_ns;
   if (at->usual > 0 && at->model.known) {
     take_shown(at, step->busy_seconds);
   }

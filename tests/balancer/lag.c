@@ -232,6 +232,8 @@ static void a_rank_slow_from_its_start_is_beside_others(void **context) {
   assert_true(lag.lags);
   assert_int_equal(lag.from_step, 0);
   assert_float_equal(lag.factor, 3, 1e-9);
+  assert_int_equal(lag.to_step, on.step - 1); /* until now, by steps and by time */
+  assert_int_equal(lag.to_ns, on.now_ns);
   run(&on, 100);
   assert_true(lags(&on, 2));
   on.cluster.rank[2].slower = 1;
