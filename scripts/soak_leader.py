@@ -240,7 +240,9 @@ class Job:
             if f"{self.name} ended well" not in self.said():
                 raise Wrong("it failed")
             outcome.steps = self.first_step(lost_ns, outcome.leads)
-            outcome.began, outcome.begins = self.start_seconds(0), self.start_seconds(lost_ns)
+            outcome.began = self.start_seconds(0)
+            if self.plan.recovery == "restart":  # else the ranks that are left have begun before
+                outcome.begins = self.start_seconds(lost_ns)
             self.compare(alone)
         except Wrong as error:
             outcome.wrong = f"{error}: {self.said()[-1500:]} {outcome.wrong}"
@@ -320,8 +322,10 @@ def run(base: pathlib.Path, args: argparse.Namespace) -> str:
             outcomes.append(outcome)
             print(
                 f"seed {seed:5}: {3 * own.ranks} ranks on 3 hosts, {own.recovery:7}, {own.optimizer:8}, the leader lost "
-                f"({own.loss}), {outcome.faults} faults; another leads after {outcome.leads:.1f} s, its first step after {outcome.steps:.1f} s, "
-                f"{outcome.begins:.1f} of them its processes' start ({outcome.began:.1f} at the job's own)",
+                f"({own.loss}), {outcome.faults} faults; another leads after {outcome.leads:.1f} s, its first step after {outcome.steps:.1f} s",
+                f"({outcome.begins:.1f} of them the start of its processes; {outcome.began:.1f} at the job's own beginning)"
+                if own.recovery == "restart"
+                else "",
                 *([f"\n  WRONG: {outcome.wrong}"] if outcome.wrong else []),
                 *([f"\n  kept in {job.keep(seed)}"] if outcome.wrong or outcome.steps > SLOW_SECONDS else []),
                 flush=True,
