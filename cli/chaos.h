@@ -178,7 +178,7 @@ typedef struct even_chaos_job {
   even_chaos_members members;
   even_chaos_checkpoints checkpoints;
   int64_t last_step;               /* of the attempts that were judged; -1: none was made */
-  uint64_t started_ns;             /* when this agent was */
+  uint64_t started_ns;             /* when this agent was, or the one before it was killed */
   char wrong[EVEN_SURVIVAL_WORDS]; /* what should never be, from its history; "": nothing */
   uint64_t ended_ns;               /* when the last fault that ends an attempt came; 0: none yet */
   even_chaos_process stopped;      /* a rank, let go later */
@@ -203,6 +203,8 @@ typedef struct even_chaos_job {
  * and complaint. Close it also after a failure. */
 even_status even_chaos_run(even_chaos_job *job) EVEN_MUST_USE;
 void even_chaos_close(even_chaos_job *job);
+/* Reads what came since, of the agent that was started last: what is not there yet is read at the next look. */
+void even_chaos_read_history(even_chaos_job *job);
 /* The last step that its history tells, -1: none yet. */
 long even_chaos_last_step(const even_chaos_job *job);
 

@@ -45,22 +45,6 @@ static even_status start(even_chaos_job *job) {
   return EVEN_OK;
 }
 
-long even_chaos_last_step(const even_chaos_job *job) {
-  return job->history == NULL ? -1 : even_history_state(job->history)->last_step;
-}
-
-/* A history that is not there yet, or is being written, is read at the next look. */
-static void read_history(even_chaos_job *job) {
-  if (job->history == NULL && !even_history_alive(even_text_string(&job->folder))) {
-    return;
-  }
-  even_status status = job->history == NULL ? even_history_open(even_text_string(&job->folder), &job->history)
-                                            : even_history_read(job->history);
-  if (status != EVEN_OK) {
-    even_error_clear();
-  }
-}
-
 static bool is_due(const even_chaos_job *job, size_t fault) {
   return fault < job->faults && (double)even_chaos_last_step(job) + 1 >= job->plan[fault].when * (double)job->steps;
 }
@@ -84,7 +68,7 @@ static even_status look(even_chaos_job *job) {
     return EVEN_OK;
   }
   job->watch.looked_ns = even_clock_ns();
-  read_history(job);
+  even_chaos_read_history(job);
   even_chaos_members_look(job);
   even_chaos_checkpoints_look(job);
   even_chaos_relent(job, false);
@@ -202,7 +186,7 @@ even_status even_chaos_run(even_chaos_job *job) {
     }
     EVEN_TRY(go_on(job, killed));
   }
-  read_history(job);
+  even_chaos_read_history(job);
   if (job->history == NULL && even_history_open(even_text_string(&job->folder), &job->history) != EVEN_OK) {
     even_error_clear();
   }

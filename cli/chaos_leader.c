@@ -70,7 +70,7 @@ even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) {
   job->agent_killed = false;
   job->agent.complaint = (even_text)EVEN_TEXT_EMPTY;
   job->agent.process.pid = job->leader.pid;
-  job->started_ns = done->noticed_ns;
+  job->started_ns = done->at_ns;
   size_t length = strlen(done->words);
   (void)snprintf(done->words + length, sizeof done->words - length, "; process %ld led after %.2f s",
                  (long)job->leader.pid, (double)(done->noticed_ns - done->at_ns) * 1e-9);
