@@ -7,6 +7,7 @@ tensors, torch's Gloo and NCCL beneath for what is left."""
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,6 +21,7 @@ from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_messages import MessagesMixin
 from evenstep.backend_monitored import meet
 from evenstep.backend_sparse import sparse_reduction
+from evenstep.backend_staged import StagedMixin
 from evenstep.backend_tensors import (
     apart,
     as_real,
@@ -54,7 +56,7 @@ def _limit_of(options: Any) -> float:
     return 0.0 if timeout is None else max(0.0, timeout.total_seconds())
 
 
-class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
+class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup):
     """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
 
     def __init__(
@@ -77,6 +79,9 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         self._monitored = 0
         self._later: Worker | None = None
         self._messages = []
+        self._messages_lock = threading.Lock()
+        self._host_calls = None
+        self._told = set()
         self._comm = open_group(
             store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds(), members=members
         )
@@ -211,6 +216,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         if self._later is not None:
             self._later.stop()
             self._later = None
+        if self._host_calls is not None:
+            self._host_calls.stop()
         for backend in self._all_beneath():
             backend.shutdown()
 
@@ -300,6 +307,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
             return None
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         job = self._reduction(given, opts) if len(given) == 1 else None
+        if job is None and (lacks := self._lacking(given, opts)):
+            return self._staged(self.allreduce, lacks, (given,), opts)
         if job is None and factor_of(opts) is None:
             job = sparse_reduction(self._comm, given, op_of(opts))
         if job is None:
@@ -310,6 +319,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
         job = self._reduction(tensors, opts)
+        if job is None and (lacks := self._lacking(tensors, opts)):
+            return self._staged(self.allreduce_coalesced, lacks, (tensors,), opts)
         if job is None:
             under = self._under_writing(tensors)
             with premultiplied(tensors, opts, in_place=True) as (summed, options):
@@ -434,6 +445,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
         output, parts = as_real(outputs, op)[0], sources_as_real(inputs[0], op)
         dtype = reducible(output, op)
         if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(is_ours, parts)):
+            if lacks := self._lacking([*outputs, *inputs[0]], opts):
+                return self._staged(self.reduce_scatter, lacks, (outputs, inputs), opts)
             refuse(outputs if comm is not None else (), op)
             with premultiplied(inputs[0], opts) as (summed, options):
                 return self._under(outputs[0]).reduce_scatter(outputs, [summed, *inputs[1:]], *options)
@@ -479,6 +492,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
     def reduce_scatter_single(self, output: Any, whole: Any, opts: Any = None) -> Any:
         job = self._scattering([output], [whole], opts)
+        if job is None and (lacks := self._lacking([output, whole], opts)):
+            return self._staged(self.reduce_scatter_single_coalesced, lacks, ([output], [whole]), opts)
         if job is None:
             call = named(self._under(whole), "reduce_scatter_single", "_reduce_scatter_base")
             with premultiplied([whole], opts) as ((summed,), options):
@@ -487,6 +502,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         job = self._scattering(outputs, inputs, opts)
+        if job is None and (lacks := self._lacking([*outputs, *inputs], opts)):
+            return self._staged(self.reduce_scatter_single_coalesced, lacks, (outputs, inputs), opts)
         if job is None:
             call = named(self._under(inputs[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
             with premultiplied(inputs, opts) as (summed, options):
@@ -543,6 +560,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
     def _start_coalescing(self, device: Any) -> None:
         """torch's own opens a group in its NCCL; around calls of our engine its Work would stand for theirs."""
         beneath = self._for_device(torch.device(device))
+        if self._is_of_gpus(beneath):
+            self._calls_of_host().start_coalescing()
         if isinstance(beneath, DeviceCollectives):
             beneath.start_coalescing()
         else:
@@ -550,7 +569,12 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, dist.ProcessGroup):
 
     def _end_coalescing(self, device: Any) -> Any:
         beneath = self._for_device(torch.device(device))
-        return beneath.end_coalescing() if isinstance(beneath, DeviceCollectives) else super()._end_coalescing(device)
+        ours = isinstance(beneath, DeviceCollectives)
+        work = beneath.end_coalescing() if ours else super()._end_coalescing(device)
+        return self._end_staged(work) if self._is_of_gpus(beneath) else work
+
+    def _is_of_gpus(self, beneath: Any) -> bool:
+        return beneath is self._devices or beneath is self._torch_nccl
 
     # -- the names of torch before 2.13 --
 

@@ -68,7 +68,7 @@ class DeviceCollectives:
     def __init__(self, groups: DeviceGroups, streams: CudaStreams | None = None) -> None:
         self._groups = groups
         self._rank, self._size = groups.rank, groups.size
-        self._streams = streams or CudaStreams()
+        self.streams = self._streams = streams or CudaStreams()
         self._watch = Watch(groups.opened)
         self._sites: dict[int, sites.Place | None] = {}
         self._lines: dict[tuple[int, tuple[int, int]], Line] = {}
@@ -343,12 +343,10 @@ class DeviceCollectives:
 
         return self._run([output, whole], opts, body, [output])
 
-    # -- messages --
+    # -- messages; those that have a tag, or may come from any rank, go through the host --
 
-    def _message(self, tensors: Any, tag: int, pair: tuple[int, int], body: Body) -> DeviceMessage:
+    def _message(self, tensors: Any, pair: tuple[int, int], body: Body) -> DeviceMessage:
         tensor = _one(tensors)
-        if tag:
-            raise ValueError(f"tag {tag}: messages of CUDA tensors have no tags (NCCL has none); they keep their order")
         self._watch.check()
         device = self._streams.device(tensor)
         line = self._lines.get((device, pair))
@@ -357,15 +355,18 @@ class DeviceCollectives:
         return self._noted(line.submit(DeviceMessage(line, tensor, body)))
 
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
+        del tag  # 0
+
         def body(comm: _core.DeviceComm, stream: int) -> None:
             data = plain(tensors[0])
             comm.send(data.data_ptr(), data.nbytes, 1, stream)
             if data is not tensors[0]:
                 self._streams.settle(stream)
 
-        return self._message(tensors, tag, (self._rank, destination), body)
+        return self._message(tensors, (self._rank, destination), body)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        del tag  # 0
         check_outputs(tensors)
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
@@ -374,14 +375,7 @@ class DeviceCollectives:
             if target is not tensors[0]:
                 self._copy_back([tensors[0]], [target], stream)
 
-        return self._message(tensors, tag, (source, self._rank), body)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
-        del tensors, tag
-        raise _core.EvenstepError(
-            "NCCL cannot receive from any rank: a receive of a CUDA tensor names its sender\n"
-            "  fix: give recv a src, or receive into a CPU tensor"
-        )
+        return self._message(tensors, (source, self._rank), body)
 
     # -- names of torch before 2.13 --
 

@@ -74,6 +74,9 @@ class ExchangeMixin:
         tensor = as_real(tensors, op)[0]
         dtype = reducible(tensor, op)
         if comm is None or dtype is None or op is None or len(tensors) != 1:
+            if lacks := self._lacking(tensors, opts):
+                at_root = self._rank == root_of(opts, "reduce", self._size)
+                return self._staged(self.reduce, lacks, (tensors,), opts, writes=at_root)
             refuse([tensor] if comm is not None else (), op)
             under = self._under_writing(tensors)
             at_root = factor is not None and self._rank == root_of(opts, "reduce", self._size)
@@ -164,5 +167,7 @@ class ExchangeMixin:
         return self.all_to_all_single(output, whole, outs, ins, opts)
 
     _run: Callable[..., Any]
+    _lacking: Callable[..., str]
+    _staged: Callable[..., Any]
     _under: Callable[..., Any]
     _under_writing: Callable[..., Any]

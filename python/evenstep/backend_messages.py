@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core, sites
-from evenstep.backend_tensors import check_outputs, is_ours, kind_of, plain
+from evenstep.backend_tensors import check_outputs, is_on_gpu, is_ours, kind_of, plain
 
 _ANY_RANK = -1
 
@@ -76,7 +77,11 @@ class MessagesMixin:
 
     _comm: _core.Comm | None
     _messages: list[MessageWork]
+    _messages_lock: threading.Lock  # CUDA tensors' messages are sent by threads
     _under: Callable[[torch.Tensor], Any]
+    _goes_by_tag: Callable[[Any, int], bool]
+    _staged_send: Callable[[torch.Tensor, int, int], Any]
+    _staged_receive: Callable[[torch.Tensor, int | None, int], Any]
 
     def _message(self, tensors: Any) -> torch.Tensor | None:
         """The tensor, where the engine can send or receive it."""
@@ -86,14 +91,17 @@ class MessagesMixin:
     def _begun(self, request: _core.Request, data: torch.Tensor, target: torch.Tensor | None = None) -> MessageWork:
         work = MessageWork(request, data, target)
         # Kept until it is done: its data must stay, even where nobody keeps the Work.
-        self._messages = [other for other in self._messages if not other.is_completed()]
-        if not work.is_completed():
-            self._messages.append(work)
+        with self._messages_lock:
+            self._messages = [other for other in self._messages if not other.is_completed()]
+            if not work.is_completed():
+                self._messages.append(work)
         return work
 
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
         tensor = self._message(tensors)
         if tensor is None or self._comm is None:
+            if self._goes_by_tag(tensors, tag):
+                return self._staged_send(tensors[0], destination, tag)
             return self._under(tensors[0]).send(tensors, destination, tag)
         data = plain(tensor.detach())
         kind, site = kind_of(data.dtype, 0), sites.of_message()
@@ -110,12 +118,22 @@ class MessagesMixin:
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
         tensor = self._message(tensors)
-        return (
-            self._under(tensors[0]).recv(tensors, source, tag) if tensor is None else self._receive(tensor, source, tag)
-        )
+        if tensor is not None:
+            return self._receive(tensor, source, tag)
+        if self._goes_by_tag(tensors, tag):
+            return self._staged_receive(tensors[0], source, tag)
+        return self._under(tensors[0]).recv(tensors, source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         tensor = self._message(tensors)
-        if tensor is None:
-            return self._under(tensors[0]).recv_anysource(tensors, tag)
-        return self._receive(tensor, _ANY_RANK, tag)
+        if tensor is not None:
+            return self._receive(tensor, _ANY_RANK, tag)
+        if self._goes_by_tag(tensors, tag):
+            return self._staged_receive(tensors[0], None, tag)
+        if is_on_gpu(tensors[0]):
+            raise _core.EvenstepError(
+                "a CUDA tensor cannot be received from any rank without a tag: such messages go over NCCL, which has to know "
+                "who sends\n  fix: give the send and the receive one tag other than 0 (it then goes through the host), or give "
+                "recv a src"
+            )
+        return self._under(tensors[0]).recv_anysource(tensors, tag)

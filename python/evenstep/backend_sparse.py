@@ -29,14 +29,9 @@ _DTYPES = [
 ]
 
 
-def is_sparse(tensor: torch.Tensor) -> bool:
-    """Whether it is for the engine."""
-    return (
-        tensor.is_cpu
-        and tensor.layout is torch.sparse_coo
-        and tensor.dtype in _DTYPES
-        and tensor.dim() <= _MOST_DIMENSIONS
-    )
+def summable(tensor: torch.Tensor) -> bool:
+    """Whether it is a sparse tensor of which the engine can make a sum, on whatever device."""
+    return tensor.layout is torch.sparse_coo and tensor.dtype in _DTYPES and tensor.dim() <= _MOST_DIMENSIONS
 
 
 def _gathered(comm: _core.Comm, mine: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
@@ -91,7 +86,9 @@ def sum_of(comm: _core.Comm, tensor: torch.Tensor) -> torch.Tensor:
 
 def sparse_reduction(comm: _core.Comm | None, tensors: Any, op: int | None) -> Callable[[], None] | None:
     """The job of an all-reduce of one sparse tensor, in place; None where it is not for the engine. Sums only, as Gloo."""
-    if comm is None or op != _core.OP_SUM or len(tensors) != 1 or not is_sparse(tensors[0]):
+    if comm is None or op != _core.OP_SUM or len(tensors) != 1:
+        return None
+    if not tensors[0].is_cpu or not summable(tensors[0]):
         return None
 
     def job() -> None:

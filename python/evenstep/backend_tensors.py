@@ -49,7 +49,6 @@ _ELEMENTS.update(
     (getattr(torch, name), _core.ELEMENTS_OTHER + i) for i, name in enumerate(_OTHERS) if hasattr(torch, name)
 )
 _FLOATING = {_core.DTYPE_F32, _core.DTYPE_F64, _core.DTYPE_F16, _core.DTYPE_BF16}
-_BITWISE = {_core.OP_BAND, _core.OP_BOR, _core.OP_BXOR}
 _RED_OP = dist.ReduceOp.RedOpType
 _OPS = {
     _RED_OP.SUM: _core.OP_SUM,
@@ -110,17 +109,25 @@ def is_ours(tensor: torch.Tensor) -> bool:
     return tensor.is_cpu and tensor.layout is _DENSE
 
 
+def is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def engine_dtype(dtype: torch.dtype, op: int) -> int | None:
+    """The dtype's number where the engine can reduce it with this operation, else None."""
+    number = _DTYPES.get(dtype)
+    if (op == _core.OP_AVG and number not in _FLOATING) or (op in WORDS and number in _FLOATING):
+        return None
+    return number
+
+
 def reducible(tensor: torch.Tensor, op: int | None) -> int | None:
-    """The dtype's number where the engine can reduce this tensor with this operation, else None."""
-    dtype = _DTYPES.get(tensor.dtype)
-    if dtype is None or op is None or not is_ours(tensor):
-        return None
-    if (op == _core.OP_AVG and dtype not in _FLOATING) or (op in _BITWISE and dtype in _FLOATING):
-        return None
-    return dtype
+    """The same of a tensor, which is the engine's."""
+    return None if op is None or not is_ours(tensor) else engine_dtype(tensor.dtype, op)
 
 
-_WORDS = {_core.OP_BAND: "BAND", _core.OP_BOR: "BOR", _core.OP_BXOR: "BXOR"}
+WORDS = {_core.OP_BAND: "BAND", _core.OP_BOR: "BOR", _core.OP_BXOR: "BXOR"}
+"""What the operations on bits are called."""
 
 
 def refuse(tensors: Sequence[torch.Tensor], op: int | None) -> None:
@@ -130,8 +137,8 @@ def refuse(tensors: Sequence[torch.Tensor], op: int | None) -> None:
             continue
         if op == _core.OP_AVG and tensor.dtype in _DTYPES:
             raise RuntimeError(f"Cannot use ReduceOp.AVG with {tensor.dtype}: use SUM, and divide")
-        if op in _BITWISE and (tensor.is_floating_point() or tensor.is_complex()):
-            raise RuntimeError(f"Cannot use ReduceOp.{_WORDS[op]} with non-integral dtype {tensor.dtype}")
+        if op in WORDS and (tensor.is_floating_point() or tensor.is_complex()):
+            raise RuntimeError(f"Cannot use ReduceOp.{WORDS[op]} with non-integral dtype {tensor.dtype}")
         raise RuntimeError(f"Invalid scalar type: {tensor.dtype} cannot be reduced so; convert it")
 
 

@@ -128,10 +128,10 @@ class Worker:
     """Runs a group's asynchronous calls, in their order, on one thread: all-reduces of plain memory without the GIL from
     when they are asked for to when they have ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "evenstep-collectives") -> None:
         self._jobs = _core.CallQueue()
         self._last: Future[Any] | None = None
-        self._thread = threading.Thread(target=self._work, name="evenstep-collectives", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         stop_at_exit(self)
 

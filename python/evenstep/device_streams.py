@@ -43,13 +43,26 @@ class CudaStreams:
     def use(self, stream: Any) -> Any:
         return torch.cuda.stream(stream)
 
-    def mark(self, stream: Any) -> Any:
-        """An event after what is on the stream; None while a graph is captured, where nobody may ask for it."""
-        if torch.cuda.is_current_stream_capturing():
+    def captures(self) -> bool:
+        """Whether a graph is captured on the current stream."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def mark(self, stream: Any, blocking: bool = False) -> Any:
+        """An event after what is on the stream; None while a graph is captured, where nobody may ask for it. `blocking`: a
+        thread that waits for it sleeps."""
+        if self.captures():
             return None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=blocking)
         event.record(stream)
         return event
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host's from which, and to which, a GPU copies on its own."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Begins it, on the current stream; one of both is pinned memory, which torch keeps until then."""
+        target.copy_(source, non_blocking=True)
 
     def future(self, device: int) -> Future[Any]:
         return Future(devices=[torch.device("cuda", device)])

@@ -40,7 +40,7 @@ struct fake_stream {
   pthread_mutex_t lock;
   pthread_cond_t changed;
   work *first, *last;
-  bool busy;
+  bool busy, held;
   atomic_bool captures;
 };
 
@@ -165,7 +165,7 @@ static void *stream_main(void *argument) {
   fake_stream *stream = argument;
   (void)pthread_mutex_lock(&stream->lock);
   for (;;) {
-    while (stream->first == NULL && !stream->ending) {
+    while ((stream->first == NULL || stream->held) && !stream->ending) {
       (void)pthread_cond_wait(&stream->changed, &stream->lock);
     }
     work *item = stream->first;
@@ -263,12 +263,33 @@ void fake_gpu_wait(void *handle, int device) {
   (void)pthread_mutex_unlock(&stream->lock);
 }
 
-bool fake_gpu_idle(void *handle) {
+void fake_gpu_hold(void *handle, bool holds) {
   fake_stream *stream = handle;
   (void)pthread_mutex_lock(&stream->lock);
-  bool idle = stream->first == NULL && !stream->busy;
+  stream->held = holds;
+  (void)pthread_cond_broadcast(&stream->changed);
   (void)pthread_mutex_unlock(&stream->lock);
-  return idle;
+}
+
+typedef struct fake_copy {
+  void *to;
+  const void *from;
+  size_t bytes;
+} fake_copy;
+
+static void copy_now(void *argument) {
+  fake_copy *copy = argument;
+  memcpy(copy->to, copy->from, copy->bytes);
+  free(copy);
+}
+
+void fake_gpu_copy(void *stream, void *to, const void *from, size_t bytes) {
+  fake_copy *copy = malloc(sizeof *copy);
+  if (copy == NULL) {
+    abort();
+  }
+  *copy = (fake_copy){to, from, bytes};
+  fake_stream_put(stream, copy_now, copy);
 }
 
 __attribute__((destructor)) static void stop_defaults(void) {
@@ -382,6 +403,35 @@ static void event_pass(void *argument) {
   atomic_store(&event->at_ms, (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6);
   atomic_fetch_sub(&event->pending, 1);
   event_drop(event);
+}
+
+void *fake_gpu_mark(void *stream) {
+  fake_event *mark = calloc(1, sizeof *mark);
+  if (mark == NULL) {
+    abort();
+  }
+  mark->stream = stream;
+  atomic_init(&mark->holders, 2);
+  atomic_init(&mark->pending, 1);
+  fake_stream_put(stream, event_pass, mark);
+  return mark;
+}
+
+bool fake_gpu_passed(const void *mark) {
+  return atomic_load(&((const fake_event *)mark)->pending) == 0;
+}
+
+void fake_gpu_await(void *mark) {
+  fake_stream *stream = ((fake_event *)mark)->stream;
+  (void)pthread_mutex_lock(&stream->lock);
+  while (!fake_gpu_passed(mark)) {
+    (void)pthread_cond_wait(&stream->changed, &stream->lock);
+  }
+  (void)pthread_mutex_unlock(&stream->lock);
+}
+
+void fake_gpu_mark_free(void *mark) {
+  event_drop(mark);
 }
 
 void fake_gpu_capture(void *stream, bool captures) {

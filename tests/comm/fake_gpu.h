@@ -35,8 +35,15 @@ void *fake_gpu_stream(int device);
 void fake_gpu_stream_free(void *stream);
 /* Waits until all that is on the stream is done; NULL: the default stream of `device`. */
 void fake_gpu_wait(void *stream, int device);
-/* Whether it is all done. */
-bool fake_gpu_idle(void *stream);
+/* What is on the stream, and what comes, stands still while it is held. */
+void fake_gpu_hold(void *stream, bool holds);
+/* Copies bytes once the stream comes to it. */
+void fake_gpu_copy(void *stream, void *to, const void *from, size_t bytes);
+/* A mark behind what is on the stream; whether the stream has passed it, and to wait until it has. */
+void *fake_gpu_mark(void *stream);
+bool fake_gpu_passed(const void *mark);
+void fake_gpu_await(void *mark);
+void fake_gpu_mark_free(void *mark);
 /* Says that the stream captures what is put on it for a graph: nobody may ask for an event of it then. */
 void fake_gpu_capture(void *stream, bool captures);
 

@@ -1,5 +1,6 @@
 """Random calls of `es.comm` and of backend "evenstep", compared with a plain reference, in one job: hypothesis draws the
-same examples on every rank. Run in each: `python comm_properties.py EXAMPLES`."""
+same examples on every rank. Run in each: `python comm_properties.py EXAMPLES [device]`, with `device` of the backend alone, whose
+tensors stand for CUDA's (fake_streams.py): over a made-up NCCL, and through the host."""
 
 from __future__ import annotations
 
@@ -179,6 +180,23 @@ class TorchFace:
             work.wait()
 
 
+class DeviceFace(TorchFace):
+    """The same of tensors that are taken for a GPU's."""
+
+    WITHOUT = (("avg", "f2"),)  # the made-up NCCL does not round to float16
+
+    def __init__(self) -> None:
+        from fake_streams import stand_in_for_all
+
+        self.streams = stand_in_for_all()
+        super().__init__()
+
+    def to_numpy(self, array: Any) -> np.ndarray:
+        for streams in self.streams:
+            streams.finish()
+        return array.numpy()
+
+
 class Example:
     """One random call on a face, and what must come of it."""
 
@@ -188,7 +206,10 @@ class Example:
         self.ranks = len(SUBSETS[number])
         self.seed, self.dtype = draw(seeds), draw(dtypes)
         self.length, self.root = draw(lengths), draw(st.integers(0, self.ranks - 1))
-        self.op = draw(st.sampled_from([op for op in OPS if possible(op, self.dtype)]))
+        without = getattr(face, "WITHOUT", ())
+        self.op = draw(
+            st.sampled_from([op for op in OPS if possible(op, self.dtype) and (op, self.dtype) not in without])
+        )
         self.shared = draw(st.booleans())
         self.inside = RANK in SUBSETS[number]
         self.own = SUBSETS[number].index(RANK) if self.inside else -1
@@ -291,8 +312,17 @@ class Example:
         calls[kind]()
 
 
+def check_ways(streams: list[Any]) -> None:
+    """Both were gone, and nothing was misused."""
+    logs = [line for one in streams for line in one.log]
+    assert any(line.startswith("a copy down on side ") for line in logs), "no message went through the host"
+    assert "a copy up on side up" in logs and "ncclAllReduce" in streams[0].library.fake_gpu_log().decode()
+    assert streams[0].violation() == "", streams[0].violation()
+
+
 def main() -> None:
-    faces = {"numpy": NumpyFace(), "torch": TorchFace()}
+    device = "device" in sys.argv
+    faces = {"device": DeviceFace()} if device else {"numpy": NumpyFace(), "torch": TorchFace()}
 
     # Without shrinking and with seeds of its own making: every rank draws the same.
     @settings(
@@ -316,6 +346,8 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(1)  # at once: the others are told by it
     dist.barrier()
+    if device:
+        check_ways(faces["device"].streams)
     dist.destroy_process_group()
 
 
