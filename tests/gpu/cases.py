@@ -579,4 +579,9 @@ def _bench_torch() -> None:
 bench_torch_alone = bench_torch_pair = _bench_torch
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    if sys.argv[1] in globals():
+        globals()[sys.argv[1]]()
+    else:
+        import torch_cases
+
+        getattr(torch_cases, sys.argv[1])()

@@ -38,6 +38,10 @@ CHECKS = [
     ("nccl_pair", 2, "pair", 60),
     ("backend_alone", 1, "gpu", 60),
     ("backend_pair", 2, "pair", 90),
+    ("through_host_alone", 1, "gpu", 60),
+    ("through_host_pair", 2, "pair", 60),
+    ("through_host_does_not_wait", 1, "gpu", 60),
+    ("wrappers_pair", 2, "pair", 90),
     ("host_does_not_wait", 1, "gpu", 60),
     ("late_rank", 2, "pair", 60),
     ("dead_rank", 2, "pair", 60),
@@ -168,7 +172,7 @@ class Runner:
                 result["why"] = f"not done after {seconds:.0f} s" if late else f"exit statuses {codes}"
                 result["output"] = [output[-3000:] for output in outputs]
         self.results.append(result)
-        print(f"  {result['outcome']:8s} {name:22s} {result['seconds']:6.1f} s  {result['why']}", flush=True)
+        print(f"  {result['outcome']:8s} {name:26s} {result['seconds']:6.1f} s  {result['why']}", flush=True)
 
     def probe(self) -> bool:
         codes, outputs, late = self.run_ranks("probe", 1, 90)
@@ -195,10 +199,10 @@ class Runner:
 def report(runner: Runner, code: int, words: str) -> str:
     lines = [f"Evenstep on {platform.node()}, {time.strftime('%Y-%m-%d %H:%M:%S')}", ""]
     lines += [f"{key}: {value}" for key, value in runner.facts.items()]
-    lines += ["", f"{'check':24s}{'ranks':>6s}  outcome   seconds"]
+    lines += ["", f"{'check':28s}{'ranks':>6s}  outcome   seconds"]
     for result in runner.results:
         lines.append(
-            f"{result['name']:24s}{result['ranks']:6d}  {result['outcome']:8s} {result['seconds']:8.1f}  {result['why']}"
+            f"{result['name']:28s}{result['ranks']:6d}  {result['outcome']:8s} {result['seconds']:8.1f}  {result['why']}"
         )
     rows = [(result["name"], row) for result in runner.results for row in result["rows"]]
     if rows:
