@@ -38,7 +38,7 @@ def lacking(tensors: Sequence[torch.Tensor], options: Any, torchs: bool) -> str:
     if op in WORDS:
         return WORDS[op]
     unknown = (*_NARROW, *_UNKNOWN_TO_TORCH) if torchs else _NARROW
-    return next((f"sums of {tensor.dtype}" for tensor in tensors if tensor.dtype in unknown), "")
+    return next((f"reductions of {tensor.dtype}" for tensor in tensors if tensor.dtype in unknown), "")
 
 
 @contextlib.contextmanager

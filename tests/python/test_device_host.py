@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
+import torch.distributed as dist
 from test_backend_device import environment, fake  # noqa: F401
+
+from evenstep import backend_staged
 
 CASES = Path(__file__).with_name("device_host_cases.py")
 
@@ -52,3 +55,32 @@ def test_it_says_what_goes_there_and_why(run_ranks: Callable[..., Any], fake: Pa
         "evenstep: comm: group torch/0: recv of CUDA tensors goes through the host: NCCL has no tags",
     ], first.stderr
     assert "through the host" not in second.stderr
+
+
+def test_what_nccl_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ours and of torch's, which knows fewer dtypes; what the CPU engine has not goes to NCCL, which refuses it."""
+    monkeypatch.setattr(backend_staged, "is_on_gpu", lambda tensor: True)
+    ones, op = torch.ones(2), dist.ReduceOp
+    wanted = [
+        (ones, op.SUM, "", ""),
+        (ones.int(), op.BAND, "BAND", "BAND"),
+        (ones.bool(), op.BXOR, "BXOR", "BXOR"),
+        (ones, op.BOR, "", ""),
+        (ones.short(), op.SUM, "reductions of torch.int16", "reductions of torch.int16"),
+        (ones.short(), op.AVG, "", ""),
+        (ones.to(torch.uint16), op.MAX, "reductions of torch.uint16", "reductions of torch.uint16"),
+        (ones.to(torch.uint64), op.SUM, "", "reductions of torch.uint64"),
+        (ones.to_sparse(), op.SUM, "sparse tensors", "sparse tensors"),
+        (ones.to_sparse(), op.MAX, "", ""),
+        (ones.to(torch.complex64), op.SUM, "", ""),
+        (ones.to(torch.float8_e5m2), op.SUM, "", ""),
+        (ones.short(), dist._make_nccl_premul_sum(2.0), "", ""),
+    ]
+    for tensor, operation, ours, torchs in wanted:
+        options = dist.AllreduceOptions()
+        options.reduceOp = operation
+        assert backend_staged.lacking([tensor], options, False) == ours, (tensor, operation)
+        assert backend_staged.lacking([tensor], options, True) == torchs, (tensor, operation)
+    assert backend_staged.lacking([ones, ones.short()], None, False) == "reductions of torch.int16"
+    monkeypatch.undo()
+    assert backend_staged.lacking([ones.short()], None, False) == "", "a CPU tensor"
