@@ -128,7 +128,9 @@ class Worker:
     """Runs a group's asynchronous calls, in their order, on one thread: all-reduces of plain memory without the GIL from
     when they are asked for to when they have ended."""
 
-    def __init__(self, name: str = "evenstep-collectives") -> None:
+    def __init__(self, name: str = "evenstep-collectives", row: int | None = _core.ROW_LATER) -> None:
+        """`row`: the thread's in a timeline; None: one of its own, if it needs any."""
+        self._row = row
         self._jobs = _core.CallQueue()
         self._last: Future[Any] | None = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -136,7 +138,8 @@ class Worker:
         stop_at_exit(self)
 
     def _work(self) -> None:
-        _core.telemetry_row(_core.ROW_LATER)
+        if self._row is not None:
+            _core.telemetry_row(self._row)
         with torch.no_grad():
             while True:
                 call, error = self._jobs.next()

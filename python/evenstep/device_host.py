@@ -260,7 +260,7 @@ class HostCalls:
         rising = lambda: self._streams.side(device, "up")  # noqa: E731
         work = HostWork(self._streams, device, host, up, rising, result)
         if self._rising is None or not self._rising.alive():
-            self._rising = Worker("evenstep-rising")
+            self._rising = Worker("evenstep-rising", row=None)
         self._rising.submit(work.finish, None)
         return self._noted(work)
 
@@ -283,7 +283,7 @@ class HostCalls:
 
         sender = self._senders.get(destination)
         if sender is None or not sender.alive():
-            sender = self._senders[destination] = Worker("evenstep-sender")
+            sender = self._senders[destination] = Worker("evenstep-sender", row=None)
         work = HostSend(sender.submit(job, None), sent)
         # Kept until it is done, even where nobody keeps the Work: Gloo's would else be given up.
         self._sent = [other for other in self._sent if not other.is_completed()] + [work]
