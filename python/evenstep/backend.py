@@ -555,27 +555,6 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         if missing:
             raise absent(missing if wait_all_ranks else missing[:1], waited)
 
-    # -- several calls as one --
-
-    def _start_coalescing(self, device: Any) -> None:
-        """torch's own opens a group in its NCCL; around calls of our engine its Work would stand for theirs."""
-        beneath = self._for_device(torch.device(device))
-        if self._is_of_gpus(beneath):
-            self._calls_of_host().start_coalescing()
-        if isinstance(beneath, DeviceCollectives):
-            beneath.start_coalescing()
-        else:
-            super()._start_coalescing(device)
-
-    def _end_coalescing(self, device: Any) -> Any:
-        beneath = self._for_device(torch.device(device))
-        ours = isinstance(beneath, DeviceCollectives)
-        work = beneath.end_coalescing() if ours else super()._end_coalescing(device)
-        return self._end_staged(work) if self._is_of_gpus(beneath) else work
-
-    def _is_of_gpus(self, beneath: Any) -> bool:
-        return beneath is self._devices or beneath is self._torch_nccl
-
     # -- the names of torch before 2.13 --
 
     def _allgather_base(self, output: Any, own: Any, opts: Any = None) -> Any:

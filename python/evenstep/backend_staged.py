@@ -72,8 +72,9 @@ class StagedMixin:
     _comm: _core.Comm | None
     _rank: int
     _name: str
-    _later: Worker | None
+    _worker: Callable[[], Worker]
     _devices: DeviceCollectives | None
+    _torch_nccl: Any
     _host_calls: HostCalls | None
     _told: set[str]
     _for_device: Callable[[torch.device], Any]
@@ -117,9 +118,7 @@ class StagedMixin:
                 comm.revoke()  # no rank may take what did not come for data
                 raise
 
-        if self._later is None or not self._later.alive():
-            self._later = Worker()
-        return self._later.submit(or_nobody, None)
+        return self._worker().submit(or_nobody, None)
 
     def _staged(
         self, method: Callable[..., Any], why: str, tensors: Sequence[Any], options: Any, writes: bool = True
@@ -164,6 +163,25 @@ class StagedMixin:
         return self._through_host("recv", "tags").receive(tensor, post)
 
     # -- several calls as one --
+
+    def _start_coalescing(self, device: Any) -> None:
+        """torch's own opens a group in its NCCL; around calls of our engine its Work would stand for theirs."""
+        beneath = self._for_device(torch.device(device))
+        if self._is_of_gpus(beneath):
+            self._calls_of_host().start_coalescing()
+        if isinstance(beneath, DeviceCollectives):
+            beneath.start_coalescing()
+        else:
+            super()._start_coalescing(device)  # type: ignore[misc]  # of ProcessGroup
+
+    def _end_coalescing(self, device: Any) -> Any:
+        beneath = self._for_device(torch.device(device))
+        ours = isinstance(beneath, DeviceCollectives)
+        work = beneath.end_coalescing() if ours else super()._end_coalescing(device)  # type: ignore[misc]
+        return self._end_staged(work) if self._is_of_gpus(beneath) else work
+
+    def _is_of_gpus(self, beneath: Any) -> bool:
+        return beneath is self._devices or beneath is self._torch_nccl
 
     def _end_staged(self, work: Any) -> Any:
         """One Work of `work`, which may be None, and of what went through the host."""
