@@ -100,8 +100,8 @@ typedef struct even_sync_report {
 
 /* Threads: open, begin, finish and close are one caller's, one after the other (any thread, if ordered). Ready may be
  * called by several threads at once, between a begin that has returned and a finish that has not been called; that the
- * last ready has returned before finish is called is the caller's to see to. Slot may be called any time. No pointer
- * may be NULL but where it says so. */
+ * last ready has returned before finish is called is the caller's to see to. Slot may be called any time; await says
+ * when. No pointer may be NULL but where it says so. */
 
 /* Bytes of arena that these parameters need (the same on all ranks): for even_comm_params.arena_bytes. */
 EVEN_PUBLIC even_status even_sync_arena_bytes(const even_sync_params *params, size_t *out) EVEN_MUST_USE;
@@ -134,6 +134,12 @@ EVEN_PUBLIC even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sy
  * finite, they do, to say whose. Parameters that a rank makes ready although `used` says that none has them are no
  * error here. The same on all ranks. EVEN_ERR_STATE inside a round; EVEN_ERR_ARGUMENT without `static_graph`. */
 EVEN_PUBLIC even_status even_sync_know(even_sync *sync, const uint8_t *used) EVEN_MUST_USE;
+/* Blocks until the slot of parameter `index` holds its sum of the round that is open (or was last): sums come in the
+ * order of the buckets, each while later ones are under way. Only of a parameter that some rank made ready. Any thread,
+ * several at once, also while another is in finish: after a begin has returned, and returns before the next begin or
+ * close is called. EVEN_ERR_ARGUMENT where there is no such parameter; EVEN_ERR_STATE before the first round;
+ * EVEN_ERR_UNSUPPORTED where sums are not formed (`unsummed`); what has ended the round. */
+EVEN_PUBLIC even_status even_sync_await(even_sync *sync, size_t index) EVEN_MUST_USE;
 
 /* Bits of even_sync_nonfinite. */
 enum { EVEN_SYNC_NONFINITE_ANYWHERE = 1, EVEN_SYNC_NONFINITE_HERE = 2 };

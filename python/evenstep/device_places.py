@@ -1,4 +1,5 @@
-"""Where each rank's parameters are, whose make the device is, and which ranks have collectives of that make among them."""
+"""Where each rank's parameters are, whose make the device is, which ranks have collectives of that make among them, and how
+sums of several hosts meet."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.hosts import this_host
+from evenstep.hosts import MOST_LANES, this_host
 
 
 def maker_of(device: torch.device) -> str:
@@ -27,6 +29,7 @@ class Place:
     maker: str
     collectives: str  # torch's backend for several such devices; "": none
     identity: str = ""  # what the driver calls the device, where it says: containers of one host may all have a cuda:0
+    over_hosts: str = ""  # EVENSTEP_DEVICE_HOSTS
 
     @property
     def name(self) -> str:
@@ -42,7 +45,8 @@ class Place:
 def place_of(parameters: Sequence[torch.Tensor]) -> Place:
     """By the first parameter."""
     device = parameters[0].device if parameters else torch.device("cpu")
-    return Place(str(device), this_host(), maker_of(device), _collectives_of(device), _identity_of(device))
+    where = (str(device), this_host(), maker_of(device), _collectives_of(device), _identity_of(device))
+    return Place(*where, wanted_over_hosts())
 
 
 def _identity_of(device: torch.device) -> str:
@@ -59,6 +63,27 @@ def wanted_device_engine() -> str:
             f"EVENSTEP_DEVICE_ENGINE is {wanted!r}; choose 'torch' or 'evenstep'\n  fix: unset it, and it is chosen"
         )
     return wanted
+
+
+def wanted_over_hosts() -> str:
+    """EVENSTEP_DEVICE_HOSTS, how devices of several hosts add up: "nccl" (one communicator of all), "legs" (among those of
+    each host, and between the hosts through their memory), "measure" (what is faster), or "" (nccl, and legs where that
+    cannot be had)."""
+    wanted = os.environ.get("EVENSTEP_DEVICE_HOSTS", "")
+    if wanted not in ("", "nccl", "legs", "measure"):
+        raise EvenstepError(
+            f"EVENSTEP_DEVICE_HOSTS is {wanted!r}; choose 'nccl', 'legs' or 'measure'\n"
+            "  fix: unset it, and NCCL connects the hosts where it can"
+        )
+    return wanted
+
+
+def agreed_over_hosts(wishes: Sequence[str]) -> str:
+    """What all ranks want."""
+    if len(set(wishes)) > 1:
+        words = ", ".join(f"rank {rank} {wish or 'unset'}" for rank, wish in enumerate(wishes))
+        raise EvenstepError(f"EVENSTEP_DEVICE_HOSTS differs among the ranks: {words}\n  fix: give all ranks the same")
+    return wishes[0]
 
 
 def _collectives_of(device: torch.device) -> str:
@@ -78,8 +103,8 @@ def _collectives_of(device: torch.device) -> str:
 
 @dataclass(frozen=True)
 class Makers:
-    """How the ranks' gradients meet: those of one maker with collectives among themselves, and their first rank for all of
-    them with every other rank, through the host's memory."""
+    """How the ranks' gradients meet: those of one maker on one host with collectives among themselves, and their first rank
+    for all of them with every other rank, through the hosts' memory."""
 
     teams: tuple[tuple[int, ...], ...]  # of two ranks and more
     backends: tuple[str, ...]  # of the teams
@@ -90,12 +115,14 @@ class Makers:
 
 
 def makers_among(places: Sequence[Place]) -> Makers | None:
-    """The same on all ranks; None where all have devices of one maker."""
-    makers: dict[str, list[int]] = {}
-    for rank, place in enumerate(places):
-        makers.setdefault(place.maker, []).append(rank)
-    if len(makers) < 2:
+    """The same on all ranks; None where all have devices of one maker. EVENSTEP_DEVICE_HOSTS=nccl: a maker's ranks of all
+    hosts are together."""
+    if len({place.maker for place in places}) < 2:
         return None
+    across = agreed_over_hosts([place.over_hosts for place in places]) == "nccl"
+    makers: dict[tuple[str, str], list[int]] = {}
+    for rank, place in enumerate(places):
+        makers.setdefault((place.maker, "" if across else place.host), []).append(rank)
     teams, backends, host = [], [], []
     for ranks in makers.values():
         names = [places[rank].name for rank in ranks]
@@ -107,3 +134,31 @@ def makers_among(places: Sequence[Place]) -> Makers | None:
         else:
             host += ranks
     return Makers(tuple(teams), tuple(backends), tuple(sorted(host)))
+
+
+@dataclass(frozen=True)
+class HostParts:
+    """How ranks that all have an accelerator meet over several hosts: those of a host among themselves, and as many of each
+    as there are legs with their likes on the other hosts."""
+
+    teams: tuple[tuple[int, ...], ...]  # one a host
+    backend: str  # of the teams
+    lanes: int
+
+    @property
+    def legs(self) -> list[list[int]]:
+        """The ranks of each: one of each host. One of a host with fewer ranks than legs is in several."""
+        carried = [[_core.lane_rank(lane, self.lanes, len(team)) for team in self.teams] for lane in range(self.lanes)]
+        return [[team[place] for team, place in zip(self.teams, places)] for places in carried]
+
+
+def parts_of_hosts(places: Sequence[Place]) -> HostParts | None:
+    """The same on all ranks; None where all are on one host, or no collectives of one kind are there for each host's."""
+    known = {place.collectives for place in places}
+    hosts: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        hosts.setdefault(place.host, []).append(rank)
+    if len(hosts) < 2 or len(known) > 1 or "" in known:
+        return None
+    teams = tuple(map(tuple, hosts.values()))
+    return HostParts(teams, known.pop(), min(max(map(len, teams)), MOST_LANES))

@@ -21,6 +21,7 @@ from evenstep.engine import Engine, EngineOptions, SharedEngine
 from evenstep.exchange import SharedExchange, TorchExchange
 from evenstep.group import DTYPES, Bootstrap, Group
 from evenstep.hybrid_engine import hybrid_engine
+from evenstep.over_hosts import over_hosts
 from evenstep.torch_engine import TorchEngine
 
 
@@ -33,8 +34,9 @@ def choose_engine(
     telemetry: _core.Telemetry,
 ) -> Engine:
     """On GPUs alone, one for each rank: NCCL, through torch, or our engine where EVENSTEP_DEVICE_ENGINE=evenstep asks for it.
-    On devices of several makers: each maker's own collectives, and the host's memory between them. Else shared memory,
-    and torch's collectives where that cannot be had.
+    Over several hosts NCCL connects them all, or legs do between the hosts (EVENSTEP_DEVICE_HOSTS). On devices of several
+    makers: each maker's own collectives, and the host's memory between them. Else shared memory, and torch's collectives
+    where that cannot be had.
 
     `places` are those of all ranks' parameters, the same list on every rank. Raises EvenstepError, on every rank,
     where engine="shared" was asked for and cannot be had.
@@ -70,7 +72,16 @@ def choose_engine(
                 "containers with process numbers of their own, or of several users\n  fix: start all ranks on one host "
                 "as one user; or leave engine out, and torch's collectives are used"
             )
+    hosts = None
+    if on_gpus and not unsupported:
+        hosts = over_hosts(parameters, bootstrap, group, places, options, telemetry, say)
+    legs = hosts.wanted_legs() if hosts is not None else None
+    if legs is not None:
+        return legs
     process_group = _torch_group(bootstrap, places, on_gpus)
+    legs = hosts.legs_in_need(process_group) if hosts is not None else None
+    if legs is not None:
+        return legs
     ours = on_gpus and _ours(places) and options.compression is None and not options.gathers and not unsupported
     through = "on our NCCL engine" if ours else f"through torch ({dist.get_backend(process_group)})"
     when = "after backward" if options.gathers else "during backward"
@@ -79,7 +90,8 @@ def choose_engine(
         return _gathering_engine(parameters, TorchExchange(process_group), group, options, telemetry)
     narrow = options.compression is not None and options.compression.name in WIRES
     second = bootstrap.torch_group("gloo") if narrow and dist.get_backend(process_group) == "gloo" else None
-    return TorchEngine(parameters, process_group, group, telemetry, options, second)
+    made = TorchEngine(parameters, process_group, group, telemetry, options, second)
+    return made if hosts is None else hosts.faster(made, process_group)
 
 
 def _why_torch(engine: str | None, unsupported: Sequence[str], on_gpus: bool, ours: bool) -> str:

@@ -1,8 +1,9 @@
 """One all-reduce over ranks on devices of different makers: GPUs and CPUs, or GPUs of two makers.
 
-Inside each maker its own collectives (NCCL for CUDA, RCCL for ROCm, our shared memory for CPUs);
-between the makers pinned staging and our shared-memory engine, one rank of each. A tensor goes in pieces, so that while
-the makers' sums of one piece are added on the host, the next one is on its way down and the last one on its way up.
+Inside each maker, on each host, its own collectives (NCCL for CUDA, RCCL for ROCm, our shared memory for CPUs);
+between these parts pinned staging and our engine of the host's memory (UCX, or Gloo, between hosts), one rank of each. A
+tensor goes in pieces, so that while the parts' sums of one piece are added on the host, the next one is on its way down
+and the last one on its way up.
 """
 
 # torch's stubs differ from version to version and from what it calls; what it calls is what is here.
@@ -20,8 +21,10 @@ import torch.distributed as dist
 
 from evenstep._core import EvenstepError
 from evenstep.accelerators import Accelerators
-from evenstep.device_places import maker_of
+from evenstep.backend_tensors import factor_of
+from evenstep.device_places import agreed_over_hosts, maker_of, wanted_over_hosts
 from evenstep.group import TorchGroup, gather_objects
+from evenstep.hosts import host_numbers, this_host
 
 PIECE_BYTES = 4 << 20
 _AHEAD = 2  # pieces on their way down while one is added on the host
@@ -105,6 +108,16 @@ _WITH_COLLECTIVES = ("cpu", "cuda")
 """Types of devices whose tensors the backend "evenstep" exchanges among themselves."""
 
 
+def _by_host(names: Sequence[str], types: Sequence[str], places: Sequence[str], wanted: str) -> Sequence[str]:
+    """The names, in which those of different hosts differ where each host's devices are to add up among themselves: with
+    several makers, or where EVENSTEP_DEVICE_HOSTS says so."""
+    hosts = host_numbers(list(places))
+    several = len(set(names)) > 1 and wanted != "nccl"
+    if max(hosts) == 0 or not (several or (wanted == "legs" and set(types) != {"cpu"})):
+        return names
+    return [f"{name} on host {host}" for name, host in zip(names, hosts)]
+
+
 def _made_by(names: Sequence[str], types: Sequence[str]) -> dict[str, list[int]]:
     """The ranks of each maker. Where several have one whose devices have no collectives, each is a maker of its own."""
     makers: dict[str, list[int]] = {}
@@ -126,7 +139,8 @@ class HybridGroup:
 
     `maker` is what its devices' own collectives are named by: the device's type ("cuda-hip" for ROCm's), unless a name is
     given (two groups of CPUs then stand for two makers). Devices that are neither CPUs nor CUDA's nor ROCm's have none: each
-    goes through the host.
+    goes through the host. On several hosts those of each host are a maker of their own (EVENSTEP_DEVICE_HOSTS=nccl: they
+    are not); where all devices are of one maker, with EVENSTEP_DEVICE_HOSTS=legs.
     """
 
     def __init__(
@@ -140,14 +154,14 @@ class HybridGroup:
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._piece_bytes = max(256, piece_bytes // 256 * 256)
         everyone = dist.new_group(timeout=timeout, backend="evenstep")
-        told = _everyone(everyone, (maker or maker_of(self.device), self._piece_bytes, self.device.type))
-        names, sizes, types = zip(*told)
+        own = (maker or maker_of(self.device), self._piece_bytes, self.device.type, this_host(), wanted_over_hosts())
+        names, sizes, types, places, wishes = zip(*_everyone(everyone, own))
         if len(set(sizes)) > 1:
             raise EvenstepError(
                 f"HybridGroup: the ranks want pieces of different sizes: {list(sizes)}\n"
                 "  fix: give all ranks the same piece_bytes"
             )
-        self.makers = _made_by(names, types)
+        self.makers = _made_by(_by_host(names, types, places, agreed_over_hosts(wishes)), types)
         self._inner: Any = None
         for ranks in self.makers.values():  # every rank takes part in the making of every group
             group = dist.new_group(ranks, timeout=timeout, backend="evenstep")
@@ -163,11 +177,14 @@ class HybridGroup:
 
     @torch.no_grad()
     def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, factor: float | None = None) -> None:
-        """In place on all ranks; `factor` multiplies this rank's before it is added (SUM). On an accelerator the current
-        stream has the result; the host of each maker's first rank waits for the host leg."""
+        """In place on all ranks; `factor` multiplies this rank's before it is added (SUM; PREMUL_SUM brings one). On an
+        accelerator the current stream has the result; the host of each maker's first rank waits for the host leg."""
+        own = factor_of(op)
+        if own is not None:
+            op, factor = dist.ReduceOp.SUM, own if factor is None else factor * own
         inner_op = _OPS.get(op)
         if inner_op is None:
-            raise ValueError(f"HybridGroup.all_reduce: {op} is not SUM, AVG, PRODUCT, MIN or MAX")
+            raise ValueError(f"HybridGroup.all_reduce: {op} is not SUM, AVG, PREMUL_SUM, PRODUCT, MIN or MAX")
         if factor is not None:
             tensor.mul_(factor)
         flat = tensor.contiguous().view(-1)

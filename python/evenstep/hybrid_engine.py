@@ -1,8 +1,9 @@
-"""Gradients of ranks whose devices are of different makers (GPUs and CPUs, or GPUs of two makers).
+"""Gradients of ranks whose devices are of different makers (GPUs and CPUs, or GPUs of two makers), each bucket on its way
+while backward goes on.
 
-The ranks of one maker that have collectives add up among themselves, on their devices; the first of them meets the ranks
-of the other makers in the host's memory, each of which brings its own. A bucket goes down to the host as soon as it is
-complete, by a thread that waits for it, and is added there by the engine's thread; backward goes on meanwhile.
+The ranks of one maker on one host that have collectives add up among themselves, on their devices; the first of them meets
+the others in the host's memory, where each rank without collectives brings its own. One thread waits for what comes
+down, the engine's adds it up, another waits for sums, in their order, and brings each up as soon as it is there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from evenstep.device_places import Makers
 from evenstep.engine import EngineOptions, Report, SharedEngine
 from evenstep.exits import stop_at_exit
 from evenstep.group import Bootstrap, Group
+from evenstep.hosts import wanted_engine
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]  # (where to, from where)
 
@@ -31,68 +35,79 @@ class HostStage:
     """Of a device whose memory is the host's, but not the group's."""
 
     def mark(self) -> Any:
-        """After what the caller has put on its stream."""
+        """After what this thread has put on its stream."""
         return None
 
-    def land(self, copies: Copies, mark: Any, work: Any) -> None:
-        """On the waiting thread: returns when what comes from the device, after the mark and the work, is on the host."""
-        if work is not None:
+    def follow(self, mark: Any) -> None:
+        """What this thread puts on its stream from here on comes after the mark."""
+
+    def enter(self) -> None:
+        """The calling thread, none of the script's, has a stream of its own from here on."""
+
+    def land(self, copies: Copies, mark: Any, works: Sequence[Any]) -> None:
+        """Returns when what comes from the device, after the mark and the works, is on the host."""
+        for work in works:
             work.wait()
         for target, source in copies:
             target.copy_(source)
 
     def rise(self, copies: Copies) -> None:
-        """Begins the way back, on the caller's stream."""
+        """Begins the way back, on this thread's stream."""
         for target, source in copies:
             target.copy_(source)
 
 
 class DeviceStage(HostStage):
-    """Of an accelerator. Copies go straight between its memory and the group's, which is pinned where CUDA takes it; what
-    lands does so on a stream of the waiting thread's own."""
+    """Of an accelerator. Copies go straight between its memory and the group's, which is pinned where CUDA takes it."""
 
-    def __init__(self, device: torch.device, memory: torch.Tensor, accelerators: Accelerators | None = None) -> None:
+    def __init__(
+        self, device: torch.device, memory: Sequence[torch.Tensor], accelerators: Accelerators | None = None
+    ) -> None:
         self._device, self._torch = device, accelerators or Accelerators()
-        self._stream: Any = None
-        unpin = self._torch.pin(device, memory.data_ptr(), memory.nbytes) if memory.nbytes else None
-        if unpin is not None:
-            weakref.finalize(self, unpin)
-
-    def _event(self, stream: Any) -> Any:
-        event = self._torch.event(self._device)
-        event.record(stream)
-        return event
+        self._entered = threading.local()
+        for one in memory:
+            unpin = self._torch.pin(device, one.data_ptr(), one.nbytes) if one.nbytes else None
+            if unpin is not None:
+                weakref.finalize(self, unpin)
 
     def mark(self) -> Any:
-        return self._event(self._torch.current(self._device))
+        event = self._torch.event(self._device)
+        event.record(self._torch.current(self._device))
+        return event
 
-    def land(self, copies: Copies, mark: Any, work: Any) -> None:
-        if self._stream is None:
-            self._stream = self._torch.stream(self._device)
-        self._torch.use(self._stream)
-        self._stream.wait_event(mark)
-        if work is not None:
+    def follow(self, mark: Any) -> None:
+        self._torch.current(self._device).wait_event(mark)
+
+    def enter(self) -> None:
+        if not hasattr(self._entered, "stream"):
+            self._entered.stream = self._torch.stream(self._device)
+            self._torch.use(self._entered.stream)
+
+    def land(self, copies: Copies, mark: Any, works: Sequence[Any]) -> None:
+        self.follow(mark)
+        for work in works:
             work.wait()
         for target, source in copies:
             self._torch.copy(target, source)
-        self._event(self._stream).synchronize()
+        self.mark().synchronize()
 
     def rise(self, copies: Copies) -> None:
         for target, source in copies:
             self._torch.copy(target, source)
 
 
-def stage_of(device: torch.device, memory: torch.Tensor) -> HostStage:
+def stage_of(device: torch.device, memory: Sequence[torch.Tensor]) -> HostStage:
+    """memory: the host's, between which and the device's copies go."""
     return HostStage() if device.type == "cpu" else DeviceStage(device, memory)
 
 
 class Waiter:
     """A thread that does one job after the other: each waits for something. The first error ends all that follow."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="evenstep-hybrid", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         stop_at_exit(self)
 
@@ -104,6 +119,10 @@ class Waiter:
         done = threading.Event()
         self._jobs.put(done)
         done.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raises the error of what was done so far."""
         error = self._error
         if error is not None:
             raise error
@@ -128,33 +147,169 @@ class Waiter:
             del job  # nothing is kept alive while the thread waits
 
 
-class HybridEngine(BucketEngine):
-    """Of a rank on an accelerator. `team`: the process group of the ranks whose devices add up among themselves, of which
-    `leader` (its number in the job) meets the others; `comm`: the group in the host's memory, None where this rank is not
-    in it."""
+@dataclass(frozen=True)
+class Team:
+    """Ranks that add up among themselves on their devices. What is summed leaves by its `carriers` (numbers in the job),
+    of whom each has a part of every bucket, and comes back by them."""
+
+    down: Any  # process groups, one for each direction: the calls of each have one order on all ranks
+    up: Any
+    carriers: tuple[int, ...]
+    meeting: _core.Comm | None  # where they hear that sums are there, so that no device waits for these in a call
+
+    def _parts(self, flat: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+        return [(part, rank) for part, rank in zip(cut(flat, len(self.carriers)), self.carriers) if part.numel()]
+
+    def sum_up(self, flat: torch.Tensor) -> list[Any]:
+        """Works by which each carrier has the sum of its part."""
+        return [dist.reduce(part, rank, group=self.down, async_op=True) for part, rank in self._parts(flat)]
+
+    def spread(self, flat: torch.Tensor) -> list[Any]:
+        """Works by which all have the carriers' parts."""
+        return [dist.broadcast(part, rank, group=self.up, async_op=True) for part, rank in self._parts(flat)]
+
+
+def cut(flat: torch.Tensor, parts: int) -> list[torch.Tensor]:
+    """Each begins at a multiple of 64 elements; the last ones may be empty."""
+    count = flat.numel() if parts == 1 else -(-flat.numel() // (64 * parts)) * 64
+    return [flat[part * count : (part + 1) * count] for part in range(parts)]
+
+
+def make_team(bootstrap: Bootstrap, backend: str, ranks: Sequence[int], lanes: int, meeting: _core.Comm | None) -> Team:
+    """Collective over its ranks."""
+    down, up = bootstrap.torch_group(backend, ranks), bootstrap.torch_group(backend, ranks)
+    places = [_core.lane_rank(lane, lanes, len(ranks)) for lane in range(lanes)]
+    return Team(down, up, tuple(dist.get_global_rank(down, place) for place in places), meeting)
+
+
+def open_meeting(bootstrap: Bootstrap, teams: Sequence[Sequence[int]]) -> _core.Comm | None:
+    """Of this rank's team; every rank of the job calls it. None where no engine of ours connects the team."""
+    if wanted_engine() == "hosts":  # which is none for one host
+        return None
+    opened = [bootstrap.shared(0, "team", ranks) for ranks in teams if len(ranks) > 1]
+    return next((comm for comm in opened if comm is not None), None)
+
+
+@dataclass(frozen=True)
+class Trip:
+    """A bucket's way through the host, of what this rank brings there."""
+
+    down: Copies
+    up: Copies
+    landed: Callable[[], None]  # its sum may be formed
+    summed: Callable[[], None]  # returns when it is there
+
+
+class StagedEngine(BucketEngine):
+    """Sums are formed on the host. A bucket goes down behind what the caller's stream has when it is complete, and comes up
+    as soon as its sum is there, one after the other, each way on a thread of its own."""
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        team: Team | None,
+        memory: Sequence[torch.Tensor],
+        options: EngineOptions,
+    ) -> None:
+        super().__init__(parameters, options)
+        self._team = team
+        self.stage = stage_of(parameters[0].device if parameters else torch.device("cpu"), memory)
+        self._down, self._up = Waiter("evenstep-hybrid"), Waiter("evenstep-hybrid-up")
+        for waiter in (self._down, self._up):
+            weakref.finalize(self, waiter.stop)
+        self._told: list[Any] = []  # works by which this rank's team has sums
+        self._risen: Any = None  # a mark behind what has come up
+
+    def _trip(self, number: int, bucket: Bucket) -> Trip | None:
+        """None where another rank of the team brings it."""
+        raise NotImplementedError
+
+    def _hand_on(self, number: int, bucket: Bucket) -> None:
+        stage = self.stage
+        works = [] if self._team is None else self._team.sum_up(bucket.flat)
+        trip, mark = self._trip(number, bucket), stage.mark()
+
+        def go_down(trip: Trip) -> None:
+            stage.enter()
+            with torch.no_grad():
+                stage.land(trip.down, mark, works)
+            trip.landed()
+
+        def come_up() -> None:
+            stage.enter()
+            with torch.no_grad():
+                self._come_up(bucket, trip, works)
+
+        if trip is not None:
+            self._down.submit(partial(go_down, trip))
+        self._up.submit(come_up)
+
+    def _come_up(self, bucket: Bucket, trip: Trip | None, works: Sequence[Any]) -> None:
+        team = self._team
+        meeting = None if team is None else team.meeting
+        try:
+            if trip is not None:
+                trip.summed()
+            if meeting is not None:
+                meeting.barrier()
+            for work in works:  # they read what is written now
+                work.wait()
+            if trip is not None:
+                self.stage.rise(trip.up)
+            if team is not None:
+                self._told += team.spread(bucket.flat)
+        except BaseException:
+            if meeting is not None:
+                meeting.revoke()  # the others wait there for what does not come
+            raise
+        self._risen = self.stage.mark()
+
+    def _all_up(self) -> None:
+        """What the caller's stream has from here on comes after the sums."""
+        self._up.join()
+        if self._risen is not None:
+            self.stage.follow(self._risen)
+        works, self._told, self._risen = self._told, [], None
+        for work in works:
+            work.wait()
+
+    @property
+    def _full_bytes(self) -> int:
+        return sum(flat.numel() * flat.element_size() for flat in self.memory)
+
+
+class HostEngine(SharedEngine):
+    """The engine of the ranks that meet, as one of them on a device uses it."""
+
+    def await_sum(self, index: int) -> None:
+        self._sync.wait(self._place[index])
+
+    def close(self) -> None:
+        """Between rounds; another one may use the group's memory then."""
+        self._sync.close()
+
+
+class HybridEngine(StagedEngine):
+    """Of a rank on an accelerator. `team`: the ranks whose devices add up among themselves, of which one meets the others;
+    `comm`: the group in the host's memory, None where this rank is not in it."""
 
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
         comm: _core.Comm | None,
-        team: Any,
-        leader: int,
+        team: Team | None,
         flags: Group | None,
         telemetry: _core.Telemetry,
         options: EngineOptions,
     ) -> None:
-        super().__init__(parameters, options)
-        self._team, self._leader, self._flags, self._telemetry = team, leader, flags, telemetry
-        self._works: list[Any] = []
+        memory = [] if comm is None else [torch.frombuffer(comm.arena(), dtype=torch.uint8)]
+        super().__init__(parameters, team, memory, options)
+        self._flags = flags
         self._gradients: dict[int, torch.Tensor] = {}  # of this round, where they go down as they are
-        self._host: SharedEngine | None = None
+        self._host: HostEngine | None = None
         if comm is not None:
             twins = [torch.empty_like(p, device="cpu") for p in parameters]
-            self._host = SharedEngine(twins, comm, telemetry, options)
-            device = parameters[0].device if parameters else torch.device("cpu")
-            self.stage = stage_of(device, torch.frombuffer(comm.arena(), dtype=torch.uint8))
-            self._waiter = Waiter()
-            weakref.finalize(self, self._waiter.stop)
+            self._host = HostEngine(twins, comm, telemetry, options)
 
     def reorder(self, order: Sequence[int], late: Sequence[int]) -> bool:
         if self._host is not None:
@@ -176,70 +331,55 @@ class HybridEngine(BucketEngine):
         if self._team is not None:
             super()._leave_out(index)
 
-    def _hand_on(self, number: int, bucket: Bucket) -> None:
-        work = None
-        if self._team is not None:
-            work = dist.reduce(bucket.flat, dst=self._leader, group=self._team, async_op=True)
+    def _trip(self, number: int, bucket: Bucket) -> Trip | None:
         if self._host is None:
-            self._works.append(work)
-            return
-        indices = bucket.indices  # of a team, another rank may have what this one lacks
+            return None
+        host, slots = self._host, self._host.views
         if self._team is None:
-            sources = {index: self._gradients[index] for index in indices if self._have[index]}
-        else:
-            sources = {index: self.views[index] for index in indices}
-        mark, slots = self.stage.mark(), self._host.views
-        host, stage = self._host, self.stage
+            sources = {index: self._gradients[index] for index in bucket.indices if self._have[index]}
+        else:  # another rank may have what this one lacks
+            sources = {index: self.views[index] for index in bucket.indices}
 
-        def go_down() -> None:
-            with torch.no_grad():
-                stage.land([(slots[index], source) for index, source in sources.items()], mark, work)
+        def landed() -> None:
             for index in sources:
                 host.ready(index, slots[index])
 
-        self._waiter.submit(go_down)
+        def summed() -> None:
+            for index in sources:
+                host.await_sum(index)
+
+        down = [(slots[index], source) for index, source in sources.items()]
+        return Trip(down, [(self.views[index], slots[index]) for index in sources], landed, summed)
 
     def settle(self) -> None:
         """Until what is complete is on the host. Not of a team, whose sums come from others."""
         if self._host is not None and self._team is None:
-            self._waiter.join()
+            self._down.join()
 
     @torch.no_grad()
     def finish(self) -> tuple[Sequence[int], Report]:
         used = self.used_anywhere(self._flags) if self._flags is not None else b""
         start = _core.clock_ns()
         self._hand_on_complete(closing=True)
+        self._down.join()
+        met = start
+        report = Report(0, 0, 0, self._full_bytes)
         if self._host is not None:
-            self._waiter.join()
             summed, report = self._host.finish()
             met = _core.clock_ns()
             used = used or bytes(summed)
-            for bucket in self._buckets:
-                slots = self._host.views
-                self.stage.rise([(self.views[index], slots[index]) for index in bucket.indices if used[index]])
-                self._tell_team(bucket)
-        else:
-            moved = sum(flat.numel() * flat.element_size() for flat in self.memory)
-            report = Report(0, 0, 0, moved)
-            self._wait_for_works()
-            for bucket in self._buckets:
-                self._tell_team(bucket)
-        self._wait_for_works()
+        self._all_up()
+        if self._host is not None and self._team is None:
+            slots = self._host.views
+            others = [index for index in range(len(self.views)) if used[index] and not self._have[index]]
+            if others:
+                self.stage.rise([(self.views[index], slots[index]) for index in others])
         self._gradients.clear()
         now = _core.clock_ns()
         if self._host is not None and self._team is None:  # a team meets once more
             report.own_ns = now - met
         report.exposed_ns = now - start
         return used, report
-
-    def _tell_team(self, bucket: Bucket) -> None:
-        if self._team is not None:
-            self._works.append(dist.broadcast(bucket.flat, src=self._leader, group=self._team, async_op=True))
-
-    def _wait_for_works(self) -> None:
-        works, self._works = self._works, []
-        for work in works:
-            work.wait()
 
 
 class BesideTeams(SharedEngine):
@@ -286,14 +426,13 @@ def hybrid_engine(
     opened = group.exchange(bytes([group.rank not in makers.host or comm is not None]))
     if b"\0" in opened:
         return None
-    team, leader = None, 0
+    meeting, team = open_meeting(bootstrap, makers.teams), None
     for ranks, backend in zip(makers.teams, makers.backends):
         if group.rank in ranks:
-            team = bootstrap.torch_group(backend, ranks)
-            leader = dist.get_global_rank(team, 0)
+            team = make_team(bootstrap, backend, ranks, 1, meeting)
     flags = group if makers.teams else None
     if not on_host:
-        return HybridEngine(parameters, comm, team, leader, flags, telemetry, options)
+        return HybridEngine(parameters, comm, team, flags, telemetry, options)
     assert comm is not None
     if flags is None:
         engine = SharedEngine(parameters, comm, telemetry, options)

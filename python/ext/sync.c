@@ -15,6 +15,7 @@ typedef struct sync_object {
   size_t arena_offset;
   const char *arena;
   int finishing; /* a thread is inside finish */
+  int waiting;   /* threads inside wait */
 } sync_object;
 
 /* A sequence of (count, dtype[, late]) into *out (free with even_free). */
@@ -353,6 +354,25 @@ static PyObject *sync_know(PyObject *object, PyObject *used) {
   return none_or_raise(even_sync_know(sync, (const uint8_t *)flags));
 }
 
+static PyObject *sync_wait(PyObject *object, PyObject *arguments) {
+  sync_object *self = (sync_object *)object;
+  Py_ssize_t index = 0;
+  even_status status = EVEN_OK;
+  if (self->sync == NULL) {
+    (void)engine_of(object);
+    return NULL;
+  }
+  if (!PyArg_ParseTuple(arguments, "n:wait", &index)) {
+    return NULL;
+  }
+  self->waiting++;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_sync_await(self->sync, (size_t)index);
+  Py_END_ALLOW_THREADS;
+  self->waiting--;
+  return none_or_raise(status);
+}
+
 /* (parameter, whether on this rank) of each whose gradient was not finite in the last round. */
 static PyObject *sync_nonfinite(PyObject *object, PyObject *unused) {
   sync_object *self = (sync_object *)object;
@@ -401,6 +421,10 @@ static PyObject *sync_close(PyObject *object, PyObject *unused) {
     (void)engine_of(object);
     return NULL;
   }
+  if (self->waiting > 0) {
+    PyErr_SetString(even_ext_error, "another thread waits for a sum of this gradient engine");
+    return NULL;
+  }
   close_engine(self);
   Py_RETURN_NONE;
 }
@@ -422,6 +446,8 @@ static PyMethodDef methods[] = {
      "nonfinite how many of these were not finite on some rank"},
     {"know", sync_know, METH_O,
      "know(used): from now on used (bytes) is what finish gives, and ranks no longer ask one another; None: they do"},
+    {"wait", sync_wait, METH_VARARGS,
+     "wait(index): blocks until the parameter's slot holds its sum of this round; any thread, also beside finish"},
     {"nonfinite", sync_nonfinite, METH_NOARGS,
      "nonfinite(): (parameter, whether on this rank) of each whose gradient was not finite in the last round"},
     {"left_out", sync_left_out, METH_VARARGS,

@@ -34,6 +34,13 @@ static void sleep_until(even_sync *sync, bool (*wanted)(even_sync *)) {
   }
 }
 
+static void say_summed(even_sync *sync, uint32_t buckets) {
+  atomic_store(&sync->summed, buckets);
+  if (atomic_load(&sync->awaiting) != 0) {
+    even_futex_wake_all(&sync->summed);
+  }
+}
+
 static bool round_is_open(even_sync *sync) {
   uint32_t phase = atomic_load(&sync->phase);
   return phase == EVEN_SYNC_ROUND || phase == EVEN_SYNC_CLOSING || phase == EVEN_SYNC_STOP;
@@ -222,6 +229,7 @@ static even_status run_round(even_sync *sync) {
       return EVEN_OK;
     }
     EVEN_TRY(reduce_bucket(sync, bucket));
+    say_summed(sync, (uint32_t)bucket + 1);
   }
   sleep_until(sync, round_is_closing);
   if (atomic_load(&sync->phase) == EVEN_SYNC_STOP) {
@@ -247,6 +255,7 @@ void *even_sync_engine(void *argument) {
     if (status != EVEN_OK) {
       sync->broken = status;
       sync->error = *even_error_last();
+      say_summed(sync, EVEN_SYNC_NO_SUMS);
     }
     sleep_until(sync, round_is_closing); /* a round that fails stays open until its caller closes it */
     uint32_t closing = EVEN_SYNC_CLOSING;

@@ -18,6 +18,9 @@ typedef enum even_sync_phase {
   EVEN_SYNC_STOP     /* the engine is to end; close sets it, from any other phase */
 } even_sync_phase;
 
+/* In place of a number of sums: no round has begun, or it has ended by an error. */
+#define EVEN_SYNC_NO_SUMS UINT32_MAX
+
 /* Where the thread stands that encodes ahead. */
 typedef enum even_sync_ahead_state {
   EVEN_SYNC_AHEAD_IDLE,
@@ -60,11 +63,13 @@ struct even_sync {
   _Atomic uint32_t phase;  /* even_sync_phase; finish sleeps on it */
   _Atomic uint32_t bell;   /* the engine, and who encodes ahead, sleep on it */
   _Atomic uint32_t sleepers;
-  bool known;              /* flags are not reduced: `told` says what is used */
-  uint8_t *told;           /* one a parameter, the caller's */
-  uint8_t *used;           /* one a parameter: reduced flags, the engine's */
-  uint8_t *bad;            /* one a parameter: bits of even_sync_nonfinite, the engine's */
-  even_sync_report report; /* the engine's part of it */
+  _Atomic uint32_t summed;   /* buckets whose sums are there; await sleeps on it */
+  _Atomic uint32_t awaiting; /* calls of await */
+  bool known;                /* flags are not reduced: `told` says what is used */
+  uint8_t *told;             /* one a parameter, the caller's */
+  uint8_t *used;             /* one a parameter: reduced flags, the engine's */
+  uint8_t *bad;              /* one a parameter: bits of even_sync_nonfinite, the engine's */
+  even_sync_report report;   /* the engine's part of it */
 
   even_status broken; /* the first error; no further round after it */
   even_error error;

@@ -85,6 +85,7 @@ static even_status set_up(even_sync *sync, const even_sync_params *params, even_
   if (sync->encoded != NULL) {
     EVEN_TRY(even_sync_ahead_open(sync));
   }
+  atomic_store(&sync->summed, EVEN_SYNC_NO_SUMS);
   EVEN_TRY(even_thread_start(even_sync_engine, sync, &sync->thread));
   sync->thread_runs = true;
   return EVEN_OK;
@@ -175,6 +176,7 @@ even_status even_sync_begin(even_sync *sync, double weight, uint32_t step) {
     atomic_store_explicit(&sync->pending[b], sync->layout.buckets[b].members, memory_order_relaxed);
   }
   atomic_store(&sync->next, 0u);
+  atomic_store(&sync->summed, 0u);
   atomic_store(&sync->phase, EVEN_SYNC_ROUND);
   even_sync_ring(sync);
   return EVEN_OK;
@@ -199,6 +201,30 @@ even_status even_sync_ready(even_sync *sync, size_t index, const void *gradient)
     }
   }
   return EVEN_OK;
+}
+
+even_status even_sync_await(even_sync *sync, size_t index) {
+  if (index >= sync->parameter_count) {
+    return even_fail(EVEN_ERR_ARGUMENT, "parameter %zu of %zu", index, sync->parameter_count);
+  }
+  if (sync->unsummed) {
+    return even_fail(EVEN_ERR_UNSUPPORTED, "no sum of parameter %zu is formed: gradients stay unsummed", index);
+  }
+  size_t bucket = sync->layout.places[index].bucket;
+  atomic_fetch_add(&sync->awaiting, 1u);
+  uint32_t summed = atomic_load(&sync->summed);
+  while (summed <= bucket) {
+    even_futex_wait(&sync->summed, summed, NAP_NS);
+    summed = atomic_load(&sync->summed);
+  }
+  atomic_fetch_sub(&sync->awaiting, 1u);
+  if (summed != EVEN_SYNC_NO_SUMS) {
+    return EVEN_OK;
+  }
+  if (sync->broken != EVEN_OK) {
+    return even_error_restore(&sync->error);
+  }
+  return even_fail(EVEN_ERR_STATE, "no round of gradients was begun");
 }
 
 even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) {

@@ -69,6 +69,9 @@ def main() -> None:
         hybrid._WITH_COLLECTIVES = ()
     group = HybridGroup("cpu", maker=MAKERS[rank], piece_bytes=1024)
     names = [f"{name} of rank {r}" if WITHOUT and MAKERS.count(name) > 1 else name for r, name in enumerate(MAKERS)]
+    hosts = os.environ.get("HOSTS", "")
+    if len(set(hosts)) > 1:
+        names = [f"{name} on host {sorted(set(hosts)).index(host)}" for name, host in zip(names, hosts)]
     assert group.makers == {name: [r for r in range(ranks) if names[r] == name] for name in names}, group.makers
     if PINNED:
         pinned(group, rank)
@@ -88,6 +91,14 @@ def main() -> None:
     tensor = torch.full((700,), float(rank))
     group.all_reduce(tensor, dist.ReduceOp.AVG)
     assert torch.equal(tensor, torch.full((700,), sum(range(ranks)) / ranks))
+    for dtype in (torch.float32, torch.float64):
+        tensor = torch.full((700,), 2.0 + rank, dtype=dtype)
+        group.all_reduce(tensor, dist._make_nccl_premul_sum(0.25))
+        assert torch.equal(tensor, torch.full((700,), 0.25 * sum(2.0 + r for r in range(ranks)), dtype=dtype))
+        group.all_reduce(tensor, dist.ReduceOp.PRODUCT)
+        assert torch.equal(
+            tensor, torch.full((700,), (0.25 * sum(2.0 + r for r in range(ranks))) ** ranks, dtype=dtype)
+        )
     tensor = torch.full((700,), 2.0)
     group.all_reduce(tensor, factor=0.5 * rank)
     assert torch.equal(tensor, torch.full((700,), float(sum(range(ranks)))))
@@ -103,7 +114,7 @@ def main() -> None:
     try:
         group.all_reduce(torch.ones(4), dist.ReduceOp.BAND)
     except ValueError as error:
-        assert "is not SUM" in str(error)
+        assert "is not SUM, AVG, PREMUL_SUM" in str(error)
     else:
         raise AssertionError("BAND was taken")
     try:

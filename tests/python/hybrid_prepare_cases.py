@@ -18,25 +18,26 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
-from evenstep import bucket_sizes, device_places, hybrid_engine
+from evenstep import bucket_sizes, device_places, hybrid_engine, over_hosts
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-MAKERS = sys.argv[2].split(",")  # "cpu": the host's own; "a": an accelerator's; "x": one without collectives
+MAKERS = sys.argv[2].split(",")  # "cpu": the host's own; "a", "cuda": an accelerator's; "x": one without collectives
 BUCKETS, PINNED = "buckets" in sys.argv, "pinned" in sys.argv
 
 
 class Staged(hybrid_engine.HostStage):
     """Writes down what comes and goes, and on which thread."""
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
+    def __init__(self, memory: list[torch.Tensor]) -> None:
+        self.memory = [(one.data_ptr(), one.data_ptr() + one.numel()) for one in memory]
         self.log: list[str] = []
 
-    def land(self, copies: Any, mark: Any, work: Any) -> None:
+    def land(self, copies: Any, mark: Any, works: Any) -> None:
         assert threading.current_thread().name == "evenstep-hybrid"
-        begin, end = self.memory.data_ptr(), self.memory.data_ptr() + self.memory.numel()
-        assert all(begin <= target.data_ptr() < end for target, _ in copies), "not into the group's memory"
-        super().land(copies, mark, work)
+        for target, _ in copies:
+            inside = any(begin <= target.data_ptr() < end for begin, end in self.memory)
+            assert inside or not target.numel(), "not into the group's memory"
+        super().land(copies, mark, works)
         self.log.append("down")
 
     def rise(self, copies: Any) -> None:
@@ -47,8 +48,10 @@ class Staged(hybrid_engine.HostStage):
 def stand_in() -> None:
     module = importlib.import_module("evenstep.prepare")  # es.prepare, the function, hides it
     maker = MAKERS[RANK]
-    collectives = "evenstep" if maker == "a" else ""
-    place = device_places.Place("cpu" if maker == "cpu" else f"{maker}:{RANK}", "here", maker, collectives)
+    collectives = "evenstep" if maker in ("a", "cuda") else ""
+    device, host = "cpu" if maker == "cpu" else f"{maker}:{RANK}", os.environ.get("EVENSTEP_HOST_ID", "here")
+    wanted = device_places.wanted_over_hosts()
+    place = device_places.Place(device, host, maker, collectives, over_hosts=wanted)
     module.place_of = lambda parameters: place
     hybrid_engine.stage_of = lambda device, memory: Staged(memory)
     if PINNED:
@@ -63,15 +66,20 @@ def pin() -> None:
     tell, finish = dist.broadcast, hybrid_engine.HybridEngine.finish
 
     def tell_later(*given: Any, **named: Any) -> Any:
-        fake.own.finish()
+        fake.current(where).finish()
         return tell(*given, **named)
 
     def finish_all(self: Any) -> Any:
         found = finish(self)
         fake.own.finish()
-        copies = [line.split()[2] for line in fake.log if line.startswith("a copy")]
-        assert copies == sorted(copies), fake.log  # all down, then all up
-        assert not hasattr(self, "stage") or "up" in copies, fake.log
+        copies = [line.split() for line in fake.log if line.startswith("a copy")]
+        if self._host is not None:
+            assert {words[2] for words in copies} == {"down", "up"}, fake.log
+            # each way on a stream of its own, and of what goes up after all a rest on the caller's
+            assert len({words[-1] for words in copies if words[2] == "down"}) == 1, fake.log
+            assert not {words[-1] for words in copies if words[2] == "down"} & {
+                words[-1] for words in copies if words[2] == "up"
+            }
         fake.log.clear()
         return found
 
@@ -149,7 +157,7 @@ def trains(kind: str, **options: Any) -> float:
     sync = es.session().steps.syncs[-1]
     assert type(sync.engine).__name__ == ENGINES[MAKERS[RANK]], type(sync.engine)
     log = getattr(getattr(sync.engine, "stage", None), "log", None)
-    if log is not None:
+    if log and kind != "branches":  # where a rank lacks gradients, more comes up than went down
         check_order(log, len(sync.engine._buckets))
     values = torch.cat([p.detach().double().flatten() for p in model.parameters()])
     theirs = values.clone()
@@ -158,13 +166,21 @@ def trains(kind: str, **options: Any) -> float:
     return distance(model, twin)
 
 
-TEAM = MAKERS.count("a") > 1
-ENGINES = {"cpu": "BesideTeams" if TEAM else "SharedEngine", "a": "HybridEngine", "x": "HybridEngine"}
+HOSTS = os.environ.get("HOSTS", ",".join(["here"] * RANKS)).split(",")
+TEAM = any(MAKERS[i] == MAKERS[k] == "a" and HOSTS[i] == HOSTS[k] for i in range(RANKS) for k in range(i))
+ENGINES = {
+    "cpu": "BesideTeams" if TEAM else "SharedEngine",
+    "a": "HybridEngine",
+    "x": "HybridEngine",
+    "cuda": os.environ.get("ENGINE", "LegEngine"),
+}
 
 
 def check_order(log: list[str], buckets: int) -> None:
-    """Of the last round."""
-    assert log[-2 * buckets :] == ["down"] * buckets + ["up"] * buckets, log[-2 * buckets :]
+    """Of the last round: nothing comes up that is not down, and all does."""
+    last = log[-2 * buckets :]
+    assert last.count("down") == buckets and last[0] == "down" and last[-1] == "up", last
+    assert all(last[:k].count("up") <= last[:k].count("down") for k in range(len(last))), last
 
 
 def exact() -> None:
@@ -239,6 +255,72 @@ def lost() -> None:
     raise AssertionError("no error")
 
 
+class Holding(Staged):
+    """The last bucket goes down when the first is up again: else never."""
+
+    buckets = 0
+
+    def __init__(self, memory: list[torch.Tensor]) -> None:
+        super().__init__(memory)
+        self.first_is_up = threading.Event()
+
+    def land(self, copies: Any, mark: Any, works: Any) -> None:
+        number = self.log.count("down") % self.buckets
+        if number == 0:
+            self.first_is_up.clear()
+        elif number == self.buckets - 1:
+            assert self.first_is_up.wait(60), "nothing came up while buckets were on their way down"
+        super().land(copies, mark, works)
+
+    def rise(self, copies: Any) -> None:
+        assert threading.current_thread().name == "evenstep-hybrid-up"
+        super().rise(copies)
+        self.first_is_up.set()
+
+
+def early() -> None:
+    """Sums come up while later ones are on their way."""
+    stand_in()
+    hybrid_engine.stage_of = lambda device, memory: Holding(memory)
+    model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(5)])
+    es.prepare(model, bucket_cap_mb=0.008)
+    engine: Any = es.session().steps.syncs[-1].engine
+    Holding.buckets = len(getattr(engine, "_buckets", ())) or 1
+    assert not hasattr(engine, "stage") or Holding.buckets >= 4, Holding.buckets
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(2, 40)).sum().backward()
+
+
+def sum_in_order(parts: list[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def bits() -> None:
+    """Sums are formed in rank order in each team, then in rank order of those who meet: to the last bit."""
+    stand_in()
+    torch.manual_seed(5)
+    counts = (1, 70, 500, 63, 64, 65, 1200, 2)
+    values = [[torch.randn(count) for count in counts] for _ in range(RANKS)]
+    model = nn.ParameterList([nn.Parameter(torch.zeros(count)) for count in counts])
+    es.prepare(model, bucket_cap_mb=0.002)
+    teams: dict[tuple[str, str], list[int]] = {}
+    for rank, (maker, host) in enumerate(zip(MAKERS, HOSTS)):
+        teams.setdefault((maker, host) if maker in ("a", "cuda") else (maker, str(rank)), []).append(rank)
+    for number in range(3):
+        model.zero_grad()
+        sum((p * (number + 1.0) * mine).sum() for p, mine in zip(model, values[RANK])).backward()
+        for index, p in enumerate(model):
+            scaled = [one[index] * (number + 1.0) * (1 / RANKS) for one in values]
+            met = sorted(teams.values())
+            want = sum_in_order([sum_in_order([scaled[rank] for rank in team]) for team in met])
+            assert torch.equal(p.grad, want), (number, index, (p.grad - want).abs().max())
+    print(json.dumps(type(es.session().steps.syncs[-1].engine).__name__), flush=True)
+
+
 class Dear(Staged):
     """Sums go back up by hundreds of copies."""
 
@@ -279,7 +361,43 @@ def same_device(case: str) -> None:
     stand_in()
     model = nn.Linear(2, 2)
     es.prepare(model, engine=case or None)
+    model(torch.full((1, 2), float(RANK))).sum().backward()
+    assert torch.equal(model.weight.grad, torch.full((2, 2), sum(range(RANKS)) / RANKS)), model.weight.grad
     print(json.dumps(type(es.session().steps.syncs[-1].engine).__name__), flush=True)
+
+
+def unconnected() -> None:
+    """The first call over all hosts fails on one rank."""
+    all_reduce = dist.all_reduce
+
+    def first(tensor: torch.Tensor, **named: Any) -> Any:
+        dist.all_reduce = all_reduce
+        if RANK == 2:
+            raise RuntimeError("no route to host\nand more")
+        tensor.fill_(RANKS)
+
+    dist.all_reduce = first
+    same_device("")
+
+
+def measured(legs: float) -> None:
+    """Rounds are run and timed; what is compared are other times."""
+    took = over_hosts.seconds_of_round
+
+    def seconds(engine: Any, *given: Any) -> float:
+        assert took(engine, *given) > 0
+        return legs if type(engine).__name__ == "LegEngine" else 1.0
+
+    over_hosts.seconds_of_round = seconds
+    same_device("")
+
+
+def quick_legs() -> None:
+    measured(0.5)
+
+
+def slow_legs() -> None:
+    measured(2.0)
 
 
 if sys.argv[1].startswith("engine"):

@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from evenstep import hybrid
+from test_hosts import TCP, needs_ucx
+
+from evenstep import EvenstepError, hybrid
 
 CASES = Path(__file__).with_name("hybrid_cases.py")
 
@@ -24,18 +26,34 @@ def test_makers_without_collectives_go_through_the_host(run_ranks: Callable[...,
     run_ranks(CASES, 3, args=("a,a,b", "without"), timeout=120)
 
 
+@pytest.mark.parametrize("engine", [pytest.param("", marks=needs_ucx), "gloo"])
+def test_sums_over_makers_on_several_hosts(run_ranks: Callable[..., Any], engine: str) -> None:
+    """Each maker's ranks of each host are together."""
+    hosts = {rank: {"EVENSTEP_HOST_ID": name} for rank, name in enumerate("xxyy")}
+    variables = {**TCP, "EVENSTEP_COMM_ENGINE": engine, "EVENSTEP_COMM_COSTS": "off", "HOSTS": "xxyy"}
+    run_ranks(CASES, 4, args=("a,b,a,a",), env=variables, rank_env=hosts, timeout=120)
+
+
 @pytest.mark.parametrize("makers", ["a,b", pytest.param("a,b,a", marks=pytest.mark.more)])
 def test_pieces_in_pinned_memory(run_ranks: Callable[..., Any], makers: str) -> None:
     """The stage of accelerators itself, over a made-up one whose streams are as late as they may be."""
     run_ranks(CASES, makers.count(",") + 1, args=(makers, "pinned"), timeout=120)
 
 
-def group_of(monkeypatch: pytest.MonkeyPatch, device: str, others: list[tuple[str, int, str]]) -> hybrid.HybridGroup:
-    """The last rank's, whose device is none of this machine's; no collective is made."""
+Told = tuple[str, int, str]
 
+
+def group_of(
+    monkeypatch: pytest.MonkeyPatch, device: str, others: list[Told], hosts: str = "", wanted: str = ""
+) -> hybrid.HybridGroup:
+    """The last rank's, whose device is none of this machine's; no collective is made. hosts: a letter for each rank's."""
+    where = hosts or "h" * (len(others) + 1)
+    told = [(*one, host, wanted) for one, host in zip(others, where)]
+    monkeypatch.setenv("EVENSTEP_HOST_ID", where[-1])
+    monkeypatch.setenv("EVENSTEP_DEVICE_HOSTS", wanted)
     monkeypatch.setattr(hybrid.dist, "get_rank", lambda: len(others))
     monkeypatch.setattr(hybrid.dist, "get_world_size", lambda: len(others) + 1)
-    monkeypatch.setattr(hybrid, "_everyone", lambda group, own: [*others, own])
+    monkeypatch.setattr(hybrid, "_everyone", lambda group, own: [*told, own])
     monkeypatch.setattr(hybrid.dist, "new_group", lambda ranks=(), **_: ranks)
     monkeypatch.setattr(hybrid.dist, "destroy_process_group", lambda group: None)
     return hybrid.HybridGroup(device)
@@ -56,3 +74,16 @@ def test_each_device_without_collectives_is_a_maker_of_its_own(monkeypatch: pyte
     assert group.makers == {"cpu": [1, 3], "xpu of rank 0": [0], "xpu of rank 2": [2]}
     assert group._between == [1, 0, 2]
     assert group_of(monkeypatch, "cpu", [cpu, xpu]).makers == {"cpu": [0, 2], "xpu": [1]}
+
+
+def test_each_host_has_parts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, cpu = ("cuda", hybrid.PIECE_BYTES, "cuda"), ("cpu", hybrid.PIECE_BYTES, "cpu")
+    mixed = [cuda, cuda, cpu, cuda, cuda]
+    group = group_of(monkeypatch, "cpu", mixed, "xxxyyy")
+    assert list(group.makers.values()) == [[0, 1], [2], [3, 4], [5]] and group._between == [0, 2, 3, 5]
+    assert list(group_of(monkeypatch, "cpu", mixed, "xxxyyy", "nccl").makers.values()) == [[0, 1, 3, 4], [2, 5]]
+    assert list(group_of(monkeypatch, "cuda", [cuda] * 3, "xxyy").makers.values()) == [[0, 1, 2, 3]]
+    assert list(group_of(monkeypatch, "cuda", [cuda] * 3, "xxyy", "legs").makers.values()) == [[0, 1], [2, 3]]
+    assert list(group_of(monkeypatch, "cpu", [cpu] * 3, "xxyy", "legs").makers.values()) == [[0, 1, 2, 3]]
+    with pytest.raises(EvenstepError, match="EVENSTEP_DEVICE_HOSTS is 'best'; choose 'nccl', 'legs' or 'measure'"):
+        group_of(monkeypatch, "cuda", [cuda], wanted="best")

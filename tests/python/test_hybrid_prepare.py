@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,16 @@ def test_many_buckets(run_ranks: Run, makers: str) -> None:
 @pytest.mark.parametrize("makers", ["x,cpu", pytest.param("a,cpu,a", marks=pytest.mark.more)])
 def test_gradients_in_pinned_memory(run_ranks: Run, makers: str) -> None:
     run_ranks(CASES, makers.count(",") + 1, args=("exact", makers, "buckets", "pinned"), timeout=200)
+
+
+@pytest.mark.parametrize("makers", ["a,cpu", "cpu,a,a", pytest.param("a,x", marks=pytest.mark.more)])
+def test_sums_come_up_while_others_are_on_their_way(run_ranks: Run, makers: str) -> None:
+    run_ranks(CASES, makers.count(",") + 1, args=("early", makers), timeout=120)
+
+
+@pytest.mark.parametrize("makers", ["x,cpu", "a,cpu,a,cpu"])
+def test_sums_are_formed_in_order(run_ranks: Run, makers: str) -> None:
+    run_ranks(CASES, makers.count(",") + 1, args=("bits", makers), timeout=120)
 
 
 @pytest.mark.parametrize("makers", ["x,cpu", "cpu,a,a"])
@@ -101,8 +112,11 @@ def test_who_meets_where() -> None:
     assert mixed.team_of(2) == 0 and mixed.team_of(1) is None
     one_gpu = makers_among(places("cuda:0", "cuda:0", "cpu"))  # NCCL wants a GPU for each rank
     assert one_gpu is not None and one_gpu.teams == () and one_gpu.host == (0, 1, 2)
-    apart = makers_among(places("cuda:0@a", "cuda:0@b", "cpu@a"))
-    assert apart is not None and apart.teams == ((0, 1),)
+    apart = makers_among(places("cuda:0@a", "cuda:1@a", "cpu@a", "cuda:0@b", "cuda:1@b"))
+    assert apart is not None and apart.teams == ((0, 1), (3, 4)) and apart.host == (0, 2, 3)
+    across = [replace(one, over_hosts="nccl") for one in places("cuda:0@a", "cuda:0@b", "cpu@a")]
+    together = makers_among(across)
+    assert together is not None and together.teams == ((0, 1),) and together.host == (0, 2)
 
 
 def test_the_engine_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,6 +204,69 @@ static void test_misuse(void **state) {
   run(2, false, 4096, misuse_body);
 }
 
+/* Parameters 6, 4 and 3 are the bucket that is reduced first. */
+static int hand_over_first(even_sync *sync, even_comm *comm, const float *gradient) {
+  static const size_t first[] = {6, 4, 3};
+  for (size_t k = 0; k < sizeof first / sizeof first[0]; k++) {
+    RANKS_EXPECT(comm, even_sync_ready(sync, first[k], gradient) == EVEN_OK);
+  }
+  return 0;
+}
+
+/* A sum is there while gradients of later buckets are still to come, and stays until the next round begins. */
+static int await_body(even_comm *comm, void *argument) {
+  even_sync_params params = sync_params(*(const size_t *)argument);
+  even_sync *sync = NULL;
+  float gradient[129];
+  RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_await(sync, 6) == EVEN_ERR_STATE);
+  for (int round = 1; round <= 3; round++) {
+    for (size_t i = 0; i < 129; i++) {
+      gradient[i] = (float)(round * (even_comm_rank(comm) + 1));
+    }
+    RANKS_EXPECT(comm, even_sync_begin(sync, 0.5, (uint32_t)round) == EVEN_OK);
+    RANKS_EXPECT(comm, hand_over_first(sync, comm, gradient) == 0);
+    RANKS_EXPECT(comm, even_sync_await(sync, PARAMETERS) == EVEN_ERR_ARGUMENT);
+    RANKS_EXPECT(comm, even_sync_await(sync, 6) == EVEN_OK);
+    int ranks = even_comm_ranks(comm);
+    const float *sum = even_sync_slot(sync, 6);
+    for (size_t i = 0; i < 129; i++) {
+      RANKS_EXPECT(comm, sum[i] == (float)(round * ranks * (ranks + 1)) / 4.0f);
+    }
+    RANKS_EXPECT(comm, even_sync_ready(sync, 5, even_sync_slot(sync, 5)) == EVEN_OK);
+    RANKS_EXPECT(comm, even_sync_await(sync, 3) == EVEN_OK);
+    RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_OK);
+    RANKS_EXPECT(comm, even_sync_await(sync, 5) == EVEN_OK);
+  }
+  even_sync_close(sync);
+  return 0;
+}
+
+static void test_sums_one_by_one(void **state) {
+  (void)state;
+  run(3, false, 4096, await_body);
+  run(2, true, 4096, await_body);
+}
+
+/* Who waits for a sum that will not come is told why. */
+static int await_death_body(even_comm *comm, void *argument) {
+  even_sync_params params = sync_params(*(const size_t *)argument);
+  even_sync *sync = NULL;
+  float gradient[129] = {0};
+  RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_begin(sync, 0.5, 0) == EVEN_OK);
+  if (even_comm_rank(comm) == 1) {
+    (void)raise(SIGKILL);
+  }
+  RANKS_EXPECT(comm, hand_over_first(sync, comm, gradient) == 0);
+  RANKS_EXPECT(comm, even_sync_await(sync, 6) == EVEN_ERR_PEER_LOST);
+  RANKS_EXPECT(comm, strstr(even_error_last()->what, "rank 1") != NULL);
+  RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_ERR_PEER_LOST);
+  RANKS_EXPECT(comm, even_sync_await(sync, 6) == EVEN_ERR_PEER_LOST);
+  even_sync_close(sync);
+  return 0;
+}
+
 /* A rank that dies in a round ends it on the others, and the engine refuses the next one with the same error. */
 static int death_body(even_comm *comm, void *argument) {
   even_sync_params params = sync_params(*(const size_t *)argument);
@@ -226,6 +289,8 @@ static void test_death(void **state) {
   size_t bucket_bytes = 4096;
   ranks_setup setup = {.ranks = 3, .arena_bytes = arena_bytes(bucket_bytes), .timeout_seconds = 60, .spin = -1};
   assert_int_equal(ranks_run(&setup, death_body, &bucket_bytes, results), 1);
+  assert_int_equal(results[1], RANKS_KILLED);
+  assert_int_equal(ranks_run(&setup, await_death_body, &bucket_bytes, results), 1);
   assert_int_equal(results[1], RANKS_KILLED);
 }
 
@@ -291,6 +356,7 @@ int main(void) {
       cmocka_unit_test(test_weighted_sums_between_threads),
       cmocka_unit_test(test_zero_weight),
       cmocka_unit_test(test_misuse),
+      cmocka_unit_test(test_sums_one_by_one),
       cmocka_unit_test(test_death),
       cmocka_unit_test(test_close_in_a_round),
       cmocka_unit_test(test_faults),

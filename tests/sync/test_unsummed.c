@@ -102,6 +102,7 @@ static int leave_parts(even_comm *comm, void *argument) {
       RANKS_EXPECT(comm, !has(rank, round, p) || even_sync_ready(sync, p, memory[p]) == EVEN_OK);
     }
     RANKS_EXPECT(comm, even_sync_finish(sync, used, &report) == EVEN_OK);
+    RANKS_EXPECT(comm, even_sync_await(sync, 0) == EVEN_ERR_UNSUPPORTED);
     RANKS_EXPECT(comm, used[0] && used[1] && used[2] && used[4] == (round > 0) && report.nonfinite == 0);
     RANKS_EXPECT(comm, report.bytes > 70000 && report.bytes == report.full_bytes);
     if (check(comm, sync, round) != 0) {
