@@ -175,9 +175,18 @@ def cut(flat: torch.Tensor, parts: int) -> list[torch.Tensor]:
     return [flat[part * count : (part + 1) * count] for part in range(parts)]
 
 
-def make_team(bootstrap: Bootstrap, backend: str, ranks: Sequence[int], lanes: int, meeting: _core.Comm | None) -> Team:
+def make_team(
+    bootstrap: Bootstrap,
+    backend: str,
+    ranks: Sequence[int],
+    lanes: int,
+    meeting: _core.Comm | None,
+    device: torch.device,
+) -> Team:
     """Collective over its ranks."""
     down, up = bootstrap.torch_group(backend, ranks), bootstrap.torch_group(backend, ranks)
+    for group in (down, up):  # connects them, one after the other: their later calls are of different threads
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
     places = [_core.lane_rank(lane, lanes, len(ranks)) for lane in range(lanes)]
     return Team(down, up, tuple(dist.get_global_rank(down, place) for place in places), meeting)
 
@@ -429,7 +438,7 @@ def hybrid_engine(
     meeting, team = open_meeting(bootstrap, makers.teams), None
     for ranks, backend in zip(makers.teams, makers.backends):
         if group.rank in ranks:
-            team = make_team(bootstrap, backend, ranks, 1, meeting)
+            team = make_team(bootstrap, backend, ranks, 1, meeting, parameters[0].device)
     flags = group if makers.teams else None
     if not on_host:
         return HybridEngine(parameters, comm, team, flags, telemetry, options)

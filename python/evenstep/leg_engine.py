@@ -257,5 +257,5 @@ def leg_engine(
     meeting, team = open_meeting(bootstrap, parts.teams), None
     for members in parts.teams:
         if group.rank in members and len(members) > 1:
-            team = make_team(bootstrap, parts.backend, members, parts.lanes, meeting)
+            team = make_team(bootstrap, parts.backend, members, parts.lanes, meeting, parameters[0].device)
     return LegEngine(parameters, team, parts.lanes, legs, group, options), over

@@ -193,6 +193,27 @@ def train_gpu_and_cpu() -> None:
     _train_and_compare("cuda:0" if RANK == 0 else "cpu", "gpu_and_cpu")
 
 
+def train_legs() -> None:
+    """Each rank takes itself for a host of its own; both may have one GPU. Not run yet."""
+    os.environ["EVENSTEP_HOST_ID"], os.environ["EVENSTEP_DEVICE_HOSTS"] = f"host-{RANK}", "legs"
+    _train_and_compare(f"cuda:{own_gpu()}", "legs")
+    import evenstep as es
+
+    engine = es.session().steps.syncs[0].engine
+    assert type(engine).__name__ == "LegEngine", engine
+    row(legs=[type(leg).__name__ for leg in engine._legs.values()])
+
+
+def train_legs_four() -> None:
+    """Two made-up hosts of two ranks, each with two GPUs, which the ranks of the other have, too. Not run yet."""
+    os.environ["EVENSTEP_HOST_ID"], os.environ["EVENSTEP_DEVICE_HOSTS"] = f"host-{RANK // 2}", "legs"
+    _train_and_compare(f"cuda:{own_gpu()}", "legs_four")
+    import evenstep as es
+
+    engine = es.session().steps.syncs[0].engine
+    assert type(engine).__name__ == "LegEngine" and len(engine._team.carriers) == 2, engine
+
+
 # ---- our NCCL engine, from its own calls ----
 
 

@@ -54,6 +54,8 @@ CHECKS = [
     ("train_own_nccl_pair", 2, "pair", 90),
     ("train_gpu_and_cpu", 2, "gpu", 90),
     ("hybrid_gpu_and_cpu", 2, "gpu", 60),
+    ("train_legs", 2, "torch-nccl", 90),
+    ("train_legs_four", 4, "torch-pair", 90),
     ("bench_alone", 1, "gpu", 60),
     ("bench_pair", 2, "pair", 60),
     ("bench_torch_alone", 1, "torch-nccl", 60),

@@ -13,6 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from test_hosts import TCP, needs_ucx
+from test_run_hosts import Hosts
+from test_run_hosts import hosts as hosts  # a fixture
+from test_run_hosts import names as names  # a fixture
 
 from evenstep import EvenstepError, device_places, leg_engine
 from evenstep.device_places import HostParts, Place, parts_of_hosts
@@ -53,11 +56,18 @@ def test_legs_of_pinned_memory(run_ranks: Run) -> None:
     on_gpus(run_ranks, "exact", "xxyy", "buckets", "pinned")
 
 
-@pytest.mark.parametrize("hosts", ["xxyy", "xyxy", "xxxy"])
+@pytest.mark.parametrize("hosts", ["xxyy", pytest.param("xyxy", marks=pytest.mark.more), "xxxy"])
 @needs_ucx
 def test_sums_are_formed_host_by_host(run_ranks: Run, hosts: str) -> None:
     for rank in on_gpus(run_ranks, "bits", hosts):
         assert json.loads(rank.stdout.splitlines()[-1]) == "LegEngine"
+
+
+@needs_ucx
+def test_legs_between_network_namespaces(hosts: Hosts) -> None:
+    hosts.environment.update(LEGS, HOSTS="x,x,y,y")
+    code, text = hosts.run(str(CASES), "bits", "cuda,cuda,cuda,cuda", ranks=":2")
+    assert code == 0 and '[rank 0] "LegEngine"' in text, text  # the others say so in their logs
 
 
 @pytest.mark.parametrize("engine", OVER)
