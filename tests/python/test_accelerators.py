@@ -66,19 +66,28 @@ class Work:
         self._fake.current(DEVICE).put(lambda: self._gradient.mul_(2))
 
 
+def on_a_thread(stage: hybrid_engine.DeviceStage, job: Any) -> None:
+    def run() -> None:
+        stage.enter()
+        job(stage)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
 def test_gradients_land_in_memory_that_is_pinned_once() -> None:
     fake = FakeAccelerators(DEVICE)
     arena = torch.zeros(BYTES, dtype=torch.uint8)
-    stage = hybrid_engine.DeviceStage(DEVICE, arena, fake)
-    assert fake.pins == [(arena.data_ptr(), BYTES)]
+    second, none = torch.zeros(64, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+    stage = hybrid_engine.DeviceStage(DEVICE, [arena, second, none], fake)
+    assert fake.pins == [(arena.data_ptr(), BYTES), (second.data_ptr(), 64)]
     slot, gradient = arena.view(torch.float32)[8:16], torch.zeros(8)
     fake.own.put(lambda: gradient.fill_(3))  # backward's
     mark = stage.mark()
     fake.own.put(lambda: pytest.fail("what comes after the mark is not waited for"))
 
-    waiter = threading.Thread(target=stage.land, args=([(slot, gradient)], mark, Work(fake, gradient)))
-    waiter.start()
-    waiter.join()
+    on_a_thread(stage, lambda entered: entered.land([(slot, gradient)], mark, [Work(fake, gradient)]))
     assert slot.tolist() == [6] * 8
     assert fake.log == [
         "an event on own",
@@ -92,9 +101,17 @@ def test_gradients_land_in_memory_that_is_pinned_once() -> None:
     fake.log.clear()
     fake.own.jobs.pop()
     slot.fill_(5)
-    stage.rise([(gradient, slot)])
-    assert fake.log == ["a copy up on own"] and gradient.tolist() == [6] * 8
-    fake.finish()
+    risen = []
+
+    def come_up(entered: hybrid_engine.DeviceStage) -> None:
+        entered.rise([(gradient, slot)])
+        risen.append(entered.mark())
+
+    on_a_thread(stage, come_up)
+    stage.follow(risen[0])
+    assert fake.log == ["a copy up on side 2", "an event on side 2", "own waits for an event of side 2"]
+    assert gradient.tolist() == [6] * 8
+    fake.own.finish()
     assert gradient.tolist() == [5] * 8
     del stage
     gc.collect()
@@ -103,12 +120,13 @@ def test_gradients_land_in_memory_that_is_pinned_once() -> None:
 
 def test_memory_that_is_not_there_is_not_pinned() -> None:
     fake = FakeAccelerators(DEVICE)
-    hybrid_engine.DeviceStage(DEVICE, torch.empty(0, dtype=torch.uint8), fake)
+    hybrid_engine.DeviceStage(DEVICE, [torch.empty(0, dtype=torch.uint8)], fake)
+    hybrid_engine.DeviceStage(DEVICE, [], fake)
     assert not fake.pins
 
 
 def test_which_devices_get_which_stage() -> None:
-    memory = torch.empty(0, dtype=torch.uint8)
+    memory = [torch.empty(0, dtype=torch.uint8)]
     assert type(hybrid_engine.stage_of(torch.device("cpu"), memory)) is hybrid_engine.HostStage
     assert type(hybrid_engine.stage_of(DEVICE, memory)) is hybrid_engine.DeviceStage
 
