@@ -1,10 +1,12 @@
 /* What bounds a large all-reduce on one host: how fast two cores read, write, copy and add to memory, alone and at
  * once, how far a word has to the other core and back, and beside these the all-reduce itself, from C, in plain memory
- * and in the arena; fp32, two ranks, each on a core of its own, in alternating rounds. Medians of what the slower rank
- * took. Rounds are told apart by a word's way: a virtual machine's cores are near one another (one chiplet) or far
- * apart, and may move. comm_memory [MEGABYTES [ROUNDS]] */
+ * and in the arena, and by reading the other process's memory where the kernel permits that; fp32, two ranks, each on a
+ * core of its own, in alternating rounds. Medians of what the slower rank took. Rounds are told apart by a word's way:
+ * a virtual machine's cores are near one another (one chiplet) or far apart, and may move. comm_memory [MEGABYTES
+ * [ROUNDS]] */
 #include "comm/kernels.h"
 #include "os/clock.h"
+#include "peer_memory.h"
 #include "two_ranks.h"
 
 #include <evenstep/comm.h>
@@ -36,6 +38,8 @@ typedef enum figure {
   ARENA,
   WRITTEN, /* the same of data that each rank has just written, as it does with gradients */
   PLAIN,
+  ATTACHED,   /* by reading the other process's memory */
+  READ_OTHER, /* that alone */
   FIGURES
 } figure;
 
@@ -49,7 +53,9 @@ static const char *const said[FIGURES] = {"one core reads",
                                           "both copy past the caches",
                                           "all-reduce in the arena",
                                           "  of data just written",
-                                          "all-reduce of plain memory"};
+                                          "all-reduce of plain memory",
+                                          "  by process_vm_readv",
+                                          "both read the other's by that call"};
 
 typedef struct bench {
   even_comm *comm;
@@ -57,6 +63,8 @@ typedef struct bench {
   float *other;
   size_t bytes;
   int rank;
+  bool may_read; /* the other process's memory */
+  peer_memory peer;
   _Atomic uint32_t *words; /* two cache lines, one a rank */
 } bench;
 
@@ -120,6 +128,10 @@ static bool run_one(const bench *with, figure which) {
     case COPY:
       even_copy_past_caches(with->other, with->data, with->bytes);
       return true;
+    case ATTACHED:
+      return bench_peer_all_reduce(&with->peer);
+    case READ_OTHER:
+      return bench_peer_read(&with->peer, with->other);
     default:
       return even_comm_all_reduce(with->comm, which != PLAIN ? even_comm_arena(with->comm) : with->data, count,
                                   EVEN_F32, EVEN_SUM) == EVEN_OK;
@@ -160,7 +172,7 @@ static bool one_round(const bench *with, double all[FIGURES + 1]) {
   }
   all[FIGURES] = word_trip(with);
   for (figure which = READ_ALONE; which < FIGURES; which++) {
-    bool works = which > COPY_ALONE || with->rank == 0;
+    bool works = which >= ATTACHED ? with->may_read : which > COPY_ALONE || with->rank == 0;
     bool well = even_comm_barrier(with->comm) == EVEN_OK && (!works || which < ARENA || run_one(with, which));
     if (which == WRITTEN) {
       write_own(with);
@@ -175,7 +187,7 @@ static bool one_round(const bench *with, double all[FIGURES + 1]) {
   return even_comm_all_reduce(with->comm, all, FIGURES + 1, EVEN_F64, EVEN_MAX) == EVEN_OK;
 }
 
-static void print(int place, size_t bytes) {
+static void print(int place, size_t bytes, bool may_read) {
   int count = rounds_of[place];
   if (count == 0) {
     return;
@@ -185,8 +197,12 @@ static void print(int place, size_t bytes) {
   double of[FIGURES];
   for (figure which = READ_ALONE; which < FIGURES; which++) {
     of[which] = bench_median(took[place][which], count);
+    if (which >= ATTACHED && !may_read) {
+      (void)printf("  %-34s        - the kernel does not permit it here\n", said[which]);
+      continue;
+    }
     (void)printf("  %-34s %8.3f ms", said[which], of[which] * 1e3);
-    if (which < ARENA) {
+    if (which < ARENA || which == READ_OTHER) {
       double cores = which > COPY_ALONE ? 2 : 1;
       double ways = which == ADD || which == ADD_ALONE || which == COPY || which == COPY_ALONE ? 2 : 1;
       (void)printf("  %6.1f GB/s", cores * ways * (double)bytes / of[which] * 1e-9);
@@ -224,22 +240,47 @@ static bool get_memory(bench *with) {
   return true;
 }
 
+/* Whether it can be read, and whether the sums that are formed so are right; the data are zero again afterwards. */
+static bool look_at_peer(bench *with) {
+  int may = bench_peer_open(&with->peer, with->comm, with->rank, with->data, with->bytes);
+  size_t count = with->bytes / sizeof *with->data;
+  with->may_read = may == 1;
+  if (may != 1) {
+    return may == 0;
+  }
+  for (size_t i = 0; i < count; i++) {
+    with->data[i] = (float)(i % 1000) + (float)with->rank;
+  }
+  if (!bench_peer_all_reduce(&with->peer)) {
+    return false;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (with->data[i] != 2 * (float)(i % 1000) + 1) {
+      (void)fprintf(stderr, "comm_memory: sums by process_vm_readv are wrong\n");
+      return false;
+    }
+  }
+  memset(with->data, 0, with->bytes);
+  return true;
+}
+
 static int run_rank(const even_comm_params *params, int fd, void *words, int rounds) {
   bench with = {.bytes = params->arena_bytes, .rank = params->rank, .words = words};
   bench_pin(params->rank, RANKS);
   bool well = even_comm_open(params, fd, &with.comm) == EVEN_OK;
   if (well) {
     memset(even_comm_arena(with.comm), 0, with.bytes);
-    well = get_memory(&with) && measure(&with, rounds);
+    well = get_memory(&with) && look_at_peer(&with) && measure(&with, rounds);
   }
   if (!well) {
     (void)fprintf(stderr, "comm_memory: %s\n", even_error_last()->what);
   } else if (params->rank == 0) {
     (void)printf("%zu MB of fp32 a rank, %d ranks, %s; medians of what the slower rank took\n", with.bytes >> 20, RANKS,
                  even_comm_simd());
-    print(0, with.bytes);
-    print(1, with.bytes);
+    print(0, with.bytes, with.may_read);
+    print(1, with.bytes, with.may_read);
   }
+  bench_peer_close(&with.peer);
   free(with.data);
   free(with.other);
   even_comm_close(with.comm);
