@@ -14,7 +14,7 @@ test: ## the same for all checks: both compilers, sanitizers, pytest on the buil
 	@scripts/test.sh
 
 test-more: ## the further variants of long tests that `make test` leaves out (ARGS="-k hosts")
-	@scripts/bootstrap.sh test
+	@scripts/bootstrap.sh more
 	@scripts/test_more.sh $(ARGS)
 
 bench: ## measures the numbers of docs/results, side by side with PyTorch

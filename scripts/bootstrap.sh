@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Installs what is missing for `make demo` (or, with the word "test", for `make test` too), and says what first.
+# Installs what is missing for `make demo` (or, with the word "test", for `make test` too; "more": for `make test-more`), and says what first.
 # System packages come from apt, Python packages from pip into .venv, at the versions in constraints.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 what="${1:-demo}"
+more=
 case "$what" in
   demo | test) ;;
+  more) what=test more=yes ;;
   *)
-    echo "usage: scripts/bootstrap.sh [demo|test]" >&2
+    echo "usage: scripts/bootstrap.sh [demo|test|more]" >&2
     exit 2
     ;;
 esac
@@ -73,6 +75,11 @@ if [ "$what" = test ]; then
   need libcmocka-dev "C tests" have_header cmocka
   need libucx-dev "tests between hosts" have_header ucx
   need shellcheck "shell lint" command -v shellcheck
+fi
+if [ -n "$more" ] && [ "$(uname -m)" = x86_64 ]; then
+  need gcc-aarch64-linux-gnu "compiler for aarch64" command -v aarch64-linux-gnu-gcc
+  need libc6-dev-arm64-cross "its C library's headers" installed libc6-dev-arm64-cross
+  need qemu-user-static "runs what it compiles" command -v qemu-aarch64-static
 fi
 
 if [ "${#missing[@]}" -gt 0 ]; then
