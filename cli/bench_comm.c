@@ -18,7 +18,7 @@ enum { LARGEST_REPORT = 16 << 20 };
 
 typedef struct bench {
   even_job_options job;
-  const char *sizes, *collectives, *output;
+  const char *sizes, *collectives, *output, *mpi_pythons;
   int64_t rounds;
   bool no_peers;
   bool json;
@@ -108,8 +108,8 @@ static void measure_mpi(bench *on) {
   json_t *rank_count = json_object_get(on->report, "ranks");
   common_words(on, rounds, sizeof rounds, words);
   (void)snprintf(ranks, sizeof ranks, "%" JSON_INTEGER_FORMAT, json_integer_value(rank_count));
-  even_bench_mpi(even_text_string(&on->python), ranks, (char **)(uintptr_t)words, &on->mpi, on->mpi_note,
-                 sizeof on->mpi_note);
+  const char *pythons = on->mpi_pythons == NULL ? even_text_string(&on->python) : on->mpi_pythons;
+  even_bench_mpi(pythons, ranks, (char **)(uintptr_t)words, &on->mpi, on->mpi_note, sizeof on->mpi_note);
 }
 
 /* One object: the job's report, with MPI's beside it. */
@@ -192,6 +192,8 @@ static size_t declare(bench *on, even_option *table) {
        "all_reduce, reduce_scatter, all_gather, broadcast, all_to_all, send (default all)", 0, 0},
       {0, "rounds", EVEN_OPTION_INTEGER, &on->rounds, "N", "alternating rounds, of which the medians are taken (9)", 1,
        10000},
+      {0, "mpi-python", EVEN_OPTION_TEXT, &on->mpi_pythons, "LIST",
+       "interpreters, with commas, each with mpi4py of one MPI; the fastest is shown (default the ranks' own)", 0, 0},
       {0, "no-peers", EVEN_OPTION_FLAG, &on->no_peers, NULL, "without Gloo and MPI", 0, 0},
       {0, "save", EVEN_OPTION_FLAG, &on->save, NULL, "keep the figures in the table by which later jobs choose", 0, 0},
       {'o', "output", EVEN_OPTION_TEXT, &on->output, "FILE", "also write the figures there, as JSON", 0, 0},
@@ -205,7 +207,7 @@ int even_bench_comm(int argc, char **argv) {
   bench on = {.sizes = "1K,64K,1M,16M,64M",
               .collectives = "all_reduce,reduce_scatter,all_gather,broadcast,all_to_all,send",
               .rounds = 9};
-  even_option table[EVEN_JOB_OPTION_ROOM + 7];
+  even_option table[EVEN_JOB_OPTION_ROOM + 8];
   int operand = 0;
   int code = 0;
   even_job_options_defaults(&on.job);

@@ -13,9 +13,10 @@ even_status even_bench_sizes(const char *text, even_text *out) EVEN_MUST_USE;
 /* Whether each name of a list is a collective that is measured; EVEN_ERR_USAGE names the nearest one. */
 even_status even_bench_collectives(const char *text) EVEN_MUST_USE;
 
-/* bench_mpi.c: the same exchanges by the MPI that is found, on as many ranks; *out is what its ranks say, NULL without
- * an MPI or figures of it, and `note` why. */
-void even_bench_mpi(const char *python, const char *ranks, char *const *words, json_t **out, char *note,
+/* bench_mpi.c: the same exchanges by the MPI of each interpreter (paths, with commas between them), on as many ranks.
+ * *out has "rows", each of the MPI that was the fastest in it ("library"), and "each" what the ranks of each say; it is
+ * NULL without any figures. `note` says of the last one without figures why. */
+void even_bench_mpi(const char *pythons, const char *ranks, char *const *words, json_t **out, char *note,
                     size_t note_bytes);
 
 /* bench_costs.c: whether there is a place to keep figures in (EVEN_ERR_USAGE); the figures into the table of

@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,6 +25,11 @@ static const json_t *same_exchange(const json_t *rows, const json_t *wanted) {
   return NULL;
 }
 
+static const char *library_of(const json_t *mpi) {
+  const char *library = json_string_value(json_object_get(mpi, "library"));
+  return library == NULL ? "" : library;
+}
+
 static void print(double value, int width, int digits) {
   if (isnan(value)) {
     (void)printf(" %*s", width, "-");
@@ -32,7 +38,8 @@ static void print(double value, int width, int digits) {
   }
 }
 
-static void row_print(const json_t *row, const json_t *mpi) {
+/* `several`: which MPI it was is said, too. */
+static void row_print(const json_t *row, const json_t *mpi, bool several) {
   double arena = figure(row, "seconds", "arena");
   double plain = figure(row, "seconds", "plain");
   double gloo = figure(row, "seconds", "gloo");
@@ -50,27 +57,28 @@ static void row_print(const json_t *row, const json_t *mpi) {
   print(gloo / plain, 7, 1);
   print(peer / (isnan(arena) ? plain : arena), 7, 1); /* MPI's calls cost no detour through torch either */
   print(of_memory, 8, 2);
-  (void)printf("\n");
+  (void)printf("%s%s\n", several ? "  " : "", several ? library_of(mpi) : "");
 }
 
 void even_bench_print(const json_t *report, const json_t *mpi, const char *mpi_note) {
   const json_t *rows = json_object_get(report, "rows");
-  const char *library = json_string_value(json_object_get(mpi, "library"));
-  (void)printf("%-15s %11s %10s %10s %10s %10s %8s %8s %7s %7s %8s\n", "COLLECTIVE", "BYTES", "ARENA us", "PLAIN us",
-               "GLOO us", "MPI us", "GB/s", "GB/s", "GLOO", "MPI", "ARENA");
+  const char *library = library_of(mpi);
+  bool several = json_array_size(json_object_get(mpi, "each")) > 1;
+  (void)printf("%-15s %11s %10s %10s %10s %10s %8s %8s %7s %7s %8s%s\n", "COLLECTIVE", "BYTES", "ARENA us", "PLAIN us",
+               "GLOO us", "MPI us", "GB/s", "GB/s", "GLOO", "MPI", "ARENA", several ? "  THE FASTEST MPI" : "");
   (void)printf("%-15s %11s %10s %10s %10s %10s %8s %8s %7s %7s %8s\n", "", "", "", "", "", "", "arena", "plain",
                "/plain", "/arena", "/memory");
   for (size_t i = 0; i < json_array_size(rows); i++) {
     const json_t *row = json_array_get(rows, i);
-    row_print(row, same_exchange(json_object_get(mpi, "rows"), row));
+    row_print(row, same_exchange(json_object_get(mpi, "rows"), row), several);
   }
   (void)printf(
       "\nMedians. arena: C's call on memory that the ranks share; plain, Gloo: torch.distributed on any tensor. GB/s: "
       "bytes that cross between ranks.\n/memory: of the speed at which this core adds to as much memory in place, in "
       "the same rounds.\nwith      torch %s, %s%s%s\n",
       json_string_value(json_object_get(report, "torch")), json_string_value(json_object_get(report, "simd")),
-      library == NULL ? "" : ", ", library == NULL ? "" : library);
-  if (mpi == NULL && mpi_note[0] != '\0') {
+      library[0] == '\0' ? "" : ", ", library);
+  if (mpi_note[0] != '\0') {
     (void)printf("note      MPI not measured: %s\n", mpi_note);
   }
 }

@@ -184,6 +184,12 @@ def mpi_ways(collective: str, world: Any, size: int) -> dict[str, Call]:
     return {"mpi": calls[collective]}
 
 
+def library_name(version: str) -> str:
+    """What an MPI says of itself, as a name: "Open MPI v5.0.11", "MPICH 5.0.2"."""
+    first = version.strip("\0\n ").splitlines()[0].split(",")[0]
+    return " ".join(first.replace("Version:", " ").split())
+
+
 def measure_mpi(options: argparse.Namespace) -> None:
     try:
         from mpi4py import MPI
@@ -198,7 +204,7 @@ def measure_mpi(options: argparse.Namespace) -> None:
             ways = mpi_ways(collective, world, whole)
             rows.append(rows_of(collective, whole, world.size, ways, options.rounds, world.Barrier))
     if world.rank == 0:
-        print(json.dumps({"library": MPI.Get_library_version().split(",")[0].strip("\0\n "), "rows": rows}))
+        print(json.dumps({"library": library_name(MPI.Get_library_version()), "rows": rows}))
 
 
 def main() -> None:

@@ -51,6 +51,72 @@ def test_measures_beside_its_peers(program, environment, tmp_path, mpirun):
     assert not list(tmp_path.glob("runs/bench-comm*"))
 
 
+def made_up_mpi(folder: pathlib.Path, answer: dict) -> str:
+    """An interpreter's path, beside which an mpirun prints this."""
+    folder.mkdir()
+    program = folder / "mpirun"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(answer)}'\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return str(folder / "python")
+
+
+def test_the_fastest_of_several_mpis_is_shown_for_each_exchange(program, environment, tmp_path):
+    def of(library, *seconds):
+        rows = [{"collective": name, "bytes": 1024, "seconds": {"mpi": took}} for name, took in zip(ROWS, seconds)]
+        return made_up_mpi(tmp_path / library, {"library": library, "rows": rows})
+
+    pythons = [of("First", 0.0005, 0.0001), made_up_mpi(tmp_path / "none", {"missing": "no mpi4py"})]
+    pythons += [of("Second", 0.0002, 0.0007), of("Third", 0.0009, 0.0009)]
+    words = ["bench", "comm", "--sizes", "1K", "--collectives", ",".join(ROWS), "--rounds", "1", "-o", "figures.json"]
+    done = subprocess.run(
+        [program, *words, "--mpi-python", ",".join(pythons)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith(tuple(ROWS))}
+    assert shown["all_reduce"][-1] == "Second" and "200.0" in shown["all_reduce"]
+    assert shown["broadcast"][-1] == "First" and "100.0" in shown["broadcast"]
+    assert "First; Second; Third" in done.stdout
+    assert f"MPI not measured: {pythons[1]}: no mpi4py\n" in done.stdout
+    mpi = json.loads((tmp_path / "figures.json").read_text())["mpi"]
+    assert [(row["library"], row["seconds"]["mpi"]) for row in mpi["rows"]] == [("Second", 0.0002), ("First", 0.0001)]
+    assert [one["library"] for one in mpi["each"]] == ["First", "Second", "Third"]
+    assert [row["seconds"]["mpi"] for row in mpi["each"][0]["rows"]] == [0.0005, 0.0001]
+
+
+def test_an_mpi_is_called_by_its_version():
+    from evenstep.bench_comm import library_name
+
+    assert (
+        library_name("Open MPI v5.0.11, package: Open MPI root@host Distribution, ident: 5.0.11\0")
+        == "Open MPI v5.0.11"
+    )
+    assert library_name("MPICH Version:      5.0.2\nMPICH Release date: now\nMPICH CC: gcc -O2, -g\n") == "MPICH 5.0.2"
+
+
+@pytest.fixture
+def comm_bench(bench_module):
+    return bench_module("comm_bench")
+
+
+def test_the_bench_compares_with_the_fastest_mpi_of_each_size(comm_bench, monkeypatch, capsys):
+    row = {"bytes": 1024, "arena_seconds": 1e-6, "plain_seconds": 2e-6, "gloo_seconds": 9e-6, "traffic_seconds": 1e-6}
+    row["mpi"] = {"Open MPI": 8e-6, "MPICH": 4e-6}
+    comm_bench.judge(row)
+    assert (row["mpi_library"], row["arena_times_mpi"], row["plain_times_mpi"]) == ("MPICH", 4.0, 2.0)
+    comm_bench.show_mpis({"mpis": {"Open MPI": "mpirun a", "MPICH": "mpirun b"}, "sizes": [row]})
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["1024", "8.0", "4.0", "MPICH"]
+    monkeypatch.setattr(
+        "sys.argv", ["comm_bench", "--mpi-python", "/a/python", "--mpi-python", "/b/python", "--mpirun", "/c/mpirun"]
+    )
+    first, second = comm_bench.given_mpis(comm_bench.arguments())
+    assert (first.python, first.mpirun) == ("/a/python", "/c/mpirun") and second.python == "/b/python"
+
+
 def test_ranks_of_mpi_without_mpi4py_say_so(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('made up')")  # whatever is installed here
     command = [sys.executable, "-m", "evenstep.bench_comm", "--mpi", "--sizes", "1024"]

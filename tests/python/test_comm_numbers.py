@@ -23,17 +23,22 @@ def verdicts(found: Any) -> dict[str, bool | None]:
 
 def test_one_of_two_ranks_is_held_beside_its_aim(numbers: ModuleType) -> None:
     large = {"bytes": 1 << 26, "arena_of_bound": 0.79, "arena_times_gloo": 8.0, "plain_times_gloo": 6.4}
-    small = {"dist, empty override": 1e-6, "dist, evenstep": 5.9e-6, "dist, gloo": 80e-6, "C": 1.6e-6, "MPI, C": 2e-6}
-    found = verdicts(numbers.of_two({"sizes": [large], "small": small, "mpi": "Open MPI"}))
+    small = {"dist, empty override": 1e-6, "dist, evenstep": 5.9e-6, "dist, gloo": 80e-6, "C": 1.6e-6}
+    small |= {"Open MPI, C": 2e-6, "MPICH, C": 1.5e-6, "Open MPI, C, in place": 2e-6}
+    found = verdicts(numbers.of_two({"sizes": [large], "small": small}))
     assert found["64 MB, arena: of the memory-traffic bound"] is False
     assert found["64 MB, arena: times Gloo"] is True
-    assert found["64 MB, arena: times Open MPI"] is None
+    assert found["64 MB, arena: times MPI"] is None
     assert found["64 MB, plain tensors: times Gloo"] is False
     assert found["1 KB, dist.all_reduce: more than an override that does nothing"] is True
     assert found["1 KB, dist.all_reduce: times as fast as Gloo"] is False  # 13.6
     assert found["1 KB, from C"] is False and found["1 KB, from C: beside Open MPI from C"] is True
+    assert found["1 KB, from C: beside MPICH from C"] is False
+    assert not [name for name in found if "in the arena: beside" in name]  # ours was not measured
     assert found["1 KB, es.comm, tensor"] is None
     assert set(verdicts(numbers.of_two(None)).values()) == {None}
+    large |= {"arena_times_mpi": 4.9, "mpi_library": "MPICH 5"}
+    assert verdicts(numbers.of_two({"sizes": [large]}))["64 MB, arena: times MPICH 5"] is False
 
 
 def test_each_way_of_the_other_benches_is_named(numbers: ModuleType) -> None:
