@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # The words of EVENSTEP_TEST_REQUIRE: what tests may not be skipped for want of. `namespaces` only where this user may make them (root): networks
 # of their own, shaped, and mounts. `ssh` where there is an sshd, too. Of `make test-more`, where scripts/install_services.sh has put them: `s3`,
-# an object store; `slurm`; `sshfs`. `aarch64` where there are a
-# compiler for it and an emulator.
+# an object store; `slurm`; `sshfs`; `aarch64` where there are a compiler for it and an emulator.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -33,6 +32,7 @@ if may_make_namespaces > /dev/null 2>&1; then
     words+=,slurm
   fi
 fi
-can() { command -v "$1" > /dev/null; }
-can aarch64-linux-gnu-gcc && can qemu-aarch64-static && can apt-get && words+=,aarch64
+if has aarch64-linux-gnu-gcc && has qemu-aarch64-static && has apt-get; then
+  words+=,aarch64
+fi
 echo "$words"
