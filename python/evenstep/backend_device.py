@@ -174,6 +174,8 @@ class DeviceCollectives:
             comm.reduce(data.data_ptr(), target.data_ptr(), data.numel(), dtype, op, number, root, stream)
             if self._rank == root:
                 self._copy_back([tensor], [target], stream)
+            elif data is not tensor:
+                self._streams.settle(stream)
 
         return self._run(tensors, opts, body, list(tensors))
 
