@@ -27,6 +27,8 @@ static const double trial_cost[EVEN_GUARD_QUESTIONS] = {
     [EVEN_GUARD_EQUAL] = 0.003,  [EVEN_GUARD_PRIOR] = 0.003,   [EVEN_GUARD_RETURN] = 0.005};
 /* A gain that decides for a challenger. */
 static const double least_gain = 0.015;
+/* Where the models promise so much more than they did as a fixed split was measured faster, that is no longer true. */
+static const double against_it = 1.15;
 /* A gain that is hoped for, and worth a trial. */
 static const double hoped_gain = 0.02;
 /* What is remembered of blame from one step to the next. */
@@ -206,6 +208,13 @@ static even_guard_question about(even_fixed_name name) {
   return name == EVEN_FIXED_EQUAL ? EVEN_GUARD_EQUAL : EVEN_GUARD_PRIOR;
 }
 
+/* How many times the step of the models' split the fixed one's is, by the models. */
+static double against(even_balancer *b, even_fixed_name name) {
+  even_balancer_believe(b, b->batch);
+  double models = even_balancer_step_seconds(b, b->current);
+  return models > 0.0 ? even_balancer_step_seconds(b, b->guard.fixed[name].shares) / models : 1.0;
+}
+
 /* A fixed split and the models' were compared: the answer holds for both questions, and what the fixed one took as the
  * run began is no reason any more to ask again. */
 static void answer_both(even_balancer *b, bool won) {
@@ -220,6 +229,7 @@ static void answer_both(even_balancer *b, bool won) {
   if (won) {
     even_guard_question reverse = back ? about(g->compared) : EVEN_GUARD_RETURN;
     g->in_force = back ? EVEN_FIXED_NONE : g->compared;
+    g->against = against(b, g->compared);
     g->next[reverse] = b->steps + g->pause[reverse];
   }
 }
@@ -351,6 +361,19 @@ static bool may_ask(const even_balancer *b, even_guard_question question) {
   return b->steps >= b->guard.next[question] && run * trial_cost[question] >= 2.0 * even_change_seconds(&b->change);
 }
 
+/* A fixed split was measured faster at speeds that are no longer the ranks': the models' is followed again at once. */
+static void leave_fixed(even_balancer *b) {
+  even_guard *g = &b->guard;
+  even_fixed_name name = g->in_force;
+  if (against(b, name) > fmax(g->against, 1.0) * against_it) {
+    g->in_force = EVEN_FIXED_NONE;
+    g->pause[EVEN_GUARD_RETURN] = first_pause[EVEN_GUARD_RETURN];
+    g->next[about(name)] = b->steps + g->pause[about(name)];
+    memset(g->bursts, 0, b->ranks * sizeof *g->bursts);
+    begin_window(b);
+  }
+}
+
 static even_status ask(even_balancer *b) {
   even_guard *g = &b->guard;
   bool begun = false;
@@ -394,6 +417,9 @@ even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
       memset(g->bursts, 0, b->ranks * sizeof *g->bursts);
     }
     begin_window(b);
+  }
+  if (!running(g) && g->in_force != EVEN_FIXED_NONE && even_series_count(&g->trial.before) < EVEN_TRIAL_CHALLENGE) {
+    leave_fixed(b); /* the window has just begun: something has changed */
   }
   double longest = longest_of(b, timings);
   for (int name = 0; b->steps > 1 && b->steps < EVEN_TRIAL_CHALLENGE && name < EVEN_FIXED_COUNT; name++) {

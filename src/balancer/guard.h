@@ -42,6 +42,7 @@ typedef struct even_guard {
   even_fixed fixed[EVEN_FIXED_COUNT];
   even_fixed_name in_force; /* a fixed split: the models' was measured slower */
   even_fixed_name compared; /* in the last trial of a fixed split against the models' */
+  double against;           /* how many times the models' step the one in force took by the models, as it won */
   even_trial trial;
   even_stops stops;                   /* in the challenger's steps */
   even_guard_question question;       /* of the trial that runs */

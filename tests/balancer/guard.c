@@ -254,6 +254,32 @@ static void balancing_that_is_slower_is_given_up(void **context) {
   }
 }
 
+/* That equal shares were faster was measured of other speeds: a rank that becomes slower under them is not left to the
+ * next trial. Ranks that all become slower say nothing against it. */
+static void a_rank_slows_under_equal_shares(void **context) {
+  (void)context;
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    even_cluster c = misleading(2.0);
+    late_job j;
+    start(&j, &c, seed);
+    (void)go(&j, 240);
+    assert_true(even_balancer_on_equal(j.balancer, NULL, NULL));
+    j.ranks.rank[0].slower = j.ranks.rank[1].slower = 3.0;
+    for (int step = 0; step < 60; step++) {
+      (void)go(&j, 1);
+      assert_true(even_balancer_on_equal(j.balancer, NULL, NULL));
+    }
+    j.ranks.tilt = 0.0;
+    j.ranks.rank[1].slower = 12.0;
+    (void)go(&j, 16);
+    assert_false(even_balancer_on_equal(j.balancer, NULL, NULL));
+    assert_in_range(j.queue[0][0], 49, 60); /* steps of 1.1 times the best split's, which has 55, at the most */
+    (void)go(&j, 40);
+    assert_in_range(j.queue[0][0], 52, 60);
+    late_close(&j);
+  }
+}
+
 /* The trial that told which is faster is not repeated the other way round: not before 256 steps are over, whenever it
  * was, and then once. */
 static void an_answer_holds_for_a_while(void **context) {
@@ -332,6 +358,7 @@ int main(void) {
       cmocka_unit_test(quotas_reach_the_best_fixed_split),       cmocka_unit_test(lifted_quota_is_noticed),
       cmocka_unit_test(balancing_that_is_slower_is_given_up),    cmocka_unit_test(balancing_that_helps_stays),
       cmocka_unit_test(slower_times_for_all_do_not_mislead),     cmocka_unit_test(an_answer_holds_for_a_while),
+      cmocka_unit_test(a_rank_slows_under_equal_shares),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
