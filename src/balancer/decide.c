@@ -227,6 +227,7 @@ even_status even_balancer_hope(even_balancer *b, double gain, bool *any) {
   double now = even_balancer_step_seconds(b, b->current);
   *any = false;
   hope(b);
+  now = fmin(now, even_balancer_step_seconds(b, b->current)); /* what is hoped of sizes that run is no gain */
   for (int64_t more = 1; !*any && more < b->batch; more += 1 + more / 3) {
     double promised = now;
     int64_t most = 0;
@@ -238,7 +239,7 @@ even_status even_balancer_hope(even_balancer *b, double gain, bool *any) {
     if (most == b->batch) {
       EVEN_TRY(even_solve(&b->room, b->costs, b->unlimited, b->batch, b->candidate, &promised));
     }
-    *any = promised < now * (1.0 - gain);
+    *any = promised < now * (1.0 - gain) && memcmp(b->candidate, b->current, b->ranks * sizeof *b->current) != 0;
   }
   return EVEN_OK;
 }
