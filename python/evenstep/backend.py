@@ -297,8 +297,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         later, reducer = self._later, self._reducer
         if reducer is not None and self._size > 1 and getattr(opts, "asyncOp", False):
-            worker = self._worker()
-            work = None if worker.is_mine() else worker.submit_all_reduce(reducer, tensors, opts)
+            worker = self._worker() if isinstance(tensors, list) and all(map(is_ours, tensors)) else None
+            work = None if worker is None or worker.is_mine() else worker.submit_all_reduce(reducer, tensors, opts)
             if work is not None:
                 self._sequence += 1
                 return work

@@ -197,5 +197,6 @@ class Worker:
             self._last = None
 
     def stop(self, seconds: float = 10) -> None:
-        self._jobs.put(None)
-        self._thread.join(timeout=seconds)
+        if self.alive():  # a forked child may have no more than the queue, with its lock held
+            self._jobs.put(None)
+            self._thread.join(timeout=seconds)

@@ -157,8 +157,13 @@ static PyObject *reducer_put(PyObject *object, PyObject *arguments) {
   if (!PyArg_UnpackTuple(arguments, "put", 5, 5, &queue, &token, &place, &tensors, &options)) {
     return NULL;
   }
-  if (look(self, tensors, options, true, &call.data, &call.op) == NULL) {
+  PyObject *tensor = look(self, tensors, options, true, &call.data, &call.op);
+  if (tensor == NULL) {
     Py_RETURN_FALSE;
+  }
+  if (call.data.keeper == NULL) { /* the list is the caller's, and may change before the call is made */
+    Py_INCREF(tensor);
+    call.data.keeper = tensor;
   }
   if (even_ext_queue_put(queue, token, place, &call) != 0) {
     even_ext_data_close(&call.data);

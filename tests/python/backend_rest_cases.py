@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -198,6 +199,11 @@ def lazy() -> None:
         )
     assert [queue.next() for _ in range(6)] == [("before", None), ("after", None)] * 3
     assert all(bool(tensor.eq(SIZE).all()) for tensor in tensors)
+    only = [torch.ones(50_000)]
+    kept = weakref.ref(only[0])
+    assert group._reducer.put(queue, "one", None, only, options)
+    only.clear()  # the list is the caller's
+    assert kept() is not None and queue.next() == ("one", None) and kept() is None
     raises(TypeError, lambda: group._reducer.put([], "no", None, tensors[:1], options), "no CallQueue")
     queue.put("left")  # nobody takes these
     assert group._reducer.put(queue, "left", None, tensors[:1], options)
