@@ -236,7 +236,7 @@ static bool is_slow(const even_links *links, int host, double least_seconds, eve
 
 static bool look_for_end(even_links *links) {
   links->looks = host_factor(links, links->suspect) < ends_below(links) ? links->looks + 1 : 0;
-  if (links->looks < links->must_look - 1) {
+  if (links->looks < (links->must_look > 1 ? links->must_look - 1 : 1)) {
     return false;
   }
   links->news.over = true;

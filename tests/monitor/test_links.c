@@ -165,6 +165,20 @@ static void what_is_slow_may_be_said(void **state) {
   quiet(20);
 }
 
+/* A second is enough for both, and what is slow for longer is told once. */
+static void one_second_may_be_enough(void **state) {
+  (void)state;
+  even_links_limit(links, 3, 1);
+  quiet(10);
+  slow_down(1, 8, true, true);
+  even_link_news news = told_within(1);
+  assert_true(news.rank == 3 && !news.over);
+  quiet(20);
+  slow_down(1, 1.0 / 8, true, true);
+  assert_true(told_within(1).over);
+  quiet(20);
+}
+
 /* One way between two of four: neither is slow to the others. */
 static void a_single_way_names_nobody(void **state) {
   (void)state;
@@ -235,6 +249,7 @@ int main(void) {
       LINK_TEST(of_two_hosts_both_are_named),
       LINK_TEST(what_slows_all_is_no_ones),
       LINK_TEST(what_is_slow_may_be_said),
+      LINK_TEST(one_second_may_be_enough),
       LINK_TEST(a_single_way_names_nobody),
       LINK_TEST(who_has_no_processor_is_excused),
       LINK_TEST(what_is_too_little_is_not_told),
