@@ -376,19 +376,29 @@ static even_status write_manifest(even_checkpoint_writer *writer, const char *st
   return status;
 }
 
-/* *older_here: what was replaced has the partial name now. */
+/* *older_here: what was replaced has the partial name now. What has the name may come and go meanwhile. */
 static even_status put_in_place(even_checkpoint_writer *writer, bool *older_here) {
+  enum { MOST_ATTEMPTS = 16 };
+  even_status status = EVEN_OK;
   *older_here = false;
   EVEN_TRY(even_partial_complete(&writer->partial));
   EVEN_TRY(even_folder_sync(writer->partial.path));
-  if (!writer->replaces) {
-    even_status status = even_folder_rename(writer->partial.path, writer->folder);
-    if (status != EVEN_ERR_IN_USE || !writer->may_replace) {
-      return status;
+  for (int attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
+    if (writer->replaces) {
+      status = even_placing_replace(writer->partial.path, writer->parent, writer->folder, older_here);
+      if (status != EVEN_ERR_NOT_FOUND) {
+        return status;
+      }
+      writer->replaces = false; /* it was removed meanwhile */
+    } else {
+      status = even_folder_rename(writer->partial.path, writer->folder);
+      if (status != EVEN_ERR_IN_USE || !writer->may_replace) {
+        return status;
+      }
+      EVEN_TRY(check_target(writer, true)); /* another one was written there meanwhile, and may be gone again */
     }
-    EVEN_TRY(check_target(writer, true)); /* another one was written there meanwhile */
   }
-  return even_placing_replace(writer->partial.path, writer->parent, writer->folder, older_here);
+  return status;
 }
 
 even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const char *state_json) {

@@ -429,6 +429,70 @@ static void a_name_that_is_gone_for_a_moment_is_taken(void **state) {
   assert_int_equal(scratch_entries(), 1);
 }
 
+/* Another host's writer had the name for the moment of the first rename. */
+static int rename_to_a_moments_name(const char *from, const char *to) {
+  if (++renames == 1) {
+    errno = ENOTEMPTY;
+    return -1;
+  }
+  return even_os_real.rename(from, to);
+}
+
+static int swap_with_nothing(const char *a, const char *b) {
+  (void)a;
+  assert_int_not_equal(access(b, F_OK), 0);
+  errno = ENOENT;
+  return -1;
+}
+
+/* This file system does swap: with what is there. */
+static void a_name_that_is_gone_before_it_is_replaced_is_taken(void **state) {
+  (void)state;
+  even_os.exchange = swap_with_nothing;
+  for (int there = 0; there < 2; there++) {
+    even_checkpoint_writer *writer = NULL;
+    even_checkpoint_params params = {.size = sizeof params, .folder = scratch_path("best"), .replace = true};
+    if (there == 1) { /* as it is opened, and removed then */
+      assert_int_equal(save_sample(scratch_path("best"), false, 1), EVEN_OK);
+    }
+    assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
+    assert_int_equal(add(writer, "a"), EVEN_OK);
+    if (there == 1) {
+      assert_int_equal(rename(scratch_path("best"), scratch_path("away")), 0);
+    }
+    renames = 0;
+    even_os.rename = there == 1 ? even_os_real.rename : rename_to_a_moments_name;
+    assert_int_equal(even_checkpoint_writer_commit(writer, "{\"step\": 2}"), EVEN_OK);
+    even_os.rename = even_os_real.rename;
+    assert_int_equal(step_of("best"), 2);
+    assert_int_equal(scratch_entries(), 1 + there);
+    assert_int_equal(even_checkpoint_remove(scratch_path("best")), EVEN_OK);
+  }
+}
+
+/* Somebody makes and removes it all the time: it ends. */
+static int rename_to_what_is_taken(const char *from, const char *to) {
+  (void)from;
+  (void)to;
+  renames++;
+  errno = ENOTEMPTY;
+  return -1;
+}
+
+static void a_name_that_comes_and_goes_is_given_up(void **state) {
+  (void)state;
+  even_checkpoint_writer *writer = NULL;
+  even_checkpoint_params params = {.size = sizeof params, .folder = scratch_path("best"), .replace = true};
+  assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
+  assert_int_equal(add(writer, "a"), EVEN_OK);
+  renames = 0;
+  even_os.rename = rename_to_what_is_taken;
+  assert_int_equal(even_checkpoint_writer_commit(writer, "{}"), EVEN_ERR_IN_USE);
+  assert_in_range(renames, 2, 64);
+  even_os.rename = even_os_real.rename;
+  assert_int_equal(scratch_entries(), 0);
+}
+
 /* Once the newer one has its name, another host has settled the older one, and begins the next under the partial name.
  */
 static int rename_and_begin_another(const char *from, const char *to) {
@@ -508,6 +572,8 @@ int main(void) {
       CASE(what_a_cut_left_is_replaced),
       CASE(whoever_is_later_replaces),
       CASE(a_name_that_is_gone_for_a_moment_is_taken),
+      CASE(a_name_that_is_gone_before_it_is_replaced_is_taken),
+      CASE(a_name_that_comes_and_goes_is_given_up),
       CASE(what_another_writes_under_the_name_of_before_stays),
       CASE(replaced_ones_of_others_stay),
       CASE(one_that_comes_takes_anothers_place),
