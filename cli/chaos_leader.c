@@ -5,6 +5,7 @@
 #include "cli/chaos.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/stream.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -79,16 +80,27 @@ even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) {
 
 /* What it has said since then, behind what it had. */
 static void listen(even_chaos_job *job) {
+  char buffer[16384];
   even_text path = EVEN_TEXT_EMPTY;
-  even_text said = EVEN_TEXT_EMPTY;
+  even_input log = {.fd = -1};
   even_text *heard = &job->agent.complaint;
   even_text_format(&path, "%s/logs/leader.log", even_text_string(&job->folder));
-  if (even_text_status(&path) == EVEN_OK && even_file_read(even_text_string(&path), LARGEST_LOG, &said) == EVEN_OK &&
-      said.length > heard->length) {
-    even_text_append(heard, said.data + heard->length, said.length - heard->length);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    status = even_input_open(even_text_string(&path), &log);
   }
+  const uint64_t end = log.fd >= 0 && log.bytes < LARGEST_LOG ? log.bytes : 0;
+  while (status == EVEN_OK && heard->length < end) {
+    size_t left = (size_t)end - heard->length;
+    size_t bytes = left < sizeof buffer ? left : sizeof buffer;
+    status = even_input_read_at(&log, heard->length, buffer, bytes);
+    if (status == EVEN_OK) {
+      even_text_append(heard, buffer, bytes);
+      status = even_text_status(heard);
+    }
+  }
+  even_input_close(&log);
   even_error_clear(); /* it has said nothing yet */
-  even_text_free(&said);
   even_text_free(&path);
 }
 
@@ -107,6 +119,10 @@ static const char *next_line(even_chaos_job *job) {
 }
 
 even_status even_chaos_hear_leader(even_chaos_job *job, int64_t timeout_ms, const char **line) {
+  *line = next_line(job);
+  if (*line != NULL) {
+    return EVEN_OK;
+  }
   bool lives = even_chaos_lives(&job->leader); /* before its last words are looked for */
   listen(job);
   *line = next_line(job);
