@@ -308,7 +308,8 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   }
   const json_t *gpu_seconds = json_object_get(object, "gpu_seconds");
   out->gpu_seconds = json_is_null(gpu_seconds) ? (double)INFINITY : json_number_value(gpu_seconds);
-  if (!(out->gpu_seconds >= 0)) {
+  bool as_an_option = out->gpu_seconds >= 0.1 && out->gpu_seconds <= 3600;
+  if (out->gpu_seconds != 0 && !isinf(out->gpu_seconds) && !as_an_option) {
     return not_whole("gpu_seconds");
   }
   out->restart_hung = json_is_true(json_object_get(object, "restart_hung"));

@@ -123,9 +123,14 @@ static void a_start_says_how_gpus_are_watched(void **state) {
     assert_true(start.gpu_seconds == cases[i].seconds);
     even_remote_start_free(&start);
   }
-  replace(START, "\"calls\":false", "\"calls\":false,\"gpu_seconds\":-1", text, sizeof text);
-  assert_int_equal(even_remote_start_read(text, strlen(text), &start), EVEN_ERR_INPUT);
-  even_remote_start_free(&start);
+  static const char *const wrong[] = {"-1", "1e-300", "3601", "1e300"};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    char said[64];
+    (void)snprintf(said, sizeof said, "\"calls\":false,\"gpu_seconds\":%s", wrong[i]);
+    replace(START, "\"calls\":false", said, text, sizeof text);
+    assert_int_equal(even_remote_start_read(text, strlen(text), &start), EVEN_ERR_INPUT);
+    even_remote_start_free(&start);
+  }
 }
 
 /* Of five places the last two are spares', of which one is the host's: its quota comes after its ranks'. */
