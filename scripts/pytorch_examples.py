@@ -4,18 +4,21 @@
     python scripts/pytorch_examples.py --checkout examples [--only NAME]
 
 Nothing is fetched. The scripts are written for two GPUs or more and NCCL; scripts/on_cpu/sitecustomize.py, on their PYTHONPATH,
-puts CPUs and our backend in these places. One ran if it ended with 0, printed what it prints when it has trained, and every rank of
-it made collectives on our engine. Ends with 1 where one that could run did not.
+puts CPUs and our backend in these places. One ran if it ended with 0, printed what it prints, or saved what it saves, when it has
+trained, and every rank of it made collectives on our engine; where it is to go on, if each rank has loaded what was saved before.
+Ends with 1 where one that could run did not; one that does not end in time is ended with all its ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,12 +27,14 @@ from typing import NamedTuple
 
 TREE = pathlib.Path(__file__).resolve().parent.parent
 MADE = re.compile(r"evenstep: rank (\d+) made (\d+) collectives in (\d+) groups?")
-LIMIT = 900
+LOADED = re.compile(r"evenstep: rank (\d+) loaded (.+)")
+LIMIT = 900.0
 
 
 class Example(NamedTuple):
     script: str  # below `distributed`
-    says: str  # once it has trained
+    says: str  # once it has trained; "" where it says nothing,
+    saves: str = ""  # but saves files: a pattern of their names
     ranks: int = 2
     words: tuple[str, ...] = ()
     times: int = 1  # the second time goes on from what the first has saved
@@ -49,13 +54,20 @@ EXAMPLES = (
     Example(
         "minGPT-ddp/mingpt/main.py", "Snapshot saved at epoch 1", words=tuple(SMALL.split()), needs=("boto3", "hydra")
     ),
-    Example("FSDP2/example.py", "", times=2),
-    Example("FSDP2/example.py", "", words=("--explicit-prefetching", "--mixed-precision")),
-    Example("FSDP2/example.py", "", words=("--dcp-api",), times=2),
+    Example("FSDP2/example.py", "", "checkpoints/dtensor_api/*/*.pt", times=2),
+    Example(
+        "FSDP2/example.py",
+        "",
+        "checkpoints/dtensor_api/*/*.pt",
+        words=("--explicit-prefetching", "--mixed-precision"),
+    ),
+    Example("FSDP2/example.py", "", "checkpoints/dcp_api/*/*.pt", words=("--dcp-api",), times=2),
     Example("FSDP/T5_training.py", "", cannot="it loads a model and a data set from a hub"),
     Example("tensor_parallelism/tensor_parallel_example.py", "Tensor Parallel training completed!"),
     Example("tensor_parallelism/sequence_parallel_example.py", "Sequence Parallel training completed!"),
-    Example("tensor_parallelism/fsdp_tp_example.py", "", 4, cannot="torch's DTensor has no rule for attention on CPUs"),
+    Example(
+        "tensor_parallelism/fsdp_tp_example.py", "", ranks=4, cannot="torch's DTensor has no rule for attention on CPUs"
+    ),
 )
 
 
@@ -67,24 +79,70 @@ def cannot_run(example: Example, checkout: pathlib.Path) -> str:
     return example.cannot or (f"it needs {' and '.join(lacking)}" if lacking else "")
 
 
-def run_once(example: Example, folder: pathlib.Path) -> tuple[int, str]:
-    """(its code, all that it printed). A script that starts its ranks itself is started as it is."""
+def end_all(root: int) -> None:
+    """It, which leads a session, and all that descend from it: torchrun gives each rank a session of its own."""
+    children: dict[int, list[int]] = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, groups = [root], {root}
+    for pid in found:  # which grows
+        found += children.get(pid, [])
+        with contextlib.suppress(OSError):
+            groups.add(os.getpgid(pid))
+    for group in groups:
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def run_once(example: Example, folder: pathlib.Path) -> tuple[int | None, str]:
+    """(its code, None where it was ended after LIMIT seconds; all that it printed). A script that starts its ranks itself is started as
+    it is."""
     script = folder / pathlib.Path(example.script).name
     starts_itself = script.name == "multigpu.py"
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(example.ranks)]
     command = [sys.executable, *([] if starts_itself else torchrun), script.name, *example.words]
     path = [str(TREE / "scripts" / "on_cpu"), *filter(None, [os.environ.get("PYTHONPATH")])]
     given = {"PYTHONPATH": os.pathsep.join(path), "EVENSTEP_ON_CPU": str(example.ranks), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
+    with subprocess.Popen(
         command,
         cwd=folder,
         env={**os.environ, **given},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=LIMIT,
-    )
-    return done.returncode, done.stdout
+        start_new_session=True,
+    ) as started:
+        try:
+            text, _ = started.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            end_all(started.pid)
+            return None, started.communicate()[0]
+        except BaseException:
+            end_all(started.pid)  # Ctrl-C does not reach its session
+            raise
+        return started.returncode, text
+
+
+def saved(example: Example, folder: pathlib.Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.glob(example.saves)} if example.saves else set()
+
+
+def lacks(example: Example, code: int | None, text: str, before: set[str], after: set[str]) -> str:
+    """What shows that it did not run, or, where something was saved before, did not go on from it; "" where it did."""
+    loaded = {(int(rank), name) for rank, name in LOADED.findall(text)}
+    if code != 0:
+        why = next(iter(re.findall(r"^.*Error: .*$", text, re.MULTILINE)), text[-3000:])
+        return (
+            f"FAILED with {code}: {why}" if code is not None else f"FAILED: it had not ended after {LIMIT:g} s: {why}"
+        )
+    if example.says not in text:
+        return f"FAILED: it did not say {example.says!r}: {text[-3000:]}"
+    if not example.says and not after - before:
+        return f"FAILED: it saved nothing as {example.saves!r}: {text[-3000:]}"
+    lost = [(rank, name) for rank in range(example.ranks) for name in sorted(before) if (rank, name) not in loaded]
+    return f"FAILED: rank {lost[0][0]} did not load {lost[0][1]}" if lost else ""
 
 
 def outcomes(example: Example, checkout: pathlib.Path) -> Iterator[tuple[bool, str]]:
@@ -93,13 +151,15 @@ def outcomes(example: Example, checkout: pathlib.Path) -> Iterator[tuple[bool, s
         folder = pathlib.Path(name) / "example"
         shutil.copytree((checkout / "distributed" / example.script).parent, folder)
         for _ in range(example.times):
+            before = saved(example, folder)
             code, text = run_once(example, folder)
             made = {int(rank): int(calls) for rank, calls, _ in MADE.findall(text)}
             calls = [made.get(rank, 0) for rank in range(example.ranks)]
-            ran = code == 0 and example.says in text and all(calls)
-            why = next(iter(re.findall(r"^.*Error: .*$", text, re.MULTILINE)), text[-3000:])
-            yield ran, f"{min(calls)} collectives on each rank" if ran else f"FAILED with {code}: {why}"
-            if not ran:
+            why = lacks(example, code, text, before, saved(example, folder))
+            if not why and not all(calls):
+                why = f"FAILED: rank {calls.index(0)} made no collectives"
+            yield not why, why or f"{min(calls)} collectives on each rank"
+            if why:
                 return
 
 

@@ -1,7 +1,8 @@
 """Scripts that are written for GPUs and NCCL run on CPU ranks and backend "evenstep", as they are: with this folder on PYTHONPATH
 every process that they start answers "cpu" where they ask for the accelerator, leaves `.to(rank)` and `device_ids` without effect,
 and gives `init_process_group` the backend. EVENSTEP_ON_CPU has the number of ranks; without it nothing is done. When a process
-leaves its groups it prints how many collectives they made ("evenstep: rank 0 made 12 collectives in 1 group")."""
+leaves its groups it prints how many collectives they made ("evenstep: rank 0 made 12 collectives in 1 group"), and what it loads
+("evenstep: rank 0 loaded snapshot.pt")."""
 
 from __future__ import annotations
 
@@ -58,6 +59,20 @@ def _wrap_ddp() -> None:
     torch.nn.parallel.DistributedDataParallel.__init__ = on_cpu  # type: ignore[method-assign]
 
 
+def _tell_loads() -> None:
+    import torch
+
+    load = torch.load
+
+    @functools.wraps(load)
+    def loaded(file: Any, *args: Any, **kwargs: Any) -> Any:
+        content = load(file, *args, **kwargs)
+        print(f"evenstep: rank {os.environ.get('RANK', '0')} loaded {file}", flush=True)
+        return content
+
+    torch.load = loaded
+
+
 def _tell(dist: Any) -> None:
     groups = [group for group in dist.distributed_c10d._world.pg_map if type(group).__name__ == "EvenstepGroup"]
     calls = sum(group._get_sequence_number_for_group() for group in groups)
@@ -91,4 +106,5 @@ def _give_backend() -> None:
 if RANKS:
     _accelerator_is_the_cpu()
     _wrap_ddp()
+    _tell_loads()
     _give_backend()
