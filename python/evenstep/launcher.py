@@ -10,6 +10,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from evenstep._core import EvenstepError
+
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "pmi_proxy", "orterun", "orted"}
 _LAUNCHERS |= {"prterun", "prte", "prted", "slurmstepd"}
 
@@ -59,11 +61,30 @@ def _slurm_local_ranks(variables: MutableMapping[str, str]) -> int:
     return counts[node] if node is not None and node < len(counts) else 0
 
 
+def _in_terminals_step(variables: MutableMapping[str, str], whose: str) -> bool:
+    """Whether the place is that of the shell of `srun --pty`, which what is started in it inherits: it has no other ranks.
+    (Hydra's ranks in such a shell have MPI_LOCALRANKID.)"""
+    if whose == "Open MPI" or "MPI_LOCALRANKID" in variables:
+        return False
+    return any(name in variables for name in ("SLURM_PTY_PORT", "SLURM_PTY_WIN_COL"))
+
+
+def _is_off(variables: MutableMapping[str, str]) -> bool:
+    text = variables.get("EVENSTEP_LAUNCHER", "")
+    if text not in ("", "none"):
+        raise EvenstepError(
+            f"EVENSTEP_LAUNCHER={text} is not known\n  fix: give none (what mpirun or srun say is not taken), or leave it out"
+        )
+    return text == "none"
+
+
 def find_place(variables: MutableMapping[str, str]) -> Place | None:
-    """This process's place as its launcher says; None where it was started by none."""
+    """This process's place as its launcher says; None where it was started by none, or EVENSTEP_LAUNCHER is none."""
+    if _is_off(variables):
+        return None
     for whose, rank_name, ranks_name, local_name, local_ranks_name in _VARIABLES:
         rank, ranks = _number(variables, rank_name), _number(variables, ranks_name)
-        if rank is None or ranks is None or rank >= ranks:
+        if rank is None or ranks is None or rank >= ranks or _in_terminals_step(variables, whose):
             continue
         local = _number(variables, local_name)
         local = _number(variables, "SLURM_LOCALID") if local is None else local

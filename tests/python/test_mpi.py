@@ -105,12 +105,31 @@ def test_a_place_is_found_in_what_each_launcher_says() -> None:
         {"PMIX_RANK": "0"},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"},  # a batch script
         SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a shell of srun --pty
+        SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_PORT": "41000"},  # of several tasks
+        SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_WIN_COL": "80", "PMI_RANK": "0", "PMI_SIZE": "4"},  # --mpi=pmi2
+        SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_WIN_COL": "80", "PMIX_RANK": "0"},
+        SRUN | {"EVENSTEP_LAUNCHER": "none"},
+        {"PMI_RANK": "1", "PMI_SIZE": "2", "EVENSTEP_LAUNCHER": "none"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "EVENSTEP_LAUNCHER": "none"},
     ],
 )
 def test_no_place_is_found_in_anything_else(variables: dict[str, str]) -> None:
     assert launcher.find_place(variables) is None
     launcher.adopt(variables)
     assert "RANK" not in variables
+
+
+def test_mpirun_in_a_shell_of_srun_counts() -> None:
+    shell = SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_PORT": "41000"}
+    hydra = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    assert launcher.find_place(shell | hydra) == launcher.Place("MPICH", 1, 2, 1, 2)
+    open_mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    assert launcher.find_place(shell | open_mpi) == launcher.Place("Open MPI", 0, 2, 0, 2)
+
+
+def test_a_launcher_that_is_not_known_is_refused() -> None:
+    with pytest.raises(hosts.EvenstepError, match="EVENSTEP_LAUNCHER=off is not known\n  fix: give none"):
+        launcher.adopt(SRUN | {"EVENSTEP_LAUNCHER": "off"})
 
 
 def test_what_torchrun_says_counts() -> None:
