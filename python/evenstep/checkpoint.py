@@ -34,7 +34,7 @@ from evenstep.checkpoint_remote import Altered, fetch_newest, is_url
 from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_snapshot import Snapshot
 from evenstep.checkpoint_state import KINDS, Loader, Wanted, capture, load_random, pack_random
-from evenstep.checkpoint_uploads import begin_look, newest_elsewhere, under_way, upload, wait_for_uploads
+from evenstep.checkpoint_uploads import OlderStay, begin_look, newest_elsewhere, under_way, upload, wait_for_uploads
 from evenstep.exchange_state import capture_exchange, restore_exchange
 from evenstep.generation_gift import Gift
 
@@ -186,8 +186,12 @@ def _on_rank_zero(
 
     def not_up(error: BaseException) -> None:
         what, _, fix = str(error).partition("\n  fix: ")
-        text = f"warning: {what}; it is tried again with the next one, and training goes on"
-        once = what if isinstance(error, Altered) else "upload"
+        text = f"warning: {what}; it is tried again with the next one"
+        if isinstance(error, OlderStay):
+            once = "older"
+        else:
+            text += ", and training goes on"
+            once = what if isinstance(error, Altered) else "upload"
         _tell_once(session, once, f"{text}\n  fix: {fix}" if fix else text)
 
     def failed(error: BaseException) -> bool:

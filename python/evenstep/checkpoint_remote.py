@@ -417,7 +417,7 @@ class Remote:
         except (Silent, Altered):
             raise
         except Exception as error:
-            raise self._failed(f"{one.name} could not be read back, so older ones stay", error) from None
+            raise self._failed(f"{one.name} could not be read back", error) from None
         self._right.add(one.sum)
 
     def _piece(self, path: str, begin: int, end: int) -> bytes:

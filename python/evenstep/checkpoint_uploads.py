@@ -3,7 +3,7 @@
 What is left when the interpreter ends goes by a process of its own: some drivers (s3fs) begin threads to connect, and an
 interpreter that ends lets nobody begin one.
 
-    python -m evenstep.checkpoint_uploads    one request in a line of JSON, an answer in another
+    python -m evenstep.checkpoint_uploads    one request in a line of JSON; the last line that it prints is the answer
 """
 
 from __future__ import annotations
@@ -22,12 +22,32 @@ from typing import Any
 
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_keeping import Keep
-from evenstep.checkpoint_remote import Remote, shown
+from evenstep.checkpoint_remote import Altered, Remote, shown
 
 
 def _ends() -> bool:
-    """Whether this interpreter does."""
+    """Whether this interpreter does: the script has ended, and each thread that goes on after it (none of a daemon's)."""
+    return _script_ended() and not any(one.is_alive() and not one.daemon for one in threading.enumerate())
+
+
+def _script_ended() -> bool:
     return not threading.main_thread().is_alive()
+
+
+class OlderStay(EvenstepError):
+    """The checkpoint is up; those that it was to push out are still there."""
+
+
+def _retain(remote: Remote, keep: Keep, lineage: str) -> str:
+    """The order of the newest there. Raises OlderStay; Altered where what was uploaded is gone again."""
+    try:
+        found = remote.whole()
+        remote.retain(keep, lineage, found)
+    except Altered:
+        raise
+    except Exception as error:
+        raise OlderStay(f"older ones stay: {error}") from None
+    return max((one.order for one in found), default="")
 
 
 class Uploads:
@@ -75,13 +95,15 @@ class Uploads:
                 assert self._remote is not None
                 self._tell_name(folder, self._remote.put(folder))
                 if keep is not None:
-                    found = self._remote.whole()
-                    self.newest = max((one.order for one in found), default="")
-                    self._remote.retain(keep, lineage, found)
+                    self.newest = _retain(self._remote, keep, lineage)
+            except OlderStay as error:
+                failed(error)  # nothing is left to upload
             except Exception as error:
-                if not (self._place and _ends()):
+                if not (self._place and _script_ended()):
                     failed(error)
                     continue
+                if not _ends():
+                    failed(error)
                 with self._lock:  # it may be for that alone
                     self._waiting = self._waiting or taken
                     self._thread = self._under_way = None
@@ -117,23 +139,71 @@ class Uploads:
             return [(path, "") for path in sorted(self.busy_with())]
         self._waiting = None
         folder, keep, lineage = taken
-        request = {"url": self._place, "folder": os.fspath(folder), "keep": keep, "lineage": lineage}
+        request = {
+            "url": self._place,
+            "folder": os.fspath(folder),
+            "keep": keep,
+            "lineage": lineage,
+            "conf": _settings(),
+        }
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "evenstep.checkpoint_uploads"],
                 input=json.dumps(request),
-                stdout=subprocess.PIPE,
+                capture_output=True,
+                env=_environment(),
                 text=True,
+                errors="replace",
                 timeout=None if seconds == math.inf else seconds,
             )
-            answer = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
             return [(folder, "")]
         except (OSError, ValueError) as error:
             return [(folder, f"the process that was to upload it failed: {error}")]
+        answer = _answer_in(done.stdout)
+        if answer is None:
+            said = shown(" / ".join(done.stderr.splitlines()[-3:])) or "nothing"
+            return [(folder, f"the process that was to upload it ended with code {done.returncode}, and said: {said}")]
+        sys.stderr.write(done.stderr)
         if "name" in answer:
             self._tell_name(folder, answer["name"])
+        if "older" in answer:
+            what, _, fix = answer["older"].partition("\n  fix: ")
+            sys.stderr.write(f"evenstep: warning: {what}\n" + (f"  fix: {fix}\n" if fix else ""))
         return [(folder, answer["what"])] if "what" in answer else []
+
+
+def _environment() -> dict[str, str]:
+    """In which a Python finds the modules that this one does: drivers may be in a folder that the script has added."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if isinstance(path, str) and path)}
+
+
+def _settings() -> dict[str, dict[str, Any]]:
+    """fsspec's, as they are now: the script may have made some. What JSON cannot carry is left out."""
+    config = sys.modules.get("fsspec.config")
+    settings: dict[str, dict[str, Any]] = {}
+    for protocol, options in dict(getattr(config, "conf", {})).items():
+        for name, value in options.items() if isinstance(options, dict) else ():
+            with suppress(TypeError, ValueError):
+                json.dumps({name: value})
+                settings.setdefault(protocol, {})[name] = value
+    return settings
+
+
+def _set(settings: dict[str, dict[str, Any]]) -> None:
+    from fsspec.config import conf  # type: ignore[import-untyped]
+
+    for protocol, options in settings.items():
+        conf.setdefault(protocol, {}).update(options)
+
+
+def _answer_in(printed: str) -> dict[str, Any] | None:
+    """Drivers may have printed lines before it."""
+    try:
+        answer = json.loads((printed.splitlines() or [""])[-1])
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 class Look:
@@ -249,14 +319,20 @@ def wait_for_uploads() -> None:
 def _answer() -> None:
     """What `send_by_process` asks for."""
     request = json.loads(sys.stdin.read())
+    answer: dict[str, str] = {}
     try:
+        if request["conf"]:
+            _set(request["conf"])
         remote = Remote(request["url"])
-        answer = {"name": remote.put(Path(request["folder"]))}
+        answer["name"] = remote.put(Path(request["folder"]))
         if request["keep"] is not None:
-            remote.retain(Keep(*request["keep"]), request["lineage"])
+            _retain(remote, Keep(*request["keep"]), request["lineage"])
+    except OlderStay as error:
+        answer["older"] = str(error)
     except Exception as error:
-        answer = {"what": str(error)}
-    print(json.dumps(answer), flush=True)
+        answer["what"] = str(error)
+    print("\n" + json.dumps(answer), flush=True)  # a driver may have begun a line
+    sys.stderr.flush()
     os._exit(0)  # a driver's threads may keep the interpreter from its end
 
 

@@ -209,6 +209,22 @@ def test_an_upload_that_fails_while_the_process_ends_is_told(
     assert re.search(r"; then `evenstep ckpt push \S+/runs/a/checkpoints/step-00000007 URL`", done.stderr), done.stderr
 
 
+def test_older_ones_that_may_not_be_removed_are_told_as_such(
+    run: Run, script: Script, store: Store, bucket: str
+) -> None:
+    """Also by the process that sends the last one: that is up."""
+    url = f"s3://{bucket}/run"
+    words = ("-n", "1", "--name", "a", "--checkpoint-every", "2", "--keep", "1", "--checkpoint-to", url)
+    assert run(*words, script(TRAINS), "2", env=store.environment(), timeout=300).returncode == 0
+    assert store.checkpoints(bucket) == ["step-00000002"]
+    store.fail("AccessDenied", "DELETE|POST", "step-00000002|delete", times=1000)
+    done = run(*words, "--resume", "auto", script(TRAINS), "4", env=store.environment(), timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f"older ones stay: {url}: step-00000002 cannot be removed" in done.stderr, done.stderr
+    assert "credentials" in done.stderr and "is not at s3" not in done.stderr, done.stderr
+    assert store.checkpoints(bucket) == ["step-00000002", "step-00000004"]
+
+
 def test_an_upload_that_stands_still_is_given_up(run: Run, script: Script, store: Store, bucket: str) -> None:
     store.fail("stall", "PUT", "step-00000002/manifest.json")
     done = train(run, script, store, f"s3://{bucket}/run", EVENSTEP_UPLOAD_TIMEOUT="3")
