@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,8 +26,26 @@ class Accelerators:
         return torch.accelerator.current_stream(device)
 
     def use(self, stream: Any) -> None:
-        """From now on in this thread."""
+        """From now on in this thread, whose device it makes the current one."""
         torch.accelerator.set_stream(stream)
+
+    def device(self) -> int:
+        """The number of this thread's."""
+        return int(torch.accelerator.current_device_index())
+
+    def use_device(self, index: int) -> None:
+        torch.accelerator.set_device_index(index)
+
+    @contextmanager
+    def beside(self, stream: Any, device: torch.device) -> Iterator[None]:
+        """On that stream of the device; then this thread has the stream and the device that it had."""
+        index, before = self.device(), self.current(device)
+        self.use(stream)
+        try:
+            yield
+        finally:
+            self.use(before)
+            self.use_device(index)
 
     def pinned(self, count_bytes: int) -> torch.Tensor:
         return torch.empty(count_bytes, dtype=torch.uint8, pin_memory=True)

@@ -139,7 +139,8 @@ class SharedEngine:
 
     def _open(self, shapes: Sequence[tuple[int, int] | tuple[int, int, bool]]) -> None:
         self._sync = _core.Sync(self._comm, shapes, telemetry=self._telemetry, **_in_c(self._options, self._sizes))
-        self.know(self._known)
+        if self._known is not None:
+            self.know(self._known)
         arena = self._comm.arena()
         self._slots.clear()
         self._addresses.clear()
@@ -199,7 +200,7 @@ class SharedEngine:
 
     def know(self, used: bytes | None) -> None:
         self._known = used
-        if _is_marked(self._options):
+        if self._parameters and _is_marked(self._options):
             self._sync.know(None if used is None else bytes(used[index] for index in self._at))
 
     @property

@@ -67,6 +67,7 @@ class GradientSync:
         self._steps = steps
         self._current_weight = steps.current_weight
         self._fired: set[int] = set()
+        self._fired_before: set[int] = set()  # under no_sync, since the last round
         self._submitted: set[int] = set()
         self._handing = threading.Lock()  # autograd has a thread for each device
         self._order = LearnedOrder()
@@ -144,6 +145,7 @@ class GradientSync:
             self._watch.begin_anew()
         self._whole.clear()
         self._fired.clear()
+        self._fired_before.clear()
         self._submitted.clear()
         self._open = self._refired = False
         self._pending = self._stash = None
@@ -215,8 +217,8 @@ class GradientSync:
         with self._handing:
             if not self._open:
                 self._begin(self._current_weight())
+            self._submitted.add(index)  # also where it fails: it lies in its place
             self.engine.ready(index, gradient)
-            self._submitted.add(index)
 
     def _begin(self, weight: float) -> None:
         self._kept.let_go(self.parameters[: self._dense])
@@ -271,6 +273,7 @@ class GradientSync:
             self._unstash()
         elif self._fired:
             self._pending = self._current_weight()
+            self._fired_before |= self._fired
         self._fired.clear()
         self._refired = False
 
@@ -391,10 +394,11 @@ class GradientSync:
         it has none yet, others may have one."""
         if self.local is not None or self.stale is not None or not hasattr(self.engine, "give_up"):
             return
-        if begins and not self._open:
-            self._begin(0.0)
-        if self._open:
-            self.engine.give_up()
+        with self._handing:  # another device's thread may still be in backward
+            if begins and not self._open:
+                self._begin(0.0)
+            if self._open:
+                self.engine.give_up()
 
     def settle(self) -> bool:
         """Before the ranks vote: until what this rank does for the exchange by itself is done, where the engine has such a part.
@@ -462,13 +466,16 @@ class GradientSync:
 
     @property
     def _having(self) -> Set[int]:
-        """What this rank has gradients of for the round that is to be closed, or has been."""
-        if self._stash is not None:
-            return {index for index in self._stash if index < self._dense}
+        """What this rank has gradients of for the round that is to be closed, or has been: what backward made, for what else is
+        there may be an earlier round's sum. But what would not travel counts in any case."""
         if len(self._submitted) == self._dense:
             return self._submitted
-        there = (i for i, p in enumerate(self.parameters[: self._dense]) if p.grad is not None)
-        return self._submitted.union(there)
+        made = self._fired_before if self._stash is not None else self._fired_before | self._fired
+        settled = self._watch.settled if self._watch is not None else None
+        if settled is None:
+            return {index for index in made if index < self._dense}
+        grads = [p.grad for p in self.parameters] if self._stash is None else map(self._stash.get, range(self._dense))
+        return {i for i, (one, known) in enumerate(zip(grads, settled)) if i in made or not (known or one is None)}
 
     @property
     def changed(self) -> bool:
@@ -521,6 +528,7 @@ class GradientSync:
 
     def _done(self, report: Report) -> Report:
         self._fired.clear()
+        self._fired_before.clear()
         self._refired = False
         self._pending = None
         self.rounds += 1

@@ -77,12 +77,8 @@ class _PinnedStage:
 
     @contextlib.contextmanager
     def going_down(self) -> Iterator[None]:
-        before = self._current()
-        self._torch.use(self._stream)
-        try:
+        with self._torch.beside(self._stream, self._device):
             yield
-        finally:
-            self._torch.use(before)
 
     def down(self, piece: torch.Tensor, slot: int) -> torch.Tensor:
         """Begins the copy, on the stream that goes down; the slot's last use must have risen."""

@@ -83,6 +83,7 @@ class Steps:
         self.loss_ranks: list[int] = []  # whose loss was not finite, as they said in the last vote
         self._changed: list[Change] = []
         self._broken = ""
+        self._begun: int | None = None  # a bit for each model that is to be exchanged yet, since the vote on it
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
         self.ran_short = False  # such a one did, and stands where it was
         self.saved = SavedBytes(telemetry)
@@ -296,7 +297,7 @@ class Steps:
             return
         others = [rank for rank in range(len(ballots)) if rank not in vote.failed(ballots)]
         if others:
-            self._give_up(begun=functools.reduce(int.__or__, (ballot.fired for ballot in ballots)))
+            self._give_up(begun=_fired(ballots))
             self._break(f"backward failed on rank {self.group.rank} ({name}), not on rank {others[0]}")
             return
         self._weight, self.empty = None, False
@@ -374,9 +375,10 @@ class Steps:
                 if self.recovery is not None and not self._broken and self.recovery.mends(error):
                     self._leave_void()
                     return
-                self._give_up()
+                revoked = getattr(error, "status", "") == "EVEN_ERR_REVOKED"
+                self._give_up(-1 if revoked and self._begun is None else self._begun or 0)
                 self._broken = self._broken or (str(error) or type(error).__name__).splitlines()[0]
-                if getattr(error, "status", "") == "EVEN_ERR_REVOKED":
+                if revoked:
                     raise EvenstepError(
                         f"another rank's backward failed: {str(error).splitlines()[0]}\n"
                         "  fix: the reason is in that rank's output"
@@ -453,6 +455,7 @@ class Steps:
     def _synchronise(self, end: int, weight: float, taken: str) -> None:
         self.phases.enter("communication")
         self._backward_count += 1
+        self._begun = None
         self._changed = self.buffers.changed() if self.buffers is not None else []
         for sync in self.syncs:
             if sync.enabled and sync.settle():
@@ -474,6 +477,7 @@ class Steps:
         if self.memory is not None and self._batches and self.last_plan is not None:
             self.memory.watch.stepped(self.step, self._samples // self._batches, self.last_plan.shares)
         ballots = self._exchange(weight, busy, flags)
+        self._begun = fired = _fired(ballots)
         failed = vote.failed(ballots)
         if failed:
             self._break(f"backward failed on rank {failed[0]}")
@@ -497,13 +501,11 @@ class Steps:
         self.end_agreed = bool(self.ballots[0].flags & vote.ENDS)
         if self.recovery is not None:
             self.recovery.heard(ballots[0].flags)
-        fired = refired = 0
-        for one in self.ballots:
-            fired |= one.fired
-            refired |= one.refired
+        refired = functools.reduce(int.__or__, (one.refired for one in ballots))
         for index, sync in enumerate(self.syncs):
             if fired >> index & 1:
                 report = sync.finish(again=bool(refired >> index & 1))
+                self._begun &= ~(1 << index)  # done
                 sync.refuse_changed(vote.changed(ballots, index))
                 self.times.blocks(report.exposed_ns)
                 self.times.works_alone(report.own_ns)
@@ -613,6 +615,11 @@ class Steps:
             step, epoch, busy, samples, batch, loss, predicted = self._record
             self.telemetry.step(step, epoch, now, duration, busy, samples, batch, loss, predicted)
             self._record = None
+
+
+def _fired(ballots: list[vote.Ballot]) -> int:
+    """A bit for each model that some rank has gradients of."""
+    return functools.reduce(int.__or__, (one.fired for one in ballots))
 
 
 def _backend_wait_ns() -> int:

@@ -69,13 +69,19 @@ class _Narrow:
         self.mine[: values.numel()] = values
         self.theirs = torch.empty_like(self.mine)
 
-    def add_up(self) -> torch.Tensor:
+    def room(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `add_up` takes. Who takes it first runs short of memory before other ranks are sent anything."""
+        part = self.mine.new_empty(self.mine.numel() // self.ranks)
+        return torch.empty_like(part, dtype=torch.float32), part
+
+    def add_up(self, room: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
         """In the order of the ranks."""
+        total, part = room or self.room()
         rows = self.theirs.view(self.ranks, -1)
-        total = rows[0].to(torch.float32)
+        total.copy_(rows[0])
         for row in rows[1:]:
             total += row
-        return total.to(self.mine.dtype)
+        return part.copy_(total)
 
     def put(self) -> None:
         """What all ranks have added up, where the values were."""
@@ -141,20 +147,18 @@ class NarrowSumBeside:
     @torch.no_grad()
     def __init__(self, values: torch.Tensor, wire: torch.dtype, process_group: Any, streams: SideStreams) -> None:
         self._torch, self._device = streams.torch, values.device
-        before, side = self._torch.current(self._device), streams.of(self._device)
+        side = streams.of(self._device)
         packed = self._torch.event(self._device)
-        packed.record(before)
-        self._torch.use(side)
-        try:
+        packed.record(self._torch.current(self._device))
+        with self._torch.beside(side, self._device):
             side.wait_event(packed)
             narrow = _Narrow(values, wire, dist.get_world_size(process_group))
+            room = narrow.room()
             dist.all_to_all_single(narrow.theirs, narrow.mine, group=process_group)
-            all_gather_single(narrow.mine, narrow.add_up(), group=process_group)
+            all_gather_single(narrow.mine, narrow.add_up(room), group=process_group)
             narrow.put()
             self._there = self._torch.event(self._device)
             self._there.record(side)
-        finally:
-            self._torch.use(before)
 
     def go_on(self, wait: bool = False) -> bool:
         return True

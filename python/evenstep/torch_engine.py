@@ -13,6 +13,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.bucket_engine import BUCKET_BYTES, Bucket, BucketEngine
 from evenstep.compression import WIRES
+from evenstep.device_memory import is_out_of_memory
 from evenstep.engine import EngineOptions, Report
 from evenstep.group import DTYPES, Group
 from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, SideStreams, SumUnderWay
@@ -30,10 +31,13 @@ class _Recorded:
         self._name = f"torch/gradients/{getattr(process_group, 'group_name', '')}"
         self._mark = zlib.crc32(self._name.encode())
         self._backend = "" if process_group is None else dist.get_backend(process_group)
+        self._itself = self._backend == "evenstep"  # such a group records its calls
         self._number = 0  # the same on all ranks
         self._named = False
 
     def add(self, dtype: torch.dtype, start_ns: int, duration_ns: int, count_bytes: int) -> None:
+        if self._itself:
+            return
         if not self._named and self._telemetry.wants_calls:
             self._named = True
             words = f"{self._backend} {self._ranks} {self._name}"
@@ -54,7 +58,7 @@ class _Handed:
 class TorchEngine(BucketEngine):
     """process_group: of all ranks, in which nobody else makes calls, for backward passes of two ranks may make calls of
     others in another order. second: another such one, where fp32 gradients travel in 16 bits and collectives run on
-    threads of the host.
+    threads of the host, whatever device the gradients are on.
 
     A group of torch's cannot be told to end a call that another rank never makes. So that none waits for ever, also at its
     process's end, a rank whose pass has failed hands the other buckets on all the same (`give_up`)."""
@@ -81,6 +85,8 @@ class TorchEngine(BucketEngine):
         ] = {}  # of each bucket, events after its gradients, where that says which stream
         self._known: bytes | None = None  # which parameters have gradients, where it is the same in every round
         self._error: BaseException | None = None
+        self._sound = True  # the process group, as far as is known
+        self._alone = False  # the others may have begun what failed here
         self._forget_round()
 
     def _limit(self, device: torch.device, dtype: torch.dtype) -> int:
@@ -123,28 +129,33 @@ class TorchEngine(BucketEngine):
         return bucket.flat.numel() == 0 or (used is not None and not any(used[index] for index in bucket.indices))
 
     def _hand_on(self, number: int, bucket: Bucket) -> None:
-        if self._error is not None or self._is_unused(bucket, self._known):
+        if not self._sound or self._is_unused(bucket, self._known):
             return
-        for event in self._packed.pop(number, ()):
+        for event in self._packed.get(number, ()):
             self._streams.torch.current(bucket.flat.device).wait_event(event)
         try:
             narrow = self._wire is not None and bucket.flat.dtype is torch.float32
             moved = bucket.bytes // 2 if narrow else bucket.bytes
             self._handed.append(_Handed(number, bucket, self._begin_sum(bucket.flat, narrow), moved))
+            self._packed.pop(number, None)
         except RuntimeError as error:
+            if _is_own(error):
+                self._next = number  # it can still be handed on
+                raise
+            self._alone = True
             self._fails(number, error)
 
     def _begin_sum(self, flat: torch.Tensor, narrow: bool) -> SumUnderWay:
         group = self._process_group
         if not narrow or self._wire is None:
             return PlainSum(flat, group)
-        if flat.device.type == "cpu":
+        if self._second is not None:  # the same halves in the same groups on all ranks
             return NarrowSum(flat, self._wire, group, self._second)
         return NarrowSumBeside(flat, self._wire, group, self._streams)
 
     def _look(self) -> None:
         """Begins what can be, and notes what is done; waits for nothing. An error is raised where the round ends: the ranks
-        vote before, and that says which of them is lost."""
+        vote before, and that says which of them is lost. But what this rank alone lacks is an error of its backward."""
         handed = self._handed
         if self._error is not None:
             return
@@ -159,6 +170,8 @@ class TorchEngine(BucketEngine):
                     break
                 self._is_done(handed[at])
         except RuntimeError as error:
+            if _is_own(error):
+                raise
             self._fails(handed[at].number, error)
 
     def _is_done(self, one: _Handed) -> None:
@@ -177,12 +190,20 @@ class TorchEngine(BucketEngine):
     def finish(self) -> tuple[Sequence[int], Report]:
         start = _core.clock_ns()
         if self._error is not None:
+            if self._alone:
+                self._group.revoke()
             raise self._error
         used = self.used_anywhere(self._group) if self._known is None else self._known
         met = _core.clock_ns()
         began = met if hasattr(self._group, "comm") else start  # such a group counts its waits itself
-        self._hand_on_rest(used)
-        met = max(met, self._wait())
+        try:
+            self._hand_on_rest(used)
+            met = max(met, self._wait())
+        except RuntimeError as error:
+            if _is_own(error):
+                self._group.revoke()
+                self._fails_here(error)
+            raise self._error or error from error
         moved, full = sum(one.moved for one in self._handed), sum(one.bucket.bytes for one in self._handed)
         communication = self._communication_ns
         self._forget_round()
@@ -215,6 +236,8 @@ class TorchEngine(BucketEngine):
                 if at >= self._done:
                     self._is_done(one)
         except RuntimeError as error:
+            if _is_own(error):
+                raise
             self._fails(handed[at].number, error)
         if self._error is not None:
             raise self._error
@@ -224,23 +247,46 @@ class TorchEngine(BucketEngine):
 
     def _fails(self, number: int, error: BaseException) -> None:
         """No later bucket is handed on: it would fail, too, or wait for a rank that is lost."""
+        self._sound = False
         if self._error is None and isinstance(error, EvenstepError):  # of our own engine: it says all
             self._error = error
         elif self._error is None:
-            backend = dist.get_backend(self._process_group)
-            self._error = EvenstepError(
-                f"rank {self._group.rank}: torch ({backend}) could not add up bucket {number + 1} of "
-                f"{len(self._buckets)} of the gradients: {str(error).strip().splitlines()[0]}\n"
-                "  fix: another rank has ended, hangs, or the network between them has failed: see what the others say"
-            )
-            self._error.__cause__ = error
+            words = "another rank has ended, hangs, or the network between them has failed: see what the others say"
+            if self._alone:
+                words = "torch refuses the call, or another rank has ended: see what the others say"
+            self._error = self._failed(f"bucket {number + 1} of {len(self._buckets)} of the gradients", error, words)
+
+    def _fails_here(self, error: BaseException) -> None:
+        """This rank lacks what it takes; the others and the process group are sound."""
+        words = (
+            "this rank's device has no memory left for a bucket, or has failed: take a smaller bucket_cap_mb or batch"
+        )
+        if self._error is None:
+            self._error = self._failed("the gradients", error, words)
+
+    def _failed(self, what: str, error: BaseException, fix: str) -> EvenstepError:
+        backend = dist.get_backend(self._process_group)
+        first = str(error).strip().splitlines()[0]
+        made = EvenstepError(
+            f"rank {self._group.rank}: torch ({backend}) could not add up {what}: {first}\n  fix: {fix}"
+        )
+        made.__cause__ = error
+        return made
 
     def give_up(self) -> None:
         """The round under way counts nothing, on no rank. Each hands on what it has not, so that what others have handed on ends;
         nobody waits for it here."""
-        self._hand_on_rest(self._known)
         try:
-            for one in self._handed[self._begun :] if self._error is None else ():
+            self._hand_on_rest(self._known)
+        except RuntimeError as error:
+            self._fails_here(error)
+        try:
+            for one in self._handed[self._begun :] if self._sound else ():
                 one.sum.give_up()
         except RuntimeError as error:
             self._fails(len(self._buckets) - 1, error)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether this rank alone has failed, and neither the process group nor another."""
+    return is_out_of_memory(error) or isinstance(error, getattr(torch, "AcceleratorError", ()))

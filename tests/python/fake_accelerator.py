@@ -82,7 +82,13 @@ class FakeAccelerators(Accelerators):
 
     def use(self, stream: Any) -> None:
         assert stream in self.streams
-        self._used.stream = stream
+        self._used.stream, self._used.device = stream, 0
+
+    def device(self) -> int:
+        return getattr(self._used, "device", 1)
+
+    def use_device(self, index: int) -> None:
+        self._used.device = index
 
     def pinned(self, count_bytes: int) -> torch.Tensor:
         memory = torch.empty(count_bytes, dtype=torch.uint8)

@@ -66,6 +66,23 @@ def test_a_backward_that_fails_leaves_no_rank_waiting(run_ranks: Callable[..., A
     assert handed == LAYERS and waiting == 0 and "no longer in step" in again
 
 
+def test_a_backward_that_fails_hands_on_every_model_alike(run_ranks: Callable[..., Any]) -> None:
+    first, second = told(run_ranks(CASES, args=("fails_one_of_two",)))
+    assert first == second == [LAYERS, LAYERS, 0]  # rank 0 has not begun the second model
+
+
+@pytest.mark.parametrize("moment", ["backward", "finish"])
+def test_memory_that_one_rank_lacks_leaves_no_rank_waiting(run_ranks: Callable[..., Any], moment: str) -> None:
+    first, second = told(run_ranks(CASES, args=("short", moment)))
+    assert first == ["EvenstepError", first[1], LAYERS, 0] and "another rank's backward failed: " in first[1]
+    words = (
+        "out of memory"
+        if moment == "backward"
+        else "rank 1: torch (gloo) could not add up the gradients: out of memory"
+    )
+    assert second == ["RuntimeError" if moment == "backward" else "EvenstepError", words, LAYERS, 0]
+
+
 def test_a_sum_that_fails_in_backward_ends_the_round_and_begins_no_other(run_ranks: Callable[..., Any]) -> None:
     for rank, (words, begun) in enumerate(told(run_ranks(CASES, args=("lost",)))):
         assert words[0].startswith(
@@ -94,6 +111,16 @@ def test_a_static_graph_is_told_once(run_ranks: Callable[..., Any], engine: str)
         "es.prepare(static_graph=True): rank 1 has gradients of other parameters of model 'model' than in the first backward "
         f"pass: which, it says itself{fix}"
     )
+
+
+@pytest.mark.parametrize("engine", ["torch", "shared"])
+def test_what_other_ranks_alone_use_is_no_change_of_a_static_graph(run_ranks: Callable[..., Any], engine: str) -> None:
+    first, second = told(run_ranks(CASES, args=("static_kept", engine)))
+    assert first == second == ["", True]
+
+
+def test_a_static_graph_without_dense_parameters(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(CASES, args=("static_sparse",))
 
 
 @pytest.mark.parametrize("compression", ["none", "bf16"])
@@ -125,6 +152,40 @@ def test_the_size_of_buckets_is_ddps_over_nccl(monkeypatch: pytest.MonkeyPatch) 
     assert [buckets("gloo"), buckets("nccl")] == [12, 2]
 
 
+def test_both_halves_of_16_bits_over_gloo_go_the_same_way_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenstep import torch_engine
+    from evenstep.compression import Compression
+
+    made: list[tuple[str, Any]] = []
+    monkeypatch.setattr(torch_engine.dist, "get_backend", lambda group: "gloo")
+    monkeypatch.setattr(torch_engine.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch_engine, "NarrowSum", lambda *words: made.append(words[2:]))
+    parameters = [nn.Parameter(torch.zeros(4))]
+    options = EngineOptions(compression=Compression("bf16"))
+    engine = TorchEngine(parameters, "first", Alone(), _core.Telemetry(-1, 0), options, "second")
+    for device in ("cpu", "meta"):
+        engine._begin_sum(torch.zeros(4, device=device), narrow=True)
+    assert made == [("first", "second")] * 2
+
+
+@pytest.mark.parametrize("backend", ["gloo", "evenstep"])
+def test_a_group_that_records_its_calls_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    from evenstep import torch_engine
+
+    monkeypatch.setattr(torch_engine.dist, "get_backend", lambda group: backend)
+    monkeypatch.setattr(torch_engine.dist, "get_world_size", lambda group: 2)
+    noted: list[tuple[int, ...]] = []
+
+    class Telemetry:
+        wants_calls = False
+
+        def all_reduce(self, *values: int) -> None:
+            noted.append(values)
+
+    torch_engine._Recorded(Telemetry(), "group", 0).add(torch.float32, 1, 2, 3)  # type: ignore[arg-type]
+    assert len(noted) == (backend == "gloo")
+
+
 def test_16_bits_on_a_device_go_on_a_stream_beside_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     from evenstep import sums_under_way
 
@@ -146,7 +207,7 @@ def test_16_bits_on_a_device_go_on_a_stream_beside_backwards(monkeypatch: pytest
     streams = sums_under_way.SideStreams(fake)
     for _ in range(2):
         one = sums_under_way.NarrowSumBeside(values, torch.bfloat16, "group", streams)
-        assert fake.current(device) is fake.own
+        assert fake.current(device) is fake.own and fake.device() == 1
         one.wait()
     assert calls == ["parts on side 1", "sums on side 1"] * 2
     assert torch.equal(values, torch.tensor([1.0, 1.0 / 3.0, -2.5]).bfloat16().float())

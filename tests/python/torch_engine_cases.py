@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -142,6 +143,57 @@ def fails() -> None:
     print(json.dumps([words, seen, len(engine._handed), len(open_works), again]))
 
 
+def fails_one_of_two() -> None:
+    """Rank 1 fails in its first model, and rank 0 has no gradients of the second: what is handed on is the same."""
+    torch.manual_seed(0)
+    engines, models = [], [Parts(), Parts()]
+    for number, model in enumerate(models):
+        models[number], _, loader, engine = prepared(model)
+        engines.append(engine)
+    x = next(iter(loader))[0]
+
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError("the script's own")
+
+    if RANK == 1:
+        models[0].parts[0].weight.register_hook(fail)
+    try:
+        models[0](x).square().mean().backward()
+    except (ValueError, EvenstepError):
+        pass
+    handed = [one.sum for engine in engines for one in engine._handed]
+    print(json.dumps([*(len(engine._handed) for engine in engines), sum(not works_end(one) for one in handed)]))
+
+
+def short() -> None:
+    """Rank 1 has no memory for one bucket, in backward or where its round ends: it hands that on when it gives the round up."""
+    torch.manual_seed(0)
+    model, optimizer, loader, engine = prepared(Parts())
+    x = next(iter(loader))[0]
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    begin_sum, begun = engine._begin_sum, []
+
+    def begin(flat: torch.Tensor, narrow: bool) -> Any:
+        begun.append(flat)
+        if len(begun) == 3:
+            raise RuntimeError("out of memory")
+        return begin_sum(flat, narrow)
+
+    if RANK == 1:
+        engine._begin_sum = begin  # type: ignore[method-assign]
+        if sys.argv[2] == "finish":  # the first bucket lacks its gradient until then
+            model.order.remove(engine._buckets[0].indices[0])
+    told = []
+    try:
+        for _ in range(2):  # in the second, who had all of the first hears of it
+            model(x).square().mean().backward()
+    except RuntimeError as error:
+        told = [type(error).__name__, str(error).splitlines()[0]]
+    print(json.dumps([*told, len(engine._handed), sum(not works_end(one.sum) for one in engine._handed)]))
+
+
 def works_end(one: Any) -> bool:
     """Whether its calls come to an end: both of one in two halves."""
     ended = threading.Event()
@@ -237,6 +289,36 @@ def static() -> None:
             words = str(error)
         asked.append(before)
     print(json.dumps([asked, words]))
+
+
+def static_kept() -> None:
+    """`rare` is used on rank 1 in every step, and what rank 0 has of it is a sum that was left there."""
+    torch.manual_seed(0)
+    model, optimizer, loader, _ = prepared(Some(), static_graph=True, engine=sys.argv[2])
+    words = ""
+    sync = es.session().steps.syncs[0]
+    try:
+        for number, (x,) in enumerate(loader):
+            with es.no_sync(model) if number == 3 else contextlib.nullcontext():
+                model(x, rare=RANK == 1).square().mean().backward()
+            if number != 3:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    except EvenstepError as error:
+        words = str(error)
+    print(json.dumps([words, sync._watch.settled is not None]))
+
+
+def static_sparse() -> None:
+    """static_graph of a model whose only parameters' gradients are sparse: its engine has none."""
+    model = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = DataLoader(TensorDataset(torch.arange(8) % 4), batch_size=4)
+    model, optimizer, loader = es.prepare(model, optimizer, data, static_graph=True, engine="shared")
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
 
 
 def spans() -> None:
