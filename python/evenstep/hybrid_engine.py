@@ -101,18 +101,22 @@ def stage_of(device: torch.device, memory: Sequence[torch.Tensor]) -> HostStage:
     return HostStage() if device.type == "cpu" else DeviceStage(device, memory)
 
 
+_Job = Callable[[], None]
+
+
 class Waiter:
     """A thread that does one job after the other: each waits for something. The first error ends all that follow."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | threading.Event | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[_Job, _Job | None] | threading.Event | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         stop_at_exit(self)
 
-    def submit(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
+    def submit(self, job: _Job, after_error: _Job | None = None) -> None:
+        """after_error: what is done in its place where one before it has failed."""
+        self._jobs.put((job, after_error))
 
     def join(self) -> None:
         """Waits for the jobs submitted so far; raises their error."""
@@ -139,12 +143,13 @@ class Waiter:
             if isinstance(job, threading.Event):
                 job.set()
                 continue
+            do = job[0] if self._error is None else job[1]
             try:
-                if self._error is None:
-                    job()
+                if do is not None:
+                    do()
             except BaseException as error:
-                self._error = error
-            del job  # nothing is kept alive while the thread waits
+                self._error = self._error or error
+            del job, do  # nothing is kept alive while the thread waits
 
 
 @dataclass(frozen=True)
@@ -251,7 +256,7 @@ class StagedEngine(BucketEngine):
 
         if trip is not None:
             self._down.submit(partial(go_down, trip))
-        self._up.submit(come_up)
+        self._up.submit(come_up, partial(self._spread, bucket))
 
     def _come_up(self, bucket: Bucket, trip: Trip | None, works: Sequence[Any]) -> None:
         team = self._team
@@ -265,13 +270,24 @@ class StagedEngine(BucketEngine):
                 work.wait()
             if trip is not None:
                 self.stage.rise(trip.up)
-            if team is not None:
-                self._told += team.spread(bucket.flat)
         except BaseException:
             if meeting is not None:
                 meeting.revoke()  # the others wait there for what does not come
+            self._spread(bucket)
             raise
+        self._spread(bucket)
         self._risen = self.stage.mark()
+
+    def _spread(self, bucket: Bucket) -> None:
+        """Also of what has failed: another rank of the team may have begun it, and cannot be told that it never ends."""
+        if self._team is not None:
+            self._told += self._team.spread(bucket.flat)
+
+    @torch.no_grad()
+    def give_up(self) -> None:
+        """The round under way counts nothing, on no rank. What others wait for in calls that nobody can end comes, whatever it is:
+        the buckets that this rank has not handed on. It waits for none of them."""
+        self._hand_on_complete(closing=True)
 
     def _all_up(self) -> None:
         """What the caller's stream has from here on comes after the sums."""
@@ -364,6 +380,11 @@ class HybridEngine(StagedEngine):
         """Until what is complete is on the host. Not of a team, whose sums come from others."""
         if self._host is not None and self._team is None:
             self._down.join()
+
+    def give_up(self) -> None:
+        super().give_up()
+        if self._host is not None:
+            self._host.revoke()  # the host's own ranks hand no more on
 
     @torch.no_grad()
     def finish(self) -> tuple[Sequence[int], Report]:

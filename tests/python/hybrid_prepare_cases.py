@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import threading
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
 from evenstep import bucket_sizes, device_places, hybrid_engine, over_hosts
+from evenstep.group import Bootstrap
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MAKERS = sys.argv[2].split(",")  # "cpu": the host's own; "a", "cuda": an accelerator's; "x": one without collectives
@@ -253,6 +255,65 @@ def lost() -> None:
         print(json.dumps(str(error)), flush=True)
         os._exit(0)
     raise AssertionError("no error")
+
+
+def ends(waiter: hybrid_engine.Waiter) -> bool:
+    """Whether it comes to the end of what it has."""
+    done = threading.Event()
+    waiter._jobs.put(done)
+    return done.wait(60)
+
+
+def meet(words: str) -> None:
+    """In the store, which no failure ends."""
+    store = dist.PrefixStore("cases/", dist.distributed_c10d._get_default_store())
+    store.set(f"{words}/{RANK}", "")
+    store.wait([f"{words}/{rank}" for rank in range(RANKS)], timedelta(seconds=100))
+
+
+def fails() -> None:
+    """Backward of one rank fails when some of its buckets have been handed on, and its script goes on: all that the ranks have
+    begun among them ends all the same, while each of them still lives."""
+    stand_in()
+    failing = int(sys.argv[3])
+    if "gloo" in sys.argv:
+        shared = Bootstrap.shared
+        Bootstrap.shared = lambda self, room, kind, *given, **named: (
+            None if kind == "leg" else shared(self, room, kind, *given, **named)
+        )
+    model = nn.Sequential(*[nn.Linear(40, 40) for _ in range(5)])
+    es.prepare(model, bucket_cap_mb=0.008)
+    x = torch.ones(2, 40)
+    model(x).sum().backward()  # learns the order
+    model.zero_grad()
+    engine: Any = es.session().steps.syncs[-1].engine
+    seen: list[int] = []
+
+    def fail(_: torch.Tensor) -> None:
+        seen.append(getattr(engine, "_next", 1))
+        raise ValueError("the script's own")
+
+    handle = model[1].weight.register_hook(fail) if failing == RANK else None
+    words = ""
+    try:
+        model(x).sum().backward()
+    except (ValueError, es.EvenstepError) as error:
+        words = str(error).splitlines()[0]
+    del handle
+    staged = isinstance(engine, hybrid_engine.StagedEngine)
+    waiters = [engine._down, engine._up] if staged else []
+    waiters += [leg._calls for leg in getattr(engine, "_legs", {}).values() if hasattr(leg, "_calls")]
+    ended = [ends(waiter) for waiter in waiters]
+    spread = len(engine._told) if staged and engine._team is not None else None
+    whole = not staged or engine._next == len(engine._buckets)
+    parts = len(engine._buckets) * len(engine._team.carriers) if spread is not None else None
+    meet("ended")
+    if all(ended):  # what does not come would not be waited for
+        for work in engine._told if staged else ():
+            work.wait()
+    assert ("gloo" in sys.argv) == (len(waiters) > 2), waiters
+    print(json.dumps([words, seen, whole, ended, [spread, parts]]), flush=True)
+    meet("waited")
 
 
 class Holding(Staged):

@@ -70,6 +70,23 @@ def test_a_rank_that_dies(run_ranks: Run, makers: str) -> None:
         assert f"rank {ranks - 1}" in words and "EVEN_ERR_PEER_LOST" in words
 
 
+def check_failed(told: list[Any], failing: int) -> None:
+    for number, rank in enumerate(told):
+        words, seen, whole, ended, (spread, parts) = json.loads(rank.stdout.strip().splitlines()[-1])
+        if number == failing:
+            assert words == "the script's own" and seen[0] > 0, (number, words, seen)
+        else:
+            assert "another rank's backward failed: " in words, (number, words)
+        assert whole and all(ended) and spread == parts, (number, whole, ended, spread, parts)
+
+
+# a rank of a team that carries nothing; one that does; the host's; two makers without teams
+@pytest.mark.parametrize(("makers", "failing"), [("cpu,a,a", 2), ("cpu,a,a", 1), ("cpu,a,a", 0), ("x,cpu", 0)])
+def test_a_backward_that_fails_leaves_no_rank_waiting(run_ranks: Run, makers: str, failing: int) -> None:
+    told = run_ranks(CASES, makers.count(",") + 1, args=("fails", makers, str(failing)), timeout=120)
+    check_failed(told, failing)
+
+
 @pytest.mark.parametrize(
     ("case", "makers", "engine"),
     [("engine", "cpu,cpu", "SharedEngine"), ("enginetorch", "a,cpu", "TorchEngine"), ("engineshared", "x,cpu", "")],

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from test_hosts import TCP, needs_ucx
+from test_hybrid_prepare import check_failed
 from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
 from test_run_hosts import names as names  # a fixture
@@ -93,6 +94,12 @@ def test_a_rank_of_another_host_that_dies(run_ranks: Run) -> None:
     for rank in told[:-1]:
         words = json.loads(rank.stdout.strip().splitlines()[-1])
         assert "EVEN_ERR_PEER_LOST" in words or "EVEN_ERR_REVOKED" in words
+
+
+@pytest.mark.parametrize("over", ["ucx", "gloo"])
+@needs_ucx
+def test_a_backward_that_fails_leaves_no_rank_waiting(run_ranks: Run, over: str) -> None:
+    check_failed(on_gpus(run_ranks, "fails", "xxyy", "1", over), 1)
 
 
 # ---- which way ----
