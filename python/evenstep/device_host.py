@@ -28,6 +28,12 @@ Copies = Callable[[torch.Tensor], torch.Tensor]
 """The tensor on the host that stands for one of a GPU's."""
 
 
+def _keep(streams: CudaStreams, tensor: torch.Tensor, stream: Any) -> None:
+    parts = (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
+    for part in parts:
+        streams.keep(part, stream)
+
+
 class _Rising(dist.Work):
     """A call that the host has a part in. wait() waits there for that part, as Gloo's does for CUDA tensors; the copy back is then
     on a stream, which the caller's waits for."""
@@ -40,12 +46,14 @@ class _Rising(dist.Work):
         up: Callable[[Any], None],
         stream: Callable[[], Any],
         result: Any,
+        anew: Sequence[torch.Tensor] = (),
     ) -> None:
-        """`host`: Works that are waited for in turn; `up(stream)` puts what has come on the stream that `stream` gives."""
+        """`host`: Works that are waited for in turn; `up(stream)` puts what has come on the stream that `stream` gives. `anew`:
+        tensors that get memory there, which is that stream's."""
         super().__init__()
         self._streams, self._device, self._host = streams, device, host
         self._up: Callable[[Any], None] | None = up
-        self._stream, self._result = stream, result
+        self._stream, self._result, self._anew = stream, result, anew
         self._lock = threading.Lock()
         self._event: Any = None
         self._error: BaseException | None = None
@@ -70,7 +78,10 @@ class _Rising(dist.Work):
         self._rise()
         if self._error is not None:
             raise self._error
-        self._streams.current(self._device).wait_event(self._event)
+        current = self._streams.current(self._device)
+        current.wait_event(self._event)
+        for tensor in self._anew:
+            _keep(self._streams, tensor, current)
         return True
 
     def synchronize(self) -> None:
@@ -184,11 +195,6 @@ class HostCalls:
 
     # -- down and up --
 
-    def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
-        parts = (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
-        for part in parts:
-            self._streams.keep(part, stream)
-
     def _down(self, tensor: torch.Tensor, stream: Any) -> torch.Tensor:
         """A copy in pinned memory, begun on the stream, which is the current one."""
         if tensor.is_sparse:
@@ -198,7 +204,7 @@ class HostCalls:
         data = plain(tensor.detach())
         pinned = self._streams.pinned(data.shape, data.dtype)
         self._streams.copy(pinned, data)
-        self._keep(tensor, stream)
+        _keep(self._streams, tensor, stream)
         return pinned
 
     def _up(self, tensor: torch.Tensor, copy: torch.Tensor, stream: Any) -> None:
@@ -211,7 +217,7 @@ class HostCalls:
         if target is not tensor:
             self._streams.settle(stream.cuda_stream)
             tensor.copy_(target)
-        self._keep(tensor, stream)
+        _keep(self._streams, tensor, stream)
 
     def _raised(self, part: torch.Tensor, device: torch.device) -> torch.Tensor:
         pinned = self._streams.pinned(part.shape, part.dtype)
@@ -258,7 +264,8 @@ class HostCalls:
 
         host = [work for work in (down, made) if work is not None]
         rising = lambda: self._streams.side(device, "up")  # noqa: E731
-        work = HostWork(self._streams, device, host, up, rising, result)
+        sparse = [tensor for tensor in outputs if tensor.is_sparse]
+        work = HostWork(self._streams, device, host, up, rising, result, sparse)
         if self._rising is None or not self._rising.alive():
             self._rising = Worker("evenstep-rising", row=None)
         self._rising.submit(work.finish, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fake_streams import FakeStreams, stand_in
+from fake_streams import FakeStream, FakeStreams, stand_in
 
 import evenstep
 
@@ -141,6 +141,14 @@ def sparse_tensors(job: Job) -> None:
             job.finish(dist.all_reduce(tensor, async_op=later))
             assert tensor.is_coalesced()
             same(tensor.to_dense(), want)
+    tensor, reader = given[RANK].clone(), FakeStream(job.streams, "reader", RANK)
+    work = dist.all_reduce(tensor, async_op=True)
+    with job.streams.use(reader):
+        work.wait()
+    # its memory is new, of the stream that the copy up was on: it may not go back there before the reader has passed
+    parts = [part.data_ptr() for part in (tensor._indices(), tensor._values())]
+    assert job.streams.kept[-2:] == [(part, "reader") for part in parts], job.streams.kept
+    assert job.streams.log[-3:] == ["reader waits for an event of side up", *["kept for reader"] * 2], job.streams.log
 
 
 def refusals(job: Job) -> None:

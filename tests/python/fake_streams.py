@@ -122,6 +122,7 @@ class FakeStreams(CudaStreams):
         self._copied: list[tuple[FakeEvent, torch.Tensor, torch.Tensor]] = []
         self._lock = threading.Lock()
         self.log: list[str] = []
+        self.kept: list[tuple[int, str]] = []  # addresses, and the streams
         # torch's C++ frees tensors that a GPU's stream has still to pass, as its allocator allows; the host's does not
         self.careful = False
         self._device = device
@@ -179,6 +180,7 @@ class FakeStreams(CudaStreams):
 
     def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         self.log.append(f"kept for {stream.name}")
+        self.kept.append((tensor.data_ptr(), stream.name))
 
     def let_go(self, stream: Any) -> None:
         if self.careful:
