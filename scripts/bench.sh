@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `make bench`: all figures of docs/results, each beside its peer in one run; leave the machine alone meanwhile. BENCH_QUICK=1: a short look at
-# `balance`, whether all of it works, into build/results. BENCH_ROUNDS=N: other than 12 rounds of it.
+# `balance`, whether all of it works, into build/results. BENCH_ROUNDS=N: other than 12 rounds of it. BENCH_MPI="PYTHON PYTHON": interpreters
+# with mpi4py and an MPI each, which `comm` takes the fastest of; else the one beside this one, if any.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,7 +20,9 @@ if wanted comm; then
   echo "== all-reduce between two ranks, then four on two cores, then beside busy neighbours"
   cmake -B build/bench -G Ninja -DEVENSTEP_BENCH=ON -DEVENSTEP_PYTHON=OFF -DEVENSTEP_PROGRAM=OFF > /dev/null
   cmake --build build/bench --target comm_latency comm_memory > /dev/null
-  "$bin/python" bench/comm_bench.py --json "$results/comm-$day.json" | tee "$results/comm-$day.txt"
+  mpis=()
+  for one in ${BENCH_MPI:-}; do mpis+=(--mpi-python "$one"); done
+  "$bin/python" bench/comm_bench.py "${mpis[@]}" --json "$results/comm-$day.json" | tee "$results/comm-$day.txt"
   "$bin/evenstep" bench comm -n 4 --sizes 64M --collectives all_reduce -o build/comm-four.json | tee -a "$results/comm-$day.txt"
   "$bin/python" bench/comm_busy.py --json build/comm-busy.json | tee "$results/comm-busy-$day.txt"
   build/bench/bench/comm_memory | tee "$results/comm-memory-$day.txt"
