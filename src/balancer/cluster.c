@@ -141,7 +141,7 @@ static size_t bends_of(const even_cluster_rank *rank, int64_t *samples) {
 
 even_status even_cluster_best(const even_cluster *c, int64_t batch, int64_t *shares) {
   int64_t samples[EVEN_CLUSTER_RANKS][MOST_BENDS];
-  double seconds[EVEN_CLUSTER_RANKS][MOST_BENDS];
+  double seconds[EVEN_CLUSTER_RANKS][MOST_BENDS] = {{0.0}};
   even_rank_cost costs[EVEN_CLUSTER_RANKS];
   for (size_t r = 0; r < c->ranks; r++) {
     const even_cluster_rank *rank = &c->rank[r];
