@@ -98,25 +98,29 @@ static int read_op(const reducer_object *self, PyObject *options) {
   return number >= 0 && number < MOST_OPS ? self->ops[number] : -1;
 }
 
-/* The one tensor of a call of the plain kind, its memory (to be closed) and the operation; NULL, without an exception,
- * of any other call. */
-static PyObject *look(const reducer_object *self, PyObject *tensors, PyObject *options, bool later, even_ext_data *data,
-                      int *op) {
+/* Whether the call is of the plain kind (without an exception where it is not): its one tensor's memory, which is kept
+ * until it is closed, for the list is the caller's and may change meanwhile; and the operation. */
+static bool look(const reducer_object *self, PyObject *tensors, PyObject *options, bool later, even_ext_data *data,
+                 int *op) {
   PyObject *tensor = PyList_Check(tensors) && PyList_Size(tensors) == 1 ? PyList_GetItem(tensors, 0) : NULL;
   if (tensor == NULL || self->comm->closed || !is_plain_tensor(self, tensor) || !is_plain_call(self, options, later)) {
     PyErr_Clear();
-    return NULL;
+    return false;
   }
   *op = read_op(self, options);
   if (*op < 0 || even_ext_data_open(tensor, data) != 0) {
     PyErr_Clear();
-    return NULL;
+    return false;
   }
   if (!even_ext_data_reducible(data, *op)) {
     even_ext_data_close(data);
-    return NULL;
+    return false;
   }
-  return tensor;
+  if (data->keeper == NULL) {
+    Py_INCREF(tensor);
+    data->keeper = tensor;
+  }
+  return true;
 }
 
 /* True once the tensor is reduced; False where the call is not of the plain kind: nothing has happened then. */
@@ -130,13 +134,10 @@ static PyObject *reducer_call(PyObject *object, PyObject *arguments, PyObject *k
   if (!PyArg_UnpackTuple(arguments, "Reducer", 2, 2, &tensors, &options)) {
     return NULL;
   }
-  PyObject *tensor = look(self, tensors, options, false, &data, &op);
-  if (tensor == NULL) {
+  if (!look(self, tensors, options, false, &data, &op)) {
     Py_RETURN_FALSE;
   }
-  Py_INCREF(tensor); /* the list is the caller's, and may change meanwhile */
   PyObject *done = reduce(self->comm, &data, op);
-  Py_DECREF(tensor);
   even_ext_data_close(&data);
   if (done == NULL) {
     return NULL;
@@ -157,13 +158,8 @@ static PyObject *reducer_put(PyObject *object, PyObject *arguments) {
   if (!PyArg_UnpackTuple(arguments, "put", 5, 5, &queue, &token, &place, &tensors, &options)) {
     return NULL;
   }
-  PyObject *tensor = look(self, tensors, options, true, &call.data, &call.op);
-  if (tensor == NULL) {
+  if (!look(self, tensors, options, true, &call.data, &call.op)) {
     Py_RETURN_FALSE;
-  }
-  if (call.data.keeper == NULL) { /* the list is the caller's, and may change before the call is made */
-    Py_INCREF(tensor);
-    call.data.keeper = tensor;
   }
   if (even_ext_queue_put(queue, token, place, &call) != 0) {
     even_ext_data_close(&call.data);
