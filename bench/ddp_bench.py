@@ -29,6 +29,7 @@ from collections.abc import Callable
 from typing import Any
 
 from heading import heading
+from step_tail import StepWithTail
 
 RANKS = 2
 WAYS = ("evenstep", "gloo")
@@ -100,7 +101,7 @@ def light_group() -> Any:
     return group
 
 
-class Step:
+class Step(StepWithTail):
     """A step of DDP training on one group, and the seconds from its last gradient to backward's end."""
 
     def __init__(self, options: argparse.Namespace, width: int, group: Any) -> None:
@@ -115,22 +116,7 @@ class Step:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.tokens = torch.randint(0, 256, (options.batch, options.length))
         self.bytes = sum(4 * parameter.numel() for parameter in self.model.parameters())
-        self.tails: list[float] = []
-        self._last_gradient = 0.0
-        for parameter in self.model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._stamp)  # before DDP hears of it
-
-    def _stamp(self, _: Any) -> None:
-        self._last_gradient = time.perf_counter()
-
-    def __call__(self) -> None:
-        from torch.nn.functional import cross_entropy
-
-        loss = cross_entropy(self.model(self.tokens).flatten(0, 1), self.tokens.flatten())
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.tails.append(time.perf_counter() - self._last_gradient)
-        self.optimizer.step()
+        self.watch(self.model.parameters())
 
 
 def exchange(group: Any, tensors: list[Any]) -> None:

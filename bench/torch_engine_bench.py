@@ -24,6 +24,7 @@ import time
 from typing import Any
 
 from heading import heading
+from step_tail import StepWithTail
 
 RANKS = 2
 WAYS = ("after", "during")
@@ -74,7 +75,7 @@ def run_rank(options: argparse.Namespace) -> None:
         assert line == "next", line
 
 
-class Step:
+class Step(StepWithTail):
     """A training step of one way, and the seconds from its last gradient to backward's end."""
 
     def __init__(self, options: argparse.Namespace, width: int) -> None:
@@ -97,22 +98,7 @@ class Step:
             waits_for_the_end(es.session().steps.syncs[-1].engine)
         self.tokens = torch.randint(0, 256, (options.batch, options.length))
         self.bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        self.tails: list[float] = []
-        self._last_gradient = 0.0
-        for parameter in self.model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._stamp)
-
-    def _stamp(self, _: Any) -> None:
-        self._last_gradient = time.perf_counter()
-
-    def __call__(self) -> None:
-        from torch.nn.functional import cross_entropy
-
-        loss = cross_entropy(self.model(self.tokens).flatten(0, 1), self.tokens.flatten())
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.tails.append(time.perf_counter() - self._last_gradient)
-        self.optimizer.step()
+        self.watch(self.model.parameters())
 
 
 def waits_for_the_end(engine: Any) -> None:
@@ -128,14 +114,15 @@ class Job:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        package = options.against if way == "after" and options.against else str(TREE / "python")
         shared = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(RANKS),
             "OMP_NUM_THREADS": "1",
         }
-        paths = os.pathsep.join([package, str(TREE / "examples")])
+        other = [options.against] if way == "after" and options.against else []
+        given = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+        paths = os.pathsep.join([*other, *given, str(TREE / "examples")])
         self._ranks = [
             subprocess.Popen(
                 [sys.executable, __file__, *sys.argv[1:], "--way", way],
