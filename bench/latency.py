@@ -4,6 +4,7 @@ alternating rounds; C and MPI run in processes of their own, before and after th
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -76,9 +77,10 @@ def from_python(rank: int, ranks: int, gloo: Any) -> dict[str, float]:
         )
 
 
-def _told(command: list[str], name: str = "", seconds: float = 120) -> dict[str, Any]:
+def _told(command: list[str], name: str = "", seconds: float = 120, **variables: str) -> dict[str, Any]:
     """The JSON that a bench in processes of its own prints; {} where it fails, which is said under `name` (the command)."""
-    done = subprocess.run(command, env={**os.environ, **ALLOWED}, capture_output=True, text=True, timeout=seconds)
+    environment = {**os.environ, **ALLOWED, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode != 0 or not lines:
         print(f"comm_bench: {name or ' '.join(command)} failed: {done.stderr[-500:]}", file=sys.stderr)
@@ -155,6 +157,14 @@ def mpi_rank() -> None:
         print(json.dumps({"library": library, "rows": rows}))
 
 
+def package_folder() -> Path:
+    """Of the evenstep that this interpreter has."""
+    found = importlib.util.find_spec("evenstep")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"{sys.executable} has no evenstep: scripts/install.sh puts it there")
+    return Path(found.origin).parent
+
+
 def find_mpirun(python: str) -> str | None:
     """The one beside `python`, else the one on the path."""
     beside = Path(python).parent / "mpirun"
@@ -162,11 +172,18 @@ def find_mpirun(python: str) -> str | None:
 
 
 def run_mpi(mpi: Mpi, words: list[str]) -> dict[str, Any]:
-    """What two ranks of its interpreter report; {} where that has no mpi4py or there is no mpirun."""
+    """What two ranks of its interpreter report; {} where that has no mpi4py or there is no mpirun.
+
+    They take this interpreter's evenstep, and nothing else of its packages, which another MPI may be among. Programs that mpirun itself starts
+    are found beside it.
+    """
     if mpi.mpirun is None or subprocess.run([mpi.python, "-c", "import mpi4py, numpy"], capture_output=True).returncode:
         return {}
     command = [mpi.mpirun, "-n", "2", mpi.python, *words]
-    report = _told(command, "MPI", 600)
+    programs = f"{Path(mpi.mpirun).parent}:{os.environ.get('PATH', os.defpath)}"
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "evenstep").symlink_to(package_folder())
+        report = _told(command, f"MPI of {mpi.python}", 600, PATH=programs, PYTHONPATH=folder)
     return {**report, "command": " ".join(command)} if report else {}
 
 
