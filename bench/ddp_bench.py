@@ -11,6 +11,9 @@ says more where an exchange is a hundredth of a step);
 `alone` is an all-reduce of each bucket, by the same threads, while nobody computes. `last` is DDP's last bucket's share
 of the gradients: it is full when backward ends, and cannot be hidden. DDP's buckets are of 25 MB, a smaller model's gradients
 but for the first megabyte are in one: --bucket-mb makes them smaller, as `bucket_cap_mb` does in a script.
+
+How fast a step is depends on where its model lies in memory, by more than the ways differ: the ranks are started three times,
+with a third of the rounds each, and each way's model is made first, second and last once.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from step_tail import StepWithTail
 
 RANKS = 2
 WAYS = ("evenstep", "gloo")
+TRAINED = (*WAYS, "compute")
+TURNS = len(TRAINED)
 
 
 def arguments() -> argparse.Namespace:
@@ -48,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--turn", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -128,11 +134,12 @@ def exchange(group: Any, tensors: list[Any]) -> None:
 
 
 def measure(options: argparse.Namespace, width: int, groups: dict[str, Any], computes: bool) -> dict[str, Any]:
-    """Median seconds of each way at one width. computes: this rank trains, else it makes the calls alone."""
+    """All seconds of each way at one width, in this turn. computes: this rank trains, else it makes the calls alone."""
     import torch
     import torch.distributed as dist
 
-    trained = {way: Step(options, width, groups[way]) for way in (*WAYS, "compute")}
+    order = TRAINED[options.turn :] + TRAINED[: options.turn]
+    trained = {way: Step(options, width, groups[way]) for way in order}
     for _ in range(3):  # DDP puts its buckets into the order of the first backward
         groups["compute"].asked.clear()
         for step in trained.values():
@@ -146,17 +153,23 @@ def measure(options: argparse.Namespace, width: int, groups: dict[str, Any], com
     times: dict[str, list[float]] = {way: [] for way in steps}
     for step in trained.values():
         step.tails.clear()
-    for _ in range(options.rounds):
+    for _ in range(-(-options.rounds // TURNS)):
         for way, call in steps.items():
             times[way].append(seconds_of(call, options.steps, dist.barrier))
-    found = {way: statistics.median(took) for way, took in times.items()}
-    for way in WAYS:
-        found[f"{way} open"] = max(0.0, found[way] - found["compute"])
-        if options.spare and computes:
-            tails = [statistics.median(trained[each].tails) for each in (way, "compute")]
-            found[f"{way} open"] = max(0.0, tails[0] - tails[1])
     last = tensors[-1].numel() / sum(tensor.numel() for tensor in tensors)
-    return {"width": width, "bytes": trained["compute"].bytes, "last": last, **found}
+    tails = {way: step.tails for way, step in trained.items()}
+    return {"width": width, "bytes": trained["compute"].bytes, "last": last, "times": times, "tails": tails}
+
+
+def summary(options: argparse.Namespace, turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of one width: medians over the rounds of all turns."""
+    found = {way: statistics.median(took for turn in turns for took in turn["times"][way]) for way in turns[0]["times"]}
+    tails = {way: statistics.median(tail for turn in turns for tail in turn["tails"][way]) for way in TRAINED}
+    for way in WAYS:
+        longer = tails[way] - tails["compute"] if options.spare else found[way] - found["compute"]
+        found[f"{way} open"] = max(0.0, longer)
+    rounds = {way: [took for turn in turns for took in turn["times"][way]] for way in TRAINED}
+    return {**{key: turns[0][key] for key in ("width", "bytes", "last")}, **found, "rounds": rounds}
 
 
 def show(options: argparse.Namespace, report: dict[str, Any]) -> None:
@@ -180,22 +193,14 @@ def show(options: argparse.Namespace, report: dict[str, Any]) -> None:
     print("\nPairs are evenstep/Gloo.")
 
 
-def main() -> None:
-    options = arguments()
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples"))
-    if options.rank is not None:
-        run_rank(options)
-        return
+def run_turn(turn: int) -> list[dict[str, Any]]:
+    """What rank 0 measured, a row for each width, with all ranks started anew."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    report: dict[str, Any] = heading()
+    words = [sys.executable, __file__, *sys.argv[1:], "--port", str(port), "--turn", str(turn)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, __file__, *sys.argv[1:], "--rank", str(rank), "--port", str(port)],
-            stdout=subprocess.PIPE if rank == 0 else None,
-            text=True,
-        )
+        subprocess.Popen([*words, "--rank", str(rank)], stdout=subprocess.PIPE if rank == 0 else None, text=True)
         for rank in range(RANKS)
     ]
     try:
@@ -207,7 +212,19 @@ def main() -> None:
             if rank.poll() is None:
                 rank.kill()
                 rank.wait()
-    report["rows"] = json.loads(output)
+    rows: list[dict[str, Any]] = json.loads(output)
+    return rows
+
+
+def main() -> None:
+    options = arguments()
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "examples"))
+    if options.rank is not None:
+        run_rank(options)
+        return
+    report: dict[str, Any] = heading()
+    turns = [run_turn(turn) for turn in range(TURNS)]
+    report["rows"] = [summary(options, list(rows)) for rows in zip(*turns)]
     show(options, report)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n")
