@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What tests against real services need: an object store with its driver (PyPI, into build/s3), and, as root where there is apt-get, Slurm and sshfs
-# from the distribution. Nothing is started: the tests start what they need, in folders of their own. What cannot be had is said, and is no failure.
+# What tests against real services need: an object store with its driver (PyPI, into build/s3), Intel's MPI (PyPI, into build/mpi/intel), and, as root
+# where there is apt-get, Slurm and sshfs from the distribution. Nothing is started: the tests start what they need, in folders of their own. What cannot be had is said, and is no failure.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -18,6 +18,15 @@ if [ "$(cat "$stamp" 2> /dev/null)" != "$state" ]; then
   else
     echo "pip could not (build/s3.log): the tests of object storage are left out"
     rm -rf build/s3
+  fi
+fi
+
+if [ "$(uname -m)" = x86_64 ] && [ ! -x build/mpi/intel/bin/mpirun ]; then
+  echo "Installing Intel's MPI for tests into build/mpi/intel"
+  if ! "$python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --ignore-installed --prefix build/mpi/intel \
+    impi-rt > build/mpi-intel.log 2>&1; then
+    echo "pip could not (build/mpi-intel.log): groups over Intel's MPI are not tested"
+    rm -rf build/mpi/intel
   fi
 fi
 

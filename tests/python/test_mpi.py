@@ -32,7 +32,9 @@ QUIET = {
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 NONE = pytest.param("", marks=pytest.mark.skipif(not REQUIRED, reason="no mpirun is found"))
-each_mpirun = pytest.mark.parametrize("mpirun", FOUND or [NONE])
+each_mpirun = pytest.mark.parametrize(  # a third one `make test-more` alone has
+    "mpirun", [*FOUND[:2], *(pytest.param(each, marks=pytest.mark.more) for each in FOUND[2:])] or [NONE]
+)
 one_mpirun = pytest.mark.parametrize(  # what differs between them, the tests of each have shown
     "mpirun", [*FOUND[:1], *(pytest.param(each, marks=pytest.mark.more) for each in FOUND[1:])] or [NONE]
 )
