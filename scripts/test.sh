@@ -130,14 +130,10 @@ built() {
   return "$result"
 }
 
-# What the wheel needs and what tests it; needs the disk and the network more than a core.
+# What the wheel needs and what tests it, of what .venv has, and nothing else: torch is not installed twice.
 fresh_environment() {
   rm -rf "$fresh"
-  "${PYTHON:-python3}" -m venv "$fresh" &&
-    "$fresh/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
-      "$(grep '^torch==' constraints.txt)" &&
-    "$fresh/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
-      numpy pytest pytest-timeout hypothesis safetensors
+  "${EVENSTEP_VENV:-$PWD/.venv}/bin/python" scripts/second_environment.py "$fresh" torch numpy pytest pytest-timeout hypothesis safetensors
 }
 
 # Both of the MPI libraries that groups are tested over; each in a prefix of its own, since both are called mpirun.
