@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.agreement import first_differing
-from evenstep.bucket_sizes import BucketSizes, sizes_of
+from evenstep.bucket_layout import BucketLayout
 from evenstep.engine import Engine, Report, SharedEngine
 from evenstep.kept import KeptGradients
-from evenstep.learned_order import LearnedOrder
 from evenstep.local_training import LocalTraining
 from evenstep.nonfinite import UNNAMED, Found, Look, found_among, tells_by_itself
 from evenstep.sparse import sum_sparse
@@ -70,9 +68,7 @@ class GradientSync:
         self._fired_before: set[int] = set()  # under no_sync, since the last round
         self._submitted: set[int] = set()
         self._handing = threading.Lock()  # autograd has a thread for each device
-        self._order = LearnedOrder()
-        self._sizes: BucketSizes | None = sizes_of(engine, name)
-        self._sees = True  # when gradients come
+        self._layout = BucketLayout(engine, name, steps, self._lay_out)
         self._refired = False
         self._open = False
         self._ids = {id(p) for p in self.parameters}
@@ -117,8 +113,8 @@ class GradientSync:
                 self._fired_again(index, p)
                 return
             fired.add(index)
-            if self._sees and self.local is None and self.stale is None:
-                self._saw(index)
+            if self._layout.watches and self.local is None and self.stale is None:
+                self._layout.saw(index)
             if self.enabled and self._stash is None and not self.defer and self.local is None and not self.idle:
                 submit(index, p)
 
@@ -139,8 +135,7 @@ class GradientSync:
             self.local.engine = engine
         self._kept = KeptGradients(engine.views, engine.memory)
         self._kept.own.update(own)
-        self._order = LearnedOrder()
-        self._sizes, self._sees = sizes_of(engine, self.name), True
+        self._layout = BucketLayout(engine, self.name, self._steps, self._lay_out)
         if self._watch is not None:
             self._watch.begin_anew()
         self._whole.clear()
@@ -191,12 +186,6 @@ class GradientSync:
 
     # -- during backward --
 
-    def _saw(self, index: int) -> None:
-        if self._order.learning:
-            self._order.seen.append(index)
-        if self._sizes is not None:
-            self._sizes.saw(index)
-
     def _fired_again(self, index: int, parameter: torch.Tensor) -> None:
         if index >= self._dense:
             return
@@ -240,10 +229,8 @@ class GradientSync:
                     "  fix: call es.prepare while all parameters that will ever be trained require gradients"
                 )
         weight = self._current_weight()
-        if self._order.wanted is not None and not self._open:
-            self._reorder(*self._order.wanted)
-        if self._sizes is not None and not self._open:
-            self._resize(self._sizes)
+        if not self._open:
+            self._layout.between_rounds()
         if self.stale is not None and self.enabled:
             self.stale.check_once_a_step(self._steps.step)
         if empty:
@@ -433,12 +420,7 @@ class GradientSync:
         if self._watch is not None:
             self._watch_used(self._watch, used)
         self.nonfinite = self._find_nonfinite(used)
-        if self._order.learning and hasattr(self.engine, "reorder"):
-            with self._steps.blocking():
-                self._order.agree(self._steps.group, used)
-        self._order.learning = False
-        if self._sizes is not None:
-            self._size_buckets(self._sizes, report)
+        self._layout.round_ends(used, report)
         views = self.engine.views
         for index, parameter in enumerate(self.parameters[: self._dense]):
             if used[index]:
@@ -562,40 +544,8 @@ class GradientSync:
         return total
 
     def take_order(self, order: tuple[list[int], list[int]] | None) -> None:
-        """Of an engine whose bits depend on it: the order that a checkpoint was written with (None: the model's; the next
-        round learns another). Between rounds; the same on all ranks."""
-        if not hasattr(self.engine, "order") or self.engine.order == order:
-            return
-        if order is not None and sorted((*order[0], *order[1])) != list(range(self._dense)):
-            return  # of another model
-        self._order = LearnedOrder()
-        self._order.learning = order is None
-        self._reorder(*(order or (list(reversed(range(self._dense))), [])))
-
-    def _size_buckets(self, sizes: BucketSizes, report: Report) -> None:
-        """After a round, which the ranks make together."""
-        sizes.round_ends(report)
-        if sizes.due:
-            with self._steps.blocking():
-                measuring = sizes.decide(self._steps.group)
-            self._steps.times.blocks(measuring)  # in a group that counts none of its waiting there
-            if sizes.words and self._steps.group.rank == 0:
-                self._steps.telemetry.event(_core.EVENT_MESSAGE, self._steps.step, 0, sizes.words)
-        self._sees = sizes.watching
-
-    def _resize(self, sizes: BucketSizes) -> None:
-        if sizes.wanted is not None:
-            wanted, sizes.wanted = sizes.wanted, None
-            self._lay_out(lambda: self.engine.resize(*wanted))  # type: ignore[attr-defined]
-        if sizes.done:
-            self._sizes = None
-        else:
-            sizes.backward_begins()
-
-    def _reorder(self, order: list[int], late: list[int]) -> None:
-        """Before the round after the first: the buckets in the order in which gradients come."""
-        self._order.wanted = None
-        self._lay_out(lambda: self.engine.reorder(order, late))  # type: ignore[attr-defined]
+        """BucketLayout.take_order."""
+        self._layout.take_order(order, self._dense)
 
     @torch.no_grad()
     def _lay_out(self, anew: Callable[[], bool]) -> None:

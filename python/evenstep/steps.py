@@ -18,14 +18,15 @@ from evenstep.idle_backward import IdleBackward
 from evenstep.nonfinite import UNNAMED
 from evenstep.ranges import Phases
 from evenstep.saved_bytes import SavedBytes
-from evenstep.step_loss import StepLoss, total_of
+from evenstep.step_loss import total_of
+from evenstep.step_part import StepPart
 from evenstep.step_times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from evenstep.batch_noise import NoiseProbe
-    from evenstep.buffers import BufferSync, Change
+    from evenstep.buffers import BufferSync
     from evenstep.data_course import DataCourse
     from evenstep.engine import Report
     from evenstep.generations import Recovery
@@ -52,12 +53,11 @@ class Steps:
         self.recovery: Recovery | None = None  # where ranks may be lost and the others go on
         self.parameters: ParameterChecks | None = None
         self.noise: NoiseProbe | None = None  # where the global batch is adapted
-        self._sum: int | None = None  # of the parameters, where the vote under way compares it
         self.reports: list[Any] = []  # what the ranks told of their memory before the last commit
         self.spared: list[int] = []  # ranks that left out every backward before it, for want of samples
         self.told: list[vote.Ballot] = []  # in the last vote before it
         self.micro_batch = (0, 0.0)  # evenstep.piece_times
-        self._passes = self._spared_passes = 0  # since the last commit
+        self._part = StepPart()
         self.begun_backwards = 0  # passes of backward, also those that count nothing
         self.step = 0
         self.loss = math.nan  # of the last committed step, over all ranks
@@ -76,12 +76,7 @@ class Steps:
         self.empty = False  # set_weight: the next backward counts nothing on any rank
         self._fetched = FetchedBatches()
         self._idle_backward = IdleBackward()
-        self._backward_count = 0
-        self._checksum = 0
-        self._samples = self._total = self._batches = 0
-        self._own_loss = StepLoss()
         self.loss_ranks: list[int] = []  # whose loss was not finite, as they said in the last vote
-        self._changed: list[Change] = []
         self._broken = ""
         self._begun: int | None = None  # a bit for each model that is to be exchanged yet, since the vote on it
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
@@ -202,11 +197,7 @@ class Steps:
         self._fetched.add(plan, batch)
         self._had[plan.loader] = self._had.get(plan.loader, 0) + plan.samples
         self.plan = self.last_plan = plan
-        shares = hash(tuple(plan.shares))  # of whole numbers: the same in every process
-        self._checksum = (self._checksum * 31 + plan.checksum + plan.total + shares) & 0xFFFFFFFFFFFFFFFF
-        self._samples += plan.samples
-        self._total += plan.total
-        self._batches += 1
+        self._part.batch_arrives(plan)
 
     @property
     def fetches_ahead(self) -> bool:
@@ -240,12 +231,12 @@ class Steps:
             self._fetched.check_one_weight()
         self.times.backward_begins(self.step, forward=self.plan is not None)
         self.phases.enter("backward")
-        self._own_loss.begins_from(losses)
-        self._passes += 1
+        self._part.loss.begins_from(losses)
+        self._part.passes += 1
         for sync in self.syncs:
             sync.before_backward(self.empty)
         if self.noise is not None:
-            self.noise.begin(first=self._passes == 1)
+            self.noise.begin(first=self._part.passes == 1)
 
     def spares_backward(self, losses: Any) -> bool:
         """Whether this rank has no samples, so that its gradients count nothing, and nothing else would come of them:
@@ -260,7 +251,7 @@ class Steps:
             return False
         for sync in self.syncs:
             sync.hand_over_zeros(reached)
-        self._spared_passes += 1
+        self._part.spared_passes += 1
         return True
 
     def nested_backward(self) -> None:
@@ -289,7 +280,7 @@ class Steps:
             self._give_up(begun=-1)
             self._break(f"backward failed on rank {self.group.rank} ({name})")
             return
-        self._backward_count += 1
+        self._part.backwards += 1
         try:
             ballots = self._exchange(0.0, 0, vote.FAILED)
         except EvenstepError as lost:
@@ -331,10 +322,8 @@ class Steps:
 
     def forget_pass(self) -> None:
         """At the end of a void one: its batches come again."""
-        self._samples = self._total = self._batches = self._checksum = self._backward_count = 0
-        self._own_loss.forget()
+        self._part.is_void()
         self.loss_ranks = []
-        self._passes = self._spared_passes = 0
         for sync in self.syncs:
             sync.nonfinite = []
         self.ballots, self.reports, self.spared = [], [], []
@@ -346,9 +335,7 @@ class Steps:
     def passed_over(self) -> None:
         """At the end of a turn that was committed before: what was made for it is not of the next."""
         self.ballots = []
-        self._samples = self._total = self._batches = self._checksum = 0
-        self._passes = self._spared_passes = 0
-        self._own_loss.sum = 0.0
+        self._part.begins_anew()
 
     def after_backward(self) -> None:
         if not self.syncs:
@@ -358,7 +345,7 @@ class Steps:
             return
         end = self.times.backward_ends(self.step)
         weight = self.current_weight()
-        self._own_loss.counts(weight)
+        self._part.loss.counts(weight)
         self._fetched.used()
         enabled = [sync for sync in self.syncs if sync.enabled]
         taken = self._taken()
@@ -405,37 +392,9 @@ class Steps:
         self.after_backward()
 
     def _exchange(self, weight: float, busy_ns: int, flags: int) -> list[vote.Ballot]:
-        def bits(which: str) -> int:
-            return sum(1 << i for i, sync in enumerate(self.syncs) if sync.enabled and getattr(sync, which))
-
-        watch = self.memory.watch if self.memory is not None else None
-        ballot = vote.Ballot(
-            backward=self._backward_count,
-            step=self.step,
-            samples=self._samples,
-            total=self._total,
-            busy_seconds=busy_ns / 1e9,
-            loss=self._own_loss.sum,
-            weight=weight,
-            enabled=bits("enabled"),
-            fired=bits("fired"),
-            refired=bits("refired"),
-            checksum=self._checksum,
-            buffers=self.buffers.checksum(self._changed) if self.buffers is not None else 0,
-            flags=flags,
-            batches=self._batches,
-            cap=-1 if watch is None else watch.cap,
-            room=vote.UNKNOWN if watch is None else watch.room,
-            growth=0.0 if watch is None else watch.growth,
-            parameters=self._sum or 0,
-            exchange_seconds=self.times.own_seconds,
-            micro_batch=self.micro_batch[0],
-            piece_samples=self.micro_batch[1],
-            changed=bits("changed"),
-        )
+        ballot = self._part.ballot(self, weight, busy_ns, flags).pack()
         with self.blocking():
-            records = self.group.exchange(ballot.pack())
-        return [vote.unpack(record) for record in records]
+            return [vote.unpack(record) for record in self.group.exchange(ballot)]
 
     def _taken(self) -> str:
         """Which gradient a hook took away before backward ended, in words; "" for none."""
@@ -454,28 +413,28 @@ class Steps:
 
     def _synchronise(self, end: int, weight: float, taken: str) -> None:
         self.phases.enter("communication")
-        self._backward_count += 1
+        self._part.backwards += 1
         self._begun = None
-        self._changed = self.buffers.changed() if self.buffers is not None else []
+        self._part.changed = self.buffers.changed() if self.buffers is not None else []
         for sync in self.syncs:
             if sync.enabled and sync.settle():
                 end = _core.clock_ns()
         busy = self.times.busy_until(end)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
-        flags |= vote.SPARED if 0 < self._spared_passes == self._passes else 0
-        flags |= vote.LOSS if self._own_loss.bad else 0
+        flags |= vote.SPARED if self._part.spared else 0
+        flags |= vote.LOSS if self._part.loss.bad else 0
         local = [sync for sync in self.syncs if sync.enabled and sync.local is not None]
         finite = [sync.look_at_own(counts=weight > 0) for sync in local]  # each, also after one that is not
         if not all(finite):
             flags |= vote.GRADIENT
-        self._sum = self.parameters.sum_when_due() if self.parameters is not None else None
-        flags |= 0 if self._sum is None else vote.CHECKED
+        self._part.parameters = self.parameters.sum_when_due() if self.parameters is not None else None
+        flags |= 0 if self._part.parameters is None else vote.CHECKED
         leads = [loader.lead for loader in self.loaders.values() if loader.train]
         flags |= max((lead.needed for lead in leads), default=0) << vote.LEAD
         flags |= vote.ENDS if self.group.rank == 0 and self.telemetry.asks_end else 0
         flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
-        if self.memory is not None and self._batches and self.last_plan is not None:
-            self.memory.watch.stepped(self.step, self._samples // self._batches, self.last_plan.shares)
+        if self.memory is not None and self._part.batches and self.last_plan is not None:
+            self.memory.watch.stepped(self.step, self._part.samples // self._part.batches, self.last_plan.shares)
         ballots = self._exchange(weight, busy, flags)
         self._begun = fired = _fired(ballots)
         failed = vote.failed(ballots)
@@ -519,7 +478,7 @@ class Steps:
         self.phases.enter("optimizer")
 
     def _heard_of_nonfinite(self, ballots: list[vote.Ballot], local: list[GradientSync]) -> None:
-        self._own_loss.bad = False
+        self._part.loss.bad = False
         self.loss_ranks = vote.not_finite(ballots, vote.LOSS)
         if vote.not_finite(ballots, vote.GRADIENT):
             for sync in local:
@@ -537,7 +496,9 @@ class Steps:
         checksums = [ballot.buffers for ballot in self.ballots]
         if any(checksums) and self.buffers is not None:
             with self.blocking():
-                self.buffers.synchronise(group, self._changed, checksums, [ballot.weight for ballot in self.ballots])
+                self.buffers.synchronise(
+                    group, self._part.changed, checksums, [ballot.weight for ballot in self.ballots]
+                )
 
     def commit(self) -> list[tuple[int, float]]:
         """Before the first optimizer's step: makes the step count. Returns each rank's (samples, busy seconds) of one
@@ -545,7 +506,6 @@ class Steps:
         self.finish_missed()
         timings: list[tuple[int, float]] = []
         self.reports, self.spared = [], []
-        self._passes = self._spared_passes = 0
         if self.recovery is None:
             self.synchronise_buffers(self.group)
         ballots = self.told = self.ballots
@@ -565,8 +525,8 @@ class Steps:
             self.step,
             plan.epoch if plan is not None else 0,
             int(own.busy_seconds * 1e9) if own is not None else 0,
-            self._samples,
-            self._total,
+            self._part.samples,
+            self._part.total,
             self.loss,
             plan.predicted_seconds if plan is not None else math.nan,
         )
@@ -576,9 +536,7 @@ class Steps:
             self.telemetry.event(_core.EVENT_SHARES, self.step, plan.total, words)
         if not any(sync.local for sync in self.syncs):
             self.saved.tell(self.step, aloud=self.group.rank == 0)
-        self._samples = self._total = self._batches = 0
-        self._checksum = 0
-        self._own_loss.sum = 0.0
+        self._part.begins_anew()
         self._had_at_step = dict(self._had)
         if ballots:
             self.times.committed(ballots[0].batches)
@@ -599,7 +557,7 @@ class Steps:
     def before_backward_missed(self) -> None:
         """Hooks fired, but the end of that backward was not seen: finish now, on every rank alike."""
         self.times.backward_begins(self.step, forward=False)
-        self._own_loss.is_unknown()
+        self._part.loss.is_unknown()
         self.after_backward()
 
     @property

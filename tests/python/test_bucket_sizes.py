@@ -274,11 +274,12 @@ def test_after_a_loss_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(512, 512, bias=False)
     engine = shared_engine(list(model.parameters()))
     sync = GradientSync("model", model, engine, Steps(Alone(), _core.Telemetry(-1, 0)))
-    begun, engine._sizes = sync._sizes, (MIB, MIB)
+    begun, engine._sizes = sync._layout._sizes, (MIB, MIB)
     assert begun is not None
     begun.round_ends(Report(0, 0, 0, 0))
     size = SharedEngine.arena_bytes(list(model.parameters()))
     sync.go_on([engine.again(_core.Comm(_core.Comm.create_segment(1, size), 0, 1, size))])
-    assert sync._sizes is not None and sync._sizes is not begun and sync._sizes._left == WARM + ROUNDS
+    anew = sync._layout._sizes
+    assert anew is not None and anew is not begun and anew._left == WARM + ROUNDS
     assert sync.engine._sizes == (0, 0)  # type: ignore[attr-defined]
     sync.close()

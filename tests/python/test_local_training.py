@@ -55,7 +55,7 @@ def test_gradients_that_come_are_not_noted_for_ever(run_ranks: Callable[..., lis
             model(x).mean().backward()
             step(optimizers)
         sync = es.session().steps.syncs[-1]
-        assert len(sync._order.seen) <= len(sync.parameters), (mode, len(sync._order.seen))
+        assert len(sync._layout._order.seen) <= len(sync.parameters), (mode, len(sync._layout._order.seen))
     """
     run_ranks(BOTH + code)
 
