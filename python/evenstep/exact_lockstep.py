@@ -76,8 +76,8 @@ class _BlockGroup:
     def barrier(self) -> None:
         self.exchange(b"\0")
 
-    def revoke(self) -> None:
-        self._rows.steps.group.revoke()
+    def revoke(self, why: str = "") -> None:
+        self._rows.steps.group.revoke(why)
 
 
 class _Rows:

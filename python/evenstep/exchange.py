@@ -8,7 +8,10 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
-from evenstep.group import DTYPES
+from evenstep._core import EvenstepError
+from evenstep.device_memory import is_out_of_memory
+from evenstep.group import DTYPES, Group, TorchGroup
+from evenstep.group_end import end_calls, first_line
 
 # its name since torch 2.13
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -61,6 +64,17 @@ class TorchExchange:
         dist.all_to_all_single(theirs, torch.cat(payloads), [count] * self.ranks, sizes, group=self.process_group)
         self.met_ns = _core.clock_ns()
         return list(theirs.split(count)) if count else list(payloads[0].new_empty((self.ranks, 0)))
+
+    def failed(self, group: Group, error: RuntimeError) -> BaseException:
+        """What is to be raised for an error of a round. `group`: of the same ranks, none of which waits for this one any more."""
+        if isinstance(error, EvenstepError):  # which all ranks have, or hear of
+            return error
+        end_calls(self.process_group)
+        if is_out_of_memory(error):
+            group.revoke(first_line(error))
+            return error
+        told = group.explained(error, "the exchange of gradients") if isinstance(group, TorchGroup) else None
+        return told or error
 
 
 class SharedExchange:

@@ -11,7 +11,7 @@ import torch
 from evenstep import _core
 from evenstep.bucket_engine import Buckets
 from evenstep.engine import EngineOptions, Report
-from evenstep.exchange import Exchange, SharedExchange
+from evenstep.exchange import Exchange, SharedExchange, TorchExchange
 from evenstep.group import Group
 
 if TYPE_CHECKING:
@@ -90,7 +90,12 @@ class GatheringEngine(Buckets):
             self._fill_up(bucket)
             if any(used[index] for index in bucket.indices):
                 flats.append((number, bucket.flat))
-        moved, full = self._reduce(flats)
+        try:
+            moved, full = self._reduce(flats)
+        except RuntimeError as error:
+            if isinstance(self._exchange, TorchExchange):
+                raise self._exchange.failed(self._group, error) from error
+            raise
         now = _core.clock_ns()
         own = now - max(self._met_ns, self._exchange.met_ns)
         self._telemetry.span(_core.SPAN_COMMUNICATION, self._step, start, now - start, moved)

@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 from evenstep import _core, plain
 from evenstep._core import EvenstepError
+from evenstep.device_memory import is_out_of_memory
 from evenstep.environment import Environment
-from evenstep.rendezvous import claim, open_group
+from evenstep.group_end import GroupEnd
+from evenstep.rendezvous import claim, has_ended, open_group
 
 
 class Group(Protocol):
@@ -37,8 +39,8 @@ class Group(Protocol):
 
     def barrier(self) -> None: ...
 
-    def revoke(self) -> None:
-        """Ends what the other ranks wait for, where the engine can."""
+    def revoke(self, why: str = "") -> None:
+        """Ends what the other ranks wait for, where the engine can, and tells them why, where it can do that."""
 
 
 class Alone:
@@ -58,7 +60,7 @@ class Alone:
 
     def barrier(self) -> None: ...
 
-    def revoke(self) -> None: ...
+    def revoke(self, why: str = "") -> None: ...
 
 
 class SharedGroup:
@@ -100,42 +102,67 @@ class SharedGroup:
     def barrier(self) -> None:
         self.comm.barrier()
 
-    def revoke(self) -> None:
+    def revoke(self, why: str = "") -> None:
         self.comm.revoke()
 
 
 class TorchGroup:
-    """Over a Gloo group of torch: several hosts, or no shared memory."""
+    """Over a Gloo group of torch: several hosts, or no shared memory. `end`: what says why, where it has ended; where there is none,
+    errors are torch's own, and `revoke` does nothing."""
 
-    def __init__(self, group: Any) -> None:
-        self.group = group
+    def __init__(self, group: Any, end: GroupEnd | None = None) -> None:
+        self.group, self._end = group, end
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def _call(self, what: str, begin: Callable[[], Any]) -> None:
+        if self._end is None:
+            begin().wait()
+            return
+        self._end.begins(what)
+        try:
+            self._end.wait(begin())
+        except RuntimeError as error:
+            if isinstance(error, EvenstepError) or is_out_of_memory(error):
+                raise
+            raise self._end.heard(error) from error
 
     def exchange(self, record: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(record), dtype=torch.uint8)
         out = [torch.empty_like(mine) for _ in range(self.ranks)]
-        dist.all_gather(out, mine, group=self.group)
+        what = f"an exchange of {len(record)} bytes"
+        self._call(what, lambda: dist.all_gather(out, mine, group=self.group, async_op=True))
         return [as_bytes(row) for row in out]
 
     def sum_(self, values: torch.Tensor) -> None:
-        dist.all_reduce(values, group=self.group)
+        self._call(
+            f"a sum of {values.numel()} values", lambda: dist.all_reduce(values, group=self.group, async_op=True)
+        )
 
     def broadcast_(self, values: torch.Tensor, root: int = 0) -> None:
-        dist.broadcast(values, src=dist.get_global_rank(self.group, root), group=self.group)
+        source = dist.get_global_rank(self.group, root)
+        what = f"a broadcast of {values.numel()} values of rank {root}"
+        self._call(what, lambda: dist.broadcast(values, src=source, group=self.group, async_op=True))
 
     def gather_rows(self, values: torch.Tensor, counts: list[int]) -> torch.Tensor:
         most = max(1, *counts)
         padded = torch.zeros(most, dtype=values.dtype)
         padded[: values.numel()] = values
         rows = [torch.empty_like(padded) for _ in range(self.ranks)]
-        dist.all_gather(rows, padded, group=self.group)
+        what = f"a gathering of {sum(counts)} values"
+        self._call(what, lambda: dist.all_gather(rows, padded, group=self.group, async_op=True))
         return torch.cat([row[:count] for row, count in zip(rows, counts)])
 
     def barrier(self) -> None:
-        dist.barrier(group=self.group)
+        self._call("a barrier", lambda: dist.barrier(group=self.group, async_op=True))
 
-    def revoke(self) -> None:
-        pass
+    def revoke(self, why: str = "") -> None:
+        if self._end is not None:
+            self._end.revoke(why or "it gave up")
+
+    def explained(self, error: BaseException, what: str) -> EvenstepError | None:
+        """Why a call of the same ranks in another process group of torch's has failed, by what they tell one another. Ends this
+        one, so that all hear of it."""
+        return None if self._end is None else self._end.heard(error, what)
 
 
 DTYPES = {
@@ -306,4 +333,11 @@ class Bootstrap:
 
     def control(self) -> Group:
         comm = self.shared(0, "control")
-        return TorchGroup(self.gloo()) if comm is None else SharedGroup(comm)
+        return SharedGroup(comm) if comm is not None else TorchGroup(self.gloo(), self._end_of_gloo())
+
+    def _end_of_gloo(self) -> GroupEnd:
+        members = self._members or range(self.environment.world_size)
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        place = f"evenstep/{self._name}/end/{self._opened}/{restart}"
+        store = dist.distributed_c10d._get_default_store()
+        return GroupEnd(self.gloo(), store, place, lambda rank: has_ended([members[rank]]))

@@ -48,7 +48,7 @@ class LockstepGroup:
     def barrier(self) -> None:
         self.everyone(None)
 
-    def revoke(self) -> None: ...
+    def revoke(self, why: str = "") -> None: ...
 
 
 def taken_lock() -> threading.Lock:

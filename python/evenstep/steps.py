@@ -14,6 +14,7 @@ from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
 from evenstep.fetched import FetchedBatches
+from evenstep.group_end import first_line, is_gone
 from evenstep.idle_backward import IdleBackward
 from evenstep.nonfinite import UNNAMED
 from evenstep.ranges import Phases
@@ -306,7 +307,7 @@ class Steps:
 
     def _break(self, why: str) -> None:
         self._broken = why
-        self.group.revoke()
+        self.group.revoke(why)
 
     @property
     def _void(self) -> bool:
@@ -364,7 +365,9 @@ class Steps:
                     return
                 revoked = getattr(error, "status", "") == "EVEN_ERR_REVOKED"
                 self._give_up(-1 if revoked and self._begun is None else self._begun or 0)
-                self._broken = self._broken or (str(error) or type(error).__name__).splitlines()[0]
+                for sync in self.syncs if is_gone(error) and not revoked else ():
+                    sync.end_calls()
+                self._broken = self._broken or first_line(error)
                 if revoked:
                     raise EvenstepError(
                         f"another rank's backward failed: {str(error).splitlines()[0]}\n"

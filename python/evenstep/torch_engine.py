@@ -15,7 +15,8 @@ from evenstep.bucket_engine import BUCKET_BYTES, Bucket, BucketEngine
 from evenstep.compression import WIRES
 from evenstep.device_memory import is_out_of_memory
 from evenstep.engine import EngineOptions, Report
-from evenstep.group import DTYPES, Group
+from evenstep.group import DTYPES, Group, TorchGroup
+from evenstep.group_end import closed_peers, end_calls, first_line, is_late
 from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, SideStreams, SumUnderWay
 
 NCCL_BUCKET_BYTES = 25 << 20
@@ -73,7 +74,8 @@ class TorchEngine(BucketEngine):
         second: Any = None,
         streams: SideStreams | None = None,
     ) -> None:
-        self._nccl = process_group is not None and dist.get_backend(process_group) == "nccl"
+        backend = "" if process_group is None else dist.get_backend(process_group)
+        self._nccl, self._over_gloo = backend == "nccl", backend == "gloo"
         super().__init__(parameters, options)
         self._process_group, self._second, self._group, self._telemetry = process_group, second, group, telemetry
         self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
@@ -85,6 +87,7 @@ class TorchEngine(BucketEngine):
         ] = {}  # of each bucket, events after its gradients, where that says which stream
         self._known: bytes | None = None  # which parameters have gradients, where it is the same in every round
         self._error: BaseException | None = None
+        self._failed_in = ""  # the sum that it is an error of
         self._sound = True  # the process group, as far as is known
         self._alone = False  # the others may have begun what failed here
         self._forget_round()
@@ -191,8 +194,10 @@ class TorchEngine(BucketEngine):
         start = _core.clock_ns()
         if self._error is not None:
             if self._alone:
-                self._group.revoke()
-            raise self._error
+                self._group.revoke(first_line(self._error))
+                self.end_calls()
+                raise self._error
+            raise self._explained(self._error)
         used = self.used_anywhere(self._group) if self._known is None else self._known
         met = _core.clock_ns()
         began = met if hasattr(self._group, "comm") else start  # such a group counts its waits itself
@@ -201,9 +206,12 @@ class TorchEngine(BucketEngine):
             met = max(met, self._wait())
         except RuntimeError as error:
             if _is_own(error):
-                self._group.revoke()
+                self._group.revoke(
+                    f"out of memory, or a failed device, in the exchange of gradients: {first_line(error)}"
+                )
                 self._fails_here(error)
-            raise self._error or error from error
+                raise self._error or error from error
+            raise self._explained(error) from error
         moved, full = sum(one.moved for one in self._handed), sum(one.bucket.bytes for one in self._handed)
         communication = self._communication_ns
         self._forget_round()
@@ -251,10 +259,42 @@ class TorchEngine(BucketEngine):
         if self._error is None and isinstance(error, EvenstepError):  # of our own engine: it says all
             self._error = error
         elif self._error is None:
-            words = "another rank has ended, hangs, or the network between them has failed: see what the others say"
+            fix = "another rank has ended, hangs, or the network between them has failed: see what the others say"
             if self._alone:
-                words = "torch refuses the call, or another rank has ended: see what the others say"
-            self._error = self._failed(f"bucket {number + 1} of {len(self._buckets)} of the gradients", error, words)
+                fix = "torch refuses the call, or another rank has ended: see what the others say"
+            self._error = self._failed(self._sum_of(number), error, fix, self._closed(error))
+            self._failed_in = self._sum_of(number)
+
+    def _sum_of(self, number: int) -> str:
+        return f"bucket {number + 1} of {len(self._buckets)} of the gradients"
+
+    def _closed(self, error: BaseException) -> str:
+        """Which connections of Gloo's are, in words."""
+        if not self._over_gloo or is_late(error):
+            return ""
+        ranks = closed_peers(self._process_group)
+        one = len(ranks) == 1
+        return (
+            f" (closed: the connection{'' if one else 's'} with rank{'' if one else 's'} {', '.join(map(str, ranks))})"
+            if ranks
+            else ""
+        )
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """What is to be raised where sums have failed, and that of other ranks may not end: no rank is to wait for them."""
+        self.end_calls()
+        told = None
+        if isinstance(self._group, TorchGroup) and self._failed_in:
+            told = self._group.explained(error.__cause__ or error, f"the sum of {self._failed_in}")
+        self._error = told or self._error
+        return self._error or error
+
+    def end_calls(self) -> None:
+        """Another rank is lost: no call of this one waits for it, and none of the others' for this one."""
+        self._sound = False
+        for process_group in (self._process_group, self._second):
+            if process_group is not None:
+                end_calls(process_group)
 
     def _fails_here(self, error: BaseException) -> None:
         """This rank lacks what it takes; the others and the process group are sound."""
@@ -264,11 +304,10 @@ class TorchEngine(BucketEngine):
         if self._error is None:
             self._error = self._failed("the gradients", error, words)
 
-    def _failed(self, what: str, error: BaseException, fix: str) -> EvenstepError:
+    def _failed(self, what: str, error: BaseException, fix: str, closed: str = "") -> EvenstepError:
         backend = dist.get_backend(self._process_group)
-        first = str(error).strip().splitlines()[0]
         made = EvenstepError(
-            f"rank {self._group.rank}: torch ({backend}) could not add up {what}: {first}\n  fix: {fix}"
+            f"rank {self._group.rank}: torch ({backend}) could not add up {what}: {first_line(error)}{closed}\n  fix: {fix}"
         )
         made.__cause__ = error
         return made

@@ -1,0 +1,283 @@
+"""How a process group of torch's ends, and why: Gloo says of a lost rank that a connection is closed, and to those alone who have
+that connection; the ranks tell one another the rest in the job's store."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from evenstep._core import EvenstepError
+from evenstep.measured_place import host_name
+
+T = TypeVar("T")
+
+_GONE = {f"EVEN_ERR_{one}" for one in ("PEER_LOST", "REVOKED", "TIMEOUT", "MISMATCH", "SYSTEM")}
+
+_TAG = 1702260078  # of messages that nobody sends
+_LOOK_SECONDS = 0.5  # who waits for longer looks in the store, and at the processes of its host
+_ENDED_LOOKS = (
+    4  # so often one of these is seen to have ended: it may have ended after this call, in which others are slow
+)
+_GRACE_SECONDS = 1.0  # a rank whose call ended by its time limit has closed its connections, and says so soon
+_PATIENCE_SECONDS = 3.0  # for a rank that knows the cause
+_STAY_SECONDS = 2.0  # the first rank may keep the store: the others are to hear before it goes
+_ABORT_SECONDS = 5.0  # an abort of NCCL's that hangs must not keep the error back
+_STORE_SECONDS = 5.0  # beyond these, where the store does not answer
+
+
+def _others(group: Any) -> list[int]:
+    return [rank for rank in range(dist.get_world_size(group)) if rank != dist.get_rank(group)]
+
+
+def closed_peers(group: Any) -> list[int]:
+    """Ranks of a Gloo group whose connection with this one is closed: they have ended, or have ended the group."""
+    found = []
+    for rank in _others(group):
+        try:
+            group.recv([torch.empty(1, dtype=torch.uint8)], rank, _TAG)
+        except RuntimeError:
+            found.append(rank)
+    return found
+
+
+def end_calls(group: Any) -> None:
+    """Ends all calls in a process group of torch's, those under way and those to come: of this rank at once, over Gloo of the
+    others when they find the connection closed. Any thread."""
+    backend = dist.get_backend(group)
+    if backend == "gloo":
+        _close_gloo(group)
+    elif backend in ("nccl", "evenstep") and hasattr(group, "abort"):  # not in every torch
+        _within(_ABORT_SECONDS, group.abort)
+
+
+def _close_gloo(group: Any) -> None:
+    """Gloo has no call for it; but a message that does not come in time closes all connections of its group."""
+    for rank in _others(group):
+        try:
+            group.recv([torch.empty(1, dtype=torch.uint8)], rank, _TAG).wait(timedelta(milliseconds=1))
+        except RuntimeError:
+            continue  # so it is; where this connection was closed before, the next one does it
+
+
+def _within(seconds: float, ask: Callable[[], T]) -> T | None:
+    """ask(); None where it takes longer, or fails: the store's host may be cut off, or its process gone."""
+    found: list[T] = []
+
+    def run() -> None:
+        try:
+            found.append(ask())
+        except RuntimeError:
+            return
+
+    thread = threading.Thread(target=run, name="evenstep-group-end", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether after it some rank makes no call any more that others wait for."""
+    return getattr(error, "status", "") in _GONE
+
+
+def is_late(error: BaseException) -> bool:
+    """Whether a call of Gloo's ended by its time limit, and has closed its rank's connections by that."""
+    return any(words in str(error) for words in ("Timed out waiting", "Application timeout"))
+
+
+class GroupEnd:
+    """Of a Gloo group, on one of its ranks. `place`: a name that no other group of the store has. `ended`: whether a rank is known
+    to have ended.
+
+    In the store, below `place`: who/R, the process and host of rank R; heard/R, in which call it heard of the end; cause, which
+    the first rank that knows it says, for all; read/R, that it has read it.
+    """
+
+    def __init__(self, group: Any, store: Any, place: str, ended: Callable[[int], bool] = lambda rank: False) -> None:
+        self._group, self._store, self._place, self._ended = group, store, place, ended
+        self._rank = dist.get_rank(group)
+        self._call, self._what = 0, "nothing"
+        self.error: EvenstepError | None = None
+        store.set(f"{place}/who/{self._rank}", f"rank {self._rank} (process {os.getpid()} on host {host_name()})")
+
+    def begins(self, what: str) -> None:
+        """A call."""
+        if self.error is not None:
+            raise self._again(self.error)
+        self._call, self._what = self._call + 1, what
+
+    def wait(self, work: Any) -> None:
+        """For the call. A rank finds by its own connections that another one has ended only where it waits for that one in the call:
+        else others say it."""
+        seen = 0
+        while True:
+            try:
+                work.wait(timedelta(seconds=_LOOK_SECONDS))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # its own error, if it has one
+                    return
+            seen = seen + 1 if any(map(self._ended, _others(self._group))) else 0
+            if seen >= _ENDED_LOOKS or _within(_STORE_SECONDS, self._is_over):
+                raise RuntimeError("another rank has ended the group")
+
+    def _is_over(self) -> bool:
+        try:
+            return bool(self._store.check([f"{self._place}/cause"]))
+        except RuntimeError:
+            return True  # the store has gone, and with it a rank, or the launcher
+
+    @staticmethod
+    def _again(error: EvenstepError) -> EvenstepError:
+        return _made(error.status, str(error).partition("\n")[0], error.fix or "", error.rank)
+
+    # -- by this rank --
+
+    def revoke(self, why: str) -> None:
+        """Ends what the others wait for, and says why. Does nothing a second time."""
+        if self.error is not None:
+            return
+        cause = {"kind": "revoked", "ranks": [self._rank], "who": "", "why": why}
+        told = _within(_STORE_SECONDS, lambda: self._tell(cause))
+        self.error = self._explained(told or {**cause, "who": f"rank {self._rank}"}, "")
+        end_calls(self._group)
+
+    def _tell(self, cause: dict[str, Any]) -> dict[str, Any]:
+        said = self._say(cause)
+        self._hear()
+        return said
+
+    # -- by another --
+
+    def heard(self, error: BaseException, what: str = "") -> EvenstepError:
+        """What is to be raised for this error of a call. what: it was no call of this group, but of another one of the same ranks."""
+        if self.error is not None:
+            return self._again(self.error)
+        self._what = what or self._what
+        words, late = first_line(error), is_late(error)
+        closed = [] if late else closed_peers(self._group)
+        cause = _within(_PATIENCE_SECONDS + _STAY_SECONDS + _STORE_SECONDS, lambda: self._find(closed, late))
+        end_calls(self._group)
+        self.error = self._explained(cause or {"kind": "store", "ranks": [], "who": "", "why": ""}, words)
+        return self.error
+
+    def _find(self, closed: list[int], late: bool) -> dict[str, Any]:
+        self._hear(late)
+        end_calls(self._group)
+        store, place, begin, pause = self._store, self._place, time.monotonic(), 0.002
+        while not store.check([f"{place}/cause"]):
+            silent = [
+                rank for rank in range(dist.get_world_size(self._group)) if not store.check([f"{place}/heard/{rank}"])
+            ]
+            waited = time.monotonic() - begin
+            lost = [r for r in silent if self._ended(r) or (r in closed and waited >= _GRACE_SECONDS)]
+            if lost:
+                self._say({"kind": "lost", "ranks": lost, "why": ""})
+            elif not silent or waited >= _PATIENCE_SECONDS:
+                self._say(self._by_records(silent))
+            else:
+                time.sleep(pause)
+                pause = min(1.5 * pause, 0.05)
+        cause: dict[str, Any] = json.loads(store.get(f"{place}/cause"))
+        store.set(f"{place}/read/{self._rank}", "")
+        if self._rank == 0:
+            self._stay(cause["ranks"])
+        return cause
+
+    def _hear(self, late: bool = False) -> None:
+        """Before this rank closes its connections: who finds one closed knows by it that the rank lives."""
+        record = {"call": self._call, "what": self._what, "late": late}
+        self._store.set(f"{self._place}/heard/{self._rank}", json.dumps(record))
+
+    def _say(self, cause: dict[str, Any]) -> dict[str, Any]:
+        """What all are told: the first one says it."""
+        cause["who"] = " and ".join(self._store.get(f"{self._place}/who/{rank}").decode() for rank in cause["ranks"])
+        key = f"{self._place}/cause"
+        told: dict[str, Any] = json.loads(self._store.compare_set(key, "", json.dumps(cause)))
+        return told
+
+    def _by_records(self, silent: list[int]) -> dict[str, Any]:
+        """Where nobody knows of a rank that is lost."""
+        store, place = self._store, self._place
+        heard = [rank for rank in range(dist.get_world_size(self._group)) if rank not in silent]
+        records = {rank: json.loads(store.get(f"{place}/heard/{rank}")) for rank in heard}
+        calls = [f"rank {rank} in call {one['call']} ({one['what']})" for rank, one in records.items()]
+        if silent:
+            late = any(one["late"] for one in records.values())
+            return {"kind": "late" if late else "silent", "ranks": silent, "why": ""}
+        apart = len({(one["call"], one["what"]) for one in records.values()}) > 1
+        return {"kind": "apart" if apart else "network", "ranks": [], "why": ", ".join(calls)}
+
+    def _stay(self, gone: list[int]) -> None:
+        until = time.monotonic() + _STAY_SECONDS
+        keys = [
+            f"{self._place}/read/{rank}" for rank in _others(self._group) if rank not in gone and not self._ended(rank)
+        ]
+        while keys and not self._store.check(keys) and time.monotonic() < until:
+            time.sleep(0.005)
+
+    # -- in words --
+
+    def _explained(self, cause: dict[str, Any], words: str) -> EvenstepError:
+        who, rank = cause["who"], cause["ranks"][0] if len(cause["ranks"]) == 1 else None
+        here = f"rank {self._rank} on host {host_name()}, in call {self._call} of the ranks' group over Gloo ({self._what})"
+        output = f"the end of {'its' if rank is not None else 'their'} own output says why"
+        network = "see what the network between the hosts does"
+        table: dict[str, tuple[str, str, str]] = {
+            "revoked": (
+                "REVOKED",
+                f"{who} ended what the ranks wait for: {cause['why']}",
+                "the reason is in that rank's output",
+            ),
+            "lost": (
+                "PEER_LOST",
+                f"{who} has ended, or cannot be reached any more: found by {here}: {words}",
+                f"{output}; where it says nothing, {network}",
+            ),
+            "late": (
+                "TIMEOUT",
+                f"{who} did not come to {self._what} within the time limit: {here}: {words}",
+                "look what it waits for or computes there (py-spy dump --pid PROCESS)",
+            ),
+            "silent": (
+                "PEER_LOST",
+                f"{who} does not answer: ended, cut off, or in a long computation: {here}: {words}",
+                f"{output}; where it says nothing, {network}",
+            ),
+            "apart": (
+                "MISMATCH",
+                f"the ranks were in different calls: {cause['why']}: {words}",
+                "let all ranks do the same, in the same order",
+            ),
+            "network": (
+                "SYSTEM",
+                f"connections of the ranks' group over Gloo have ended, and no rank has: {here}: {words}",
+                network,
+            ),
+            "store": (
+                "PEER_LOST",
+                f"another rank has ended, and so has the process that keeps the job's store, or cannot be reached: {here}: {words}",
+                "the end of rank 0's own output says why; where it says nothing, see that MASTER_ADDR can be reached",
+            ),
+        }
+        status, said, fix = table[cause["kind"]]
+        return _made(f"EVEN_ERR_{status}", f"{said} (EVEN_ERR_{status})", fix, rank)
+
+
+def _made(status: str, words: str, fix: str, rank: int | None) -> EvenstepError:
+    error = EvenstepError(f"{words}\n  fix: {fix}")
+    error.status, error.fix, error.rank, error.device = status, fix, rank, None
+    return error

@@ -1,0 +1,172 @@
+"""What the ranks of test_torch_group.py do: es.prepare where Gloo connects them, and one of them fails, dies, or does not come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch_engine_cases import LAYERS, Parts, prepared
+
+from evenstep.group import TorchGroup
+from evenstep.group_end import GroupEnd
+
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def caught(call: Callable[[], Any]) -> list[str]:
+    """Status, first line and fix."""
+    try:
+        call()
+    except RuntimeError as error:
+        words, _, fix = str(error).partition("\n  fix: ")
+        return [getattr(error, "status", "") or type(error).__name__, words, fix]
+    except ValueError as error:
+        return ["ValueError", str(error), ""]
+    return []
+
+
+def others_heard() -> bool:
+    """Whether all others write, while this rank lives and calls nothing, that they have heard."""
+    until = time.monotonic() + 60
+    wanted = [Path(f"heard-{rank}") for rank in range(RANKS) if rank != RANK]
+    while not all(one.exists() for one in wanted):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def tell(*told: Any) -> None:
+    Path(f"heard-{RANK}").touch()
+    print(json.dumps(told))
+
+
+def begun(**options: Any) -> tuple[Any, Any, Any, Any]:
+    """A training whose first step has been made."""
+    torch.manual_seed(0)
+    model, optimizer, loader, engine = prepared(Parts(), **options)
+    x = next(iter(loader))[0]
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer, x, engine
+
+
+def die(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails() -> None:
+    """Rank 1's backward fails; its script catches that, and its process goes on."""
+    model, _, x, _ = begun(compression=sys.argv[2])
+
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError("the script's own")
+
+    if RANK == 1:
+        model.parts[0].weight.register_hook(fail)
+    words = caught(lambda: model(x).square().mean().backward())
+    if RANK == 1:
+        print(json.dumps([words, others_heard(), os.getpid()]))
+    else:
+        tell(words)
+
+
+def dies() -> None:
+    """Rank 1 is killed in backward."""
+    model, _, x, _ = begun()
+    if RANK == 1:
+        model.parts[0].weight.register_hook(die)
+    tell(caught(lambda: model(x).square().mean().backward()), caught(lambda: model(x).square().mean().backward()))
+
+
+def dies_in_sums() -> None:
+    """Rank 1 is killed after the vote, when some of its buckets are under way."""
+    model, _, x, engine = begun(compression=sys.argv[2])
+    if RANK == 1:
+        begin_sum, sums = engine._begin_sum, []
+
+        def begin(flat: torch.Tensor, narrow: bool) -> Any:
+            sums.append(flat)
+            return die() if len(sums) == LAYERS // 2 else begin_sum(flat, narrow)
+
+        engine._begin_sum = begin
+        engine._hand_on_complete = lambda: None
+    tell(caught(lambda: model(x).square().mean().backward()))
+
+
+def dies_after_backward() -> None:
+    """Where gradients go when backward has ended: rank 1 is killed in that."""
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import evenstep as es
+
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(24, 8))
+    model, optimizer, loader = es.prepare(
+        model, optimizer, DataLoader(data, batch_size=4), compression="int8", policy="equal"
+    )
+    x = next(iter(loader))[0]
+    model(x).square().mean().backward()
+    optimizer.step()
+    engine: Any = es.session().steps.syncs[-1].engine
+    if RANK == 1:
+        engine._combine = die
+    tell(caught(lambda: model(x).square().mean().backward()))
+
+
+def group_of(seconds: float) -> TorchGroup:
+    """Of all ranks, which have met in it; its calls have that limit from then on."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    world = dist.group.WORLD
+    assert world is not None
+    group = TorchGroup(world, GroupEnd(world, dist.distributed_c10d._get_default_store(), "place"))
+    assert group.exchange(bytes([RANK])) == [bytes([rank]) for rank in range(RANKS)]
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), world)
+    return group
+
+
+def late() -> None:
+    """Rank 1 does not come to a call."""
+    group = group_of(1.0)
+    if RANK == 1:
+        print(json.dumps([others_heard(), os.getpid()]))
+    else:
+        tell(caught(group.barrier), caught(group.barrier))
+
+
+def revokes() -> None:
+    """Rank 1 ends what the others wait for, or will: the last one comes when the first has heard."""
+    group = group_of(100.0)
+    if RANK == 1:
+        group.revoke("enough")
+        group.revoke("more than enough")  # the first word counts
+        print(json.dumps([others_heard(), os.getpid(), caught(group.barrier)]))
+        return
+    if RANK == 2:
+        while not Path("heard-0").exists():
+            time.sleep(0.01)
+    values = torch.ones(3)
+    tell(caught(lambda: group.sum_(values)))
+
+
+def apart() -> None:
+    """Rank 1 makes another call, of other sizes."""
+    group = group_of(3.0)
+    tell(caught(group.barrier if RANK == 1 else lambda: group.exchange(b"record")))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
