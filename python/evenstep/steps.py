@@ -419,9 +419,7 @@ class Steps:
         self._part.backwards += 1
         self._begun = None
         self._part.changed = self.buffers.changed() if self.buffers is not None else []
-        for sync in self.syncs:
-            if sync.enabled and sync.settle():
-                end = _core.clock_ns()
+        end = self._settle(end)
         busy = self.times.busy_until(end)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
         flags |= vote.SPARED if self._part.spared else 0
@@ -479,6 +477,18 @@ class Steps:
             self.noise.exchanged()
         self.times.synchronised(self.step, end)
         self.phases.enter("optimizer")
+
+    def _settle(self, end: int) -> int:
+        """When this rank's own part of the pass has ended; `end`, where engines have none after backward."""
+        try:
+            for sync in self.syncs:
+                if sync.enabled and sync.settle():
+                    end = _core.clock_ns()
+        except RuntimeError as error:
+            if not is_gone(error):  # the others come to the vote
+                self._break(first_line(error))
+            raise
+        return end
 
     def _heard_of_nonfinite(self, ballots: list[vote.Ballot], local: list[GradientSync]) -> None:
         self._part.loss.bad = False

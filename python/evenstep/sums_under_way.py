@@ -7,6 +7,7 @@ rank that adds them up, and sums to all.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -60,54 +61,60 @@ def _is_done(work: Any) -> bool:
     return True
 
 
-class _Narrow:
-    """Values in 16 bits, and what comes of the other ranks' for the part that this rank adds up."""
+class Room:
+    """What a sum in 16 bits takes beside its values: these in 16 bits, and what comes of the other ranks' for the part that this rank
+    adds up. Who has it runs short of memory in nothing that follows. `total`: where parts are added up in fp32, one after the other."""
 
-    def __init__(self, values: torch.Tensor, wire: torch.dtype, ranks: int) -> None:
-        self.values, self.ranks = values, ranks
-        self.mine = torch.zeros(-(-values.numel() // ranks) * ranks, dtype=wire, device=values.device)
-        self.mine[: values.numel()] = values
+    def __init__(
+        self, count: int, wire: torch.dtype, device: torch.device, ranks: int, total: torch.Tensor | None = None
+    ) -> None:
+        self.ranks = ranks
+        self.mine = torch.zeros(-(-count // ranks) * ranks, dtype=wire, device=device)
         self.theirs = torch.empty_like(self.mine)
+        self._part = self.mine.new_empty(self.mine.numel() // ranks)
+        self._total = self._part.float() if total is None else total[: self._part.numel()]
 
-    def room(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `add_up` takes. Who takes it first runs short of memory before other ranks are sent anything."""
-        part = self.mine.new_empty(self.mine.numel() // self.ranks)
-        return torch.empty_like(part, dtype=torch.float32), part
+    def put(self, values: torch.Tensor) -> Room:
+        self.mine[: values.numel()] = values
+        return self
 
-    def add_up(self, room: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
+    def add_up(self) -> torch.Tensor:
         """In the order of the ranks."""
-        total, part = room or self.room()
         rows = self.theirs.view(self.ranks, -1)
-        total.copy_(rows[0])
+        self._total.copy_(rows[0])
         for row in rows[1:]:
-            total += row
-        return part.copy_(total)
+            self._total += row
+        return self._part.copy_(self._total)
 
-    def put(self) -> None:
-        """What all ranks have added up, where the values were."""
-        self.values.copy_(self.mine[: self.values.numel()])
+    def take(self, values: torch.Tensor) -> None:
+        """What all ranks have added up."""
+        values.copy_(self.mine[: values.numel()])
 
 
 class NarrowSum:
     """Of fp32 values that travel in 16 bits. Its second half is begun when some rank finds the first done, sooner on one than
-    on another: it has a process group of its own."""
+    on another: it has a process group of its own. `room`: that was made for it before."""
 
-    def __init__(self, values: torch.Tensor, wire: torch.dtype, first: Any, second: Any) -> None:
-        self._narrow, self._second = _Narrow(values, wire, dist.get_world_size(first)), second
-        mine, theirs = self._narrow.mine, self._narrow.theirs
-        self._work: Any = dist.all_to_all_single(theirs, mine, group=first, async_op=True)
+    @torch.no_grad()
+    def __init__(
+        self, values: torch.Tensor, wire: torch.dtype, first: Any, second: Any, room: Room | None = None
+    ) -> None:
+        self._values, self._second = values, second
+        room = room or Room(values.numel(), wire, values.device, dist.get_world_size(first))
+        self._room = room.put(values)
+        self._work: Any = dist.all_to_all_single(self._room.theirs, self._room.mine, group=first, async_op=True)
         self._added = False
 
     @torch.no_grad()
     def go_on(self, wait: bool = False) -> bool:
         if not self._added and (wait or _is_done(self._work)):
             self._work.wait()
-            self._send(self._narrow.add_up())
+            self._send(self._room.add_up())
         return self._added
 
     def _send(self, part: torch.Tensor) -> None:
         self._part = part  # is kept until it has been sent
-        self._work = all_gather_single(self._narrow.mine, part, group=self._second, async_op=True)
+        self._work = all_gather_single(self._room.mine, part, group=self._second, async_op=True)
         self._added = True
 
     @property
@@ -117,14 +124,13 @@ class NarrowSum:
     @torch.no_grad()
     def wait(self) -> None:
         self._work.wait()
-        self._narrow.put()
+        self._room.take(self._values)
 
     def give_up(self) -> None:
         if not self._added:
-            self._narrow = _Narrow(
-                self._narrow.values, self._narrow.mine.dtype, self._narrow.ranks
-            )  # the other is in use
-            self._send(self._narrow.add_up())
+            in_use = self._room.mine
+            self._room = Room(self._values.numel(), in_use.dtype, in_use.device, self._room.ranks)
+            self._send(self._room.add_up())
 
 
 class SideStreams:
@@ -139,24 +145,34 @@ class SideStreams:
             self._streams[device] = self.torch.stream(device)
         return self._streams[device]
 
+    def beside(self, device: torch.device) -> AbstractContextManager[None]:
+        """What is put on this thread's stream goes there."""
+        return self.torch.beside(self.of(device), device)
+
 
 class NarrowSumBeside:
     """The same on an accelerator, whose collectives are put on streams without the host waiting: both halves at once, on a
     stream beside backward's."""
 
     @torch.no_grad()
-    def __init__(self, values: torch.Tensor, wire: torch.dtype, process_group: Any, streams: SideStreams) -> None:
+    def __init__(
+        self,
+        values: torch.Tensor,
+        wire: torch.dtype,
+        process_group: Any,
+        streams: SideStreams,
+        room: Room | None = None,
+    ) -> None:
         self._torch, self._device = streams.torch, values.device
         side = streams.of(self._device)
         packed = self._torch.event(self._device)
         packed.record(self._torch.current(self._device))
-        with self._torch.beside(side, self._device):
+        with streams.beside(self._device):
             side.wait_event(packed)
-            narrow = _Narrow(values, wire, dist.get_world_size(process_group))
-            room = narrow.room()
-            dist.all_to_all_single(narrow.theirs, narrow.mine, group=process_group)
-            all_gather_single(narrow.mine, narrow.add_up(room), group=process_group)
-            narrow.put()
+            room = (room or Room(values.numel(), wire, values.device, dist.get_world_size(process_group))).put(values)
+            dist.all_to_all_single(room.theirs, room.mine, group=process_group)
+            all_gather_single(room.mine, room.add_up(), group=process_group)
+            room.take(values)
             self._there = self._torch.event(self._device)
             self._there.record(side)
 

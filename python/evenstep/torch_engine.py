@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from evenstep.device_memory import is_out_of_memory
 from evenstep.engine import EngineOptions, Report
 from evenstep.group import DTYPES, Group, TorchGroup
 from evenstep.group_end import closed_peers, end_calls, first_line, is_late
-from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, SideStreams, SumUnderWay
+from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, Room, SideStreams, SumUnderWay
 
 NCCL_BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's: what torch's NCCL is known to be fast with."""
@@ -100,6 +101,8 @@ class TorchEngine(BucketEngine):
         self._begun = self._done = 0  # of those, nothing is left to begin of so many, and so many are done
         self._communication_ns = self._last_done_ns = 0
         self._packed.clear()
+        self._rooms: dict[int, Room] = {}  # for buckets (id of their memory) that are handed on when the round ends
+        self._totals: dict[torch.device, torch.Tensor] = {}
 
     # -- a round --
 
@@ -137,7 +140,7 @@ class TorchEngine(BucketEngine):
         for event in self._packed.get(number, ()):
             self._streams.torch.current(bucket.flat.device).wait_event(event)
         try:
-            narrow = self._wire is not None and bucket.flat.dtype is torch.float32
+            narrow = self._is_narrow(bucket)
             moved = bucket.bytes // 2 if narrow else bucket.bytes
             self._handed.append(_Handed(number, bucket, self._begin_sum(bucket.flat, narrow), moved))
             self._packed.pop(number, None)
@@ -148,13 +151,41 @@ class TorchEngine(BucketEngine):
             self._alone = True
             self._fails(number, error)
 
+    def _is_narrow(self, bucket: Bucket) -> bool:
+        return self._wire is not None and bucket.flat.dtype is torch.float32
+
     def _begin_sum(self, flat: torch.Tensor, narrow: bool) -> SumUnderWay:
         group = self._process_group
         if not narrow or self._wire is None:
             return PlainSum(flat, group)
+        room = self._rooms.pop(id(flat), None) or self._make_room(flat, self._wire)
         if self._second is not None:  # the same halves in the same groups on all ranks
-            return NarrowSum(flat, self._wire, group, self._second)
-        return NarrowSumBeside(flat, self._wire, group, self._streams)
+            return NarrowSum(flat, self._wire, group, self._second, room)
+        return NarrowSumBeside(flat, self._wire, group, self._streams, room)
+
+    def _make_room(self, flat: torch.Tensor, wire: torch.dtype) -> Room:
+        """On the stream on which it is used."""
+        device, ranks = flat.device, dist.get_world_size(self._process_group)
+        with nullcontext() if self._second is not None else self._streams.beside(device):
+            if device not in self._totals:
+                most = max(one.flat.numel() for one in (*self._buckets, Bucket([], flat)) if self._is_narrow(one))
+                self._totals[device] = torch.empty(-(-most // ranks), dtype=torch.float32, device=device)
+            return Room(flat.numel(), wire, device, ranks, self._totals[device])
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Takes the memory that the end of the round needs. A rank that lacks it is heard of in the vote that follows, and no rank
+        makes the step; what it lacked later, others would hear of when they have made theirs."""
+        wire = self._wire
+        if wire is None or not self._sound:
+            return
+        try:
+            for bucket in self._buckets[self._next :]:
+                if self._is_narrow(bucket) and not self._is_unused(bucket, self._known):
+                    self._rooms[id(bucket.flat)] = self._make_room(bucket.flat, wire)
+        except RuntimeError as error:
+            self._fails_here(error)
+            raise self._error or error from error
 
     def _look(self) -> None:
         """Begins what can be, and notes what is done; waits for nothing. An error is raised where the round ends: the ranks
@@ -210,6 +241,7 @@ class TorchEngine(BucketEngine):
                     f"out of memory, or a failed device, in the exchange of gradients: {first_line(error)}"
                 )
                 self._fails_here(error)
+                self._end_gloo()  # what others would get of it are no sums
                 raise self._error or error from error
             raise self._explained(error) from error
         moved, full = sum(one.moved for one in self._handed), sum(one.bucket.bytes for one in self._handed)
@@ -289,6 +321,11 @@ class TorchEngine(BucketEngine):
         self._error = told or self._error
         return self._error or error
 
+    def _end_gloo(self) -> None:
+        """This rank hands no more on."""
+        if self._over_gloo:
+            self.end_calls()
+
     def end_calls(self) -> None:
         """Another rank is lost: no call of this one waits for it, and none of the others' for this one."""
         self._sound = False
@@ -319,11 +356,13 @@ class TorchEngine(BucketEngine):
             self._hand_on_rest(self._known)
         except RuntimeError as error:
             self._fails_here(error)
+            self._end_gloo()
         try:
             for one in self._handed[self._begun :] if self._sound else ():
                 one.sum.give_up()
         except RuntimeError as error:
             self._fails(len(self._buckets) - 1, error)
+            self._end_gloo()
 
 
 def _is_own(error: BaseException) -> bool:

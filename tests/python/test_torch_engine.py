@@ -18,6 +18,7 @@ from torch import nn
 from evenstep import _core
 from evenstep.engine import EngineOptions
 from evenstep.group import Alone
+from evenstep.sums_under_way import Room
 from evenstep.torch_engine import TorchEngine
 
 CASES = Path(__file__).with_name("torch_engine_cases.py")
@@ -71,16 +72,37 @@ def test_a_backward_that_fails_hands_on_every_model_alike(run_ranks: Callable[..
     assert first == second == [LAYERS, LAYERS, 0]  # rank 0 has not begun the second model
 
 
-@pytest.mark.parametrize("moment", ["backward", "finish"])
-def test_memory_that_one_rank_lacks_leaves_no_rank_waiting(run_ranks: Callable[..., Any], moment: str) -> None:
-    first, second = told(run_ranks(CASES, args=("short", moment)))
+def test_memory_that_one_rank_lacks_in_backward_leaves_no_rank_waiting(run_ranks: Callable[..., Any]) -> None:
+    first, second = told(run_ranks(CASES, args=("short", "backward")))
     assert first == ["EvenstepError", first[1], LAYERS, 0] and "another rank's backward failed: " in first[1]
-    words = (
-        "out of memory"
-        if moment == "backward"
-        else "rank 1: torch (gloo) could not add up the gradients: out of memory"
+    assert second == ["RuntimeError", "out of memory", LAYERS, 0]
+
+
+def ended_with(words: str) -> bool:
+    """Whether rank 0 has heard after the vote that rank 1 has failed: in a sum, or in the call before the sums, which may take longer on
+    it than on rank 1."""
+    in_sum = words.startswith("rank 0: torch (gloo) could not add up bucket ")
+    return (in_sum and words.endswith(" (closed: the connection with rank 1)")) or words.startswith(
+        "another rank's backward failed: "
     )
-    assert second == ["RuntimeError" if moment == "backward" else "EvenstepError", words, LAYERS, 0]
+
+
+def test_memory_that_one_rank_lacks_for_a_sum_ends_those_of_the_others(run_ranks: Callable[..., Any]) -> None:
+    """After the vote, in the same step: the others must not take what it hands on for a sum."""
+    first, second = told(run_ranks(CASES, args=("short", "finish")))
+    assert first[0] == "EvenstepError" and first[3] == 0
+    assert ended_with(first[1])
+    assert second == ["EvenstepError", "rank 1: torch (gloo) could not add up the gradients: out of memory", 2, 0]
+
+
+@pytest.mark.parametrize("moment", ["once", "always", "add_up"])
+def test_memory_that_one_rank_lacks_in_16_bits_keeps_every_rank_from_the_step(
+    run_ranks: Callable[..., Any], moment: str
+) -> None:
+    first, second = told(run_ranks(CASES, args=("short_in_16_bits", moment)))
+    assert second == ["rank 1: torch (gloo) could not add up the gradients: out of memory", True, 0]
+    assert first[1:] == [True, 0]
+    assert ended_with(first[0]) if moment == "add_up" else first[0].startswith("another rank's backward failed: ")
 
 
 def test_a_sum_that_fails_in_backward_ends_the_round_and_begins_no_other(run_ranks: Callable[..., Any]) -> None:
@@ -165,7 +187,7 @@ def test_both_halves_of_16_bits_over_gloo_go_the_same_way_on_any_device(monkeypa
     engine = TorchEngine(parameters, "first", Alone(), _core.Telemetry(-1, 0), options, "second")
     for device in ("cpu", "meta"):
         engine._begin_sum(torch.zeros(4, device=device), narrow=True)
-    assert made == [("first", "second")] * 2
+    assert [one[:2] for one in made] == [("first", "second")] * 2 and all(isinstance(one[2], Room) for one in made)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "evenstep"])

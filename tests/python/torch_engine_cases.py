@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
-from evenstep import EvenstepError
+from evenstep import EvenstepError, sums_under_way
 from evenstep.engine import SharedEngine
 from evenstep.torch_engine import TorchEngine
 
@@ -192,6 +192,44 @@ def short() -> None:
     except RuntimeError as error:
         told = [type(error).__name__, str(error).splitlines()[0]]
     print(json.dumps([*told, len(engine._handed), sum(not works_end(one.sum) for one in engine._handed)]))
+
+
+def short_in_16_bits() -> None:
+    """Rank 1 has no memory for a sum in 16 bits of a round that ends: for its room, once or for ever, or when it adds up. No rank
+    makes the step."""
+    torch.manual_seed(0)
+    model, optimizer, loader, engine = prepared(Parts(), compression="bf16")
+    x = next(iter(loader))[0]
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    moment, made = sys.argv[2], []
+
+    def refuse(original: Any, times: int) -> Any:
+        def refused(*given: Any) -> Any:
+            made.append(given)
+            if len(made) <= times:
+                raise RuntimeError("out of memory")
+            return original(*given)
+
+        return refused
+
+    if RANK == 1:
+        if moment == "add_up":
+            sums_under_way.Room.add_up = refuse(sums_under_way.Room.add_up, 1)  # type: ignore[method-assign]
+            engine._look = lambda: None  # type: ignore[method-assign]  # not before the round ends
+        else:
+            engine._make_room = refuse(engine._make_room, {"once": 1, "always": 99}[moment])  # type: ignore[method-assign]
+            model.order.remove(engine._buckets[0].indices[0])  # all buckets wait for the first until the round ends
+    before = [p.detach().clone() for p in model.parameters()]
+    words = ""
+    try:
+        model(x).square().mean().backward()
+        optimizer.step()
+    except EvenstepError as error:
+        words = str(error).splitlines()[0]
+    same = all(torch.equal(p, was) for p, was in zip(model.parameters(), before))
+    print(json.dumps([words, same, sum(not works_end(one.sum) for one in engine._handed)]))
 
 
 def works_end(one: Any) -> bool:
