@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import struct
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,9 +15,11 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
+from evenstep._core import EvenstepError
 from evenstep.device_places import HostParts, Place, agreed_over_hosts, parts_of_hosts
 from evenstep.engine import Engine, EngineOptions
 from evenstep.group import Bootstrap, Group, gather_objects
+from evenstep.group_end import end_calls, first_line
 from evenstep.leg_engine import LegEngine, leg_engine
 
 _WARM, _ROUNDS = 2, 3  # of a measurement
@@ -105,17 +109,51 @@ def over_hosts(
     return OverHosts(parts, wanted, parameters, bootstrap, group, options, telemetry, say)
 
 
+FIRST_CALL_SECONDS = 120.0
+"""For the first call of a communicator over all hosts, which makes their connections; EVENSTEP_DEVICE_HOSTS_SECONDS."""
+
+
+def first_call_seconds() -> float:
+    words = os.environ.get("EVENSTEP_DEVICE_HOSTS_SECONDS", "")
+    try:
+        seconds = float(words or FIRST_CALL_SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not (0 < seconds < threading.TIMEOUT_MAX):
+        raise EvenstepError(
+            f"EVENSTEP_DEVICE_HOSTS_SECONDS is {words!r}\n  fix: give seconds, more than 0, for the first call of the GPUs' "
+            "collectives over all hosts; or unset it"
+        )
+    return seconds
+
+
 def first_failure(process_group: Any, device: torch.device, group: Group) -> str:
-    """Which rank's first call in the process group failed, and why; "" where none did."""
-    words = ""
+    """Which rank's first call in the process group failed, or did not end in time, and why; "" where none did. Where one did, all
+    ranks leave the process group, a call that hangs with a thread of its own."""
+    seconds = first_call_seconds()
+    told: list[str] = []
+    thread = threading.Thread(
+        target=lambda: told.append(_first_call(process_group, device, group.ranks)),
+        name="evenstep-first-call",
+        daemon=True,
+    )
+    thread.start()
+    thread.join(seconds)
+    words = told[0] if told else f"its first call did not end within {seconds:g} s (EVENSTEP_DEVICE_HOSTS_SECONDS)"
+    why = next((f"rank {rank}: {one}" for rank, one in enumerate(gather_objects(group, words)) if one), "")
+    if why:
+        end_calls(process_group)
+    return why
+
+
+def _first_call(process_group: Any, device: torch.device, ranks: int) -> str:
+    """What is wrong with it."""
     try:
         one = torch.ones(1, device=device)
         dist.all_reduce(one, group=process_group)
-        if one.item() != group.ranks:
-            words = f"a sum of {group.ranks} ones was {one.item():g}"
+        return "" if one.item() == ranks else f"a sum of {ranks} ones was {one.item():g}"
     except Exception as error:
-        words = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return next((f"rank {rank}: {one}" for rank, one in enumerate(gather_objects(group, words)) if one), "")
+        return first_line(error)
 
 
 def seconds_of_round(engine: Engine, parameters: Sequence[torch.Tensor], group: Group) -> float:

@@ -441,6 +441,21 @@ def unconnected() -> None:
     same_device("")
 
 
+def hanging() -> None:
+    """The first call over all hosts does not end, on one rank; on the others it does."""
+    all_reduce = dist.all_reduce
+    over_hosts.first_call_seconds = lambda: 0.05 if RANK == 1 else 100.0
+
+    def first(tensor: torch.Tensor, **named: Any) -> Any:
+        dist.all_reduce = all_reduce
+        if RANK == 1:
+            threading.Event().wait()
+        tensor.fill_(RANKS)
+
+    dist.all_reduce = first
+    same_device("")
+
+
 def measured(legs: float) -> None:
     """Rounds are run and timed; what is compared are other times."""
     took = over_hosts.seconds_of_round

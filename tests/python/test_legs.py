@@ -18,7 +18,7 @@ from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
 from test_run_hosts import names as names  # a fixture
 
-from evenstep import EvenstepError, device_places, leg_engine
+from evenstep import EvenstepError, device_places, leg_engine, over_hosts
 from evenstep.device_places import HostParts, Place, parts_of_hosts
 from evenstep.engine import EngineOptions
 
@@ -113,6 +113,7 @@ def test_a_backward_that_fails_leaves_no_rank_waiting(run_ranks: Run, over: str)
         ("legs", "engine", "LegEngine"),
         ("legs", "enginetorch", "TorchEngine"),
         ("", "unconnected", "LegEngine"),
+        ("", "hanging", "LegEngine"),
         ("measure", "quick_legs", "LegEngine"),
         ("measure", "slow_legs", "TorchEngine"),
     ],
@@ -124,8 +125,18 @@ def test_which_way(run_ranks: Run, wanted: str, case: str, engine: str) -> None:
     said = ranks[0].stderr
     if case == "unconnected":
         assert "the GPUs' collectives do not connect the job's hosts (rank 2: no route to host)" in said
+    if case == "hanging":
+        assert "rank 1: its first call did not end within 0.05 s (EVENSTEP_DEVICE_HOSTS_SECONDS)" in said
+        assert "EVENSTEP_DEVICE_HOSTS=legs, if it is to be so" in said
     assert ("EVENSTEP_DEVICE_HOSTS=measure" in said) == (wanted == "measure")
     assert ("2 legs between the hosts over our engines" in said) == (engine == "LegEngine")
+
+
+@pytest.mark.parametrize("words", ["0", "-1", "soon", "nan", "inf"])
+def test_a_limit_of_the_first_call_that_is_none(monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.setenv("EVENSTEP_DEVICE_HOSTS_SECONDS", words)
+    with pytest.raises(EvenstepError, match=f"EVENSTEP_DEVICE_HOSTS_SECONDS is '{words}'\n  fix: give seconds"):
+        over_hosts.first_call_seconds()
 
 
 def places(*words: str) -> list[Place]:
