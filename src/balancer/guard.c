@@ -168,6 +168,12 @@ static void begin_window(even_balancer *b) {
   memcpy(g->watched, in_force(b), b->ranks * sizeof *g->watched);
 }
 
+/* The ranks' speeds are others: how often they were far from their means says nothing of these. */
+static void begin_other_speeds(even_balancer *b) {
+  memset(b->guard.bursts, 0, b->ranks * sizeof *b->guard.bursts);
+  begin_window(b);
+}
+
 void even_guard_shift(even_guard *g, size_t rank, double seconds) {
   g->busy[rank] = fmax(0.0, g->busy[rank] + seconds);
 }
@@ -369,8 +375,7 @@ static void leave_fixed(even_balancer *b) {
     g->in_force = EVEN_FIXED_NONE;
     g->pause[EVEN_GUARD_RETURN] = first_pause[EVEN_GUARD_RETURN];
     g->next[about(name)] = b->steps + g->pause[about(name)];
-    memset(g->bursts, 0, b->ranks * sizeof *g->bursts);
-    begin_window(b);
+    begin_other_speeds(b);
   }
 }
 
@@ -412,10 +417,9 @@ even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
   if (!whole(b, timings)) {
     return EVEN_OK;
   }
-  if (!running(g) && (changed(g) || !same(b, g->watched, in_force(b)))) {
-    if (changed(g)) {
-      memset(g->bursts, 0, b->ranks * sizeof *g->bursts);
-    }
+  if (!running(g) && changed(g)) {
+    begin_other_speeds(b);
+  } else if (!running(g) && !same(b, g->watched, in_force(b))) {
     begin_window(b);
   }
   if (!running(g) && g->in_force != EVEN_FIXED_NONE && even_series_count(&g->trial.before) < EVEN_TRIAL_CHALLENGE) {
