@@ -33,6 +33,7 @@ class Environment:
     memory_steps: int = 0  # between checkpoints in memory (evenstep.checkpoint_memory)
     plan: str = ""
     plan_steps: int = 8
+    use_plan: str = ""  # that a training begins with
     resume: str = ""
     seed: int | None = None
     compression: str = ""
@@ -167,6 +168,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         memory_steps=_integer(v, "EVENSTEP_CHECKPOINT_MEMORY_EVERY", 0),
         plan=v.get("EVENSTEP_PLAN", ""),
         plan_steps=_integer(v, "EVENSTEP_PLAN_STEPS", 8, 1),
+        use_plan=v.get("EVENSTEP_USE_PLAN", ""),
         resume=v.get("EVENSTEP_RESUME", ""),
         seed=_integer(v, "EVENSTEP_SEED", 0) if v.get("EVENSTEP_SEED") else None,
         compression=v.get("EVENSTEP_COMPRESSION", ""),

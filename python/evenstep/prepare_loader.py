@@ -18,6 +18,7 @@ from evenstep.caps import after_shortage
 from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.loader import EvenLoader
 from evenstep.memory import MemoryWatch, RanksMemory, memory_of
+from evenstep.plan_start import start_from_plan
 from evenstep.policies import Policy
 from evenstep.sample_cache import share_caches
 from evenstep.session import Session
@@ -69,7 +70,8 @@ def prepare_loader(
     if train and even.batch_size is not None and even.batch_size < current.world_size:
         _say_crowded(current, *crowded(even.batch_size, current.world_size))
     if train:
-        mine = (options.most_samples, options.bucket, environment.memory_cap, options.workers or "")
+        workers, use_plan = options.workers or "", environment.use_plan
+        mine = (options.most_samples, options.bucket, environment.memory_cap, workers, use_plan)
         everybody = gather_objects(current.group, mine)
         check_same(  # where some ranks look at what their loading takes, all must
             [one[3] for one in everybody],
@@ -120,6 +122,8 @@ def prepare_loader(
                 buckets,
             )
         )
+        if even.shares is not None and not current.name:
+            start_from_plan(current, even.shares, everybody[0][4])
         if limited and even.shares is not None and even.shares.given_caps == caps:
             even.shares.said_caps = given
         if current.joining and even.shares is not None:

@@ -1,0 +1,57 @@
+"""EVENSTEP_USE_PLAN=plan.json: a training begins with what `evenstep plan` measured, as one that is resumed does with what was
+measured before. What the ranks need then corrects it in a few steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evenstep._core import EvenstepError
+from evenstep.group import broadcast_bytes
+from evenstep.plan import FORMAT
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
+    from evenstep.shares import Shares
+
+# Each size so often: from its second step on it counts, and no rank is believed to be without noise (src/balancer/shape.c).
+TIMES = 2
+
+
+def start_from_plan(current: Session, shares: Shares, path: str) -> None:
+    """Collective, with rank 0's path alike on all. Not where a checkpoint has newer measurements, nor on who joins others."""
+    environment = current.environment
+    if not path or environment.plan or environment.resume or environment.restart > 0 or current.joining:
+        return
+    told = broadcast_bytes(current.group, _read(path) if current.rank == 0 else None)
+    try:
+        shares.learn(rows_of(json.loads(told), current.world_size))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EvenstepError(
+            f"EVENSTEP_USE_PLAN={path}: {error}\n  fix: make it with `evenstep plan -o {path}` and as many ranks, or leave it out"
+        ) from None
+
+
+def _read(path: str) -> bytes:
+    """What cannot be read is told as JSON, for all ranks."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        return json.dumps({"error": f"it cannot be read ({error.strerror})"}).encode()
+
+
+def rows_of(plan: Mapping[str, Any], ranks: int) -> list[list[tuple[int, float]]]:
+    """The plan's measurements as steps: of each rank (samples, seconds). Raises ValueError."""
+    if "error" in plan:
+        raise ValueError(plan["error"])
+    if plan.get("format") != FORMAT:
+        raise ValueError(f"it is no plan of this version ({FORMAT})")
+    measured = [list(zip(map(int, one["samples"]), map(float, one["seconds"]))) for one in plan["ranks"]]
+    if len(measured) != ranks:
+        raise ValueError(f"it was made for {len(measured)} ranks, and these are {ranks}")
+    if any(not of_rank for of_rank in measured):
+        raise ValueError("a rank in it has no measured size")
+    sizes = max(map(len, measured))
+    return [[of_rank[number % len(of_rank)] for of_rank in measured] for number in range(sizes) for _ in range(TIMES)]

@@ -1,0 +1,105 @@
+"""EVENSTEP_USE_PLAN: a training begins with what `evenstep plan` measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from evenstep.plan import FORMAT
+from evenstep.plan_start import rows_of
+from evenstep.shares import Shares
+
+BATCH = 64
+
+
+def tiled(samples: int) -> float:
+    """Whole tiles of 16."""
+    return 0.004 + 0.016 * -(-samples // 16)
+
+
+def slow(samples: int) -> float:
+    return 0.010 + 0.004 * samples
+
+
+def plan_of(ranks: list[list[tuple[int, float]]]) -> dict:
+    measured = [{"samples": [b for b, _ in one], "seconds": [t for _, t in one]} for one in ranks]
+    return {"format": FORMAT, "batch": BATCH, "ranks": measured}
+
+
+PLAN = plan_of([[(b, tiled(b)) for b in (32, 40, 48, 56)], [(b, slow(b)) for b in (8, 16, 24, 32)]])
+
+
+def step_of(shares: list[int]) -> float:
+    return max(tiled(shares[0]), slow(shares[1]))
+
+
+def test_the_first_step_has_the_split_that_was_measured_to_be_best():
+    best = min(step_of([one, BATCH - one]) for one in range(BATCH + 1))
+    planned, cold = Shares("auto", 2, BATCH), Shares("auto", 2, BATCH)
+    planned.learn(rows_of(PLAN, 2))
+    assert step_of(planned.draw(BATCH, step=0)) <= 1.06 * best
+    assert step_of(cold.draw(BATCH, step=0)) > 1.5 * best
+
+
+def test_what_no_step_of_the_training_had_is_known_by_the_plan():
+    """Times that are no straight line: by the steps of one split alone only a line can be known."""
+    planned, cold = Shares("auto", 2, BATCH), Shares("auto", 2, BATCH)
+    planned.learn(rows_of(PLAN, 2))
+    split, draw = [48, 16], [0.99, 1.01, 1.0, 1.005, 0.995]
+    for step in range(24):
+        for shares in (planned, cold):
+            timings = [(split[0], tiled(split[0]) * draw[step % 5]), (split[1], slow(split[1]) * draw[(step + 2) % 5])]
+            shares.observe(timings, 0.1)
+    for size in (32, 40, 48, 56):
+        assert planned._balancer.predict(0, size) == pytest.approx(tiled(size), rel=0.03)
+    assert cold._balancer.predict(0, 40) != pytest.approx(tiled(40), rel=0.05)
+
+
+def test_each_size_of_each_rank_counts_as_a_step():
+    rows = rows_of(plan_of([[(8, 0.1), (16, 0.2), (24, 0.3)], [(4, 0.5)]]), 2)
+    assert rows == [[(8, 0.1), (4, 0.5)]] * 2 + [[(16, 0.2), (4, 0.5)]] * 2 + [[(24, 0.3), (4, 0.5)]] * 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"format": "other", "ranks": []}, "no plan of this version"),
+        (plan_of([[(8, 0.1)]]), "made for 1 ranks, and these are 2"),
+        (plan_of([[(8, 0.1)], []]), "no measured size"),
+        ({"error": "it cannot be read (No such file or directory)"}, "cannot be read"),
+    ],
+)
+def test_a_plan_that_is_none_of_this_job_is_refused(plan, said):
+    with pytest.raises(ValueError, match=said):
+        rows_of(plan, 2)
+
+
+SCRIPT = """
+import torch
+import evenstep as es
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(64, 4)), batch_size=64)
+model, optimizer, loader = es.prepare(model, optimizer, loader)
+print(*next(iter(loader))[0].shape[:1])
+"""
+
+
+def test_ranks_of_a_job_begin_with_rank_0s_plan(run_ranks, tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    rank_env = {1: {"EVENSTEP_USE_PLAN": "elsewhere.json"}}
+    ranks = run_ranks(SCRIPT, env={"EVENSTEP_USE_PLAN": "plan.json"}, rank_env=rank_env)
+    expected = Shares("auto", 2, BATCH)
+    expected.learn(rows_of(PLAN, 2))
+    assert [int(rank.stdout.split()[-1]) for rank in ranks] == expected.draw(BATCH, step=0)
+    # one that is resumed has newer measurements
+    ranks = run_ranks(SCRIPT, env={"EVENSTEP_USE_PLAN": "plan.json", "TORCHELASTIC_RESTART_COUNT": "1"})
+    assert [int(rank.stdout.split()[-1]) for rank in ranks] == [32, 32]
+
+
+def test_all_ranks_say_why_a_plan_is_refused(run_ranks):
+    for rank in run_ranks(SCRIPT, env={"EVENSTEP_USE_PLAN": "nowhere.json"}, check=False):
+        assert rank.returncode != 0 and "EVENSTEP_USE_PLAN=nowhere.json: it cannot be read" in rank.stderr, rank.stderr
+        assert "evenstep plan -o nowhere.json" in rank.stderr
