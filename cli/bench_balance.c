@@ -44,8 +44,9 @@ static const even_usage usage = {
         "compares with the best split at the speeds that the ranks have while all of them run. Slows a rank down in\n"
         "mid-run, lets one drift, gives it its speed in bursts, and disturbs all by noise. Then, in the simulator, 2 "
         "to 5\n"
-        "ranks, drifting and bursty speeds, and a mix of cards. What was simulated says so. About half an hour; leave\n"
-        "the machine alone meanwhile.",
+        "ranks, drifting and bursty speeds, and a mix of cards. What was simulated says so. About three quarters of "
+        "an\n"
+        "hour (it says how long each part takes); leave the machine alone meanwhile.",
     .epilogue =
         "exit codes:\n"
         "  0 measured; else as of `evenstep run`\n"
@@ -53,7 +54,7 @@ static const even_usage usage = {
         "examples:\n"
         "  evenstep bench balance --csv balance.csv --plots plots\n"
         "  evenstep bench balance --only simulated\n"
-        "  evenstep bench balance --speeds 4:1 --policies equal,auto --rounds 4\n"
+        "  evenstep bench balance --speeds 4:1 --policies equal,auto --rounds 8\n"
         "  evenstep bench balance -n 4 --only real --courses drifting,bursty\n"
         "  evenstep bench balance --only real --model resnet50 --data cifar-10-batches-bin --courses steady",
 };
@@ -346,8 +347,8 @@ static size_t declare(balance_bench *on, even_option *table) {
        "CIFAR-10 or CIFAR-100 (binary version) instead of synthetic images", 0, 0},
       {0, "batch-norm", EVEN_OPTION_TEXT, &on->batch_norm, "WAY", "sync (default) or local", 0, 0},
       {0, "rounds", EVEN_OPTION_INTEGER, &on->rounds, "N",
-       "rounds in which all take turns, of which the medians are taken (12)", 1, 10000},
-      {0, "seconds", EVEN_OPTION_NUMBER, &on->seconds, "S", "seconds of a turn (1.2)", 0, 0},
+       "rounds in which all take turns, of which the medians are taken (4)", 1, 10000},
+      {0, "seconds", EVEN_OPTION_NUMBER, &on->seconds, "S", "seconds of a turn (2.4)", 0, 0},
       {0, "batch", EVEN_OPTION_INTEGER, &on->batch, "N", "global batch (64)", 2, 1000000},
       {0, "no-peers", EVEN_OPTION_FLAG, &on->no_peers, NULL, "without plain PyTorch (DDP over Gloo)", 0, 0},
       {0, "quick", EVEN_OPTION_FLAG, &on->quick, NULL, "a short look, to see that it works: no figures to keep", 0, 0},
@@ -369,9 +370,9 @@ int even_bench_balance(int argc, char **argv) {
                       .batch_norm = "sync",
                       .only = "both",
                       .slowed = "auto",
-                      .rounds = 12,
+                      .rounds = 4,
                       .batch = 64,
-                      .seconds = 1.2};
+                      .seconds = 2.4};
   even_option table[KEPT_OPTIONS + OWN_OPTIONS];
   int operand = 0;
   int code = 0;

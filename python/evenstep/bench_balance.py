@@ -8,6 +8,7 @@ leaves what it has measured.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import math
@@ -16,20 +17,22 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenstep import bench_balance_report
-from evenstep.bench_balance_courses import NAMES, Courses
-from evenstep.bench_balance_noise import Noise, tried
+from evenstep.bench_balance_bound import Bound, Lines, best_split, split_seconds
+from evenstep.bench_balance_courses import NAMES, Courses, different
+from evenstep.bench_balance_minutes import LEAST_STEPS, MOST_STEPS, Length
+from evenstep.bench_balance_noise import Noise
+from evenstep.bench_balance_steady import MEASURED, SELDOM, Steady, judged
 
 if TYPE_CHECKING:
     from evenstep.bench_modes import Alone, Even, Plain, Single, Turn
     from evenstep.bench_slowing import Slowing
     from evenstep.session import Session
 
-MEASURED = ("dynamic", "hybrid", "auto")  # policies that follow what is measured
 DEFAULT_SPEEDS = {
     2: "1:1,2:1,4:1,16:1",
     3: "1:1:1,4:2:1",
@@ -37,14 +40,20 @@ DEFAULT_SPEEDS = {
     5: "1:1:1:1:1,16:8:4:2:1",
 }
 SLOWER = 4  # times, in mid-run
-BEFORE, AFTER = 15, 40  # steps before the change and after each
+BEFORE, AFTER, RUNS = 15, 40, 3  # steps before the change and after each, and how often
 BACK, HELD = 0.9, 3  # of the new optimum, for so many steps
-MOST_STEPS = 40  # of a turn, so that none lasts long after its ranks became fast
+SETTLE = 6  # turns before what is measured of a policy counts
 OVERHEAD_STEPS = 1000
 
-Lines = list[tuple[float, float]]  # (fixed seconds, seconds a sample) of each rank
-Part = tuple[str, str, Callable[[], list[dict[str, Any]]]]
 Keep = Callable[[dict[str, Any], list[str]], None]
+
+
+@dataclasses.dataclass
+class Part:
+    name: str
+    kind: str  # the list of the report that its rows are in
+    measure: Callable[[], list[dict[str, Any]]]
+    seconds: float  # that it is expected to take
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -53,8 +62,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--policies", default="equal,proportional,dynamic,hybrid,auto")
     parser.add_argument("--speeds", default="")
     parser.add_argument("--courses", default="steady,slowing,drifting,bursty,noise")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=1.2)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=2.4)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--slow-by", default="quota")
     parser.add_argument("--model", default="gpt2")
@@ -67,7 +76,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(words)
     if options.quick:
         options.rounds, options.seconds = 1, min(options.seconds, 0.1)
-    options.settle = 1 if options.quick else 6
+    options.settle = 1 if options.quick else SETTLE
     return options
 
 
@@ -90,7 +99,7 @@ class Bench:
         self.base: Session = whole_session()
         self.base.join()
         self.group = dist.new_group(backend="gloo")
-        self._seconds: dict[Any, float] = {}  # of a mode's last step
+        self.seconds_of: dict[Any, float] = {}  # of a mode's last step
         self.slowing: Slowing = slowing(options.slow_by)
         self.scale = self._make_room()
         torch.set_num_threads(len(os.sched_getaffinity(0)) if self.scale == 1.0 else 1)
@@ -120,53 +129,22 @@ class Bench:
     def turn(self, mode: Any, call: Callable[[int], Turn], seconds: float | None = None) -> Turn:
         """A turn of about so many seconds; the same number of steps on every rank."""
         wanted = seconds or self.options.seconds
-        found = call(self.agreed(min(MOST_STEPS, max(3, round(wanted / self._seconds.get(mode, wanted / 3))))))
-        self._seconds[mode] = max(found.step, 1e-6)
+        steps = round(wanted / self.seconds_of.get(mode, wanted / LEAST_STEPS))
+        found = call(self.agreed(min(MOST_STEPS, max(LEAST_STEPS, steps))))
+        self.seconds_of[mode] = max(found.step, 1e-6)
         return found
 
-    def lines(self, split: Sequence[int]) -> Lines:
-        return self.alone.lines(split, self.options.seconds)
+    def long(self, mode: Any) -> bool:
+        """Whether a turn of it is so much longer than it is to be that it runs seldom."""
+        from evenstep.bench_work import WARM_UP
 
-    def hold(self, speeds: Sequence[float]) -> None:
-        import torch.distributed as dist
+        return (LEAST_STEPS + WARM_UP) * self.seconds_of.get(mode, 0.0) > SELDOM * self.options.seconds
 
-        self.slowing.hold(self.scale * speeds[self.rank])
-        dist.barrier(group=self.group)
-
-    # -- a case: ranks of these speeds --
-
-    def case(self, name: str) -> list[dict[str, Any]]:
-        from evenstep.bench_modes import Even, best_split
-        from evenstep.shares import equal_shares
-
-        batch = self.options.batch
-        speeds = speeds_of(name)
-        self._seconds.clear()
-        self.hold(speeds)
-        guess = [max(1, round(batch * speed / sum(speeds))) for speed in speeds]
-        split, _ = self.agreed(best_split(self.lines(guess), batch))
-        evens = {policy: Even(self.work, policy, speeds, self.base) for policy in self.policies}
-        turns: dict[str, Callable[[], Turn]] = {}
-        for policy, even in evens.items():
-            turns[policy] = lambda one=even: self.turn(one, one.turn)  # type: ignore[misc]
-        splits: dict[str, list[int]] = {}
-        if self.plain is not None:
-            splits = {"ddp": equal_shares(batch, self.ranks), "hand": self._hand_tuned(split)}
-        for kind, parts in splits.items():
-            turns[kind] = lambda kind=kind, parts=parts: self.turn(kind, lambda n: self.plain.turn(n, parts))  # type: ignore[misc, union-attr]
-        turns["single"] = lambda: self.turn("single", self.single.turn)
+    def settle(self, evens: Mapping[str, Even]) -> None:
+        """Until they have learned how fast the ranks are."""
         for _ in range(self.options.settle):
-            for policy in evens:
-                turns[policy]()
-        rounds = [self._round(turns, split, number) for number in range(self.options.rounds)]
-        for even in evens.values():
-            even.close()
-        rows = [row_of(name, kind, rounds, splits.get(kind), batch) for kind in turns]
-        for row in rows:
-            self.say(
-                f"  {row['policy']:13s} {row['samples_per_second']:8.1f} samples/s, {row['of_bound']:.3f} of the best split"
-            )
-        return rows
+            for policy, even in evens.items():
+                self.turn(policy, even.turn, self.options.seconds / 2)
 
     def agreed(self, value: Any) -> Any:
         """Rank 0's."""
@@ -174,54 +152,34 @@ class Bench:
 
         return gather_objects(TorchGroup(self.group), value)[0]
 
-    def _hand_tuned(self, split: list[int]) -> list[int]:
-        """The fastest split of those around the best one, tried as a patient user would."""
-        from evenstep.shares import at_least_one
+    def bound(self, speeds: Sequence[float]) -> Bound:
+        """Of ranks that have these speeds from now on."""
+        self.hold(speeds)
+        found = Bound(self.alone.step_seconds, self.options.batch, self.options.seconds / 2)
+        found.learn(rounded(speeds, self.options.batch))
+        return found
 
-        split = at_least_one(split)  # DDP's ranks all have samples
-        if self.options.quick:
-            return split
-        around = [one for one in tried(split) if min(one) > 0]
-        rates: list[list[float]] = [[] for _ in around]
-        for _ in range(4):
-            for number, one in enumerate(around):
-                took = self.turn(("scan", number), lambda n, one=one: self.plain.turn(n, one), self.options.seconds / 2)  # type: ignore[misc, union-attr]
-                rates[number].append(1 / took.step)
-        medians = [statistics.median(rate) for rate in rates]
-        return list(self.agreed(around[medians.index(max(medians))]))
+    def hold(self, speeds: Sequence[float]) -> None:
+        import torch.distributed as dist
 
-    def _round(self, turns: dict[str, Callable[[], Turn]], split: list[int], number: int) -> dict[str, Any]:
-        """Each mode once, in another order each time, beside the speeds at that moment."""
-        from evenstep.bench_modes import best_split
-
-        names = ["lines", *turns]
-        at = number % len(names)
-        found: dict[str, Any] = {}
-        for name in names[at:] + names[:at]:
-            found[name] = self.lines(split) if name == "lines" else turns[name]()
-        best, seconds = best_split(found["lines"], self.options.batch)
-        return {"best_split": best, "bound": self.options.batch / seconds, **found}
+        self.slowing.hold(self.scale * speeds[self.rank])
+        dist.barrier(group=self.group)
 
     # -- a rank slows in mid-run --
 
     def changes(self, policies: Sequence[str]) -> list[dict[str, Any]]:
         """Of the last rank, from as fast as the others to SLOWER times slower and back; each policy that measures."""
         from evenstep.bench_modes import Even
-        from evenstep.shares import equal_shares
 
         batch, fast = self.options.batch, [1.0] * self.ranks
         slow = [*fast[1:], 1.0 / SLOWER]
-        self.hold(slow)
-        slow_lines = self.lines(rounded(slow, batch))
-        self.hold(fast)
-        fast_lines = self.lines(equal_shares(batch, self.ranks))
+        slow_lines, fast_lines = self.bound(slow).lines, self.bound(fast).lines
         found = []
         for policy in policies:
             even = Even(self.work, policy, fast, self.base)
-            self._seconds.clear()
-            for _ in range(self.options.settle):
-                self.turn(even, even.turn)
-            runs = [self._change(even, fast, slow) for _ in range(1 if self.options.quick else 3)]
+            self.seconds_of.clear()
+            self.settle({policy: even})
+            runs = [self._change(even, fast, slow) for _ in range(1 if self.options.quick else RUNS)]
             even.close()
             found.append(change_row(policy, runs, fast_lines, slow_lines, batch))
         return found
@@ -282,7 +240,6 @@ class Bench:
         options = self.options
         cases = options.speeds or DEFAULT_SPEEDS.get(self.ranks, ":".join(["1"] * self.ranks))
         cases = "2:1" if options.quick and not options.speeds and self.ranks == 2 else cases
-        measured = [one for one in self.policies if one in MEASURED]
         found: dict[str, Any] = {
             "ranks": self.ranks,
             "cores": len(os.sched_getaffinity(os.getppid())),
@@ -295,36 +252,62 @@ class Bench:
             "courses": [],
             "noise": [],
             "core_part": self.scale,
+            "minutes": {},
             "overhead": self.overhead(),
         }
-        courses = options.courses.split(",")
-        parts = self._parts(cases.split(","), courses, measured)
-        left = [name for name, _, _ in parts]
-        for name, kind, measure in parts:
-            self.say(f"{name}:")
-            found[kind] += measure()
-            left.remove(name)
+        parts = self._parts(cases.split(","), options.courses.split(","), self._length())
+        if not options.quick:
+            self.say(f"about {told_minutes(sum(part.seconds for part in parts))} on this machine:")
+            for part in parts:
+                self.say(f"  {told_minutes(part.seconds):>8}  {part.name}")
+        left = [part.name for part in parts]
+        for part in parts:
+            self.say(f"{part.name}:")
+            began = time.monotonic()
+            found[part.kind] += part.measure()
+            found["minutes"][part.name] = round((time.monotonic() - began) / 60, 1)
+            self.say(f"  took {found['minutes'][part.name]} min")
+            left.remove(part.name)
             keep(found, left)
         if not parts:
             keep(found, left)
         self.slowing.close()
 
-    def _parts(self, cases: Sequence[str], courses: Sequence[str], measured: Sequence[str]) -> list[Part]:
-        """Name, under which of the report's lists, and how it is measured; in this order."""
+    def _length(self) -> Length:
+        options = self.options
+        each = max(1, options.batch // self.ranks)
+        self.hold([1.0] * self.ranks)
+        rate = each / statistics.fmean(self.alone.step_seconds([each] * self.ranks, options.seconds / 2))
+        peers = self.plain is not None
+        return Length(rate, options.batch, options.seconds, options.rounds, options.settle, self.policies, peers)
+
+    def _parts(self, cases: Sequence[str], courses: Sequence[str], length: Length) -> list[Part]:
+        """In this order: what the numbers are made of first."""
         found: list[Part] = []
+        measured = [one for one in different(self.policies) if one in MEASURED]
+        steady, course, noise = Steady(self), Courses(self), Noise(self)
         if "steady" in courses:
-            found += [(f"speeds {name}", "rows", functools.partial(self.case, name)) for name in cases]
+            for name in cases:
+                run = functools.partial(steady.run, name)
+                found.append(Part(f"speeds {name}", "rows", run, length.steady(speeds_of(name))))
         if "slowing" in courses and measured:
             name = f"a rank becomes {SLOWER} times slower in mid-run, and recovers"
-            found.append((name, "changes", functools.partial(self.changes, measured)))
-        course = Courses(self)
-        found += [
-            (words, "courses", functools.partial(course.run, name)) for name, words in NAMES.items() if name in courses
-        ]
+            seconds = length.slowing(self.ranks, SLOWER, BEFORE, AFTER, RUNS)
+            found.append(Part(name, "changes", functools.partial(self.changes, measured), seconds))
         if "noise" in courses and measured:
-            noise = Noise(self)
-            found.append((noise.case, "noise", functools.partial(noise.run, measured)))
+            run = functools.partial(noise.run, [judged(measured)])
+            found.append(Part(noise.case, "noise", run, length.noise(speeds_of(noise.name), 1)))
+        first = True
+        for name, words in NAMES.items():
+            if name in courses:
+                seconds = length.course(name, self.ranks, first)
+                found.append(Part(words, "courses", functools.partial(course.run, name), seconds))
+                first = False
         return found
+
+
+def told_minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min"
 
 
 def speeds_of(name: str) -> list[float]:
@@ -335,50 +318,6 @@ def speeds_of(name: str) -> list[float]:
 
 def rounded(speeds: Sequence[float], batch: int) -> list[int]:
     return [max(1, round(batch * speed / sum(speeds))) for speed in speeds]
-
-
-def interval(values: Sequence[float]) -> list[float]:
-    """Between which their median is with 95 % confidence, by their order alone."""
-    ordered = sorted(values)
-    half = 0.98 * math.sqrt(len(ordered))
-    low, high = math.floor(len(ordered) / 2 - half), math.ceil(len(ordered) / 2 + half)
-    return [ordered[max(0, low)], ordered[min(len(ordered), high + 1) - 1]]
-
-
-def row_of(
-    name: str, kind: str, rounds: Sequence[dict[str, Any]], split: list[int] | None, batch: int
-) -> dict[str, Any]:
-    """A mode's figures in a case. Of plain PyTorch, whose waits nobody sees, utilisation is by the ranks' speeds."""
-    from evenstep.bench_modes import seconds_of
-
-    rates = [batch / one[kind].step for one in rounds]
-    parts = [rate / one["bound"] for rate, one in zip(rates, rounds)]
-    busy: list[list[float]] = []  # of a round: each rank's seconds a step
-    for one in rounds:
-        turn = one[kind]
-        if turn.busy:
-            busy.append([statistics.fmean(step[rank] for step in turn.busy) for rank in range(len(one["lines"]))])
-        elif split is not None:
-            busy.append([seconds_of(line, share) for line, share in zip(one["lines"], split)])
-        else:
-            busy.append([turn.step] + [0.0] * (len(one["lines"]) - 1))
-    used = [[min(1.0, one / rounds[number][kind].step) for one in busy[number]] for number in range(len(rounds))]
-    last = rounds[-1][kind].shares
-    return {
-        "case": name,
-        "course": "steady",
-        "ranks": len(rounds[0]["lines"]),
-        "policy": kind,
-        "samples_per_second": statistics.median(rates),
-        "bound_samples_per_second": statistics.median(one["bound"] for one in rounds),
-        "of_bound": statistics.median(parts),
-        "of_bound_interval": interval(parts),
-        "rates": rates,
-        "utilisation": [statistics.median(one[rank] for one in used) for rank in range(len(used[0]))],
-        "imbalance": statistics.median(max(one) / statistics.fmean(one) - 1 for one in busy),
-        "shares": last[-1] if last else split or [batch] + [0] * (len(rounds[0]["lines"]) - 1),
-        "best_split": rounds[-1]["best_split"],
-    }
 
 
 def steps_until_back(efficiency: Sequence[float]) -> int | None:
@@ -393,7 +332,7 @@ def steps_until_back(efficiency: Sequence[float]) -> int | None:
 
 def change_row(policy: str, runs: Sequence[Turn], fast: Lines, slow: Lines, batch: int) -> dict[str, Any]:
     """By the shares that ran and the speeds that were measured, so that one late step is no bad split."""
-    from evenstep.bench_modes import best_split, split_seconds, usage_of
+    from evenstep.bench_modes import usage_of
 
     ideal = {"fast": best_split(fast, batch)[1], "slow": best_split(slow, batch)[1]}
     slowed, recovered, course, rates, parts = [], [], [], [], []

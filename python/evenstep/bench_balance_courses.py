@@ -9,12 +9,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evenstep.bench_balance_bound import best_split, split_seconds
+from evenstep.bench_balance_steady import MEASURED, judged
+
 if TYPE_CHECKING:
     from evenstep.bench_balance import Bench
     from evenstep.bench_modes import Even, Turn
 
 STEPS = 120
-RUNS = 3
+RUNS = 2  # of the policy whose figures count; of others one
 SLOWEST = 0.25  # of its speed, where it drifts to
 BURST = 1 / 3  # of its speed, between the bursts
 LEVELS = (SLOWEST, BURST, 0.5, 0.7, 1.0)  # parts of its speed for which all ranks' speeds are measured
@@ -54,6 +57,12 @@ def lines_at(part: float, levels: Sequence[float], measured: Sequence[Lines]) ->
     return [(a[0] + f * (b[0] - a[0]), a[1] + f * (b[1] - a[1])) for a, b in pairs]
 
 
+def different(policies: Sequence[str]) -> list[str]:
+    """Those that differ where a profile says that all ranks are alike: `proportional` is `equal` then, and `hybrid` is `dynamic`."""
+    twins = {"proportional": "equal", "hybrid": "dynamic"}
+    return [one for one in policies if one == judged(policies) or twins.get(one) not in policies]
+
+
 class Courses:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -69,13 +78,12 @@ class Courses:
             bench.slowing.hold(bench.scale)
         parts = parts_of(course, self._steps, bench.options.slow_by != "quota")
         lines = [lines_at(part, self._levels, self._measured) for part in parts]
-        return [self._policy(course, policy, parts, lines) for policy in bench.policies]
+        return [self._policy(course, policy, parts, lines) for policy in different(bench.policies)]
 
     def _measure(self, level: float) -> list[tuple[float, float]]:
         bench = self._bench
         speeds = [*[1.0] * (bench.ranks - 1), level]
-        bench.hold(speeds)
-        return bench.lines([max(1, round(bench.options.batch * speed / sum(speeds))) for speed in speeds])
+        return bench.bound(speeds).lines
 
     def _policy(self, course: str, policy: str, parts: Sequence[float], lines: Sequence[Lines]) -> dict[str, Any]:
         from evenstep.bench_modes import Even
@@ -83,9 +91,10 @@ class Courses:
         bench = self._bench
         even = Even(bench.work, policy, [1.0] * bench.ranks, bench.base)
         turns = []
-        for _ in range(self._runs):
-            for _ in range(bench.options.settle):
-                bench.turn(even, even.turn)
+        for _ in range(self._runs if policy == judged(bench.policies) else 1):
+            if policy in MEASURED:
+                bench.seconds_of.clear()
+                bench.settle({policy: even})
             turns.append(self._one(even, parts))
         even.close()
         row = row_of(course, policy, turns, lines, bench.options.batch)
@@ -114,7 +123,7 @@ class Courses:
 
 def row_of(course: str, policy: str, turns: Sequence[Turn], lines: Sequence[Lines], batch: int) -> dict[str, Any]:
     """of_bound: by the times of the steps; of_splits: by the shares that ran alone, as if nothing else took time."""
-    from evenstep.bench_modes import best_split, split_seconds, usage_of
+    from evenstep.bench_modes import usage_of
 
     ideal = [best_split(one, batch)[1] for one in lines]
     rates, splits = [], []

@@ -8,6 +8,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from evenstep.bench_balance_report import interval
+
 if TYPE_CHECKING:
     from evenstep.bench_balance import Bench
     from evenstep.bench_modes import Even, Turn
@@ -49,11 +51,11 @@ class Noise:
         self._bench = bench
         quick = bench.options.quick
         self._steps = 6 if quick else STEPS
-        self._rounds = 1 if quick else max(1, bench.options.rounds // 2)
+        self._rounds = 1 if quick else 2 * bench.options.rounds
         self._scanned, self._scans = (4, 1) if quick else (SCANNED, SCANS)
         self._fixed: list[int] = []  # that runs
-        self._name = SPEEDS.get(bench.ranks, ":".join(["1"] * bench.ranks))
-        self.case = f"{self._name}, noise of {100 * NOISE:.0f} % in every rank's quota"
+        self.name = SPEEDS.get(bench.ranks, ":".join(["1"] * bench.ranks))
+        self.case = f"{self.name}, noise of {100 * NOISE:.0f} % in every rank's quota"
 
     def run(self, policies: Sequence[str]) -> list[dict[str, Any]]:
         """Policies that follow what is measured, and the best fixed split beside them."""
@@ -61,7 +63,7 @@ class Noise:
         from evenstep.bench_modes import Even
 
         bench = self._bench
-        self._speeds = speeds_of(self._name)
+        self._speeds = speeds_of(self.name)
         evens = {policy: Even(bench.work, policy, self._speeds, bench.base) for policy in policies}
         fixed = Even(bench.work, "equal", self._speeds, bench.base, lambda number, batch: self._fixed)
         best = self._best_fixed(fixed)
@@ -80,14 +82,8 @@ class Noise:
 
     def _best_fixed(self, fixed: Even) -> list[int]:
         """The fastest of those around the best split at the middle speeds, tried under noise."""
-        from evenstep.bench_balance import rounded
-        from evenstep.bench_modes import best_split
-
         bench = self._bench
-        batch = bench.options.batch
-        bench.hold([MIDDLE * speed for speed in self._speeds])
-        split, _ = bench.agreed(best_split(bench.lines(rounded(self._speeds, batch)), batch))
-        splits = tried(split)
+        splits = tried(bench.bound([MIDDLE * speed for speed in self._speeds]).split)
         took: list[list[float]] = [[] for _ in splits]
         for scan in range(self._scans):
             steps: dict[int, float] = {}
@@ -128,7 +124,6 @@ def row_of(
     case: str, policy: str, rounds: Sequence[dict[str, Turn]], fixed: Sequence[int], batch: int
 ) -> dict[str, Any]:
     """Beside the fixed split of the same round. The warm-up steps of a turn have no noise and do not count."""
-    from evenstep.bench_balance import interval
     from evenstep.bench_modes import usage_of
 
     rates = [batch / one[policy].step for one in rounds]

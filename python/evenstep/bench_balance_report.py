@@ -36,12 +36,21 @@ def part_rows(report: dict[str, Any], kind: str) -> Iterator[tuple[str, dict[str
             yield part, row
 
 
-def rate_of(report: dict[str, Any], case: str, policy: str) -> Sequence[float]:
-    """The real rates of all rounds."""
+def rates_of(report: dict[str, Any], case: str, policy: str) -> Sequence[Sequence[float]]:
+    """The real rates of the turns of each round."""
     for part, row in part_rows(report, "rows"):
         if part == "real" and (row["case"], row["policy"]) == (case, policy):
             return list(row["rates"])
     return []
+
+
+def ratios(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> list[float]:
+    """Of the rates of turns of the same round: of those next to one another where both have as many, else of our mean to each."""
+    found: list[float] = []
+    for mine, peers in zip(ours, theirs):
+        mine = mine if len(mine) == len(peers) else [statistics.fmean(mine)] * len(peers)
+        found += [a / b for a, b in zip(mine, peers)]
+    return found
 
 
 def _of_bound(report: dict[str, Any], case: str, policy: str) -> float:
@@ -52,6 +61,27 @@ def _of_bound(report: dict[str, Any], case: str, policy: str) -> float:
 def median_steps(values: Sequence[int | None]) -> float:
     """Of runs that never came back infinite."""
     return statistics.median(float("inf") if one is None else one for one in values)
+
+
+def interval(values: Sequence[float]) -> list[float]:
+    """Between which their median is with 95 % confidence, by their order alone; of five and fewer the least and the most."""
+    ordered, count = sorted(values), len(values)
+    aside, beyond = (
+        0,
+        1,
+    )  # values left out on either side; how many of 2^count outcomes put the median beyond the next one
+    while 2 * (beyond + math.comb(count, aside + 1)) <= 0.05 * 2**count:
+        beyond += math.comb(count, aside + 1)
+        aside += 1
+    return [ordered[aside], ordered[count - 1 - aside]]
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """Between which half of them are."""
+    if len(values) < 2:
+        return [values[0], values[0]]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return [low, high]
 
 
 def _aim(what: str, how: str, figure: float, bound: float, unit: str = "", least: bool = True) -> dict[str, Any]:
@@ -67,6 +97,10 @@ def _policy(report: dict[str, Any]) -> str:
     return "auto" if "auto" in ours else ours[-1] if ours else ""
 
 
+def _within(bounds: Sequence[float] | None) -> str:
+    return f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
+
+
 def aims(report: dict[str, Any]) -> list[dict[str, Any]]:
     """The figures that are to be reached, as far as they were measured; a short look measures none."""
     found: list[dict[str, Any]] = []
@@ -76,12 +110,13 @@ def aims(report: dict[str, Any]) -> list[dict[str, Any]]:
     for case in ("1:1", "2:1", "4:1", "16:1", "4:4:1"):
         for part, row in part_rows(report, "rows"):
             if part == "real" and (row["case"], row["policy"]) == (case, policy):
-                found.append(_aim(f"{case}: of the best integer split", part, row["of_bound"], 0.95))
+                words = f"{case}: of the best integer split{_within(row.get('of_bound_interval'))}"
+                found.append(_aim(words, part, row["of_bound"], 0.95))
         for peer, bound, only in (("ddp", 2.8, ("4:1", "4:4:1")), ("hand", 1.0, ())):
-            ours, theirs = rate_of(report, case, policy), rate_of(report, case, peer)
-            if ours and theirs and (case in only or not only):
-                ratio = statistics.median(a / b for a, b in zip(ours, theirs))
-                words = f"{case}: beside {NAMES[peer]}"
+            found_ratios = ratios(rates_of(report, case, policy), rates_of(report, case, peer))
+            if found_ratios and (case in only or not only):
+                ratio = statistics.median(found_ratios)
+                words = f"{case}: beside {NAMES[peer]}{_within(interval(found_ratios))}"
                 words += f" (the best split itself: {1 / _of_bound(report, case, peer):.2f})" if only else ""
                 found.append(_aim(words, "real", ratio, bound))
     for part, row in part_rows(report, "changes"):
@@ -148,7 +183,8 @@ def _real_heading(real: dict[str, Any]) -> Iterator[str]:
         f"REAL: {real['ranks']} ranks, {place}, made unequal by {way}; global batch {real['batch']}, "
         f"{real['rounds']} rounds in turn; {title_of(real['model'])}"
     )
-    yield "the bound is the best integer split at the speeds that the ranks have while all of them run; DDP's utilisation is by these"
+    yield "the bound is the best integer split at the speeds that the ranks have while all of them run, measured right before and right"
+    yield "after each turn (DDP's utilisation is by these); behind a figure between which, with 95 %, its median is"
 
 
 def title_of(model: dict[str, Any]) -> str:
@@ -194,14 +230,23 @@ def _rows(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         if row["case"] != case:
             case = row["case"]
-            yield f"  {case} (bound {row['bound_samples_per_second']:.1f} samples/s)"
+            yield f"  {case} (bound {row['bound_samples_per_second']:.1f} samples/s{_spread(row)})"
         used = " ".join(f"{100 * one:3.0f}%" for one in row["utilisation"])
         imbalance = "-" if row["policy"] == "single" else f"{100 * row['imbalance']:.0f}%"
         name = NAMES.get(row["policy"], row["policy"])
         yield f"    {name:12}{row['samples_per_second']:10.1f}{row['of_bound']:10.3f}{imbalance:>11}  {used}{_aside(row)}"
 
 
+def _spread(row: dict[str, Any]) -> str:
+    if "bound_quartiles" not in row:
+        return ""
+    low, high = row["bound_quartiles"]
+    return f"; half of its {row['bound_moments']} moments from {low:.1f} to {high:.1f}"
+
+
 def _aside(row: dict[str, Any]) -> str:
+    if "of_bound_interval" in row:
+        return " {:.3f} to {:.3f}".format(*row["of_bound_interval"])
     if "of_splits" in row:
         return f"  splits {row['of_splits']:.3f}"
     if "lost_interval" in row and row["policy"] != "fixed":

@@ -9,20 +9,21 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from evenstep import _core
 from evenstep.bench_work import MOST_STEPS, WARM_UP, Work
 from evenstep.group import TorchGroup, gather_objects
 from evenstep.prepare import prepare
 from evenstep.session import Session, in_place_of_session
 from evenstep.share_schedule import ShareSchedule
 from evenstep.verify_runs import fresh
+
+LEAST_STEPS = 2  # in which a rank's speed is measured
 
 
 @dataclasses.dataclass
@@ -150,51 +151,23 @@ class Alone:
         self._work, self._group = work, group
         self._model, self._optimizer = work.build()
 
-    def lines(self, split: Sequence[int], seconds: float) -> list[tuple[float, float]]:
-        """For each rank (fixed seconds, seconds a sample) of its steps at sizes around its part of `split`."""
-        sizes = sizes_around(split[dist.get_rank()])
-        took = [self._at(size, seconds / len(sizes)) for size in sizes]
-        return gather_objects(TorchGroup(self._group), line_through(sizes, took))
-
-    def _at(self, size: int, seconds: float) -> float:
-        batches = iter(self._work.loader(size))
+    def step_seconds(self, sizes: Sequence[int], seconds: float) -> list[float]:
+        """Each rank's mean of a step of its size, over about so many seconds. A rank whose steps are over goes on until the last
+        one's are, so that none of them is measured while another stands still."""
+        batches = self._endless(sizes[dist.get_rank()])
         self._work.step(self._model, self._optimizer, *next(batches))
         dist.barrier(group=self._group)
-        began = time.perf_counter()
-        count = 0
-        while count < MOST_STEPS and (count < 2 or time.perf_counter() - began < seconds):
+        began, count = time.perf_counter(), 0
+        while count < MOST_STEPS and (count < LEAST_STEPS or time.perf_counter() - began < seconds):
             self._work.step(self._model, self._optimizer, *next(batches))
             count += 1
-        return (time.perf_counter() - began) / count
+        own = (time.perf_counter() - began) / count
+        done = dist.barrier(group=self._group, async_op=True)
+        while not done.is_completed():
+            self._work.step(self._model, self._optimizer, *next(batches))
+        done.wait()
+        return gather_objects(TorchGroup(self._group), own)
 
-
-def sizes_around(share: int) -> list[int]:
-    """Four different batch sizes: each rank measures as many, as all meet before each."""
-    sizes = {max(1, round(share * f)) for f in (0.6, 0.8, 1.0, 1.25)}
-    while len(sizes) < 4:
-        sizes.add(max(sizes) + 1)
-    return sorted(sizes)
-
-
-def line_through(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
-    """The least-squares line, neither its start nor its slope below zero."""
-    size, second = statistics.fmean(sizes), statistics.fmean(seconds)
-    spread = sum((b - size) ** 2 for b in sizes)
-    slope = sum((b - size) * (t - second) for b, t in zip(sizes, seconds)) / spread if spread else second / size
-    slope = min(max(slope, 0.0), second / size)
-    return second - slope * size, slope
-
-
-def seconds_of(line: tuple[float, float], samples: int) -> float:
-    """A rank without samples runs a dummy one."""
-    return line[0] + line[1] * max(1, samples)
-
-
-def best_split(lines: Sequence[tuple[float, float]], batch: int) -> tuple[list[int], float]:
-    """The best integer split, and its seconds."""
-    tables = [[(size, seconds_of(line, size)) for size in (0, 1, 4 * batch)] for line in lines]
-    return _core.balance(tables, batch)
-
-
-def split_seconds(lines: Sequence[tuple[float, float]], split: Sequence[int]) -> float:
-    return max(seconds_of(line, share) for line, share in zip(lines, split))
+    def _endless(self, size: int) -> Iterator[Any]:
+        while True:
+            yield from self._work.loader(size)

@@ -16,8 +16,11 @@ import time
 import pytest
 
 from evenstep import bench_balance, bench_balance_report
+from evenstep import bench_balance_bound as bounds
 from evenstep import bench_balance_courses as courses
 from evenstep import bench_balance_noise as noise
+from evenstep import bench_balance_steady as steady
+from evenstep.bench_balance_minutes import Length
 from evenstep.bench_modes import Turn
 from evenstep.bench_slowing import LIGHTER, WHOLE, Neighbours, Quota, nearest_lighter, own_group
 from evenstep.bench_work import IMAGES, SMALL, Work
@@ -53,6 +56,9 @@ def test_real_ranks_are_slowed_trained_and_compared(bench, tmp_path):
         assert row["case"] == "2:1" and row["samples_per_second"] > 0 and row["of_bound"] > 0
         assert len(row["utilisation"]) == 2 and all(0 <= part <= 1 for part in row["utilisation"])
         assert sum(row["shares"]) == sum(row["best_split"]) == 16 and row["imbalance"] >= 0
+        low, high = row["of_bound_interval"]
+        assert low <= row["of_bound"] <= high and len(row["of_bound_turns"]) == len(row["rates"]) == 1
+        assert row["bound_moments"] == 6, "before the first turn, and after each"
     by_policy = {row["policy"]: row for row in real["rows"]}
     assert by_policy["equal"]["shares"] == by_policy["ddp"]["shares"] == [8, 8]
     assert by_policy["single"]["shares"] == [16, 0] and by_policy["single"]["utilisation"] == [1, 0]
@@ -82,6 +88,7 @@ def test_real_ranks_are_slowed_trained_and_compared(bench, tmp_path):
     assert '"evenstep-bench-balance-1"' in page and "Chart.draw" in page
     assert not re.search(r"""(?:src|href)\s*=\s*["']?https?:""", page)
     assert "REAL: 2 ranks" in done.stdout and "SIMULATED" not in done.stdout and "no figures to keep" in done.stdout
+    assert next(iter(real["minutes"])) == "speeds 2:1" and len(real["minutes"]) == 5
     assert figures["left"] == [] and "NOT MEASURED" not in done.stdout
     assert not list(tmp_path.glob("runs/bench-balance*"))
 
@@ -196,6 +203,109 @@ def test_speeds_that_do_not_stay_and_their_bound():
     assert row["utilisation"] == pytest.approx([5 / 18, 12.5 / 18]) and row["imbalance"] == pytest.approx(0.3)
 
 
+class Machine:
+    """Ranks whose times are straight lines, and whose speed moves from one moment to the next."""
+
+    def __init__(self, lines, level=lambda at: 1.0):
+        self.lines, self.level, self.asked = lines, level, []
+
+    def measure(self, sizes, seconds):
+        self.asked.append((list(sizes), seconds))
+        level = self.level(len(self.asked))
+        return [level * bounds.seconds_of(line, size) for line, size in zip(self.lines, sizes)]
+
+
+def test_the_bound_is_the_best_split_at_the_speeds_of_its_moment():
+    machine = Machine([(0.010, 0.005), (0.030, 0.020)])
+    bound = bounds.Bound(machine.measure, 64, 1.0)
+    bound.learn([32, 32])
+    assert all(one == pytest.approx(true) for one, true in zip(bound.lines, machine.lines))
+    best, seconds = bounds.best_split(machine.lines, 64)
+    assert bound.split == best and bound.now().seconds == pytest.approx(seconds)
+    assert machine.asked[-1] == (best, 1.0)
+    machine.lines = [(0.010, 0.005), (0.060, 0.040)]  # the second is half as fast from now on
+    slower, longer = bounds.best_split(machine.lines, 64)
+    moment = bound.now()
+    assert machine.asked[-1][0] == best and moment.split == slower and moment.seconds == pytest.approx(longer)
+    bound.now()
+    bound.follow()
+    assert bound.split == slower, "what most moments say is measured at from then on"
+
+
+def test_a_rank_without_samples_is_measured_with_one():
+    machine = Machine([(0.001, 0.001), (0.5, 0.5)])
+    bound = bounds.Bound(machine.measure, 64, 1.0)
+    bound.learn([63, 1])
+    bound.split = [64, 0]
+    bound.now()
+    assert machine.asked[-1][0] == [64, 1]
+
+
+def test_what_the_machine_does_meets_a_turn_and_its_bound_alike():
+    """A machine that becomes slower all the time: by one bound a round a turn would be off by up to all that it moved in it."""
+    machine = Machine([(0.010, 0.005), (0.020, 0.010)], lambda at: 1.0 + 0.02 * at)
+    bound = bounds.Bound(machine.measure, 64, 1.0)
+    bound.learn([43, 21])
+    _, ideal = bounds.best_split(machine.lines, 64)
+    before = bound.now()
+    for _ in range(20):
+        now = len(machine.asked) + 0.5
+        after = bound.now()
+        between = bounds.between(before, after)
+        assert between.seconds == pytest.approx(ideal * machine.level(now), rel=0.005)
+        before = after
+    assert bound.moments[-1].seconds > 1.3 * bound.moments[0].seconds
+
+
+def test_a_slope_is_none_of_the_machines_own_speed():
+    lines = [(0.010, 0.005), (0.020, 0.010)]
+    moving = bounds.Bound(Machine(lines, lambda at: 1.0 + 0.02 * at).measure, 64, 1.0)
+    moving.learn([43, 21])
+    for (fixed, slope), (true_fixed, true_slope) in zip(moving.lines, lines):
+        assert fixed / slope == pytest.approx(true_fixed / true_slope, rel=0.01)
+
+
+def test_numbers_run_among_the_others_and_seldom_what_takes_long():
+    numbers, others = ["auto", "hand"], ["equal", "ddp", "single"]
+    names = steady.names_of([*others, *numbers], numbers, ["ddp"], 0)
+    assert names == ["auto", "hand", "equal", "hand", "auto", "ddp", "auto", "hand", "single"]
+    for number in range(1, 9):
+        names = steady.names_of([*others, *numbers], numbers, ["ddp"], number)
+        assert names.count("auto") == names.count("hand") == steady.TIMES
+        assert names.count("equal") == names.count("single") == 1 and names.count("ddp") == (
+            number % steady.SELDOM == 0
+        )
+    forth, back = (steady.order_of(numbers, [], number) for number in (0, 1))
+    assert forth == back[::-1]
+    assert steady.order_of(["auto"], [], 5, 1) == ["auto"]
+
+
+def test_a_turn_is_compared_with_the_one_beside_it():
+    assert bench_balance_report.ratios([[2.0, 3.0], [4.0]], [[1.0, 1.0], [2.0]]) == [2.0, 3.0, 2.0]
+    assert bench_balance_report.ratios([[2.0, 4.0], [4.0, 4.0]], [[1.0], []]) == [3.0]
+    values = [float(one) for one in range(12)]
+    assert bench_balance_report.interval(values) == [2.0, 9.0], "the third and the tenth of twelve: 96.1 %"
+    assert bench_balance_report.interval(values[:5]) == [0.0, 4.0] and bench_balance_report.interval([7.0]) == [
+        7.0,
+        7.0,
+    ]
+    assert bench_balance_report.quartiles([3.0]) == [3.0, 3.0] and bench_balance_report.quartiles([0, 1, 2, 3, 4]) == [
+        1,
+        3,
+    ]
+
+
+def test_how_long_it_takes_is_told_before():
+    policies = ["equal", "proportional", "dynamic", "hybrid", "auto"]
+    length = Length(200.0, 64, 2.4, 4, 6, policies, True)
+    even, uneven = (length.steady([1.0, part]) for part in (1.0, 1 / 16))
+    assert 120 < even < uneven < 600, "seconds"
+    assert length.steady([1.0, 1.0]) > Length(200.0, 64, 2.4, 2, 6, policies, True).steady([1.0, 1.0])
+    assert length.course("drifting", 2, True) > length.course("drifting", 2, False) > 60
+    assert courses.different(policies) == ["equal", "dynamic", "auto"] and courses.different(["hybrid"]) == ["hybrid"]
+    assert courses.different(["dynamic", "hybrid"]) == ["dynamic", "hybrid"], "the last one's figures count"
+
+
 def test_steps_until_a_split_is_good_again():
     assert bench_balance.steps_until_back([0.5, 0.5, 0.95, 0.8, 0.95, 0.91, 0.9]) == 4
     assert bench_balance.steps_until_back([0.95, 0.95, 0.95]) == 0
@@ -218,8 +328,14 @@ def test_a_change_is_judged_by_the_split_and_not_by_late_steps():
 
 
 def test_aims_that_are_missed_are_told():
-    row = {"case": "4:1", "policy": "auto", "of_bound": 0.94, "rates": [10.0, 12.0], "samples_per_second": 11.0}
-    ddp = {**row, "policy": "ddp", "rates": [4.0, 4.0], "of_bound": 0.3}
+    row = {
+        "case": "4:1",
+        "policy": "auto",
+        "of_bound": 0.94,
+        "rates": [[9.0, 11.0], [12.0]],
+        "samples_per_second": 11.0,
+    }
+    ddp = {**row, "policy": "ddp", "rates": [[4.0], [4.0]], "of_bound": 0.3}
     cost = {"deciding_seconds": 90e-6, "vote_seconds": 20e-6}
     real = {"rows": [row, ddp], "changes": [], "overhead": cost, "batch": 10}
     found = bench_balance_report.aims({"quick": False, "real": real, "simulated": None})
