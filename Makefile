@@ -21,7 +21,7 @@ bench: ## measures the numbers of docs/results, side by side with PyTorch
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh
 
-bench-balance: ## all numbers of balancing and exactness beside what is to be reached: unequal ranks, PyTorch, one device, bits (about two hours)
+bench-balance: ## all numbers of balancing and exactness beside what is to be reached: unequal ranks, PyTorch, one device, bits (about an hour)
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh balance
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make bench`: all figures of docs/results, each beside its peer in one run; leave the machine alone meanwhile. BENCH_QUICK=1: a short look at
-# `balance`, whether all of it works, into build/results. BENCH_ROUNDS=N: other than 12 rounds of it. BENCH_MPI="PYTHON PYTHON": interpreters
+# `balance`, whether all of it works, into build/results. BENCH_ROUNDS=N: other than 4 rounds of it. BENCH_MPI="PYTHON PYTHON": interpreters
 # with mpi4py and an MPI each, which `comm` takes the fastest of; else the one beside this one, if any.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -48,15 +48,27 @@ if wanted comm; then
   "$bin/python" bench/comm_numbers.py --two "$results/comm-$day.json" --four build/comm-four.json --busy build/comm-busy.json \
     --ddp "$results/ddp-$day.json" --spare build/ddp-spare.json ${faults:+--faults "$faults"} | tee "$results/comm-numbers-$day.txt"
 fi
+rounds="${BENCH_ROUNDS:-4}"
+if [ "$which" = balance ]; then
+  # Of the two cores that the kept figures are from; the bench itself says of each of its parts, on this machine, how long it takes.
+  cat << EOF
+== about $((41 + 6 * rounds)) minutes: two ranks $((16 + 5 * rounds)), three to five ranks $((7 + rounds)), the simulator 1, bitwise mode 12, models 5
+EOF
+fi
+part() { # TITLE
+  printf '== %s, %s UTC\n' "$1" "$(date -u +%H:%M)"
+}
 if wanted balance; then
-  echo "== what each policy reaches on unequal ranks, real and simulated"
-  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "${BENCH_ROUNDS:-12}" --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
+  part "what each policy reaches on unequal ranks, real and simulated"
+  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "$rounds" --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
     | tee "$results/balance-$day.txt"
-  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "${BENCH_ROUNDS:-12}" -n 3 --only real --speeds 4:4:1 --policies equal,auto \
+  part "three ranks"
+  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "$rounds" -n 3 --only real --speeds 4:4:1 --policies equal,auto \
     --courses steady \
     -o "$results/balance-three-$day.json" | tee "$results/balance-three-$day.txt"
-  for speeds in 12.7:9.1:3:3 16:8:4:2:1; do # a mix of four cards, and five ranks
-    "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "${BENCH_ROUNDS:-12}" -n "$(tr ':' '\n' <<< "$speeds" | wc -l)" --only real \
+  part "a mix of four cards, and five ranks"
+  for speeds in 12.7:9.1:3:3 16:8:4:2:1; do # no number is made of them: half of the rounds
+    "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "$(((rounds + 1) / 2))" -n "$(tr ':' '\n' <<< "$speeds" | wc -l)" --only real \
       --speeds "$speeds" --policies equal,auto --courses steady
   done | tee "$results/balance-more-ranks-$day.txt"
 fi
@@ -93,8 +105,11 @@ if wanted exactness || wanted balance; then
 fi
 if wanted bitwise || wanted balance; then
   echo "== what exact=bitwise costs, and random histories"
-  "$bin/python" bench/bitwise.py -o "$results/bitwise-$day.txt" --json build/bitwise.json \
-    ${BENCH_QUICK:+--rounds 1 --models gpt --histories 1 --cases gpt}
+  # `bitwise` by itself has 20 histories of each case, of which each starts two to four jobs; 5 beside the numbers of balancing
+  short=()
+  if [ "$which" = balance ]; then short=(--rounds 10 --histories 5); fi
+  if [ -n "${BENCH_QUICK:-}" ]; then short=(--rounds 1 --models gpt --histories 1 --cases gpt); fi
+  "$bin/python" bench/bitwise.py -o "$results/bitwise-$day.txt" --json build/bitwise.json "${short[@]}"
 fi
 if wanted balance; then
   echo "== all numbers of balancing and exactness, beside what is to be reached"
