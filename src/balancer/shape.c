@@ -40,6 +40,9 @@ static const double nowhere = 0.3;
 static const double believed_stays = 8.0;
 /* A smaller size that took longer than a larger one by more than this is of another time. */
 static const double contradicts = 0.85;
+/* A rank that changed so often within so many steps comes and goes: what differs is its speed, and not its sizes. */
+static const double most_changes = 1.0;
+static const double remembered = 128.0;
 /* Beyond the sizes a sample takes between these parts of the mean one. */
 static const double least_slope = 0.2;
 static const double most_slope = 0.9;
@@ -157,6 +160,7 @@ static double settle(even_shape *shape, even_size *size, double before, bool cha
   }
   even_shape_move(shape, factor, 0.0);
   size->seconds = own;
+  shape->changes += changed ? 1.0 : 0.0;
   return changed ? factor : 1.0;
 }
 
@@ -166,6 +170,7 @@ double even_shape_take(even_shape *shape, double samples, double seconds) {
   }
   even_size *size = size_of(shape, samples);
   shape->taken++;
+  shape->changes = larger(0.0, shape->changes - 1.0 / remembered);
   shape->stay = size->steps > 0.0 && samples <= shape->last && samples >= shape->last ? shape->stay + 1 : 1;
   shape->stays += shape->stay == 1 ? 1 : 0;
   shape->last = samples;
@@ -303,7 +308,9 @@ static double off_line(const even_shape *shape, double fixed, double slope) {
 static bool is_bent(const even_shape *shape, double fixed, double slope) {
   fit own = fit_line(shape);
   double noise = deviation(shape);
-  if (own.sizes < LEAST_SIZES || shape->scatter_steps < known_after || noise > stopped || shape->stalls > often) {
+  bool restless = shape->changes > most_changes;
+  if (restless || own.sizes < LEAST_SIZES || shape->scatter_steps < known_after || noise > stopped ||
+      shape->stalls > often) {
     return false;
   }
   double off = off_line(shape, own.fixed, own.slope);

@@ -33,8 +33,9 @@ typedef struct even_shape {
   int64_t stays;                    /* … and so many such stays */
   double scatter;                   /* mean square of what steps are off their size's time, as part of it */
   double scatter_steps;
-  double stalls; /* how often they are far off */
-  bool bent;     /* the line does not explain it: what follows is believed */
+  double stalls;  /* how often they are far off */
+  double changes; /* of the rank's speed while a size ran, of late */
+  bool bent;      /* the line does not explain it: what follows is believed */
   int points;
   double samples[EVEN_SHAPE_SIZES];
   double seconds[EVEN_SHAPE_SIZES]; /* never falling */

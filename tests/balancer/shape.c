@@ -89,6 +89,23 @@ static void tiles_are_seen(void **context) {
   assert_true(even_shape_at(&shape, 8.0) > 0.0 && even_shape_at(&shape, 8.0) < 0.034);
 }
 
+/* Sizes that were seen at speeds which come and go differ by these. One change is taken along by all sizes. */
+static void a_rank_whose_speed_comes_and_goes_has_a_line(void **context) {
+  (void)context;
+  even_shape shape = tiled();
+  double seconds = tiles_of_8(34.0);
+  stay(&shape, 34.0, seconds, 8);
+  stay(&shape, 34.0, 3.0 * seconds, 8);
+  even_shape_judge(&shape, 0.006, 0.003);
+  assert_true(shape.bent);
+  stay(&shape, 34.0, seconds, 8);
+  even_shape_judge(&shape, 0.002, 0.001);
+  assert_false(shape.bent);
+  stay(&shape, 34.0, seconds, 128);
+  even_shape_judge(&shape, 0.002, 0.001);
+  assert_true(shape.bent);
+}
+
 static void what_is_believed_never_falls(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= CASES; seed++) {
@@ -214,6 +231,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_straight_line_stays_one),
       cmocka_unit_test(tiles_are_seen),
+      cmocka_unit_test(a_rank_whose_speed_comes_and_goes_has_a_line),
       cmocka_unit_test(what_is_believed_never_falls),
       cmocka_unit_test(hopes_are_a_staircase),
       cmocka_unit_test(a_stall_moves_nothing),
