@@ -52,7 +52,8 @@ rounds="${BENCH_ROUNDS:-4}"
 if [ "$which" = balance ]; then
   # Of the two cores that the kept figures are from; the bench itself says of each of its parts, on this machine, how long it takes.
   cat << EOF
-== about $((41 + 6 * rounds)) minutes: two ranks $((16 + 5 * rounds)), three to five ranks $((7 + rounds)), the simulator 1, bitwise mode 12, models 5
+== about $((31 + 5 * rounds)) minutes until all numbers are there (two ranks $((9 + 5 * rounds)), three $((2 + rounds / 2)), the simulator 1, models 5, bitwise mode 12),
+   then 14 more (speeds that do not stay 7, four and five ranks 7)
 EOF
 fi
 part() { # TITLE
@@ -60,17 +61,12 @@ part() { # TITLE
 }
 if wanted balance; then
   part "what each policy reaches on unequal ranks, real and simulated"
-  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "$rounds" --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
+  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "$rounds" --courses steady,slowing,noise --csv "$results/balance-$day.csv" -o "$results/balance-$day.json" --plots build/plots \
     | tee "$results/balance-$day.txt"
   part "three ranks"
   "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "$rounds" -n 3 --only real --speeds 4:4:1 --policies equal,auto \
     --courses steady \
     -o "$results/balance-three-$day.json" | tee "$results/balance-three-$day.txt"
-  part "a mix of four cards, and five ranks"
-  for speeds in 12.7:9.1:3:3 16:8:4:2:1; do # no number is made of them: half of the rounds
-    "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "$(((rounds + 1) / 2))" -n "$(tr ':' '\n' <<< "$speeds" | wc -l)" --only real \
-      --speeds "$speeds" --policies equal,auto --courses steady
-  done | tee "$results/balance-more-ranks-$day.txt"
 fi
 if wanted balancer || [ "$which" = balance ]; then
   echo "== what balancing reaches of the best split in the simulator, and what it costs"
@@ -115,6 +111,15 @@ if wanted balance; then
   echo "== all numbers of balancing and exactness, beside what is to be reached"
   "$bin/python" bench/balance_numbers.py --balance "$results/balance-$day.json" "$results/balance-three-$day.json" --models build/exact-models.json --bitwise build/bitwise.json \
     | tee "$results/balance-numbers-$day.txt"
+  # What follows no number is made of: whoever has no time for it may end it here.
+  part "speeds that do not stay"
+  "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --only real --courses drifting,bursty -o "$results/balance-courses-$day.json" \
+    | tee "$results/balance-courses-$day.txt"
+  part "a mix of four cards, and five ranks"
+  for speeds in 12.7:9.1:3:3 16:8:4:2:1; do
+    "$bin/evenstep" bench balance ${BENCH_QUICK:+--quick} --rounds "$(((rounds + 1) / 2))" -n "$(tr ':' '\n' <<< "$speeds" | wc -l)" --only real \
+      --speeds "$speeds" --policies equal,auto --courses steady
+  done | tee "$results/balance-more-ranks-$day.txt"
 fi
 if wanted telemetry; then
   echo "== what telemetry costs"
