@@ -155,7 +155,7 @@ def alone(script: str, arguments: Sequence[str], steps: int, path: Path) -> None
 
 def _reference(script: str, arguments: Sequence[str], steps: int) -> dict[str, Any]:
     """What a job of one rank comes to, started beside this process with its variables."""
-    left_out = ("EVENSTEP_TELEMETRY_FD", "EVENSTEP_SPEEDS", "EVENSTEP_VERIFY_OUT")
+    left_out = ("EVENSTEP_TELEMETRY_FD", "EVENSTEP_SPEEDS", "EVENSTEP_USE_PLAN", "EVENSTEP_VERIFY_OUT")
     environment = {name: value for name, value in os.environ.items() if name not in left_out and "ELASTIC" not in name}
     one = dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_PORT"), "0")
     one |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), "1")
