@@ -33,7 +33,6 @@ typedef struct running_job {
   bool monitor_failed;   /* told once */
   even_job_fetcher fetcher;
   even_job_devices all; /* what the job was given, while some are set aside */
-  even_aside aside;
   char url[256];
   int telemetry_fd;
   int restarts;
@@ -193,7 +192,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .hosts = job->setup.hosts,
                                     .estate = job->options->estate,
                                     .memory = job->setup.memory,
-                                    .aside = job->options->set_aside ? &job->aside : NULL,
+                                    .aside = job->options->set_aside ? &job->setup.aside : NULL,
                                     .shown = job->setup.shown,
                                     .legacy = job->options->legacy,
                                     .observer = {.context = job,
@@ -465,11 +464,11 @@ static even_status follow_hosts(running_job *job) {
 
 /* Other places take part. */
 static even_status follow_places(running_job *job) {
-  job->aside.changed = false;
+  job->setup.aside.changed = false;
   if (job->setup.hosts != NULL) {
     return follow_hosts(job); /* whose lists are cut */
   }
-  even_status status = even_job_setup_without(job->options, &job->aside, &job->all, &job->setup);
+  even_status status = even_job_setup_without(job->options, &job->setup.aside, &job->all, &job->setup);
   /* also after a failure: what was shown by is freed */
   even_job_view_ranks(&job->view, job->setup.shown, job->setup.labels, (int)job->setup.devices.count);
   return status == EVEN_OK ? follow_monitor(job) : status;
@@ -477,8 +476,8 @@ static even_status follow_places(running_job *job) {
 
 static even_status run_on(running_job *job, int *exit_code) {
   even_status status = run(job, exit_code);
-  while (status == EVEN_OK && (even_hosts_changed(job->setup.hosts) || job->aside.changed)) {
-    EVEN_TRY(job->aside.changed ? follow_places(job) : follow_hosts(job));
+  while (status == EVEN_OK && (even_hosts_changed(job->setup.hosts) || job->setup.aside.changed)) {
+    EVEN_TRY(job->setup.aside.changed ? follow_places(job) : follow_hosts(job));
     status = run(job, exit_code);
   }
   return status;
@@ -544,12 +543,12 @@ int even_job_start(const even_job_options *options, char *const *environment, si
       tell_what_a_profile_lacks(&job);
       tell_what_proportional_lacks(&job);
       tell_hosts(&job);
+      even_job_tell_aside(&job.setup.aside, &job.view);
       tell_where(&job);
       status = open_and_run(&job, &exit_code);
     }
     reader_paused = !even_job_view_close(&job.view);
     even_job_setup_whole(&job.all, &job.setup);
-    even_aside_close(&job.aside);
     even_job_setup_close(&job.setup);
   }
   even_stop_when(NULL);

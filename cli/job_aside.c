@@ -3,7 +3,11 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/aside_hosts.h"
+#include "orchestrator/estate.h"
+#include "os/clock.h"
 
+#include <stdio.h>
 #include <string.h>
 
 even_status even_job_check_aside(const even_job_options *options) {
@@ -21,9 +25,10 @@ even_status even_job_check_aside(const even_job_options *options) {
     return even_error_fix("leave one of the two out");
   }
   if (several && strcmp(options->recovery, "restart") != 0 && !options->keep_leader) {
-    (void)even_fail(EVEN_ERR_USAGE,
-                    "--set-aside on several hosts, with --recovery %s, is not known to who takes a leader's place",
-                    options->recovery);
+    (void)even_fail(
+        EVEN_ERR_USAGE,
+        "--set-aside on several hosts, with --recovery %s, is not known to who goes on under another leader",
+        options->recovery);
     return even_error_fix("give --no-replace-leader, too, or leave out --set-aside");
   }
   return EVEN_OK;
@@ -90,6 +95,51 @@ even_status even_job_setup_without(const even_job_options *options, const even_a
   EVEN_TRY(read);
   return setup->speeds != NULL ? even_job_set_speeds(setup, setup->local)
                                : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", "");
+}
+
+/* As a place is set aside only where it is none's last, and enough are left. */
+static bool enough_without(const even_job_options *options, const even_job_setup *setup) {
+  size_t left = 0;
+  for (size_t host = 0; host < even_hosts_count(setup->hosts); host++) {
+    size_t here = 0;
+    size_t count = host == 0 ? setup->devices.count : even_hosts_devices(setup->hosts, host)->count;
+    for (size_t place = 0; place < count; place++) {
+      here += !even_aside_has(&setup->aside, even_hosts_name(setup->hosts, host), place);
+    }
+    if (here == 0 && count > 0) {
+      return false;
+    }
+    left += here;
+  }
+  return (int64_t)left >= options->min_ranks;
+}
+
+even_status even_job_inherit_aside(const even_job_options *options, even_job_setup *setup) {
+  even_device_list own;
+  even_estate_aside(options->estate, &setup->aside);
+  uint64_t now = enough_without(options, setup) ? even_clock_ns() : UINT64_MAX;
+  while (even_aside_return(&setup->aside, now) != NULL) {
+  }
+  setup->aside.changed = false; /* nothing has begun */
+  EVEN_TRY(even_aside_hosts_cut(setup->hosts, &setup->aside, &setup->devices));
+  if (even_hosts_own_devices(setup->hosts, &own)) {
+    even_device_list_free(&setup->devices);
+    setup->devices = own;
+  }
+  return EVEN_OK;
+}
+
+void even_job_tell_aside(const even_aside *aside, even_job_view *view) {
+  const uint64_t now = even_clock_ns();
+  for (size_t i = 0; i < aside->count; i++) {
+    const even_aside_place *one = &aside->items[i];
+    char words[320];
+    if (one->until_ns > now) {
+      (void)snprintf(words, sizeof words, "place %zu (%s) of host %s stays set aside for another %.0f s", one->place,
+                     one->device, one->host, (double)(one->until_ns - now) * 1e-9);
+      even_job_view_notice(view, words);
+    }
+  }
 }
 
 void even_job_setup_whole(even_job_devices *all, even_job_setup *setup) {

@@ -3,6 +3,7 @@
 #define EVEN_CLI_JOB_ASIDE_H
 
 #include "cli/job_setup.h"
+#include "cli/job_view.h"
 #include "orchestrator/aside.h"
 
 /* What a setup had before devices were set aside; zeros: none was yet. */
@@ -18,6 +19,11 @@ even_status even_job_check_aside(const even_job_options *options) EVEN_MUST_USE;
  * is shown and speeds follow. */
 even_status even_job_setup_without(const even_job_options *options, const even_aside *aside, even_job_devices *all,
                                    even_job_setup *setup) EVEN_MUST_USE;
+/* Under another leader: the places that were set aside stay so, where enough are left without. The hosts have been
+ * reached, and their devices not counted yet. */
+even_status even_job_inherit_aside(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
+/* Which these are, and for how long. */
+void even_job_tell_aside(const even_aside *aside, even_job_view *view);
 /* Before the setup is closed: it has all its devices again. */
 void even_job_setup_whole(even_job_devices *all, even_job_setup *setup);
 

@@ -1,6 +1,7 @@
 /* --hosts: the list as the user typed it, and the way there. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "cli/job_aside.h"
 #include "cli/job_setup.h"
 #include "orchestrator/voter.h"
 #include "os/path.h"
@@ -478,6 +479,9 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, siz
   }
   if (status == EVEN_OK && (count > 1 || options->max_ranks > 0)) { /* this host alone is a job of one host */
     status = reach(options, wishes, count, word_count, words, setup);
+    if (status == EVEN_OK && options->estate != NULL && options->set_aside) {
+      status = even_job_inherit_aside(options, setup);
+    }
   }
   if (status == EVEN_OK && setup->hosts != NULL) {
     status = even_job_add_devices(setup);

@@ -569,6 +569,7 @@ void even_job_setup_close(even_job_setup *setup) {
   even_free(setup->names);
   even_free(setup->spare_hosts);
   even_folder_unlock(setup->lock);
+  even_aside_close(&setup->aside);
   even_device_list_free(&setup->devices);
   even_free(setup->quota);
   even_free(setup->speeds);

@@ -7,6 +7,7 @@
 #include "device/device.h"
 #include "monitor/monitor.h"
 #include "orchestrator/agent.h"
+#include "orchestrator/aside.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/hosts.h"
 #include "orchestrator/launched.h"
@@ -63,6 +64,7 @@ typedef struct even_job_setup {
   even_monitor_limits watches;
   bool shrink;
   bool replace;
+  even_aside aside; /* places that do not take part (--set-aside) */
 } even_job_setup;
 
 /* job_succeed.c: under another leader a rank has what the one in its place on its host had. `places`: ranks and spares.

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static const uint64_t first_ns = 60000000000u;
-static const uint64_t longest_ns = 3600000000000u;
+static const uint64_t longest_ns = (uint64_t)EVEN_ASIDE_LONGEST_SECONDS * 1000000000u;
 
 void even_aside_close(even_aside *aside) {
   even_text_free(&aside->past.resume);

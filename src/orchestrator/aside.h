@@ -7,7 +7,7 @@
 
 #include "orchestrator/elastic.h"
 
-enum { EVEN_ASIDE_MOST = 64, EVEN_ASIDE_ATTEMPTS = 2, EVEN_ASIDE_HOST = 128 };
+enum { EVEN_ASIDE_MOST = 64, EVEN_ASIDE_ATTEMPTS = 2, EVEN_ASIDE_HOST = 128, EVEN_ASIDE_LONGEST_SECONDS = 3600 };
 
 typedef struct even_aside_place {
   char host[EVEN_ASIDE_HOST]; /* "" in a job of one host */
@@ -37,7 +37,8 @@ size_t even_aside_place_of(const even_aside *aside, const char *host, size_t ran
  * row. *out: the place, where it is set aside now; else NULL. */
 void even_aside_failed(even_aside *aside, const char *host, int rank, const char *device, size_t ranks, size_t least,
                        uint64_t now_ns, const even_aside_place **out);
-/* The first whose time is over takes part again: that place; NULL: there is none. Until there is none, again. */
+/* The first whose time is over takes part again: that place; NULL: there is none. Until there is none, again. `now_ns`
+ * UINT64_MAX: whatever its time. */
 const even_aside_place *even_aside_return(even_aside *aside, uint64_t now_ns);
 
 #endif

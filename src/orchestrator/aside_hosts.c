@@ -80,12 +80,10 @@ static even_status cut(even_host_agent *agent, const even_aside *aside, const ev
   return even_aside_copy(&agent->whole, agent->used, agent->used_count, out);
 }
 
-even_status even_aside_hosts_cut(even_job *job) {
-  even_aside *aside = job->params->aside;
-  for (size_t i = 0; aside != NULL && i < job->hosts->count; i++) {
-    even_host_agent *agent = &job->hosts->agents[i];
-    const even_device_list own = {job->params->devices->items + job->first, job->local};
-    const even_device_list *now = i == 0 ? &own : &agent->devices;
+even_status even_aside_hosts_cut(even_hosts *hosts, const even_aside *aside, const even_device_list *own) {
+  for (size_t i = 0; i < hosts->count; i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    const even_device_list *now = i == 0 ? own : &agent->devices;
     even_device_list left;
     if (agent->whole.count == 0 && !any_aside(agent, aside, now->count)) {
       continue;

@@ -6,8 +6,8 @@
 #include "orchestrator/aside.h"
 #include "orchestrator/host_agent.h"
 
-/* Between two attempts, before the job is opened anew. */
-even_status even_aside_hosts_cut(even_job *job) EVEN_MUST_USE;
+/* Before an attempt for which the job is opened, or opened anew. `own`: the devices that this host has for it now. */
+even_status even_aside_hosts_cut(even_hosts *hosts, const even_aside *aside, const even_device_list *own) EVEN_MUST_USE;
 /* An agent was started again, and has told of all its devices: those of before take part. */
 even_status even_aside_host_cut_again(even_host_agent *agent, even_device_list *devices) EVEN_MUST_USE;
 /* Whether places of any host are, or were, set aside. */

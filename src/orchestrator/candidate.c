@@ -199,6 +199,7 @@ even_status even_candidate_take(even_candidate *candidate, even_link *link, cons
     EVEN_TRY(even_estate_read(message->json, message->json_bytes, &content));
     json_decref(candidate->estate);
     candidate->estate = content;
+    candidate->left_ns = even_clock_ns();
     if (candidate->voter != NULL) {
       even_voter_lead(candidate->voter);
     }
@@ -337,7 +338,8 @@ even_status even_candidate_inherit(even_candidate *candidate, even_estate **out)
                         .self = candidate->self,
                         .voter_port = candidate->port,
                         .generation = candidate->generation,
-                        .content = candidate->estate};
+                        .content = candidate->estate,
+                        .left_ns = candidate->left_ns};
   memcpy((*out)->key_digits, candidate->key_digits, sizeof candidate->key_digits);
   candidate->voter = NULL;
   candidate->estate = NULL;

@@ -19,7 +19,8 @@ typedef struct even_candidate {
   /* What is done while it waits for another leader: false ends the waiting; NULL: nothing. Its ranks wait, too. */
   bool (*pause)(void *context);
   void *pause_context;
-  json_t *estate; /* NULL: the leader has left nothing yet, and it cannot lead */
+  json_t *estate;   /* NULL: the leader has left nothing yet, and it cannot lead */
+  uint64_t left_ns; /* when it did */
 } even_candidate;
 
 typedef enum even_candidate_turn {

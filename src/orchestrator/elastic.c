@@ -406,7 +406,8 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
     return EVEN_OK;
   }
   EVEN_TRY(even_elastic_rearrange(job));
-  return even_aside_hosts_cut(job);
+  const even_device_list own = {job->params->devices->items + job->first, job->local};
+  return job->params->aside == NULL ? EVEN_OK : even_aside_hosts_cut(job->hosts, job->params->aside, &own);
 }
 
 /* Whether another attempt may follow: one without the host, or one for which it is waited for again. */

@@ -10,6 +10,7 @@
 #include "orchestrator/host_agent.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/remote_start.h"
+#include "os/clock.h"
 #include "os/file.h"
 
 #include <math.h>
@@ -89,6 +90,23 @@ static void add_shortages(even_json *json, const even_shortages *list) {
   even_json_array_end(json);
 }
 
+/* Clocks of two hosts differ: how long each is still to be left out. */
+static void add_aside(even_json *json, const even_aside *aside) {
+  const uint64_t now = even_clock_ns();
+  even_json_array(json, "aside");
+  for (size_t i = 0; aside != NULL && i < aside->count; i++) {
+    const even_aside_place *one = &aside->items[i];
+    even_json_object(json, NULL);
+    even_json_string(json, "host", one->host);
+    even_json_unsigned(json, "place", one->place);
+    even_json_string(json, "device", one->device);
+    even_json_unsigned(json, "times", one->times);
+    even_json_number(json, "seconds", one->until_ns > now ? (double)(one->until_ns - now) * 1e-9 : 0);
+    even_json_object_end(json);
+  }
+  even_json_array_end(json);
+}
+
 even_status even_estate_write(const even_job *job, even_text *out) {
   const even_hosts *hosts = job->hosts;
   const even_agent_params *params = job->params;
@@ -123,6 +141,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_integer(&json, "turn", job->turn);
   even_json_bool(&json, "handed", hosts->handed);
   add_shortages(&json, &job->shortages);
+  add_aside(&json, params->aside);
   even_json_string(&json, "resume", job->resume.length > 0 ? job->resume.data : NULL);
   even_json_string(&json, "foreign", even_text_string(&job->foreign));
   even_json_string(&json, "lineage", even_text_string(&job->lineage));
@@ -152,6 +171,26 @@ static void take_shortages(const even_estate *estate, even_shortages *out) {
       memcpy(one.place, place, strlen(place) + 1);
       out->items[out->count++] = one;
     }
+  }
+}
+
+/* What says nothing is left out: such a place takes part. */
+void even_estate_aside(const even_estate *estate, even_aside *out) {
+  size_t at = 0;
+  json_t *item = NULL;
+  json_array_foreach(json_object_get(estate->content, "aside"), at, item) {
+    even_aside_place one = {.place = number_of(item, "place"), .times = number_of(item, "times")};
+    const char *host = json_string_value(json_object_get(item, "host"));
+    const char *device = json_string_value(json_object_get(item, "device"));
+    double seconds = json_number_value(json_object_get(item, "seconds"));
+    if (host == NULL || device == NULL || strlen(host) >= sizeof one.host || strlen(device) >= sizeof one.device ||
+        !(seconds >= 0 && seconds <= EVEN_ASIDE_LONGEST_SECONDS) || one.times == 0 || out->count == EVEN_ASIDE_MOST) {
+      continue;
+    }
+    memcpy(one.host, host, strlen(host) + 1);
+    memcpy(one.device, device, strlen(device) + 1);
+    one.until_ns = seconds > 0 ? estate->left_ns + (uint64_t)(seconds * 1e9) : 0;
+    out->items[out->count++] = one;
   }
 }
 

@@ -3,6 +3,7 @@
 #ifndef EVEN_ORCHESTRATOR_ESTATE_H
 #define EVEN_ORCHESTRATOR_ESTATE_H
 
+#include "orchestrator/aside.h"
 #include "orchestrator/job.h"
 #include "orchestrator/voter.h"
 
@@ -15,6 +16,7 @@ typedef struct even_estate {
   uint64_t generation;
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
   json_t *content;
+  uint64_t left_ns;     /* when this host got that */
   even_follower *holds; /* ranks of an attempt that goes on under this leader (hold.h); NULL: a new one begins */
   struct even_host_memory *memory; /* what this host has of the job's checkpoints; NULL: none, or somebody took it */
 } even_estate;
@@ -48,6 +50,8 @@ even_status even_estate_hosts(const even_estate *estate, even_text *out) EVEN_MU
 const char *even_estate_witness(const even_estate *estate);
 /* The host of that name; false: there was none. */
 bool even_estate_find(const even_estate *estate, const char *name, even_estate_host *out);
+/* Which places were set aside, each until its time is over; reckoned from when it was left, by this host's clock. */
+void even_estate_aside(const even_estate *estate, even_aside *out);
 /* The name of this host. */
 const char *even_estate_own_name(const even_estate *estate);
 /* The part of a core that a host's rank of that number (from 0 on each host) had; NAN: none. */

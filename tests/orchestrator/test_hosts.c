@@ -335,6 +335,57 @@ static void a_rank_has_the_quota_of_the_one_in_its_place(void **state) {
   json_decref(estate.content);
 }
 
+static uint64_t clock_ns;
+
+static int clock_of_test(clockid_t clock, struct timespec *out) {
+  (void)clock;
+  *out = (struct timespec){(time_t)(clock_ns / 1000000000u), (long)(clock_ns % 1000000000u)};
+  return 0;
+}
+
+/* By the next leader's own clock, from when it was told; how often each was set aside, too. What is odd in what was
+ * left counts for nothing. */
+static void places_that_were_set_aside_are_left_to_the_next_leader(void **state) {
+  enum { SECOND = 1000000000 };
+  even_device devices[] = {{.name = "cpu:0"}};
+  const even_device_list list = {devices, 1};
+  even_host_agent agents[] = {{.name = "a", .count = 1}};
+  even_hosts hosts = {.agents = agents, .count = 1, .self = 1};
+  even_aside aside = {.items = {{"c", 1, "cpu:1", 1, 160 * (uint64_t)SECOND}, {"b", 0, "cuda:0", 3, 0}}, .count = 2};
+  const even_agent_params params = {.devices = &list, .checkpoint_folder = "/c", .aside = &aside};
+  even_job left = {.params = &params, .hosts = &hosts, .id = "0123456789abcdef0123456789abcdef"};
+  even_estate estate = {.self = 2, .left_ns = 7 * (uint64_t)SECOND};
+  even_aside next = {.count = 0};
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  even_text_add(&left.run_folder, "/runs/a");
+  clock_ns = 100 * (uint64_t)SECOND;
+  even_os.clock_gettime = clock_of_test;
+  assert_int_equal(even_estate_write(&left, &text), EVEN_OK);
+  even_os.clock_gettime = even_os_real.clock_gettime;
+  assert_int_equal(even_estate_read(text.data, text.length, &estate.content), EVEN_OK);
+  json_t *odd = json_object_get(estate.content, "aside");
+  static const char *const odd_ones[] = {
+      "{\"host\": \"b\", \"place\": 0, \"device\": \"x\", \"times\": 1, \"seconds\": 3601}",
+      "{\"host\": \"b\", \"place\": 0, \"device\": \"x\", \"times\": 1, \"seconds\": -1}",
+      "{\"host\": \"b\", \"place\": 0, \"device\": \"x\", \"seconds\": 1}", "{\"place\": 0, \"times\": 1}", "7"};
+  for (size_t i = 0; i < sizeof odd_ones / sizeof odd_ones[0]; i++) {
+    assert_int_equal(json_array_append_new(odd, json_loads(odd_ones[i], JSON_DECODE_ANY, NULL)), 0);
+  }
+  even_estate_aside(&estate, &next);
+  assert_int_equal(next.count, 2);
+  assert_true(even_aside_has(&next, "c", 1) && !even_aside_has(&next, "b", 0) && !even_aside_has(&next, "c", 0));
+  assert_string_equal(next.items[0].device, "cpu:1");
+  assert_int_equal(next.items[0].until_ns, 67 * (uint64_t)SECOND);
+  assert_int_equal(next.items[0].times, 1);
+  assert_int_equal(next.items[1].times, 3);
+  assert_null(even_aside_return(&next, 67 * (uint64_t)SECOND - 1));
+  assert_ptr_equal(even_aside_return(&next, 67 * (uint64_t)SECOND), &next.items[0]);
+  even_text_free(&text);
+  even_text_free(&left.run_folder);
+  json_decref(estate.content);
+}
+
 /* Who ran out of memory under the old leader has as little under the next one; what is odd in what was left counts for
  * nothing. */
 static void what_ranks_lack_is_left_to_the_next_leader(void **state) {
@@ -412,6 +463,7 @@ static void who_leaves_has_no_part_under_the_leader_that_it_is_handed_to(void **
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_rank_has_the_quota_of_the_one_in_its_place),
+      cmocka_unit_test(places_that_were_set_aside_are_left_to_the_next_leader),
       cmocka_unit_test(what_ranks_lack_is_left_to_the_next_leader),
       cmocka_unit_test(who_leaves_has_no_part_under_the_leader_that_it_is_handed_to),
       cmocka_unit_test(another_version_is_refused),

@@ -297,6 +297,38 @@ def test_what_was_asked_of_ranks_holds_under_another_leader(hosts: Hosts, tmp_pa
     job.finish()
 
 
+# The first rank of the third host dies in two attempts (--set-aside); the attempt without it waits.
+DIES_THERE = """#!/bin/sh
+echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE host $EVENSTEP_HOST_ID local $LOCAL_RANK"
+if [ "$WORLD_SIZE" = 6 ]; then
+  [ "$RANK" != 4 ] || kill -BUS $$
+  while :; do sleep 0.05; done
+fi
+while [ "$TORCHELASTIC_RESTART_COUNT" = 2 ]; do sleep 0.05; done
+"""
+
+
+@pytest.mark.more
+def test_a_place_that_was_set_aside_stays_so_under_another_leader(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "dies.sh"
+    path.write_text(DIES_THERE)
+    path.chmod(0o755)
+    words = ("-n", "2", "--name", "a", "--max-restarts", "5", "--set-aside", "--log-rank", "all", "--no-monitor")
+    job = hosts.start(*words, "--no-python", str(path))
+    bad = hosts.names[2]
+    place = job.wait_for(rf"(place 0 \(\S+\) of host {bad}) is set aside for 60 s")[0]
+    job.wait_for(r"attempt 2 rank \d of 5", times=5)
+    job.wait_for(STANDS)
+    os.kill(job.process.pid, signal.SIGKILL)
+    wait_until(lambda: "a ended well" in hosts.log("a"))
+    said = hosts.log("a")
+    assert f"{place} stays set aside for another" in said, said
+    assert len(re.findall(r"attempt 3 rank \d of 3 ", said)) == 3, said
+    assert len(re.findall(rf"attempt 3 rank \d of 3 host {bad} local 0", said)) == 1, said
+    wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
 def _wait_two(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
     path = folder / "waiting.sh"
     path.write_text(WAITING)
