@@ -61,12 +61,23 @@ def _slurm_local_ranks(variables: MutableMapping[str, str]) -> int:
     return counts[node] if node is not None and node < len(counts) else 0
 
 
-def _in_terminals_step(variables: MutableMapping[str, str], whose: str) -> bool:
-    """Whether the place is that of the shell of `srun --pty`, which what is started in it inherits: it has no other ranks.
-    (Hydra's ranks in such a shell have MPI_LOCALRANKID.)"""
+def _is_typed() -> bool:
+    """Whether this was started in a shell of a terminal: job control gives each of its jobs a group of its own there."""
+    try:
+        words = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        group, session, terminal = (int(word) for word in words[2:5])
+    except (OSError, ValueError):
+        return False
+    return terminal != 0 and group != session
+
+
+def _is_of_a_terminals_shell(variables: MutableMapping[str, str], whose: str) -> bool:
+    """Whether the place is that of the shell of `srun --pty`, which what is typed in it inherits: it has no other ranks.
+    (What a further srun starts there inherits the variables of the terminal, too, but not the terminal; Hydra's ranks in such
+    a shell have MPI_LOCALRANKID.)"""
     if whose == "Open MPI" or "MPI_LOCALRANKID" in variables:
         return False
-    return any(name in variables for name in ("SLURM_PTY_PORT", "SLURM_PTY_WIN_COL"))
+    return any(name in variables for name in ("SLURM_PTY_PORT", "SLURM_PTY_WIN_COL")) and _is_typed()
 
 
 def _is_off(variables: MutableMapping[str, str]) -> bool:
@@ -84,7 +95,7 @@ def find_place(variables: MutableMapping[str, str]) -> Place | None:
         return None
     for whose, rank_name, ranks_name, local_name, local_ranks_name in _VARIABLES:
         rank, ranks = _number(variables, rank_name), _number(variables, ranks_name)
-        if rank is None or ranks is None or rank >= ranks or _in_terminals_step(variables, whose):
+        if rank is None or ranks is None or rank >= ranks or _is_of_a_terminals_shell(variables, whose):
             continue
         local = _number(variables, local_name)
         local = _number(variables, "SLURM_LOCALID") if local is None else local

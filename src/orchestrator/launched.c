@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "os/file.h"
+#include "os/process_stat.h"
 #include "os/signals.h"
 
 #include <errno.h>
@@ -102,6 +103,16 @@ static even_status check(const even_launched *launched, const struct launcher *l
                         EVEN_HOSTS_MOST);
 }
 
+/* The place of a shell that srun started with a terminal, which what is typed there inherits: it stands for no host.
+ * (What a further srun starts there inherits the variables of the terminal, too, but not the terminal; Hydra's
+ * processes have MPI_LOCALRANKID.) */
+static bool is_of_a_terminals_shell(asked_variable *variable, const struct launcher *launcher) {
+  bool srun = strcmp(launcher->by, "Slurm") == 0 ||
+              (strcmp(launcher->by, "MPICH") == 0 && asked(variable, "MPI_LOCALRANKID") == NULL);
+  bool terminal = asked(variable, "SLURM_PTY_PORT") != NULL || asked(variable, "SLURM_PTY_WIN_COL") != NULL;
+  return srun && terminal && even_process_is_typed();
+}
+
 even_status even_launched_find(char *(*variable)(const char *name), even_launched *out) {
   *out = (even_launched){.by = ""};
   for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
@@ -109,6 +120,12 @@ even_status even_launched_find(char *(*variable)(const char *name), even_launche
     if (!read_number(asked(variable, launcher->place), &out->place) ||
         !read_number(asked(variable, launcher->count), &out->count)) {
       continue;
+    }
+    if (is_of_a_terminals_shell(variable, launcher)) {
+      (void)even_fail(EVEN_ERR_USAGE, "--hosts auto: this was typed in a shell that srun has started (srun --pty)");
+      return even_error_fix(
+          "start it once a host from there: srun --overlap --ntasks-per-node=1 evenstep run --hosts auto …; or leave "
+          "--hosts out, for ranks on this host alone");
     }
     out->by = launcher->by;
     out->returns = i == 0;

@@ -21,7 +21,8 @@ typedef struct even_launched {
 } even_launched;
 
 /* From the environment, asked for by `variable` (getenv): EVENSTEP_HOST_RANK, Open MPI's, PMI's, Slurm's.
- * EVEN_ERR_USAGE: nothing of that is there, or no place that could be. Free it with even_launched_free, also after a
+ * EVEN_ERR_USAGE: nothing of that is there, or no place that could be, or that of a shell of srun's (--pty), which has
+ * no others. Free it with even_launched_free, also after a
  * failure. */
 even_status even_launched_find(char *(*variable)(const char *name), even_launched *out) EVEN_MUST_USE;
 void even_launched_free(even_launched *launched);

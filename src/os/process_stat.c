@@ -37,16 +37,18 @@ bool even_process_stat_parse(const char *text, even_process_stat *out) {
   long children_system = 0;
   long pages = 0;
   unsigned long major_faults = 0;
+  long group = 0;
   long session = 0;
   const char *name_end = strrchr(text, ')');
   *out = (even_process_stat){.pid = (pid_t)strtol(text, NULL, 10)};
   if (name_end == NULL || out->pid <= 0 ||
       sscanf(name_end + 1,
-             " %c %*d %*d %ld %*d %*d %*u %*u %*u %lu %*u %lu %lu %ld %ld %*d %*d %*d %*d %" SCNu64 " %*u %ld",
-             &out->state, &session, &major_faults, &user, &system, &children_user, &children_system, &out->start_time,
-             &pages) != 9) {
+             " %c %*d %ld %ld %d %*d %*u %*u %*u %lu %*u %lu %lu %ld %ld %*d %*d %*d %*d %" SCNu64 " %*u %ld",
+             &out->state, &group, &session, &out->terminal, &major_faults, &user, &system, &children_user,
+             &children_system, &out->start_time, &pages) != 11) {
     return false;
   }
+  out->group = (pid_t)group;
   out->session = (pid_t)session;
   out->major_faults = (double)major_faults;
   out->cpu = field(name_end + 1, CPU_AFTER_NAME);
@@ -74,4 +76,9 @@ int even_process_stat_read(pid_t pid, even_process_stat *out) {
   (void)even_os.close(fd);
   text[filled] = '\0';
   return failed != 0 ? failed : even_process_stat_parse(text, out) ? 0 : EINVAL;
+}
+
+bool even_process_is_typed(void) {
+  even_process_stat own;
+  return even_process_stat_read(0, &own) == 0 && own.terminal != 0 && own.group != own.session;
 }

@@ -9,7 +9,9 @@
 typedef struct even_process_stat {
   pid_t pid;
   char state; /* 'R', 'S' … 'Z' has ended and waits for its parent, 'X' is gone */
+  pid_t group;
   pid_t session;
+  int terminal;        /* that controls it, as the kernel numbers it; 0: none */
   uint64_t start_time; /* clock ticks since the host started: with the number it names the process for good */
   double cpu_seconds;  /* its own and that of the children it has waited for */
   double rss_bytes;    /* resident; 0 once it has ended */
@@ -23,5 +25,8 @@ typedef struct even_process_stat {
 int even_process_stat_read(pid_t pid, even_process_stat *out);
 /* The same from the file's text; whether it is as proc(5) says. */
 bool even_process_stat_parse(const char *text, even_process_stat *out);
+/* Whether somebody typed it, or what started it, in a shell: it has a terminal, and is in none but a job of that
+ * terminal's session (job control gives each job a group of its own), and not what the session began with. */
+bool even_process_is_typed(void);
 
 #endif

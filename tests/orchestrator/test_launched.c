@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -194,6 +195,58 @@ static void no_place_is_found_in_anything_else(void **state) {
     even_launched_free(&found);
   }
   assert_non_null(strstr(even_error_last()->what, "batch script"));
+}
+
+static const char *stat_of_self;
+
+/* What the kernel says of this process: a file of the test's. */
+static int open_stat_of_self(const char *name, int flags, mode_t mode) {
+  if (strstr(name, "/self/") == NULL) {
+    return even_os_real.open(name, flags, mode);
+  }
+  int fd = memfd_create("stat", MFD_CLOEXEC);
+  assert_int_equal(write(fd, stat_of_self, strlen(stat_of_self)), strlen(stat_of_self));
+  assert_int_equal(lseek(fd, 0, SEEK_SET), 0);
+  return fd;
+}
+
+/* `srun --pty bash`, and what is typed there: tasks of a further srun inherit the variables, and have no terminal. */
+static void a_shell_of_srun_has_no_place(void **state) {
+  static const char *const places[][3] = {{"SLURM_PROCID", "SLURM_NTASKS", "Slurm"}, {"PMI_RANK", "PMI_SIZE", "MPICH"}};
+  static const char *const terminals[] = {"SLURM_PTY_PORT", "SLURM_PTY_WIN_COL"};
+  static const struct {
+    const char *stat;
+    const char *further;
+    bool typed;
+  } cases[] = {
+      {"30 (evenstep) S 20 30 20 34816 30 0 0 0 0 0 0 0 0 0 20 0 1 0 9 9 9", "X", true},  /* a job of the shell's */
+      {"20 (evenstep) S 10 20 20 34816 20 0 0 0 0 0 0 0 0 0 20 0 1 0 9 9 9", "X", false}, /* srun --pty evenstep */
+      {"30 (evenstep) S 20 30 10 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 9 9 9", "X", false},     /* of a further srun */
+      {"30 (evenstep) S 20 30 20 34816 30 0 0 0 0 0 0 0 0 0 20 0 1 0 9 9 9", "MPI_LOCALRANKID", false},
+      {"30 (evenstep) S 20 30 20 34816 30 0 0 0 0 0 0 0 0 0 20 0 1 0 9 9 9", "SLURM_STEP_ID", true},
+  };
+  (void)state;
+  even_os.open = open_stat_of_self;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t each = 0; each < 4; each++) {
+      const char *const *place = places[each / 2];
+      const char *const words[] = {
+          place[0], "0", place[1], "1", "SLURM_STEP_ID", "0", terminals[each % 2], "80", cases[i].further, "0", NULL};
+      bool hydra = strcmp(cases[i].further, "MPI_LOCALRANKID") == 0;
+      even_launched found;
+      stat_of_self = cases[i].stat;
+      said = words;
+      bool typed = cases[i].typed || (hydra && each / 2 == 0); /* it says nothing of Slurm's own place */
+      assert_int_equal(even_launched_find(variable, &found), typed ? EVEN_ERR_USAGE : EVEN_OK);
+      if (typed) {
+        assert_non_null(strstr(even_error_last()->what, "srun --pty"));
+      } else {
+        assert_string_equal(found.by, place[2]);
+      }
+      even_launched_free(&found);
+    }
+  }
+  even_os.open = even_os_real.open;
 }
 
 static void what_was_said_to_one_process_is_not_handed_on(void **state) {
@@ -531,6 +584,7 @@ int main(void) {
       cmocka_unit_test(a_list_without_memory_fails_and_leaks_nothing),
       cmocka_unit_test(a_place_is_found_in_what_each_launcher_says),
       cmocka_unit_test(no_place_is_found_in_anything_else),
+      cmocka_unit_test(a_shell_of_srun_has_no_place),
       cmocka_unit_test(what_was_said_to_one_process_is_not_handed_on),
       cmocka_unit_test_setup_teardown(a_key_is_taken_from_the_environment_or_a_file_of_ones_own, make_folder,
                                       remove_folder),

@@ -5,12 +5,14 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,7 +38,9 @@ static void a_line_is_read_behind_the_name(void **state) {
                               &stat));
   assert_int_equal(stat.pid, 4711);
   assert_int_equal(stat.state, 'S');
+  assert_int_equal(stat.group, 4710);
   assert_int_equal(stat.session, 4709);
+  assert_int_equal(stat.terminal, 0);
   assert_int_equal(stat.start_time, 12345);
   assert_float_equal(stat.cpu_seconds, 3.5, 1e-9);
   assert_float_equal(stat.rss_bytes, 2048.0 * 4096, 0);
@@ -65,6 +69,38 @@ static void this_process_is_itself(void **state) {
   assert_true(own.rss_bytes > 0);
   assert_true(own.start_time > 0);
   assert_int_equal(own.start_time, same.start_time);
+}
+
+/* In a session of its own: whether what a shell with job control, or none, starts there is taken for typed. */
+static bool is_typed(bool with_terminal, bool job_of_its_own) {
+  int status = 0;
+  pid_t shell = fork();
+  if (shell == 0) {
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    if (setsid() < 0 || master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) {
+      _exit(2);
+    }
+    int terminal = open(ptsname(master), O_RDWR | O_NOCTTY);
+    if (terminal < 0 || (with_terminal && ioctl(terminal, TIOCSCTTY, 0) != 0)) {
+      _exit(2);
+    }
+    pid_t job = fork();
+    if (job == 0) {
+      _exit(job_of_its_own && setpgid(0, 0) != 0 ? 2 : even_process_is_typed());
+    }
+    _exit(waitpid(job, &status, 0) == job && WIFEXITED(status) ? WEXITSTATUS(status) : 2);
+  }
+  assert_int_equal(waitpid(shell, &status, 0), shell);
+  assert_true(WIFEXITED(status) && WEXITSTATUS(status) < 2);
+  return WEXITSTATUS(status) == 1;
+}
+
+static void what_a_shell_of_a_terminal_starts_is_typed(void **state) {
+  (void)state;
+  assert_true(is_typed(true, true));
+  assert_false(is_typed(true, false)); /* what the session began with, or a script of it */
+  assert_false(is_typed(false, true));
+  assert_false(is_typed(false, false));
 }
 
 static void one_that_has_ended_is_a_zombie_and_then_nobody(void **state) {
@@ -116,6 +152,7 @@ int main(void) {
       cmocka_unit_test_teardown(a_line_is_read_behind_the_name, tear_down),
       cmocka_unit_test_teardown(what_is_no_such_line_is_refused, tear_down),
       cmocka_unit_test_teardown(this_process_is_itself, tear_down),
+      cmocka_unit_test_teardown(what_a_shell_of_a_terminal_starts_is_typed, tear_down),
       cmocka_unit_test_teardown(one_that_has_ended_is_a_zombie_and_then_nobody, tear_down),
       cmocka_unit_test_teardown(pieces_are_put_together_and_failures_said, tear_down),
   };

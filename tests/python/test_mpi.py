@@ -107,9 +107,6 @@ def test_a_place_is_found_in_what_each_launcher_says() -> None:
         {"PMIX_RANK": "0"},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"},  # a batch script
         SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},  # a shell of srun --pty
-        SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_PORT": "41000"},  # of several tasks
-        SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_WIN_COL": "80", "PMI_RANK": "0", "PMI_SIZE": "4"},  # --mpi=pmi2
-        SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_WIN_COL": "80", "PMIX_RANK": "0"},
         SRUN | {"EVENSTEP_LAUNCHER": "none"},
         {"PMI_RANK": "1", "PMI_SIZE": "2", "EVENSTEP_LAUNCHER": "none"},
         {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "EVENSTEP_LAUNCHER": "none"},
@@ -121,7 +118,53 @@ def test_no_place_is_found_in_anything_else(variables: dict[str, str]) -> None:
     assert "RANK" not in variables
 
 
-def test_mpirun_in_a_shell_of_srun_counts() -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"SLURM_PTY_PORT": "41000"},
+        {"SLURM_PTY_WIN_COL": "80", "PMI_RANK": "0", "PMI_SIZE": "4"},  # --mpi=pmi2
+        {"SLURM_PTY_WIN_COL": "80", "PMIX_RANK": "0"},
+    ],
+)
+def test_what_is_typed_in_a_shell_of_srun_has_no_place(more: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that shell's own command is, or a further srun starts there, is told by its terminal and its group."""
+    variables = SRUN | {"SLURM_PROCID": "0"} | more
+    monkeypatch.setattr(launcher, "_is_typed", lambda: False)
+    found = launcher.find_place(variables)
+    assert found is not None and (found.rank, found.ranks) == (0, 4)
+    monkeypatch.setattr(launcher, "_is_typed", lambda: True)
+    assert launcher.find_place(variables) is None
+    launcher.adopt(variables)
+    assert "RANK" not in variables
+
+
+TYPED = """
+import os, pty, sys
+from evenstep import launcher
+if sys.argv[1] == "terminal":
+    shell, _ = pty.fork()  # a session of its own, whose terminal it is
+else:
+    shell = os.fork()
+    shell or os.setsid()
+if shell == 0:
+    job = os.fork()
+    if job == 0:
+        if sys.argv[2] == "job":
+            os.setpgid(0, 0)
+        os._exit(launcher._is_typed())
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(job, 0)[1]))
+print(os.waitstatus_to_exitcode(os.waitpid(shell, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("where", "what"), [(a, b) for a in ("terminal", "none") for b in ("job", "first")])
+def test_a_job_of_a_shell_at_a_terminal_is_typed(where: str, what: str) -> None:
+    done = subprocess.run([sys.executable, "-c", TYPED, where, what], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == str(int((where, what) == ("terminal", "job"))), done.stderr
+
+
+def test_mpirun_in_a_shell_of_srun_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_is_typed", lambda: True)
     shell = SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_PORT": "41000"}
     hydra = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
     assert launcher.find_place(shell | hydra) == launcher.Place("MPICH", 1, 2, 1, 2)

@@ -89,6 +89,46 @@ def test_a_batch_script_is_no_rank(typed: Typed, script: Script, environment: di
     assert typed.out().count("rank 0 of 1 on n1 began at 0") == 2, typed.out()
 
 
+# A user at a terminal types into the shell that srun starts.
+AT_A_TERMINAL = """
+import os, pty, sys
+shell, terminal = pty.fork()
+if shell == 0:
+    os.execvp("srun", ["srun", "-N", "2", "-n", "2", "--pty", "bash", "--norc", "-i"])
+os.write(terminal, f"source {sys.argv[1]}; exit 0\\n".encode())
+try:
+    while chunk := os.read(terminal, 65536):
+        os.write(1, chunk)
+except OSError:
+    pass  # its other end is closed
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(shell, 0)[1]))
+"""
+
+
+def test_a_shell_at_a_terminal_is_no_host_and_what_srun_starts_there_is(
+    typed: Typed, script: Script, evenstep: str, environment: dict[str, str]
+) -> None:
+    (typed.folder / "enough").touch()
+    python, name = environment["EVENSTEP_PYTHON"], script(LONG)
+    run = f"{evenstep} run {' '.join(AUTO)}"
+    lines = (
+        f"{run} {name} > here.txt 2>&1 || echo ended with $? >> here.txt",
+        f"{python} {name} > alone.txt 2>&1",
+        f"srun --overlap -N 2 -n 2 {run} --name a {name} > agents.txt 2>&1",
+        f"srun --overlap -N 2 -n 2 {python} {name} > ranks.txt 2>&1",
+    )
+    typed_there = typed.folder / "typed.sh"
+    typed_there.write_text("".join(f"{line} < /dev/null\n" for line in lines))
+    code, text = typed.start(python, "-c", AT_A_TERMINAL, str(typed_there)).finish(300)
+    assert code == 0, text
+    here, alone, agents, ranks = ((typed.folder / f"{n}.txt").read_text() for n in ("here", "alone", "agents", "ranks"))
+    assert "typed in a shell that srun has started (srun --pty)" in here and "ended with 2" in here, here
+    assert "rank 0 of 1 on n1 began at 0" in alone, alone
+    for job in (agents, ranks):
+        for rank, host in enumerate(("n1", "n2")):
+            assert f"rank {rank} of 2 on {host} began at 0" in job, job
+
+
 def test_two_steps_in_one_allocation_are_two_jobs(typed: Typed, script: Script, evenstep: str) -> None:
     """Both begin in one folder, at once; a rank of each is on each host."""
     run = f"srun --overlap -N 2 -n 2 {evenstep} run {' '.join(AUTO)} --name"
