@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What tests against real services need: an object store with its driver (PyPI, into build/s3), Intel's MPI (PyPI, into build/mpi/intel), and, as root
-# where there is apt-get, Slurm and sshfs from the distribution. Nothing is started: the tests start what they need, in folders of their own. What cannot be had is said, and is no failure.
+# where there is apt-get, Slurm and sshfs from the distribution; a kernel with NFS that runs as a process, unpacked into build/nfs
+# (scripts/nfs_guest.sh). Nothing is started: the tests start what they need, in folders of their own. What cannot be had is said, and is no failure.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -59,4 +60,9 @@ if [ "${#missing[@]}" -gt 0 ]; then
       echo "apt-get could not (build/services.log; apt-get update?): the tests of Slurm and sshfs are left out"
     fi
   fi
+fi
+
+if [ ! -e build/nfs/root.stamp ]; then
+  echo "Unpacking for tests, in build/nfs: a kernel with NFS"
+  scripts/nfs_guest.sh --fetch || echo "It could not be had: the tests of NFS are left out"
 fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The words of EVENSTEP_TEST_REQUIRE: what tests may not be skipped for want of. `namespaces` only where this user may make them (root): networks
 # of their own, shaped, and mounts. `ssh` where there is an sshd, too. Of `make test-more`, where scripts/install_services.sh has put them: `s3`,
-# an object store; `slurm`; `sshfs`; `aarch64` where there are a compiler for it and an emulator.
+# an object store; `slurm`; `sshfs`; `aarch64` where there are a compiler for it and an emulator; `nfs`, a kernel with NFS that runs as a process.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -34,5 +34,8 @@ if may_make_namespaces > /dev/null 2>&1; then
 fi
 if has aarch64-linux-gnu-gcc && has qemu-aarch64-static && has apt-get; then
   words+=,aarch64
+fi
+if [ -e build/nfs/root.stamp ]; then
+  words+=,nfs
 fi
 echo "$words"

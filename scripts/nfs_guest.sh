@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Tests of checkpoints and run folders on a real NFS: a Linux that runs as a process (user-mode Linux) serves a folder, and mounts it as two hosts.
+# Its programs and Python are this machine's, read only. Nothing is installed: that kernel and nfs-utils are unpacked in build/nfs. Needs Debian's
+# apt-get on x86-64; no KVM, no root. Ends with 77 where something is missing.
+# usage: scripts/nfs_guest.sh [PYTEST-WORD…]   (tests/python/nfs_cases.py; EVENSTEP_NFS_BUILD=FOLDER: its C tests of checkpoints first)
+#        scripts/nfs_guest.sh --fetch           the packages alone
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+folder="$PWD/build/nfs"
+root="$folder/root"
+packages=(user-mode-linux kmod nfs-kernel-server)
+
+without() {
+  echo "nfs: not run: $1" >&2
+  exit 77
+}
+command -v apt-get > /dev/null || without "no apt-get"
+[ "$(uname -m)" = x86_64 ] || without "another processor's machine"
+
+unpack() { # as this machine's files lie, over which these are laid
+  local each package
+  for each in bin sbin lib lib64; do
+    mkdir -p "$root/usr/$each" && ln -s "usr/$each" "$root/$each" || return
+  done
+  for package in "$folder"/archives/*.deb; do
+    dpkg-deb --fsys-tarfile "$package" | tar -x --keep-directory-symlink --no-same-owner -C "$root" || return
+  done
+  mv "$root/usr/lib/uml/modules" "$root/usr/lib/modules" || return
+  for each in depmod modprobe; do # kmod, by the name that says what it shall do
+    ln -s root/usr/bin/kmod "$folder/$each" || return
+  done
+  LD_LIBRARY_PATH="$root/usr/lib/x86_64-linux-gnu" "$folder/depmod" -b "$root" "$(basename "$root"/usr/lib/modules/*)"
+}
+
+# What the packages need and this machine lacks comes with them; apt's own lists and the installed packages stay as they are.
+fetch() {
+  local apt=(apt-get -qq -y -o "Dir::State::Lists=$folder/lists" -o "Dir::Cache=$folder" -o "Dir::Cache::Archives=$folder/archives"
+    -o APT::Sandbox::User=root -o Debug::NoLocking=1)
+  rm -rf "$folder" && mkdir -p "$folder/lists/partial" "$folder/archives/partial" "$root/usr" && "${apt[@]}" update &&
+    "${apt[@]}" install --download-only --no-install-recommends "${packages[@]}" && unpack &&
+    rm -rf "$folder/archives" "$folder/lists" && touch "$folder/root.stamp"
+}
+
+mkdir -p build
+if [ ! -e "$folder/root.stamp" ]; then
+  fetch > "$folder.log" 2>&1 || {
+    tail -5 "$folder.log" >&2
+    without "apt-get could not get ${packages[*]} ($folder.log)"
+  }
+fi
+[ "${1:-}" != --fetch ] || exit 0
+
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+{ # what the tests there are to have of this environment, and their words
+  for name in PATH PYTHONPATH EVENSTEP_PROGRAM EVENSTEP_TEST_INSTALLED EVENSTEP_NFS_BUILD; do
+    [ -z "${!name:-}" ] || printf 'export %s=%q\n' "$name" "${!name}"
+  done
+  printf 'tools=%q python=%q\ncd %q\n' "$root" "${EVENSTEP_VENV:-$PWD/.venv}/bin/python" "$PWD"
+  printf 'words=('
+  [ $# -eq 0 ] || printf '%q ' "$@"
+  printf ')\n'
+} > "$work/environment"
+truncate -s 4G "$work/disk"
+
+timeout 3000 "$root/usr/bin/linux.uml" "mem=${EVENSTEP_NFS_MEMORY:-3072M}" root=/dev/root rootfstype=hostfs rootflags=/ ro "ubd0=$work/disk" quiet \
+  con=null con0=null,fd:1 "init=$PWD/scripts/nfs_guest_tests.sh" "NFS_GUEST=$work/environment" < /dev/null 2>&1 | tee "$work/log"
+grep -q "^NFS GUEST: EVERY TEST PASSED" "$work/log"
