@@ -99,7 +99,6 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         self._device_store = dist.PrefixStore("device/", store)
         self._device_store.set(f"engine/{self._rank}", str(engine_version() if torch.cuda.is_available() else 0))
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), self._rank, self._size, timeout=self._timeout)
-        gloo._set_sequence_number_for_group()
         if self._comm is None:  # what the store has of an earlier group of this name is none of this one's
             life = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
             gloo.broadcast([life], dist.BroadcastOptions()).wait()

@@ -133,6 +133,21 @@ class ExchangeMixin:
     def gather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         return self._rooted("gather", inputs[0], outputs[0] if outputs else [], outputs, inputs, opts)
 
+    def gather_single(self, output: Any, own: Any, opts: Any = None) -> Any:
+        """gather, into the parts of one tensor at the root; the others' is not looked at. torch asks for it since 2.14."""
+        outputs: list[list[torch.Tensor]] = []
+        if self._rank == root_of(opts, "gather_single", self._size):
+            if output.numel() != own.numel() * self._size or output.dtype != own.dtype or not output.is_contiguous():
+                raise ValueError(
+                    f"gather_single of {own.numel()} {own.dtype} elements on each of {self._size} ranks needs a contiguous "
+                    f"output of {own.numel() * self._size} on its root; got one of shape {tuple(output.shape)} and strides "
+                    f"{output.stride()} of {output.dtype}"
+                )
+            outputs = [list(output.detach().view(self._size, *own.shape).unbind(0))]
+        return self.gather(outputs, [own], opts)
+
+    gather_into_tensor = gather_single  # its deprecated name
+
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         return self._rooted("scatter", outputs[0], inputs[0] if inputs else [], outputs, inputs, opts)
 

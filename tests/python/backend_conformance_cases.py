@@ -247,6 +247,18 @@ def move(both: Both, dtype: torch.dtype, count: int, seed: int) -> None:
         dist.gather(mine, outputs, last, group=group)
         return outputs or []
 
+    def gather_single(group: Any) -> list[torch.Tensor]:
+        if group is both.gloo:  # which has none
+            return [torch.cat(parts)] if (parts := gather(group)) else []
+        whole = empty(count * size if last == RANK else 0)
+        if hasattr(dist, "gather_single"):  # since torch 2.14
+            dist.gather_single(mine, whole, last, group=group)
+        else:
+            options = dist.GatherOptions()
+            options.rootRank = size - 1
+            finish(group.gather_single(whole, mine, options))
+        return [whole] if last == RANK else []
+
     def scatter(group: Any) -> list[torch.Tensor]:
         output = empty()
         dist.scatter(output, inputs if last == RANK else None, last, group=group)
@@ -273,6 +285,7 @@ def move(both: Both, dtype: torch.dtype, count: int, seed: int) -> None:
     both_parts = [part for tensor in inputs for part in (tensor, tensor[-1:])]
     compare(("all_gather_coalesced", dtype, count), all_gather_coalesced, both_parts)
     compare(("gather", dtype, count), gather, inputs if last == RANK else [])
+    compare(("gather_single", dtype, count), gather_single, [torch.cat(inputs)] if last == RANK else [])
     compare(("scatter", dtype, count), scatter, [mine])
     firsts = [tensor[:1] for tensor in inputs]
     alone = both.compare if both.beneath else functools.partial(only_ours, both)
@@ -346,6 +359,8 @@ def layouts(both: Both) -> None:
     assert torch.equal(part, torch.tensor([complex(size, -total)]))
     dist.reduce_scatter_tensor(part, torch.cat([pair] * size).conj(), group=both.ours)
     assert torch.equal(part, torch.tensor([complex(size, -total)]))
+    root_here = dist.GatherOptions()
+    root_here.rootRank = own
     for bad in (
         # Outputs that are larger than what is given would be filled from beyond its end.
         lambda: dist.all_gather(outputs, torch.ones(1), group=both.ours),
@@ -358,6 +373,9 @@ def layouts(both: Both) -> None:
         lambda: dist.all_to_all_single(torch.zeros(3), torch.zeros(3), [1] * size, [4] * size, group=both.ours),
         lambda: dist.scatter(torch.zeros(2), [torch.zeros(3)] * size, RANK, group=both.ours),
         lambda: dist.gather(torch.zeros(2), [torch.zeros(2)] * (size + 1), RANK, group=both.ours),
+        lambda: both.ours.gather_single(torch.zeros(2 * size + 1), torch.zeros(2), root_here),
+        lambda: both.ours.gather_single(torch.zeros(2 * size, dtype=torch.float64), torch.zeros(2), root_here),
+        lambda: both.ours.gather_single(torch.zeros(2 * size, 2)[:, 0], torch.zeros(2), root_here),
     ):
         try:
             bad()

@@ -42,5 +42,30 @@ def test_it_says_how_it_moves_data(run_ranks: Callable[..., Any], asked: str, sp
             assert f"rank {rank}, {when}: shared memory, 2 ranks, " in line
 
 
+SILENT = """
+    import os, warnings, torch, torch.distributed as dist
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "the ranks talk through Gloo")
+    import evenstep
+    from evenstep.exchange import all_gather_single
+    dist.init_process_group("evenstep")
+    half = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(3), group=half)
+    all_gather_single(torch.zeros(2), torch.ones(1))
+    parts = [torch.zeros(1), torch.zeros(1)] if os.environ["RANK"] == "0" else None
+    dist.gather(torch.ones(1), parts)
+    dist.all_gather_object([None, None], "word")
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("engine", ["shm", "gloo"])
+def test_no_call_of_torch_of_ours_brings_a_warning(run_ranks: Callable[..., Any], engine: str) -> None:
+    """Such as that a call is deprecated: torch 2.14 has one for what older ones wanted of a Gloo group."""
+    results = run_ranks(SILENT, 2, env={"EVENSTEP_COMM_ENGINE": engine})
+    assert all("Warning" not in result.stderr and "deprecated" not in result.stderr for result in results), results
+
+
 def test_the_wrappers_of_torch(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     run_ranks(FOLDER / "backend_pattern_cases.py", 2, args=(str(tmp_path / "saved"),), timeout=170)
