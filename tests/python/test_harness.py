@@ -132,3 +132,25 @@ print("torch._dynamo" in sys.modules, *(p.detach().numpy().tobytes().hex() for p
         )
     assert [words.split()[0] for words in said] == ["False", "True"]
     assert said[0].split()[1:] == said[1].split()[1:]
+
+
+def test_a_quick_start_has_the_compiler_whatever_is_imported_first():
+    """What is read late registers with modules that ask for it: these are not to be run twice, with empty tables."""
+    import pathlib
+    import subprocess
+    import sys
+
+    source = """
+import torch
+import torch._decomp
+import torch._dynamo
+
+assert sys.modules["torch._decomp"] is torch._decomp and torch._decomp.decomposition_table
+twice = torch.compile(lambda x: x * 2, backend="eager")
+print(twice(torch.ones(1)).item())
+"""
+    quick = str(pathlib.Path(__file__).with_name("quick_start"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([quick, os.environ.get("PYTHONPATH", "")])}
+    words = [sys.executable, "-c", "import sys" + source]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "2.0\n", done.stderr

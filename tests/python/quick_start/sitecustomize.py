@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.abc
 import importlib.machinery
 import sys
 import threading
@@ -49,15 +50,24 @@ def _without_graph_breaks(step: Callable[..., Any]) -> Callable[..., Any]:
     return with_gradients_as_asked
 
 
+def _give_generators_their_metaclass(torch: Any) -> None:
+    """What `torch._prims.rng_prims` does, which is among what is read later. torch 2.12 and older has no such thing."""
+    give = getattr(torch._C, "_set_generator_metaclass", None)
+    if give is None or "torch._prims.rng_prims" in sys.modules:
+        return
+    try:
+        from torch._custom_class_base import CustomClassBaseMeta as Metaclass  # since torch 2.14
+    except ImportError:
+        from torch._opaque_base import OpaqueBaseMeta as Metaclass
+    give(Metaclass)
+
+
 class _Torch(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         gc.disable()
         try:
             super().exec_module(module)
-            if "torch._prims.rng_prims" not in sys.modules:  # which does this, among what is read later
-                from torch._opaque_base import OpaqueBaseMeta
-
-                module._C._set_generator_metaclass(OpaqueBaseMeta)
+            _give_generators_their_metaclass(module)
             gc.freeze()
         finally:
             gc.enable()
@@ -101,6 +111,21 @@ class _Later(importlib.machinery.SourceFileLoader):
         module.__class__ = _Unread
 
 
+class _There(importlib.abc.Loader):
+    """Of a module that has come while others were read for it. Python would run it a second time, by its own spec, and what has
+    registered with the first would be missing from the second."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module, self._spec = module, module.__spec__
+        module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, self)
+
+    def create_module(self, spec: Any) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+
+
 _reading = threading.RLock()
 
 
@@ -135,6 +160,9 @@ class _Finder:
             for late in LATER:
                 if late in sys.modules:
                     _read(sys.modules[late])
+            if name in sys.modules:
+                _There(sys.modules[name])
+                return sys.modules[name].__spec__
         if name not in LOADERS:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
