@@ -184,7 +184,8 @@ void even_estate_aside(const even_estate *estate, even_aside *out) {
     const char *device = json_string_value(json_object_get(item, "device"));
     double seconds = json_number_value(json_object_get(item, "seconds"));
     if (host == NULL || device == NULL || strlen(host) >= sizeof one.host || strlen(device) >= sizeof one.device ||
-        !(seconds >= 0 && seconds <= EVEN_ASIDE_LONGEST_SECONDS) || one.times == 0 || out->count == EVEN_ASIDE_MOST) {
+        !(seconds >= 0 && seconds <= (double)EVEN_ASIDE_LONGEST_SECONDS) || one.times == 0 ||
+        out->count == EVEN_ASIDE_MOST) {
       continue;
     }
     memcpy(one.host, host, strlen(host) + 1);
