@@ -42,6 +42,7 @@ from evenstep.backend_tensors import (
     root_of,
     scaled,
     sources_as_real,
+    wants_work,
 )
 from evenstep.backend_work import Worker, absent, completed
 from evenstep.comm_debug import explain, note
@@ -245,7 +246,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         with torch.no_grad():
             job()
         # torch's Python functions that wait anyway take None for "complete".
-        return completed(result) if getattr(options, "asyncOp", True) else None
+        return completed(result) if wants_work(options) else None
 
     def _worker(self) -> Worker:
         if self._later is None or not self._later.alive():  # none in a child that was forked

@@ -28,7 +28,9 @@ from evenstep.backend_tensors import (
     root_of,
     scaled,
     sources_as_real,
+    wants_work,
 )
+from evenstep.backend_work import completed
 from evenstep.device_groups import DeviceGroups
 from evenstep.device_messages import DeviceMessage, Line
 from evenstep.device_streams import CudaStreams, DeviceWork, SeveralWorks, Watch
@@ -98,7 +100,7 @@ class DeviceCollectives:
             with torch.no_grad(), _limit(comm, options):
                 body(comm, current.cuda_stream)
             self._streams.let_go(current)
-            return None
+            return completed(result) if wants_work(options) else None
         side = self._streams.side(device)
         side.wait_stream(current)
         with self._streams.use(side), torch.no_grad():

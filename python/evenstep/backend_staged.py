@@ -14,7 +14,7 @@ import torch
 from evenstep import _core
 from evenstep.backend_device import DeviceCollectives
 from evenstep.backend_sparse import summable
-from evenstep.backend_tensors import WORDS, engine_dtype, factor_of, given_options, is_on_gpu, op_of
+from evenstep.backend_tensors import WORDS, engine_dtype, factor_of, given_options, is_on_gpu, op_of, wants_work
 from evenstep.backend_work import Worker
 from evenstep.comm_debug import note
 from evenstep.device_host import Copies, HostCalls
@@ -134,7 +134,7 @@ class StagedMixin:
                 lambda copies: method(*(_changed(one, copies) for one in tensors), *given_options(options)),
                 tensors[0],
             )
-        if getattr(options, "asyncOp", True):
+        if wants_work(options):
             return work
         work.wait()
         return None

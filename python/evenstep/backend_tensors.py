@@ -76,6 +76,15 @@ def reducer_of(comm: _core.Comm | None) -> _core.Reducer | None:
     return _core.Reducer(comm, (torch.Tensor, torch.nn.Parameter), _HASHES, options.timeout)
 
 
+WAITS_UNASKED = not hasattr(dist.AllreduceOptions(), "asyncOp")
+"""torch 2.6 and 2.7: its functions wait for the Work of a call for which they have not asked one, and take no None."""
+
+
+def wants_work(options: Any) -> bool:
+    """Whether the caller of a call with these options needs a Work."""
+    return WAITS_UNASKED or bool(getattr(options, "asyncOp", True))
+
+
 def op_of(options: Any) -> int | None:
     """Our number for the options' reduce operation; PREMUL_SUM is a SUM of what `factor_of` has multiplied."""
     if options is None:

@@ -186,7 +186,8 @@ def say_gloo(why: str) -> None:
         _said_gloo = True
         warnings.warn(
             f"the ranks talk through Gloo: {why}. Gloo is slower, notices a dead rank only when its connection breaks "
-            "or at the time limit, does not name it, nor ranks in different calls, keeps no flight record and no timeline, "
+            "or at the time limit, names neither it nor ranks in different calls in the script's own groups, keeps no flight record "
+            "and no timeline, "
             "knows fewer dtypes and operations, and its sums may differ in their last bits from those of one host. "
             "fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host",
             stacklevel=3,

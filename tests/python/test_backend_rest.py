@@ -67,5 +67,25 @@ def test_no_call_of_torch_of_ours_brings_a_warning(run_ranks: Callable[..., Any]
     assert all("Warning" not in result.stderr and "deprecated" not in result.stderr for result in results), results
 
 
+OLDER = """
+    import torch, torch.distributed as dist
+    import evenstep
+    from evenstep import backend_tensors
+    dist.init_process_group("evenstep")
+    group, options = dist.group.WORLD, dist.BroadcastOptions()
+    options.asyncOp = False
+    for backend_tensors.WAITS_UNASKED in (True, False):
+        work = group.broadcast([torch.ones(3)], options)
+        assert (work is not None) == backend_tensors.WAITS_UNASKED
+        assert work is None or work.wait()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_torch_that_waits_unasked_has_a_work_to_wait_for(run_ranks: Callable[..., Any]) -> None:
+    """As 2.6 and 2.7 do: all_gather_into_tensor, broadcast, barrier and others that are not asynchronous."""
+    run_ranks(OLDER, 2)
+
+
 def test_the_wrappers_of_torch(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     run_ranks(FOLDER / "backend_pattern_cases.py", 2, args=(str(tmp_path / "saved"),), timeout=170)

@@ -229,7 +229,7 @@ def test_gloo_says_once_what_it_does_not_promise(run_ranks: Callable[..., Any]) 
     assert first.stderr.count("the ranks talk through Gloo: EVENSTEP_COMM_ENGINE=gloo.") == 1
     for promise in (
         "slower",
-        "does not name it",
+        "names neither it",
         "different calls",
         "flight record",
         "timeline",
