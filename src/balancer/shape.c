@@ -43,6 +43,8 @@ static const double contradicts = 0.85;
 /* A rank that changed so often within so many steps comes and goes: what differs is its speed, and not its sizes. */
 static const double most_changes = 1.0;
 static const double remembered = 128.0;
+/* More would be remembered for longer, though it has long been calm. */
+static const double changes_known = 2.0;
 /* Beyond the sizes a sample takes between these parts of the mean one. */
 static const double least_slope = 0.2;
 static const double most_slope = 0.9;
@@ -160,7 +162,7 @@ static double settle(even_shape *shape, even_size *size, double before, bool cha
   }
   even_shape_move(shape, factor, 0.0);
   size->seconds = own;
-  shape->changes += changed ? 1.0 : 0.0;
+  shape->changes = changed ? smaller(shape->changes + 1.0, changes_known) : shape->changes;
   return changed ? factor : 1.0;
 }
 

@@ -106,6 +106,23 @@ static void a_rank_whose_speed_comes_and_goes_has_a_line(void **context) {
   assert_true(shape.bent);
 }
 
+/* However often its speed came and went before. */
+static void a_rank_that_became_calm_has_sizes(void **context) {
+  (void)context;
+  even_shape shape = tiled();
+  double seconds = tiles_of_8(34.0);
+  stay(&shape, 34.0, seconds, 8);
+  for (int change = 0; change < 40; change++) {
+    stay(&shape, 34.0, change % 2 == 0 ? 3.0 * seconds : seconds, 8);
+  }
+  stay(&shape, 34.0, seconds, 112);
+  even_shape_judge(&shape, 0.002, 0.001);
+  assert_false(shape.bent);
+  stay(&shape, 34.0, seconds, 16);
+  even_shape_judge(&shape, 0.002, 0.001);
+  assert_true(shape.bent);
+}
+
 static void what_is_believed_never_falls(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= CASES; seed++) {
@@ -232,6 +249,7 @@ int main(void) {
       cmocka_unit_test(a_straight_line_stays_one),
       cmocka_unit_test(tiles_are_seen),
       cmocka_unit_test(a_rank_whose_speed_comes_and_goes_has_a_line),
+      cmocka_unit_test(a_rank_that_became_calm_has_sizes),
       cmocka_unit_test(what_is_believed_never_falls),
       cmocka_unit_test(hopes_are_a_staircase),
       cmocka_unit_test(a_stall_moves_nothing),
