@@ -68,6 +68,15 @@ def test_each_size_of_each_rank_counts_as_a_step():
         (plan_of([[(8, 0.1)]]), "made for 1 ranks, and these are 2"),
         (plan_of([[(8, 0.1)], []]), "no measured size"),
         ({"error": "it cannot be read (No such file or directory)"}, "cannot be read"),
+        (plan_of([[(float("inf"), 0.1)], [(8, 0.1)]]), "inf in it is no finite number above 0"),
+        (plan_of([[(10**400, 0.1)], [(8, 0.1)]]), "inf in it is no finite number above 0"),
+        (plan_of([[(8, 0.1)], [(8, float("nan"))]]), "nan in it is no finite number above 0"),
+        (plan_of([[(8, 0.1)], [(8, float("inf"))]]), "inf in it is no finite number above 0"),
+        (plan_of([[(8, -0.1)], [(8, 0.1)]]), "-0.1 in it is no finite number above 0"),
+        (plan_of([[(0, 0.1)], [(8, 0.1)]]), "0 in it is no finite number above 0"),
+        (plan_of([[(0.5, 0.1)], [(8, 0.1)]]), "0.5 in it is no number of samples"),
+        (plan_of([[(1e18, 0.1)], [(8, 0.1)]]), r"1e\+18 in it is no number of samples"),
+        ({"format": FORMAT, "ranks": [{"samples": [8, 16], "seconds": [0.1]}] * 2}, "2 sizes and 1 times"),
     ],
 )
 def test_a_plan_that_is_none_of_this_job_is_refused(plan, said):
@@ -99,7 +108,44 @@ def test_ranks_of_a_job_begin_with_rank_0s_plan(run_ranks, tmp_path):
     assert [int(rank.stdout.split()[-1]) for rank in ranks] == [32, 32]
 
 
+TWO_LOADERS = """
+import torch
+import evenstep as es
+
+def loader(samples):
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(samples, 4)), batch_size=64)
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, first = es.prepare(model, optimizer, loader(64 * 3))
+for (batch,) in first:
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+before = first.shares.state()
+second = es.prepare(loader(64))
+assert second.shares is first.shares
+print("same", len(before) > 0 and second.shares.state() == before)
+"""
+
+
+def test_a_further_loader_does_not_learn_the_plan_over_what_was_measured_since(run_ranks, tmp_path):
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    for rank in run_ranks(TWO_LOADERS, env={"EVENSTEP_USE_PLAN": "plan.json"}):
+        assert rank.stdout.split()[-2:] == ["same", "True"], rank.stdout
+
+
 def test_all_ranks_say_why_a_plan_is_refused(run_ranks):
     for rank in run_ranks(SCRIPT, env={"EVENSTEP_USE_PLAN": "nowhere.json"}, check=False):
         assert rank.returncode != 0 and "EVENSTEP_USE_PLAN=nowhere.json: it cannot be read" in rank.stderr, rank.stderr
         assert "evenstep plan -o nowhere.json" in rank.stderr
+
+
+def test_a_number_that_no_plan_has_is_told_as_such(run_ranks, tmp_path):
+    text = json.dumps(PLAN).replace("[32, 40,", "[1e999, 40,")
+    assert "1e999" in text
+    (tmp_path / "plan.json").write_text(text)
+    for rank in run_ranks(SCRIPT, env={"EVENSTEP_USE_PLAN": "plan.json"}, check=False):
+        assert rank.returncode != 0 and "EVENSTEP_USE_PLAN=plan.json: inf in it is no finite" in rank.stderr, (
+            rank.stderr
+        )
