@@ -44,9 +44,8 @@ static const even_usage usage = {
         "compares with the best split at the speeds that the ranks have while all of them run. Slows a rank down in\n"
         "mid-run, lets one drift, gives it its speed in bursts, and disturbs all by noise. Then, in the simulator, 2 "
         "to 5\n"
-        "ranks, drifting and bursty speeds, and a mix of cards. What was simulated says so. About three quarters of "
-        "an\n"
-        "hour (it says how long each part takes); leave the machine alone meanwhile.",
+        "ranks, drifting and bursty speeds, and a mix of cards. What was simulated says so. About 40 minutes\n"
+        "(it says how long each part takes); leave the machine alone meanwhile.",
     .epilogue =
         "exit codes:\n"
         "  0 measured; else as of `evenstep run`\n"

@@ -49,10 +49,10 @@ if wanted comm; then
     --ddp "$results/ddp-$day.json" --spare build/ddp-spare.json ${faults:+--faults "$faults"} | tee "$results/comm-numbers-$day.txt"
 fi
 rounds="${BENCH_ROUNDS:-4}"
-if [ "$which" = balance ]; then
+if [ "$which" = balance ] && [ -z "${BENCH_QUICK:-}" ]; then
   # Of the two cores that the kept figures are from; the bench itself says of each of its parts, on this machine, how long it takes.
   cat << EOF
-== about $((31 + 5 * rounds)) minutes until all numbers are there (two ranks $((9 + 5 * rounds)), three $((2 + rounds / 2)), the simulator 1, models 5, bitwise mode 12),
+== about $((33 + 5 * rounds)) minutes until all numbers are there (two ranks $((11 + 5 * rounds)), three $((2 + rounds / 2)), the simulator 1, models 5, bitwise mode 12),
    then 14 more (speeds that do not stay 7, four and five ranks 7)
 EOF
 fi
