@@ -89,7 +89,7 @@ class Length:
 
     def _moment(self, step: float, seconds: float) -> float:
         """The ranks' speeds, with what is not counted before and after it."""
-        return max(seconds, 2 * step) + 2 * step
+        return max(seconds, 2 * step) + (WARM_UP + 1) * step
 
     def _learn(self, step: float) -> float:
         return SIZES * (self._moment(step, self.seconds / 2 / SIZES) + 2 * self._moment(step, self.seconds / SIZES))

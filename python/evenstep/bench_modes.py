@@ -153,14 +153,17 @@ class Alone:
 
     def step_seconds(self, sizes: Sequence[int], seconds: float) -> list[float]:
         """Each rank's mean of a step of its size, over about so many seconds. A rank whose steps are over goes on until the last
-        one's are, so that none of them is measured while another stands still."""
+        one's are, so that none of them is measured while another stands still. How many count is known before they run: ended
+        by the time that they took, they would be too many where they are short, and end with a long one too often."""
         batches = self._endless(sizes[dist.get_rank()])
-        self._work.step(self._model, self._optimizer, *next(batches))
-        dist.barrier(group=self._group)
-        began, count = time.perf_counter(), 0
-        while count < MOST_STEPS and (count < LEAST_STEPS or time.perf_counter() - began < seconds):
+        for _ in range(WARM_UP):
+            began = time.perf_counter()
             self._work.step(self._model, self._optimizer, *next(batches))
-            count += 1
+        count = min(MOST_STEPS, max(LEAST_STEPS, round(seconds / max(time.perf_counter() - began, 1e-6))))
+        dist.barrier(group=self._group)
+        began = time.perf_counter()
+        for _ in range(count):
+            self._work.step(self._model, self._optimizer, *next(batches))
         own = (time.perf_counter() - began) / count
         done = dist.barrier(group=self._group, async_op=True)
         while not done.is_completed():

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from evenstep import bench_balance, bench_balance_report
+from evenstep import bench_balance, bench_balance_report, bench_modes
 from evenstep import bench_balance_bound as bounds
 from evenstep import bench_balance_courses as courses
 from evenstep import bench_balance_noise as noise
@@ -278,6 +279,24 @@ def test_numbers_run_among_the_others_and_seldom_what_takes_long():
     forth, back = (steady.order_of(numbers, [], number) for number in (0, 1))
     assert forth == back[::-1]
     assert steady.order_of(["auto"], [], 5, 1) == ["auto"]
+
+
+def test_how_many_steps_a_moment_has_is_known_before_they_run(monkeypatch):
+    """Not by what they took: it would end with a long one too often."""
+    clock, took = [0.0], iter([5.0, 1.0, 1.0, 1.0, 1.0, 9.0])
+
+    def step(*_):
+        clock[0] += next(took)
+
+    work = SimpleNamespace(build=lambda: (None, None), loader=lambda size: [(size, size)] * 3, step=step)
+    done = SimpleNamespace(is_completed=lambda: True, wait=lambda: None)
+    monkeypatch.setattr(bench_modes, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(bench_modes, "dist", SimpleNamespace(get_rank=lambda: 0, barrier=lambda **_: done))
+    monkeypatch.setattr(bench_modes, "TorchGroup", lambda group: group)
+    monkeypatch.setattr(bench_modes, "gather_objects", lambda group, own: [own])
+    alone = bench_modes.Alone(work, None)
+    assert alone.step_seconds([8], 4.0) == [pytest.approx((1.0 + 1.0 + 1.0 + 9.0) / 4)]
+    assert next(took, None) is None, "two that do not count, and four"
 
 
 def test_a_turn_is_compared_with_the_one_beside_it():
