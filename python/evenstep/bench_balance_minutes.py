@@ -13,7 +13,7 @@ from evenstep.bench_balance_courses import STEPS as COURSE_STEPS
 from evenstep.bench_balance_noise import MIDDLE, SCANNED
 from evenstep.bench_balance_noise import SCANS as NOISE_SCANS
 from evenstep.bench_balance_noise import STEPS as NOISE_STEPS
-from evenstep.bench_balance_steady import MEASURED, SCANS, SELDOM, judged, names_of
+from evenstep.bench_balance_steady import AGAIN, MEASURED, SCANS, SELDOM, judged, names_of
 
 LEAST_STEPS, MOST_STEPS, WARM_UP = 3, 40, 2  # of a turn
 TRIED = 5  # splits around the best one of two ranks; of more ranks two for each but the fastest, and the best one
@@ -41,7 +41,7 @@ class Length:
         found += self._settle(best, sum(one in MEASURED for one in self.policies))
         if self.peers:
             tried = TRIED if len(speeds) == 2 else 2 * len(speeds) - 1
-            found += SCANS * tried * self._turn(best, self.seconds / 2)
+            found += SCANS * (tried + AGAIN) * self._turn(best, self.seconds / 2)
         for number in range(self.rounds):
             ran = names_of(names, numbers, long, number)
             found += sum(self._turn(steps[name], self.seconds) for name in ran)

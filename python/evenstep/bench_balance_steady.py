@@ -4,7 +4,7 @@ judged by the best split at the speeds right before and right after it."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ MEASURED = ("dynamic", "hybrid", "auto")  # policies that follow what is measure
 TIMES = 3  # in a round that the modes run of which the numbers are made
 SELDOM = 3  # rounds of which a mode runs in one, where its turns are this many times as long as they are to be
 SCANS = 4  # turns of each split that is tried by hand
+AGAIN = 2  # of them that are tried once more: what was the fastest in so few turns was so by luck, too
 
 Round = dict[str, list[tuple["Turn", Moment]]]  # of each mode its turns, and the speeds at the time of each
 
@@ -91,21 +92,27 @@ class Steady:
         return self._bench.turn(mode, lambda count: plain.turn(count, split), seconds)
 
     def _hand_tuned(self, split: list[int]) -> list[int]:
-        """The fastest split of those around the best one, tried as a patient user would."""
+        """The fastest split of those around the best one, tried as a patient user would: all of them, then the best two again."""
         from evenstep.shares import at_least_one
 
         bench = self._bench
         split = at_least_one(split)  # DDP's ranks all have samples
         if bench.options.quick:
             return split
-        around = [one for one in tried(split) if min(one) > 0]
-        rates: list[list[float]] = [[] for _ in around]
+        around = dict(enumerate(one for one in tried(split) if min(one) > 0))
+        best = self._fastest_first(around)[:AGAIN]
+        return around[self._fastest_first({number: around[number] for number in best})[0]]
+
+    def _fastest_first(self, splits: Mapping[int, list[int]]) -> list[int]:
+        """Their numbers, by what each scan found of a split beside the others: the machine's speed moves from scan to scan."""
+        took: dict[int, list[float]] = {number: [] for number in splits}
         for scan in range(SCANS):
-            for number in range(len(around)) if scan % 2 == 0 else reversed(range(len(around))):
-                took = self._plain(("scan", number), around[number], bench.options.seconds / 2)
-                rates[number].append(1 / took.step)
-        medians = [statistics.median(rate) for rate in rates]
-        return list(bench.agreed(around[medians.index(max(medians))]))
+            steps: dict[int, float] = {}
+            for number in sorted(splits, reverse=scan % 2 == 1):
+                steps[number] = self._plain(("scan", number), splits[number], self._bench.options.seconds / 2).step
+            for number, step in steps.items():
+                took[number].append(step / statistics.fmean(steps.values()))
+        return list(self._bench.agreed(sorted(took, key=lambda number: statistics.median(took[number]))))
 
     def _round(self, turns: dict[str, Callable[[], Turn]], bound: Bound, number: int) -> Round:
         bench = self._bench

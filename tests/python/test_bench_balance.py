@@ -281,6 +281,29 @@ def test_numbers_run_among_the_others_and_seldom_what_takes_long():
     assert steady.order_of(["auto"], [], 5, 1) == ["auto"]
 
 
+def test_a_split_tuned_by_hand_is_no_matter_of_luck():
+    """The machine's speed differs from scan to scan, and it disturbs the best split in the first two."""
+    ran = []
+
+    def turn(_count, split):
+        scan = ran.count(split)
+        ran.append(split)
+        disturbed = 1.1 if split == [40, 24] and scan < 2 else 1.0
+        beside = split[1] - 24
+        return Turn([(1.0 + max(0.03 * beside, -0.06 * beside)) * disturbed * (1.0 + scan % 2)])
+
+    machine = SimpleNamespace(
+        options=SimpleNamespace(quick=False, seconds=1.0),
+        policies=["auto"],
+        plain=SimpleNamespace(turn=turn),
+        turn=lambda _mode, call, _seconds: call(1),
+        agreed=lambda value: value,
+    )
+    assert steady.Steady(machine)._hand_tuned([40, 24]) == [40, 24]
+    assert len(ran) == steady.SCANS * (5 + steady.AGAIN), "the best two again"
+    assert ran.count([40, 24]) == 2 * steady.SCANS
+
+
 def test_how_many_steps_a_moment_has_is_known_before_they_run(monkeypatch):
     """Not by what they took: it would end with a long one too often."""
     clock, took = [0.0], iter([5.0, 1.0, 1.0, 1.0, 1.0, 9.0])
