@@ -64,16 +64,24 @@ def median_steps(values: Sequence[int | None]) -> float:
 
 
 def interval(values: Sequence[float]) -> list[float]:
-    """Between which their median is with 95 % confidence, by their order alone; of five and fewer the least and the most."""
-    ordered, count = sorted(values), len(values)
-    aside, beyond = (
-        0,
-        1,
-    )  # values left out on either side; how many of 2^count outcomes put the median beyond the next one
+    """Between which their median is, by their order alone: with 95 % confidence; of five and fewer the least and the most, with
+    less (confidence)."""
+    ordered, (aside, _) = sorted(values), _ends(len(values))
+    return [ordered[aside], ordered[len(values) - 1 - aside]]
+
+
+def confidence(count: int) -> float:
+    """With which the interval of so many values has their median."""
+    return 1 - _ends(count)[1]
+
+
+def _ends(count: int) -> tuple[int, float]:
+    """Values that an interval leaves out on either side, and how often the median is beyond it."""
+    aside, beyond = 0, 1  # how many of 2^count outcomes put the median beyond the next value of a side
     while 2 * (beyond + math.comb(count, aside + 1)) <= 0.05 * 2**count:
         beyond += math.comb(count, aside + 1)
         aside += 1
-    return [ordered[aside], ordered[count - 1 - aside]]
+    return aside, beyond / 2 ** (count - 1)
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
@@ -97,8 +105,16 @@ def _policy(report: dict[str, Any]) -> str:
     return "auto" if "auto" in ours else ours[-1] if ours else ""
 
 
-def _within(bounds: Sequence[float] | None) -> str:
-    return f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
+def told_interval(bounds: Sequence[float], count: int, digits: int = 3) -> str:
+    """Of so many values; with what confidence where that is not 95 %. Nothing of one value."""
+    sure = confidence(count)
+    words = f"{bounds[0]:.{digits}f} to {bounds[1]:.{digits}f}"
+    return "" if count < 2 else words if sure >= 0.95 else f"{words}, {100 * sure:.0f} %"
+
+
+def _within(bounds: Sequence[float] | None, values: Sequence[float]) -> str:
+    told = told_interval(bounds, len(values)) if bounds else ""
+    return f" ({told})" if told else ""
 
 
 def aims(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -110,13 +126,13 @@ def aims(report: dict[str, Any]) -> list[dict[str, Any]]:
     for case in ("1:1", "2:1", "4:1", "16:1", "4:4:1"):
         for part, row in part_rows(report, "rows"):
             if part == "real" and (row["case"], row["policy"]) == (case, policy):
-                words = f"{case}: of the best integer split{_within(row.get('of_bound_interval'))}"
+                words = f"{case}: of the best integer split{_within(row.get('of_bound_interval'), row.get('of_bound_turns', ()))}"
                 found.append(_aim(words, part, row["of_bound"], 0.95))
         for peer, bound, only in (("ddp", 2.8, ("4:1", "4:4:1")), ("hand", 1.0, ())):
             found_ratios = ratios(rates_of(report, case, policy), rates_of(report, case, peer))
             if found_ratios and (case in only or not only):
                 ratio = statistics.median(found_ratios)
-                words = f"{case}: beside {NAMES[peer]}{_within(interval(found_ratios))}"
+                words = f"{case}: beside {NAMES[peer]}{_within(interval(found_ratios), found_ratios)}"
                 words += f" (the best split itself: {1 / _of_bound(report, case, peer):.2f})" if only else ""
                 found.append(_aim(words, "real", ratio, bound))
     for part, row in part_rows(report, "changes"):
@@ -184,7 +200,8 @@ def _real_heading(real: dict[str, Any]) -> Iterator[str]:
         f"{real['rounds']} rounds in turn; {title_of(real['model'])}"
     )
     yield "the bound is the best integer split at the speeds that the ranks have while all of them run, measured right before and right"
-    yield "after each turn (DDP's utilisation is by these); behind a figure between which, with 95 %, its median is"
+    yield "after each turn (DDP's utilisation is by these); behind a figure between which its median is,"
+    yield "with 95 % confidence, or what is said"
 
 
 def title_of(model: dict[str, Any]) -> str:
@@ -212,7 +229,7 @@ CHANGING = {
     ),
     "noise": (
         "REAL, and noise alone: the bound is the best fixed split, found by trying those around it, and run in turns under the same",
-        "noise; lost: against it, with 95 % of the median",
+        "noise; lost: against it, and between which the median is, with 95 % confidence, or what is said",
     ),
 }
 
@@ -246,12 +263,12 @@ def _spread(row: dict[str, Any]) -> str:
 
 def _aside(row: dict[str, Any]) -> str:
     if "of_bound_interval" in row:
-        return " {:.3f} to {:.3f}".format(*row["of_bound_interval"])
+        return f" {told_interval(row['of_bound_interval'], len(row['of_bound_turns']))}"
     if "of_splits" in row:
         return f"  splits {row['of_splits']:.3f}"
     if "lost_interval" in row and row["policy"] != "fixed":
-        low, high = row["lost_interval"]
-        return f"  lost {100 * row['lost']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        told = told_interval([100 * one for one in row["lost_interval"]], len(row["rates"]), 1)
+        return f"  lost {100 * row['lost']:.1f} %" + (f" ({told})" if told else "")
     if "steps_after_slowing" in row:
         return f"  back {_cell(row['steps_after_slowing'])}; {_cell(row['steps_after_recovery'])}"
     return ""

@@ -26,7 +26,7 @@ def test_what_the_bench_tells_is_found_by_its_words(numbers: ModuleType) -> None
     from evenstep import bench_balance_report as report
 
     cases = ("1:1", "2:1", "4:1", "16:1", "4:4:1")
-    row = {"policy": "auto", "of_bound": 0.97, "rates": [[3.0]], "samples_per_second": 3.0}
+    row = {"policy": "auto", "of_bound": 0.97, "rates": [[3.0, 3.0]], "samples_per_second": 3.0}
     rows = [{**row, "case": case, "policy": policy} for case in cases for policy in ("auto", "ddp", "hand")]
     change = {"case": "slow", "policy": "auto", "steps_after_slowing": [2], "steps_after_recovery": [None]}
     noise = {"case": "2:1, noise", "policy": "auto", "lost": 0.02}
@@ -41,8 +41,8 @@ def test_what_the_bench_tells_is_found_by_its_words(numbers: ModuleType) -> None
     by_words = {one.what: one for one in found}
     assert by_words["slow: recovered, at 0.9 of the optimum"].figure == "never"
     assert (
-        by_words["4:1: beside DDP, equal (1.000 to 1.000) (the best split itself: 1.03)"].reached is False
-        and by_words["4:1: beside DDP, by hand (1.000 to 1.000)"].reached is True
+        by_words["4:1: beside DDP, equal (1.000 to 1.000, 50 %) (the best split itself: 1.03)"].reached is False
+        and by_words["4:1: beside DDP, by hand (1.000 to 1.000, 50 %)"].reached is True
     )
     assert by_words["2:1, noise: lost against the best fixed split (simulated)"].reached is False
     assert [one.reached for one in numbers.of_balance()] == [None] * len(numbers.REAL)

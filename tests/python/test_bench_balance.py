@@ -322,6 +322,16 @@ def test_how_many_steps_a_moment_has_is_known_before_they_run(monkeypatch):
     assert next(took, None) is None, "two that do not count, and four"
 
 
+def test_how_sure_an_interval_is_is_said():
+    sure = {2: 0.5, 3: 0.75, 4: 0.875, 5: 0.9375, 6: 0.96875}
+    for count, confidence in sure.items():
+        assert bench_balance_report.confidence(count) == pytest.approx(confidence)
+    assert all(0.95 <= bench_balance_report.confidence(count) <= 1 for count in range(6, 200))
+    told = bench_balance_report.told_interval
+    assert told([0.9, 0.95], 12) == "0.900 to 0.950" and told([0.9, 0.95], 4) == "0.900 to 0.950, 88 %"
+    assert told([0.9, 0.9], 1) == ""
+
+
 def test_a_turn_is_compared_with_the_one_beside_it():
     assert bench_balance_report.ratios([[2.0, 3.0], [4.0]], [[1.0, 1.0], [2.0]]) == [2.0, 3.0, 2.0]
     assert bench_balance_report.ratios([[2.0, 4.0], [4.0, 4.0]], [[1.0], []]) == [3.0]
