@@ -398,6 +398,7 @@ def report_of(
     if options.only != "real" and options.simulated:
         simulated = json.loads(Path(options.simulated).read_text(encoding="utf-8"))
     report: dict[str, Any] = {"format": "evenstep-bench-balance-1", **top, "quick": options.quick, "left": list(left)}
+    report["judged"] = judged(options.policies.split(","))
     report |= {"real": real, "simulated": simulated}
     report["aims"] = bench_balance_report.aims(report)
     report["table"] = bench_balance_report.table(report)

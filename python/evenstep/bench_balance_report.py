@@ -99,7 +99,9 @@ def _aim(what: str, how: str, figure: float, bound: float, unit: str = "", least
 
 
 def _policy(report: dict[str, Any]) -> str:
-    """Whose figures count: the default's where it was measured, else the last's that was."""
+    """Whose figures count; of reports that do not say it the default's where it was measured, else the last's that was."""
+    if report.get("judged"):
+        return str(report["judged"])
     ran = [row["policy"] for kind in KINDS for _, row in part_rows(report, kind)]
     ours = [policy for policy in ran if policy not in ("ddp", "hand", "single", "fixed")]
     return "auto" if "auto" in ours else ours[-1] if ours else ""

@@ -26,8 +26,9 @@ Round = dict[str, list[tuple["Turn", Moment]]]  # of each mode its turns, and th
 
 
 def judged(policies: Sequence[str]) -> str:
-    """Whose figures count: the default's where it is measured, else the last's."""
-    return "auto" if "auto" in policies else policies[-1]
+    """Whose figures count: the default's where it runs, else the last one's that follows what is measured, else the last's."""
+    measured = [one for one in policies if one in MEASURED]
+    return "auto" if "auto" in policies else (measured or policies)[-1]
 
 
 def order_of(numbers: Sequence[str], others: Sequence[str], number: int, times: int = TIMES) -> list[str]:

@@ -281,6 +281,18 @@ def test_numbers_run_among_the_others_and_seldom_what_takes_long():
     assert steady.order_of(["auto"], [], 5, 1) == ["auto"]
 
 
+def test_the_figures_that_count_are_of_one_policy_everywhere():
+    assert steady.judged(["equal", "auto", "dynamic"]) == "auto"
+    assert steady.judged(["dynamic", "equal"]) == "dynamic" and steady.judged(["dynamic", "hybrid"]) == "hybrid"
+    assert steady.judged(["proportional", "equal"]) == "equal"
+    rows = [{"policy": policy} for policy in ("auto", "equal", "ddp")]
+    report = {"real": {"rows": rows}, "simulated": None}
+    assert bench_balance_report._policy({**report, "judged": "dynamic"}) == "dynamic"
+    assert bench_balance_report._policy(report) == "auto", "of a report of before"
+    options = bench_balance.arguments(["--policies", "dynamic,equal"])
+    assert bench_balance.report_of(options, {}, None)["judged"] == "dynamic"
+
+
 def test_a_split_tuned_by_hand_is_no_matter_of_luck():
     """The machine's speed differs from scan to scan, and it disturbs the best split in the first two."""
     ran = []
