@@ -114,30 +114,16 @@ static bool goes_on(const even_job_options *options) {
   return options->legacy != NULL && even_legacy_run_name(options->legacy) != NULL;
 }
 
-static void unlock(even_job_setup *setup) {
-  even_folder_unlock(setup->lock_between);
-  even_folder_unlock(setup->lock);
-  setup->lock = setup->lock_between = -1;
-}
-
 static even_status lock(const even_job_options *options, even_job_setup *setup) {
-  even_status between = EVEN_OK;
   even_status locked = even_folder_lock(setup->run_folder.data, &setup->lock);
   if (locked == EVEN_ERR_UNSUPPORTED) {
     even_error_clear(); /* the job runs without */
     return goes_on(options) ? EVEN_OK : check_unlocked(setup);
   }
   EVEN_TRY(locked);
-  if (setup->lock >= 0) {
-    between = even_folder_lock_between(setup->run_folder.data, setup->lock, &setup->lock_between);
-  }
-  if (between != EVEN_OK) {
-    unlock(setup);
-  }
-  EVEN_TRY(between == EVEN_ERR_IN_USE ? EVEN_OK : between);
   if (setup->lock < 0) {
-    even_status status = even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running%s",
-                                   setup->run_folder.data, between == EVEN_OK ? "" : " on another host");
+    even_status status =
+        even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running", setup->run_folder.data);
     (void)even_error_fix("choose another --name, or end that job first");
     return status;
   }
@@ -176,7 +162,8 @@ static even_status open_folder(const even_job_options *options, const char *scri
       return EVEN_OK;
     }
     EVEN_TRY(move_away(setup->run_folder.data));
-    unlock(setup);
+    even_folder_unlock(setup->lock);
+    setup->lock = -1;
   }
   EVEN_TRY(even_folder_make(setup->run_folder.data));
   return lock(options, setup);

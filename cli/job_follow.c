@@ -19,7 +19,7 @@ even_status even_job_meet(const even_job_options *options, even_rendezvous *rend
 static even_status check(const even_job_options *options, size_t count, char **words) {
   even_job_setup setup;
   memset(&setup, 0, sizeof setup);
-  setup.lock = setup.lock_between = -1;
+  setup.lock = -1;
   EVEN_TRY(even_job_check_hosts(options));
   even_status status = even_job_command(options, count, words, &setup);
   even_job_setup_close(&setup);

@@ -463,7 +463,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
 even_status even_job_setup_open(const even_job_options *options, char *const *environment, size_t count, char **words,
                                 even_job_setup *out) {
   memset(out, 0, sizeof *out);
-  out->lock = out->lock_between = -1;
+  out->lock = -1;
   out->no_score = -1;
   even_status status = open_setup(options, environment, count, words, out);
   if (status != EVEN_OK) {
@@ -568,7 +568,6 @@ void even_job_setup_close(even_job_setup *setup) {
   even_free((void *)setup->labels);
   even_free(setup->names);
   even_free(setup->spare_hosts);
-  even_folder_unlock(setup->lock_between);
   even_folder_unlock(setup->lock);
   even_aside_close(&setup->aside);
   even_device_list_free(&setup->devices);
@@ -582,5 +581,5 @@ void even_job_setup_close(even_job_setup *setup) {
   even_text_free(&setup->checkpoint_folder);
   even_environment_free(&setup->environment);
   memset(setup, 0, sizeof *setup);
-  setup->lock = setup->lock_between = -1;
+  setup->lock = -1;
 }

@@ -47,7 +47,6 @@ typedef struct even_job_setup {
   even_text run_name;
   even_text run_folder;
   int lock;                        /* on the run folder, for as long as the job lives; -1: none (no locks there) */
-  int lock_between;                /* the same where other hosts see it (even_folder_lock_between); -1: none */
   even_text checkpoint_folder;     /* absolute */
   struct even_host_memory *memory; /* with --checkpoint-memory; else NULL */
   even_environment environment;    /* added for every rank */

@@ -210,9 +210,9 @@ static bool same_folder(const char *path, int flags, int fd) {
 
 static even_status locking_failed(const char *path, int reason) {
   if (reason == ENOSYS || reason == ENOLCK || reason == EOPNOTSUPP) {
-    return even_fail(EVEN_ERR_UNSUPPORTED, "%s cannot be locked: its file system has no locks", path);
+    return even_fail(EVEN_ERR_UNSUPPORTED, "folder %s cannot be locked: its file system has no locks", path);
   }
-  return reason == EWOULDBLOCK ? EVEN_OK : even_fail_errno(reason, "%s cannot be locked", path);
+  return reason == EWOULDBLOCK ? EVEN_OK : even_fail_errno(reason, "folder %s cannot be locked", path);
 }
 
 static even_status lock(const char *path, int flags, int *fd) {
@@ -238,59 +238,6 @@ even_status even_folder_lock(const char *path, int *fd) {
   return lock(path, 0, fd);
 }
 
-static even_status name_between(const char *folder, even_text *out) {
-  even_text_format(out, "%s/evenstep.lock", folder);
-  return even_text_status(out);
-}
-
-static even_status lock_file(const char *path, int *fd) {
-  *fd = even_os.open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-  if (*fd < 0) {
-    return even_fail_errno(errno, "%s cannot be opened", path);
-  }
-  int reason = even_lock_take(*fd);
-  if (reason == 0) {
-    return EVEN_OK;
-  }
-  (void)even_os.close(*fd);
-  *fd = -1;
-  if (reason == EWOULDBLOCK) {
-    return even_fail(EVEN_ERR_IN_USE, "%s is locked by another process", path);
-  }
-  even_status status = locking_failed(path, reason);
-  if (status == EVEN_ERR_UNSUPPORTED) {
-    even_error_clear();
-    return EVEN_OK;
-  }
-  return status;
-}
-
-even_status even_folder_lock_between(const char *path, int folder, int *fd) {
-  even_text file = EVEN_TEXT_EMPTY;
-  *fd = -1;
-  if (!even_is_shared(folder)) {
-    return EVEN_OK;
-  }
-  even_status status = name_between(path, &file);
-  if (status == EVEN_OK) {
-    status = lock_file(even_text_string(&file), fd);
-  }
-  even_text_free(&file);
-  return status;
-}
-
-static even_status is_locked_between(const char *path, bool *out) {
-  even_text file = EVEN_TEXT_EMPTY;
-  even_sign sign = {.held = false};
-  even_status status = name_between(path, &file);
-  if (status == EVEN_OK) {
-    even_sign_ask(even_text_string(&file), &sign);
-  }
-  even_text_free(&file);
-  *out = sign.held;
-  return status;
-}
-
 even_status even_folder_is_locked(const char *path, bool *out) {
   *out = false;
   int fd = open_for_reading(path, 0);
@@ -298,9 +245,8 @@ even_status even_folder_is_locked(const char *path, bool *out) {
     return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
   }
   if (even_os.flock(fd, LOCK_SH | LOCK_NB) == 0) {
-    bool shared = even_is_shared(fd);
     even_folder_unlock(fd);
-    return shared ? is_locked_between(path, out) : EVEN_OK;
+    return EVEN_OK;
   }
   int reason = errno;
   (void)even_os.close(fd);

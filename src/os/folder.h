@@ -40,11 +40,7 @@ even_status even_path_is_link(const char *path, bool *out) EVEN_MUST_USE;
  * hosts do not see it (even_is_shared in locks.h). *fd = -1 without an error where a living process holds it, or where
  * the folder was removed or renamed away meanwhile. EVEN_ERR_UNSUPPORTED where the file system has no locks. */
 even_status even_folder_lock(const char *path, int *fd) EVEN_MUST_USE;
-/* Where other hosts see the folder whose lock is `folder`: locks a file in it, too, which stays there, for NFS locks no
- * folders between hosts. Hold both. EVEN_ERR_IN_USE: a living process, of another host, holds it. *fd = -1 without an
- * error where the folder is this host's alone, or its file system has no locks. */
-even_status even_folder_lock_between(const char *path, int folder, int *fd) EVEN_MUST_USE;
-/* Whether a living process holds one of these locks; who asks is in nobody's way. false where there is no such folder.
+/* Whether a living process holds that lock; who asks is in nobody's way. false where there is no such folder.
  * EVEN_ERR_UNSUPPORTED where the file system has no locks. */
 even_status even_folder_is_locked(const char *path, bool *out) EVEN_MUST_USE;
 /* As even_folder_lock, for a folder that is not a symbolic link (an error there): for one whose files are to go. */

@@ -1,9 +1,7 @@
 /* Run folders: locked while their job lives, and what holds where a file system has no locks. */
 #include "base/fail.h"
 #include "cli/job_setup.h"
-#include "os/calls.h"
 #include "os/folder.h"
-#include "support/descriptors.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -14,8 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -28,16 +24,15 @@ static int make_runs(void **state) {
   (void)state;
   (void)strcpy(runs, "/tmp/evenstep-runs-XXXXXX");
   options = (even_job_options){.runs_folder = runs, .name = "one"};
-  setup = (even_job_setup){.lock = -1, .lock_between = -1};
+  setup = (even_job_setup){.lock = -1};
   return mkdtemp(runs) == NULL;
 }
 
 static void close_setup(void) {
-  even_folder_unlock(setup.lock_between);
   even_folder_unlock(setup.lock);
   even_text_free(&setup.run_name);
   even_text_free(&setup.run_folder);
-  setup = (even_job_setup){.lock = -1, .lock_between = -1};
+  setup = (even_job_setup){.lock = -1};
 }
 
 static int remove_runs(void **state) {
@@ -92,78 +87,11 @@ static void what_may_be_in_use_there_is_refused(void **state) {
   assert_non_null(strstr(even_error_last()->fix, "one/agent.json"));
 }
 
-static int statfs_of_nfs(int fd, struct statfs *out) {
-  int failed = even_os_real.fstatfs(fd, out);
-  out->f_type = 0x6969;
-  return failed;
-}
-
-/* Another host's lock of the folder is none here. */
-static int locks_of_files(int fd, int operation) {
-  struct stat facts;
-  return fstat(fd, &facts) == 0 && S_ISDIR(facts.st_mode) ? 0 : even_os_real.flock(fd, operation);
-}
-
-static bool is_locked(const char *path) {
-  bool locked = false;
-  assert_int_equal(even_folder_is_locked(path, &locked), EVEN_OK);
-  return locked;
-}
-
-/* Of NFS 4, and of NFS 3 where it has locks. */
-static void a_folder_in_use_on_another_host_is_refused(void **state) {
-  even_job_setup other = {.lock = -1, .lock_between = -1};
-  char path[96];
-  int before = open_descriptors();
-  (void)state;
-  even_os.fstatfs = statfs_of_nfs;
-  even_os.flock = locks_of_files;
-  (void)snprintf(path, sizeof path, "%s/one", runs);
-  for (int again = 0; again < 2; again++) { /* the second takes the place of one whose job has ended */
-    assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
-    assert_true(setup.lock >= 0 && setup.lock_between >= 0 && is_locked(path));
-    options.resume = again == 0 ? NULL : "auto";
-    assert_int_equal(even_job_run_folder(&options, "train.py", &other), EVEN_ERR_IN_USE);
-    assert_non_null(strstr(even_error_last()->what, "running on another host"));
-    assert_true(other.lock < 0 && other.lock_between < 0);
-    even_text_free(&other.run_name);
-    even_text_free(&other.run_folder);
-    options.resume = NULL;
-    close_setup();
-    assert_false(is_locked(path));
-  }
-  assert_int_equal(open_descriptors(), before);
-}
-
-/* Where files cannot be locked a folder's own lock must do; a file that cannot be opened is told. */
-static void what_cannot_be_locked_between_hosts(void **state) {
-  int before = open_descriptors();
-  (void)state;
-  fault_os_from(FAULT_flock, 2, ENOLCK);
-  even_os.fstatfs = statfs_of_nfs;
-  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
-  assert_true(setup.lock >= 0 && setup.lock_between < 0);
-  close_setup();
-  fault_reset();
-  even_os.fstatfs = statfs_of_nfs;
-  char path[96];
-  (void)snprintf(path, sizeof path, "%s/one/evenstep.lock", runs);
-  assert_int_equal(unlink(path), 0);
-  assert_int_equal(mkdir(path, 0777), 0);
-  options.resume = "auto";
-  assert_int_not_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
-  assert_non_null(strstr(even_error_last()->what, "evenstep.lock"));
-  assert_true(setup.lock < 0 && setup.lock_between < 0);
-  assert_int_equal(open_descriptors(), before);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_folder_in_use_is_refused, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_runs_where_nothing_can_be_locked, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(what_may_be_in_use_there_is_refused, make_runs, remove_runs),
-      cmocka_unit_test_setup_teardown(a_folder_in_use_on_another_host_is_refused, make_runs, remove_runs),
-      cmocka_unit_test_setup_teardown(what_cannot_be_locked_between_hosts, make_runs, remove_runs),
   };
   return cmocka_run_group_tests_name("cli_job_folder", tests, NULL, NULL);
 }
