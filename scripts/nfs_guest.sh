@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests of checkpoints and run folders on a real NFS: a Linux that runs as a process (user-mode Linux) serves a folder, and mounts it as two hosts.
+# Tests of checkpoints on a real NFS: a Linux that runs as a process (user-mode Linux) serves a folder, and mounts it as two hosts.
 # Its programs and Python are this machine's, read only. Nothing is installed: that kernel and nfs-utils are unpacked in build/nfs. Needs Debian's
 # apt-get on x86-64; no KVM, no root. Ends with 77 where something is missing.
 # usage: scripts/nfs_guest.sh [PYTEST-WORD…]   (tests/python/nfs_cases.py; EVENSTEP_NFS_BUILD=FOLDER: its C tests of checkpoints first)

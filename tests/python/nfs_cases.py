@@ -1,19 +1,18 @@
-"""Checkpoints and run folders on a real NFS, mounted by two hosts: run in the guest of scripts/nfs_guest.sh (by test_nfs.py), which has set
+"""Checkpoints on a real NFS, mounted by two hosts: run in the guest of scripts/nfs_guest.sh (by test_nfs.py), which has set
 up what these tests need. NFS 4.2 as a user mounts it, and NFS 3 without locks."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import two_mounts
-from run_jobs import Job, end_all, wait_until
+from run_jobs import wait_until
 from two_mounts import Mounts, verify, writer
 
 from evenstep import _core
@@ -245,66 +244,3 @@ def test_a_save_on_a_soft_mount_fails_and_the_next_is_whole(
         wait_until(lambda: (again := writer("a", place, 1)).communicate(timeout=150) and again.returncode == 0)
         assert nfs4.names() == ["best"]
         verify(program, nfs4.b / "best")
-
-
-# ---- run folders ----
-
-WAITS = """#!/bin/sh
-echo begun
-while [ ! -e "$1" ]; do sleep 0.05; done
-"""
-
-
-@dataclasses.dataclass
-class Hosts:
-    """Jobs and commands typed on each, in the folder that both have mounted."""
-
-    mounts: Mounts
-    program: pathlib.Path
-    environment: dict[str, str]
-    jobs: list[Job] = dataclasses.field(default_factory=list)
-
-    def _cwd(self, host: str) -> pathlib.Path:
-        return self.mounts.a if host == "a" else self.mounts.b
-
-    def start(self, host: str, *words: str) -> Job:
-        command = on(host, str(self.program), *words)
-        self.jobs.append(Job(command, self._cwd(host), self.environment | {"EVENSTEP_HOST_ID": host}))
-        return self.jobs[-1]
-
-    def run(self, host: str, *words: str) -> tuple[int, str]:
-        return self.start(host, *words).finish()
-
-
-@pytest.fixture
-def hosts(program: pathlib.Path, environment: dict[str, str]) -> Iterator[Callable[[Mounts], Hosts]]:
-    made: list[Hosts] = []
-
-    def make(mounts: Mounts) -> Hosts:
-        made.append(Hosts(mounts, program, environment))
-        return made[-1]
-
-    yield make
-    for one in made:
-        end_all(one.jobs)
-
-
-def test_a_run_folder_is_one_jobs_on_all_hosts(
-    nfs4: Mounts, hosts: Callable[[Mounts], Hosts], tmp_path: pathlib.Path
-) -> None:
-    typed = hosts(nfs4)
-    path = nfs4.export / "waits.sh"
-    path.write_text(WAITS)
-    path.chmod(0o755)
-    enough = tmp_path / "enough"
-    words = ("--name", "one", "-n", "1", "--log-rank", "0", "--no-python", "./waits.sh", str(enough))
-    living = typed.start("a", "run", *words)
-    living.wait_for("begun")
-    for more in ((), ("--resume", "auto")):
-        code, text = typed.run("b", "run", *more, *words)
-        assert code != 0 and "belongs to a job that is running on another host" in text, text
-    enough.touch()
-    code, text = living.finish()
-    assert code == 0 and os.listdir(nfs4.export / "runs") == ["one"], text
-    code, text = typed.run("b", "run", *words)  # nobody has it now
-    assert code == 0 and sorted(os.listdir(nfs4.export / "runs")) == ["one", "one.1"], text

@@ -1,4 +1,4 @@
-"""Checkpoints and run folders on a real NFS, in a Linux that runs as a process (scripts/nfs_guest.sh): nfs_cases.py there."""
+"""Checkpoints on a real NFS, in a Linux that runs as a process (scripts/nfs_guest.sh): nfs_cases.py there."""
 
 from __future__ import annotations
 
