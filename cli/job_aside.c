@@ -97,29 +97,10 @@ even_status even_job_setup_without(const even_job_options *options, const even_a
                                : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", "");
 }
 
-/* As a place is set aside only where it is none's last, and enough are left. */
-static bool enough_without(const even_job_options *options, const even_job_setup *setup) {
-  size_t left = 0;
-  for (size_t host = 0; host < even_hosts_count(setup->hosts); host++) {
-    size_t here = 0;
-    size_t count = host == 0 ? setup->devices.count : even_hosts_devices(setup->hosts, host)->count;
-    for (size_t place = 0; place < count; place++) {
-      here += !even_aside_has(&setup->aside, even_hosts_name(setup->hosts, host), place);
-    }
-    if (here == 0 && count > 0) {
-      return false;
-    }
-    left += here;
-  }
-  return (int64_t)left >= options->min_ranks;
-}
-
 even_status even_job_inherit_aside(const even_job_options *options, even_job_setup *setup) {
   even_device_list own;
   even_estate_aside(options->estate, &setup->aside);
-  uint64_t now = enough_without(options, setup) ? even_clock_ns() : UINT64_MAX;
-  while (even_aside_return(&setup->aside, now) != NULL) {
-  }
+  even_aside_hosts_return(setup->hosts, &setup->devices, options->min_ranks, even_clock_ns(), &setup->aside);
   setup->aside.changed = false; /* nothing has begun */
   EVEN_TRY(even_aside_hosts_cut(setup->hosts, &setup->aside, &setup->devices));
   if (even_hosts_own_devices(setup->hosts, &own)) {
@@ -131,7 +112,7 @@ even_status even_job_inherit_aside(const even_job_options *options, even_job_set
 
 void even_job_tell_aside(const even_aside *aside, even_job_view *view) {
   const uint64_t now = even_clock_ns();
-  for (size_t i = 0; i < aside->count; i++) {
+  for (size_t i = 0; i < aside->count && !view->quiet; i++) {
     const even_aside_place *one = &aside->items[i];
     char words[320];
     if (one->until_ns > now) {

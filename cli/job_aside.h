@@ -22,7 +22,7 @@ even_status even_job_setup_without(const even_job_options *options, const even_a
 /* Under another leader: the places that were set aside stay so, where enough are left without. The hosts have been
  * reached, and their devices not counted yet. */
 even_status even_job_inherit_aside(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
-/* Which these are, and for how long. */
+/* Which these are, and for how long; nothing under --quiet. */
 void even_job_tell_aside(const even_aside *aside, even_job_view *view);
 /* Before the setup is closed: it has all its devices again. */
 void even_job_setup_whole(even_job_devices *all, even_job_setup *setup);

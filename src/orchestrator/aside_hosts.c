@@ -71,6 +71,37 @@ static void choose(even_host_agent *agent, const even_aside *aside) {
   }
 }
 
+/* As a place is set aside only where it is none's last, and enough are left. */
+static bool enough_are_left(const even_hosts *hosts, const even_device_list *own, int64_t least,
+                            const even_aside *aside) {
+  size_t left = 0;
+  for (size_t host = 0; host < even_hosts_count(hosts); host++) {
+    const size_t count = host == 0 ? own->count : even_hosts_devices(hosts, host)->count;
+    size_t here = 0;
+    for (size_t place = 0; place < count; place++) {
+      here += !even_aside_has(aside, even_hosts_name(hosts, host), place);
+    }
+    if (here == 0 && count > 0) {
+      return false;
+    }
+    left += here;
+  }
+  return (int64_t)left >= least;
+}
+
+static void return_until(even_aside *aside, uint64_t now_ns) {
+  while (even_aside_return(aside, now_ns) != NULL) {
+  }
+}
+
+void even_aside_hosts_return(const even_hosts *hosts, const even_device_list *own, int64_t least, uint64_t now_ns,
+                             even_aside *aside) {
+  return_until(aside, now_ns);
+  if (!enough_are_left(hosts, own, least, aside)) {
+    return_until(aside, UINT64_MAX);
+  }
+}
+
 static even_status cut(even_host_agent *agent, const even_aside *aside, const even_device_list *now,
                        even_device_list *out) {
   if (agent->whole.count == 0) {

@@ -8,6 +8,10 @@
 
 /* Before an attempt for which the job is opened, or opened anew. `own`: the devices that this host has for it now. */
 even_status even_aside_hosts_cut(even_hosts *hosts, const even_aside *aside, const even_device_list *own) EVEN_MUST_USE;
+/* Before that, under another leader: those whose time is over take part again; all do where fewer than `least` ranks,
+ * or none of a host, were left without the others. */
+void even_aside_hosts_return(const even_hosts *hosts, const even_device_list *own, int64_t least, uint64_t now_ns,
+                             even_aside *aside);
 /* An agent was started again, and has told of all its devices: those of before take part. */
 even_status even_aside_host_cut_again(even_host_agent *agent, even_device_list *devices) EVEN_MUST_USE;
 /* Whether places of any host are, or were, set aside. */

@@ -1,5 +1,5 @@
 /* Which place is set aside, for how long, and when it takes part again. */
-#include "orchestrator/aside.h"
+#include "orchestrator/aside_hosts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -120,11 +120,47 @@ static void many_places(void **state) {
   assert_int_equal(even_aside_place_of(&aside, "", 0), EVEN_ASIDE_MOST);
 }
 
+/* Whether a's first place, b's first and b's second are set aside under another leader (of ranks 2, 2 and a witness):
+ * the times of b's are over at 50 s and 200 s, a's at 100 s. */
+static void check_after(int64_t least, uint64_t now, bool a, bool b, bool second_of_b) {
+  even_device devices[] = {{.name = "cpu:0"}, {.name = "cpu:1"}};
+  const even_device_list own = {devices, 2};
+  even_host_agent agents[] = {
+      {.name = "a"}, {.name = "b", .devices = own}, {.name = "c"}, {.name = "d", .witness = true}};
+  const even_hosts hosts = {.agents = agents, .count = 4};
+  even_aside aside = {.items = {{"a", 0, "cpu:0", 1, 100 * second},
+                                {"b", 0, "cpu:0", 1, 50 * second},
+                                {"b", 1, "cpu:1", 2, 200 * second}},
+                      .count = 3};
+  even_aside_hosts_return(&hosts, &own, least, now * second, &aside);
+  assert_int_equal(even_aside_has(&aside, "a", 0), a);
+  assert_int_equal(even_aside_has(&aside, "b", 0), b);
+  assert_int_equal(even_aside_has(&aside, "b", 1), second_of_b);
+  assert_false(even_aside_has(&aside, "a", 1));
+}
+
+/* One whose time is over may be the one that its host needs: the others stay out. */
+static void another_leader_has_enough(void **state) {
+  (void)state;
+  check_after(0, 50, true, false, true);
+  check_after(2, 50, true, false, true);
+  check_after(3, 100, false, false, true);
+  check_after(4, 200, false, false, false);
+}
+
+static void where_another_leader_lacks_ranks_all_take_part(void **state) {
+  (void)state;
+  check_after(0, 50 - 1, false, false, false); /* none of b */
+  check_after(3, 50, false, false, false);     /* fewer than --min-ranks */
+  check_after(4, 100, false, false, false);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(two_attempts_in_a_row),     cmocka_unit_test(places_keep_their_numbers),
       cmocka_unit_test(the_time_grows_to_an_hour), cmocka_unit_test(the_last_ranks_stay),
       cmocka_unit_test(places_are_of_hosts),       cmocka_unit_test(many_places),
+      cmocka_unit_test(another_leader_has_enough), cmocka_unit_test(where_another_leader_lacks_ranks_all_take_part),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
