@@ -75,14 +75,17 @@ grep ' /nfs' /proc/mounts
 
 result=0
 if [ -n "${EVENSTEP_NFS_BUILD:-}" ]; then # C tests make their folders in /dev/shm
+  count=0
   mkdir -p /nfs/a/shm && mount --bind /nfs/a/shm /dev/shm
   for test in "$EVENSTEP_NFS_BUILD"/tests/checkpoint/test_*; do
     if [ ! -x "$test" ] || [ ! -f "$test" ]; then continue; fi
+    count=$((count + 1))
     echo "== $(basename "$test")"
     timeout 300 "$test" > /tmp/out 2>&1 || { cat /tmp/out && echo "NFS GUEST: $test failed" && result=1; }
     grep -a 'PASSED\|FAILED' /tmp/out
   done
   umount /dev/shm
+  [ "$count" -gt 0 ] || { echo "NFS GUEST: no test of checkpoints in $EVENSTEP_NFS_BUILD/tests/checkpoint" && result=1; }
 fi
 export EVENSTEP_TEST_MORE=1 EVENSTEP_TEST_NFS=1
 [ "${#words[@]}" -gt 0 ] || words=(tests/python/nfs_cases.py)

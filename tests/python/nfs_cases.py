@@ -38,7 +38,9 @@ def on(host: str, *words: str) -> list[str]:
 
 
 def stop_server() -> None:
+    """Nothing is answered from then on."""
     subprocess.run(["rpc.nfsd", "0"], check=True)
+    assert pathlib.Path("/proc/fs/nfsd/threads").read_text().strip() == "0"
 
 
 def start_server() -> None:
@@ -84,6 +86,14 @@ def begin(host: str, folder: pathlib.Path) -> subprocess.Popen[str]:
     return one
 
 
+def is_held_up(pid: int) -> bool:
+    """Whether a thread of it waits in the kernel for a file system."""
+    states = [
+        path.read_text().rpartition(")")[2].split()[0] for path in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")
+    ]
+    return "D" in states
+
+
 def make_old(mounts: Mounts, partial: str) -> None:
     """Nothing in it was written to for years."""
     for path in (*(mounts.export / partial).iterdir(), mounts.export / partial):
@@ -93,8 +103,12 @@ def make_old(mounts: Mounts, partial: str) -> None:
 # ---- what sshfs is asked, too ----
 
 
-def test_two_hosts_replace_one_name_at_once(mounts: Mounts, program: pathlib.Path) -> None:
-    two_mounts.two_hosts_replace_one_name_at_once(mounts, program, 12)
+def test_two_hosts_replace_one_name_at_once(nfs4: Mounts, program: pathlib.Path) -> None:
+    two_mounts.two_hosts_replace_one_name_at_once(nfs4, program, 12, "again")
+
+
+def test_two_hosts_replace_one_name_at_once_without_locks(nfs3: Mounts, program: pathlib.Path) -> None:
+    two_mounts.two_hosts_replace_one_name_at_once(nfs3, program, 12)
 
 
 def test_what_died_on_one_host_goes_there_alone(mounts: Mounts) -> None:
@@ -181,7 +195,11 @@ def test_a_server_that_stops_holds_up_a_writer_and_loses_nothing(mounts: Mounts,
     assert living.stdin is not None
     living.stdin.write("\n")
     living.stdin.flush()
-    start_server()
+    wait_until(lambda: living.poll() is not None or is_held_up(living.pid))
+    try:
+        assert living.poll() is None and mounts.names() == ["best.evenstep.partial"]
+    finally:
+        start_server()
     wrote(living)
     assert mounts.names() == ["best"]
     verify(program, mounts.b / "best")

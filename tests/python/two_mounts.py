@@ -25,8 +25,8 @@ class Mounts:
         return sorted(path.name for path in self.export.iterdir())
 
 
-# Writes checkpoints under one name, and waits where the other host is known to write it: `host folder how-many`. With "dies" it is killed in the midst of the last; with "waits" it
-# does not end that before a line comes.
+# Writes checkpoints under one name: `host folder how-many`. With "again" it waits where the other host is known to write it; with "dies" it is killed
+# in the midst of the last; with "waits" it does not end that before a line comes.
 WRITES = """
 import ctypes, os, pathlib, signal, sys
 from evenstep import _core
@@ -66,10 +66,10 @@ def verify(program: pathlib.Path, *folders: pathlib.Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def two_hosts_replace_one_name_at_once(mounts: Mounts, program: pathlib.Path, count: int) -> None:
+def two_hosts_replace_one_name_at_once(mounts: Mounts, program: pathlib.Path, count: int, *words: str) -> None:
     """None of them fails, at every moment one is there and whole, and nothing else is left. Where locks are seen between the
-    hosts, each is told that the other writes; else they take turns."""
-    both = [writer("a", mounts.a / "best", count, "again"), writer("b", mounts.b / "best", count, "again")]
+    hosts, each is told that the other writes ("again"); else they take turns."""
+    both = [writer("a", mounts.a / "best", count, *words), writer("b", mounts.b / "best", count, *words)]
     wait_until(lambda: (mounts.export / "best").exists() or any(one.poll() for one in both))
     looks = 0
     while any(one.poll() is None for one in both):
