@@ -26,18 +26,18 @@ INCLUDED = re.compile(rb'^\s*#\s*include\s*[<"]([^>"]+)', re.MULTILINE)
 AT_ONCE = 8  # files a process, each of which first reads a hundred megabytes of libraries
 NODES = os.environ.get("EVENSTEP_TIDY_NODES", "")
 
-Job = tuple[pathlib.Path, list[str]]
+Job = tuple[pathlib.Path, list[str], str]
 
 
 def jobs(build: pathlib.Path, wanted: list[str]) -> list[Job]:
-    """The files to read, each with its compiler command."""
+    """The files to read, each with its compiler command, and the fingerprint that it has now: it may be changed while clang-tidy reads it."""
     found = {}
     for entry in json.loads((build / "compile_commands.json").read_text()):
         path = pathlib.Path(entry["directory"], entry["file"]).resolve()
         inside = path.is_relative_to(ROOT) and str(path.relative_to(ROOT)).startswith(ROOMS)
         if inside and (not wanted or str(path.relative_to(ROOT)) in wanted):
             found[path] = shlex.split(entry["command"])
-    return sorted(found.items())
+    return [(path, command, fingerprint(path, command)) for path, command in sorted(found.items())]
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def mark(build: pathlib.Path, path: pathlib.Path, nodes: str) -> pathlib.Path:
 
 def is_marked(build: pathlib.Path, job: Job) -> bool:
     kept = [mark(build, job[0], nodes) for nodes in {"", NODES}]
-    return any(each.exists() and each.read_text() == fingerprint(*job) for each in kept)
+    return any(each.exists() and each.read_text() == job[2] for each in kept)
 
 
 def read_some(build: pathlib.Path, some: Sequence[Job]) -> list[str]:
@@ -84,7 +84,7 @@ def read_some(build: pathlib.Path, some: Sequence[Job]) -> list[str]:
     words = ["-Xclang", "-analyzer-config", "-Xclang", f"max-nodes={NODES}"] if NODES else []
     options = ["--quiet", "-p", str(build), *(f"--extra-arg={word}" for word in words)]
     done = subprocess.run(
-        ["clang-tidy-19", *options, *(str(path) for path, _ in some)],
+        ["clang-tidy-19", *options, *(str(job[0]) for job in some)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -97,7 +97,7 @@ def read_some(build: pathlib.Path, some: Sequence[Job]) -> list[str]:
             else [said for one in some for said in read_some(build, [one])]
         )
     for job in some:
-        mark(build, job[0], NODES).write_text(fingerprint(*job))
+        mark(build, job[0], NODES).write_text(job[2])
     return []
 
 
