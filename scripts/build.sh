@@ -26,7 +26,13 @@ if ! cmake -B "build/$flavour" -G Ninja "${options[@]}" > "build/$flavour.config
 fi
 case "$flavour" in
   thread) wanted=(tests/all) ;;
-  clang) mapfile -t wanted < <(ninja -C build/clang -t targets all | grep -oE '^(bench|python)/[^:]*\.o:' | tr -d ':') ;;
+  clang)
+    wanted=()
+    for room in bench python; do
+      mapfile -t objects < <(ninja -C build/clang -t targets all | grep -oE "^$room/[^:]*\.o:" | tr -d ':')
+      wanted+=("${objects[@]:?ninja names no object of $room/ in build/clang}")
+    done
+    ;;
   *) wanted=(all) ;;
 esac
-cmake --build "build/$flavour" -- -k 0 "${wanted[@]:?ninja names no object of build/$flavour}"
+cmake --build "build/$flavour" -- -k 0 "${wanted[@]}"
