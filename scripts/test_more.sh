@@ -11,6 +11,6 @@ if [ -z "${EVENSTEP_TEST_MPIRUN:-}" ]; then # `make test` has installed the firs
     [ ! -x "build/mpi/$one/bin/mpirun" ] || EVENSTEP_TEST_MPIRUN="${EVENSTEP_TEST_MPIRUN:+$EVENSTEP_TEST_MPIRUN:}$PWD/build/mpi/$one/bin/mpirun"
   done
   [ -z "${EVENSTEP_TEST_MPIRUN:-}" ] || export EVENSTEP_TEST_MPIRUN
-  export PATH="$PATH:$PWD/build/mpi/intel/bin" # Intel's mpirun looks for its own programs there
 fi
+export PATH="$PATH:$PWD/build/mpi/intel/bin" # Intel's mpirun looks for its own programs there, whoever named it
 scripts/python_tests.sh "${EVENSTEP_VENV:-$PWD/.venv}/bin" -m more "$@"
