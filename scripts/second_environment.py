@@ -18,17 +18,20 @@ from packaging.requirements import Requirement
 
 
 def needed(names: list[str]) -> dict[str, importlib.metadata.Distribution]:
-    """These packages and all that they ask for here, each once."""
+    """These packages and all that they ask for here, with the extras that they ask for, each once."""
     found: dict[str, importlib.metadata.Distribution] = {}
-    wanted = [Requirement(name) for name in names]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    wanted = [(Requirement(name), {""}) for name in names]  # and the extras of the package that asks for it
     while wanted:
-        one = wanted.pop()
-        if one.marker is not None and not any(one.marker.evaluate({"extra": extra}) for extra in ("", *one.extras)):
+        one, extras = wanted.pop()
+        if one.marker is not None and not any(one.marker.evaluate({"extra": extra}) for extra in extras):
             continue
         distribution = importlib.metadata.distribution(one.name)
-        if distribution.metadata["Name"] not in found:
-            found[distribution.metadata["Name"]] = distribution
-            wanted += map(Requirement, distribution.requires or ())
+        name = distribution.metadata["Name"]
+        if (name, frozenset(one.extras)) not in seen:
+            seen.add((name, frozenset(one.extras)))
+            found[name] = distribution
+            wanted += [(Requirement(each), {"", *one.extras}) for each in distribution.requires or ()]
     return found
 
 
@@ -40,27 +43,32 @@ def link(source: pathlib.Path, target: pathlib.Path) -> None:
         shutil.copy2(source, target)
 
 
-def take(distribution: importlib.metadata.Distribution, here: pathlib.Path, there: pathlib.Path) -> None:
-    """Its files from `here`, one environment's root, to `there`; programs are told the other's Python."""
+def take(distribution: importlib.metadata.Distribution, here: pathlib.Path, there: pathlib.Path) -> int:
+    """Its files from `here`, one environment's root, to `there`; programs are told the other's Python. How many are its own."""
+    taken = 0
     python = os.fsencode(here / "bin")
     for file in distribution.files or ():
         source = pathlib.Path(os.path.normpath(file.locate()))
         if not source.is_relative_to(here) or not source.exists():
             continue
+        taken += 1
         target = there / source.relative_to(here)
         if source.parent == here / "bin":
             target.write_bytes(source.read_bytes().replace(python, os.fsencode(there / "bin")))
             shutil.copymode(source, target)
         elif not target.exists():
             link(source, target)
+    return taken
 
 
 def main() -> int:
     here, there = pathlib.Path(sys.prefix), pathlib.Path(sys.argv[1]).absolute()
     packages = needed(["pip", *sys.argv[2:]])
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(there)], check=True)
-    for distribution in packages.values():
-        take(distribution, here, there)
+    for name, distribution in packages.items():
+        if not take(distribution, here, there):  # an editable one, or one of another environment that this one sees
+            print(f"scripts/second_environment.py: {name} has no files below {here}: install it there", file=sys.stderr)
+            return 1
     print("linked:", *sorted(f"{one.metadata['Name']}=={one.version}" for one in packages.values()))
     return 0
 
