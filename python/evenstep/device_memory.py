@@ -20,6 +20,7 @@ from torch import nn
 
 from evenstep._core import EvenstepError, Memory
 from evenstep.device_places import place_of
+from evenstep.group_end import is_gone
 
 _WORDS = (
     "can't allocate memory",
@@ -82,6 +83,9 @@ def memory_of(modules: Sequence[nn.Module]) -> DeviceMemory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this process lacks memory: an error that tells of another rank's, in its words, is none."""
+    if isinstance(error, EvenstepError) and is_gone(error):
+        return False
     kinds = (MemoryError, getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError))
     if isinstance(error, kinds) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return True

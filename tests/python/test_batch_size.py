@@ -136,6 +136,13 @@ def test_what_running_out_of_memory_looks_like() -> None:
     assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied")) and not is_out_of_memory(ValueError())
 
 
+@pytest.mark.parametrize("status, own", [("EVEN_ERR_REVOKED", False), ("EVEN_ERR_MEMORY", True), ("", True)])
+def test_memory_that_another_rank_lacks_is_not_ones_own(status: str, own: bool) -> None:
+    error = es.EvenstepError("out of memory")
+    error.status = status
+    assert is_out_of_memory(error) == own
+
+
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         return iter(())
