@@ -69,10 +69,11 @@ class TorchExchange:
         """What is to be raised for an error of a round. `group`: of the same ranks, none of which waits for this one any more."""
         if isinstance(error, EvenstepError):  # which all ranks have, or hear of
             return error
-        end_calls(self.process_group)
         if is_out_of_memory(error):
-            group.revoke(first_line(error))
+            group.revoke(first_line(error))  # before the others find that calls have ended
+            end_calls(self.process_group)
             return error
+        end_calls(self.process_group)
         told = group.explained(error, "the exchange of gradients") if isinstance(group, TorchGroup) else None
         return told or error
 

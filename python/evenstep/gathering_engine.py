@@ -13,6 +13,7 @@ from evenstep.bucket_engine import Buckets
 from evenstep.engine import EngineOptions, Report
 from evenstep.exchange import Exchange, SharedExchange, TorchExchange
 from evenstep.group import Group
+from evenstep.group_end import raise_instead
 
 if TYPE_CHECKING:
     from evenstep.group import Bootstrap
@@ -94,7 +95,7 @@ class GatheringEngine(Buckets):
             moved, full = self._reduce(flats)
         except RuntimeError as error:
             if isinstance(self._exchange, TorchExchange):
-                raise self._exchange.failed(self._group, error) from error
+                raise_instead(self._exchange.failed(self._group, error), error)
             raise
         now = _core.clock_ns()
         own = now - max(self._met_ns, self._exchange.met_ns)

@@ -15,7 +15,7 @@ from evenstep import _core, plain
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
 from evenstep.environment import Environment
-from evenstep.group_end import GroupEnd
+from evenstep.group_end import GroupEnd, closed_peers, raise_instead
 from evenstep.rendezvous import claim, has_ended, open_group
 
 
@@ -119,12 +119,18 @@ class TorchGroup:
             begin().wait()
             return
         self._end.begins(what)
+        work = None
         try:
-            self._end.wait(begin())
+            work = begin()
+            self._end.wait(work)
         except RuntimeError as error:
-            if isinstance(error, EvenstepError) or is_out_of_memory(error):
+            own = isinstance(error, EvenstepError) or is_out_of_memory(error)
+            if work is None and (own or not closed_peers(self.group)):
+                self._end.was_refused()
                 raise
-            raise self._end.heard(error) from error
+            if own:
+                raise
+            raise_instead(self._end.heard(error), error)
 
     def exchange(self, record: bytes) -> list[bytes]:
         mine = torch.frombuffer(bytearray(record), dtype=torch.uint8)

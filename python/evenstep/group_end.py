@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ _GONE = {f"EVEN_ERR_{one}" for one in ("PEER_LOST", "REVOKED", "TIMEOUT", "MISMA
 _TAG = 1702260078  # of messages that nobody sends
 _LOOK_SECONDS = 0.5  # who waits for longer looks in the store, and at the processes of its host
 _ENDED_LOOKS = (
-    4  # so often one of these is seen to have ended: it may have ended after this call, in which others are slow
+    20  # so often one of these is seen to have ended: it may have ended after this call, in which others are slow
 )
 _GRACE_SECONDS = 1.0  # a rank whose call ended by its time limit has closed its connections, and says so soon
 _PATIENCE_SECONDS = 3.0  # for a rank that knows the cause
@@ -50,12 +51,13 @@ def closed_peers(group: Any) -> list[int]:
 
 def end_calls(group: Any) -> None:
     """Ends all calls in a process group of torch's, those under way and those to come: of this rank at once, over Gloo of the
-    others when they find the connection closed. Any thread."""
-    backend = dist.get_backend(group)
-    if backend == "gloo":
-        _close_gloo(group)
-    elif backend in ("nccl", "evenstep") and hasattr(group, "abort"):  # not in every torch
-        _within(_ABORT_SECONDS, group.abort)
+    others when they find the connection closed. Any thread. Raises nothing: why they end is known already."""
+    with suppress(Exception):  # the script may have destroyed torch's groups
+        backend = dist.get_backend(group)
+        if backend == "gloo":
+            _close_gloo(group)
+        elif backend in ("nccl", "evenstep") and hasattr(group, "abort"):  # not in every torch
+            _within(_ABORT_SECONDS, group.abort)
 
 
 def _close_gloo(group: Any) -> None:
@@ -67,20 +69,37 @@ def _close_gloo(group: Any) -> None:
             continue  # so it is; where this connection was closed before, the next one does it
 
 
+class _Asked(Generic[T]):
+    """ask(), on a thread of its own: the store's host may be cut off, or its process gone."""
+
+    def __init__(self, ask: Callable[[], T]) -> None:
+        self._ask, self._found = ask, list[T]()
+        self._thread = threading.Thread(target=self._run, name="evenstep-group-end", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(Exception):
+            self._found.append(self._ask())
+
+    def within(self, seconds: float) -> T | None:
+        """What it gave; None where it takes longer, or has failed."""
+        self._thread.join(seconds)
+        return self._found[0] if self._found else None
+
+    @property
+    def hangs(self) -> bool:
+        return self._thread.is_alive()
+
+
 def _within(seconds: float, ask: Callable[[], T]) -> T | None:
-    """ask(); None where it takes longer, or fails: the store's host may be cut off, or its process gone."""
-    found: list[T] = []
+    return _Asked(ask).within(seconds)
 
-    def run() -> None:
-        try:
-            found.append(ask())
-        except RuntimeError:
-            return
 
-    thread = threading.Thread(target=run, name="evenstep-group-end", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
+def raise_instead(made: BaseException, error: BaseException) -> NoReturn:
+    """`made`, of which `error` is the cause, where it is another one."""
+    if made is error:
+        raise error
+    raise made from error
 
 
 def first_line(error: BaseException) -> str:
@@ -108,7 +127,8 @@ class GroupEnd:
     def __init__(self, group: Any, store: Any, place: str, ended: Callable[[int], bool] = lambda rank: False) -> None:
         self._group, self._store, self._place, self._ended = group, store, place, ended
         self._rank = dist.get_rank(group)
-        self._call, self._what = 0, "nothing"
+        self._call, self._what, self._own = 0, "nothing", True
+        self._look: _Asked[bool] | None = None
         self.error: EvenstepError | None = None
         store.set(f"{place}/who/{self._rank}", f"rank {self._rank} (process {os.getpid()} on host {host_name()})")
 
@@ -117,6 +137,10 @@ class GroupEnd:
         if self.error is not None:
             raise self._again(self.error)
         self._call, self._what = self._call + 1, what
+
+    def was_refused(self) -> None:
+        """The call, by torch, before any other rank heard of it."""
+        self._call -= 1
 
     def wait(self, work: Any) -> None:
         """For the call. A rank finds by its own connections that another one has ended only where it waits for that one in the call:
@@ -131,14 +155,14 @@ class GroupEnd:
                     work.wait()  # its own error, if it has one
                     return
             seen = seen + 1 if any(map(self._ended, _others(self._group))) else 0
-            if seen >= _ENDED_LOOKS or _within(_STORE_SECONDS, self._is_over):
+            if seen >= _ENDED_LOOKS or self._is_over():
                 raise RuntimeError("another rank has ended the group")
 
     def _is_over(self) -> bool:
-        try:
-            return bool(self._store.check([f"{self._place}/cause"]))
-        except RuntimeError:
-            return True  # the store has gone, and with it a rank, or the launcher
+        """As far as the store says: it may have gone with a rank that is not of this group, and the call needs none."""
+        if self._look is None or not self._look.hangs:
+            self._look = _Asked(lambda: bool(self._store.check([f"{self._place}/cause"])))
+        return bool(self._look.within(_LOOK_SECONDS))
 
     @staticmethod
     def _again(error: EvenstepError) -> EvenstepError:
@@ -166,7 +190,7 @@ class GroupEnd:
         """What is to be raised for this error of a call. what: it was no call of this group, but of another one of the same ranks."""
         if self.error is not None:
             return self._again(self.error)
-        self._what = what or self._what
+        self._what, self._own = what or self._what, not what
         words, late = first_line(error), is_late(error)
         closed = [] if late else closed_peers(self._group)
         cause = _within(_PATIENCE_SECONDS + _STAY_SECONDS + _STORE_SECONDS, lambda: self._find(closed, late))
@@ -178,10 +202,11 @@ class GroupEnd:
         self._hear(late)
         end_calls(self._group)
         store, place, begin, pause = self._store, self._place, time.monotonic(), 0.002
+        keys = {rank: f"{place}/heard/{rank}" for rank in range(dist.get_world_size(self._group))}
         while not store.check([f"{place}/cause"]):
-            silent = [
-                rank for rank in range(dist.get_world_size(self._group)) if not store.check([f"{place}/heard/{rank}"])
-            ]
+            silent = (
+                [] if store.check(list(keys.values())) else [r for r, key in keys.items() if not store.check([key])]
+            )
             waited = time.monotonic() - begin
             lost = [r for r in silent if self._ended(r) or (r in closed and waited >= _GRACE_SECONDS)]
             if lost:
@@ -199,15 +224,19 @@ class GroupEnd:
 
     def _hear(self, late: bool = False) -> None:
         """Before this rank closes its connections: who finds one closed knows by it that the rank lives."""
-        record = {"call": self._call, "what": self._what, "late": late}
+        record = {"call": self._call, "what": self._what, "own": self._own, "late": late}
         self._store.set(f"{self._place}/heard/{self._rank}", json.dumps(record))
 
     def _say(self, cause: dict[str, Any]) -> dict[str, Any]:
         """What all are told: the first one says it."""
-        cause["who"] = " and ".join(self._store.get(f"{self._place}/who/{rank}").decode() for rank in cause["ranks"])
+        cause["who"] = " and ".join(map(self._who, cause["ranks"]))
         key = f"{self._place}/cause"
         told: dict[str, Any] = json.loads(self._store.compare_set(key, "", json.dumps(cause)))
         return told
+
+    def _who(self, rank: int) -> str:
+        key = f"{self._place}/who/{rank}"  # which a rank that died before has not set: get would wait for it
+        return str(self._store.get(key).decode()) if self._store.check([key]) else f"rank {rank}"
 
     def _by_records(self, silent: list[int]) -> dict[str, Any]:
         """Where nobody knows of a rank that is lost."""
@@ -218,7 +247,9 @@ class GroupEnd:
         if silent:
             late = any(one["late"] for one in records.values())
             return {"kind": "late" if late else "silent", "ranks": silent, "why": ""}
-        apart = len({(one["call"], one["what"]) for one in records.values()}) > 1
+        made = {(one["call"], one["what"]) for one in records.values() if one["own"]}
+        numbers = {call for call, _ in made}  # a rank may be ahead of another by a call, and both be right
+        apart = len(made) > len(numbers)
         return {"kind": "apart" if apart else "network", "ranks": [], "why": ", ".join(calls)}
 
     def _stay(self, gone: list[int]) -> None:

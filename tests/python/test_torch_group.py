@@ -14,7 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
 
-from evenstep import group_end
+from evenstep import exchange, group_end
+from evenstep.group import Alone
 from evenstep.group_end import GroupEnd
 
 CASES = Path(__file__).with_name("torch_group_cases.py")
@@ -104,6 +105,17 @@ def test_ranks_in_different_calls_are_told_so(run_ranks: Callable[..., Any]) -> 
         assert "rank 0 in call 2 (an exchange of 6 bytes), rank 1 in call 2 (a barrier)" in words
 
 
+def test_ranks_that_end_take_no_other_set_of_ranks_along(run_ranks: Callable[..., Any]) -> None:
+    """With rank 0 the job's store ends."""
+    ranks = run_ranks(CASES, 4, args=("sets",))
+    assert told(ranks[2]) == told(ranks[3]) == [[]]
+
+
+def test_a_call_that_torch_refuses_ends_no_group(run_ranks: Callable[..., Any]) -> None:
+    first, second = map(told, run_ranks(CASES, 2, args=("refused",)))
+    assert second == [["RuntimeError", "no such type", ""], [2.0] * 3, 2] and first == [[], [2.0] * 3, 2]
+
+
 # -- of what no real group does at will --
 
 
@@ -149,6 +161,64 @@ def test_a_rank_that_is_silent_is_not_said_to_be_dead(monkeypatch: pytest.Monkey
     assert str(error).startswith("rank 1 (") and " and rank 2 (" in str(error)
 
 
+@pytest.mark.parametrize("last", ["ahead", "of another group"])
+def test_a_network_that_fails_is_no_mismatch(monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    """All ranks have heard of an end, and none is lost: they were in the same call, one in the next, or one in another group's."""
+    played = Played(monkeypatch)
+    for end in played.ends:
+        end.begins("a barrier")
+    if last == "ahead":
+        played.ends[2].begins("an exchange of 6 bytes")
+    else:
+        played.ends[2]._what, played.ends[2]._own = "the sum of bucket 1 of 2 of the gradients", False
+    for rank in (1, 2):
+        played.ends[rank]._hear()
+    assert played.ends[0].heard(RuntimeError("Connection reset")).status == "EVEN_ERR_SYSTEM"
+
+
+def test_a_rank_that_died_before_its_group_was_made_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    played.store.delete_key("place/who/2")
+    played.at, played.closed = 0, [2]
+    assert str(played.ends[0].heard(RuntimeError("Connection reset"))).startswith("rank 2 has ended, or cannot")
+
+
+class Slow:
+    """A call that is looked at some times before it is done."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def wait(self, timeout: Any) -> None:
+        self.left -= 1
+        if self.left > 0:
+            raise RuntimeError("Timed out waiting")
+
+    def is_completed(self) -> bool:
+        return False
+
+
+def test_a_call_goes_on_without_the_store_which_is_asked_once_while_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    monkeypatch.setattr(group_end, "_LOOK_SECONDS", 0.01)
+    let_go, asked = threading.Event(), []
+
+    class Cut:
+        def check(self, keys: list[str]) -> bool:
+            asked.append(keys)
+            let_go.wait()
+            raise ConnectionError("gone")
+
+    played.ends[1]._store = Cut()
+    played.ends[1].wait(Slow(5))
+    assert len(asked) == 1
+    let_go.set()
+    assert played.ends[1]._look is not None
+    played.ends[1]._look.within(60)
+    played.ends[1].wait(Slow(5))
+    assert len(asked) > 1
+
+
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
 
@@ -190,3 +260,31 @@ def test_an_abort_of_nccls_that_hangs_keeps_no_error_back(monkeypatch: pytest.Mo
     group_end.end_calls(Hangs())
     assert calls == ["abort"]
     let_go.set()
+
+
+def test_the_end_of_a_group_that_the_script_destroyed_keeps_no_error_back() -> None:
+    group_end.end_calls(object())
+
+
+def test_an_error_is_no_cause_of_itself() -> None:
+    one, other = RuntimeError("one"), RuntimeError("other")
+    for made in (one, other):
+        with pytest.raises(RuntimeError) as caught:
+            group_end.raise_instead(made, one)
+        assert caught.value is made
+    assert one.__cause__ is None and other.__cause__ is one
+
+
+def test_why_is_told_before_calls_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others hear of the cause, not of closed connections; and an abort may take long."""
+    order: list[str] = []
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(exchange, "end_calls", lambda group: order.append("ends"))
+
+    class Told(Alone):
+        def revoke(self, why: str = "") -> None:
+            order.append(why)
+
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    assert exchange.TorchExchange("group").failed(Told(), error) is error
+    assert order == ["CUDA out of memory", "ends"]

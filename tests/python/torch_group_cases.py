@@ -168,5 +168,62 @@ def apart() -> None:
     tell(caught(group.barrier if RANK == 1 else lambda: group.exchange(b"record")))
 
 
+class Watched:
+    """The job's store, as this rank sees it: `failed` is touched when it has not answered."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def check(self, keys: list[str]) -> bool:
+        try:
+            return bool(self._store.check(keys))
+        except RuntimeError:
+            Path("failed").touch()
+            raise
+
+
+def wait_for(path: str) -> None:
+    until = time.monotonic() + 60
+    while not Path(path).exists():
+        assert time.monotonic() < until, path
+        time.sleep(0.01)
+
+
+def sets() -> None:
+    """Ranks 0 and 1, and 2 and 3, each by themselves. The first end, and with rank 0 the job's store; rank 3 waits longer for 2, and
+    has looked in the store meanwhile."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    number = RANK // 2
+    store = Watched(dist.distributed_c10d._get_default_store())
+    group = TorchGroup(groups[number], GroupEnd(groups[number], store, f"place/{number}"))
+    group.barrier()
+    Path(f"met-{RANK}").touch()
+    if number == 0:
+        wait_for("met-2")
+        wait_for("met-3")
+        return
+    if RANK == 2:
+        wait_for("failed")
+    tell(caught(group.barrier))
+
+
+def refused() -> None:
+    """Torch refuses a call, on rank 1 alone: the group goes on, in step."""
+    group = group_of(100.0)
+
+    def refuse() -> None:
+        raise RuntimeError("no such type")
+
+    words = caught(lambda: group._call("a call", refuse)) if RANK == 1 else []
+    values = torch.ones(3)
+    group.sum_(values)
+    assert group._end is not None
+    tell(words, values.tolist(), group._end._call)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
