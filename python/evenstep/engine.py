@@ -92,7 +92,7 @@ class Engine(Protocol):
 
         An engine may have more: `settle()`, after backward, waits for what this rank does for the exchange by itself, and for
         no other rank; `give_up()` ends a round that counts nothing, so that no rank waits for another for ever; `end_calls()`
-        does so where a rank is lost, and there is no other round; `know(used)`,
+        does so where training has ended by an error, and there is no other round; `know(used)`,
         between rounds, where `asks_once` is True, says what `used` is from then on, and no rank asks the others (None: again
         they do). These two are the same on all ranks.
         """

@@ -387,11 +387,12 @@ class GradientSync:
             if self._open:
                 self.engine.give_up()
 
-    def end_calls(self) -> None:
-        """A rank is lost, or hangs: what engines of torch's wait for ends, on all ranks."""
+    def end_calls(self, by_others: bool = False) -> None:
+        """A rank is lost, hangs, or has failed: what engines of torch's wait for ends, on all ranks. by_others: these hear of it from
+        this one, and end theirs."""
         for engine in self.engines:
             if hasattr(engine, "end_calls"):
-                engine.end_calls()
+                engine.end_calls(by_others)
 
     def settle(self) -> bool:
         """Before the ranks vote: until what this rank does for the exchange by itself is done, where the engine has such a part.

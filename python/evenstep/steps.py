@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
+from evenstep.failed_pass import end_calls, give_up
 from evenstep.fetched import FetchedBatches
 from evenstep.group_end import first_line, is_gone
 from evenstep.idle_backward import IdleBackward
@@ -278,32 +279,27 @@ class Steps:
             return
         name = type(error).__name__
         if any(sync.begun for sync in self.syncs) or not isinstance(error, Exception):
-            self._give_up(begun=-1)
+            give_up(self.syncs, begun=-1)
             self._break(f"backward failed on rank {self.group.rank} ({name})")
+            end_calls(self.syncs, by_others=True)
             return
         self._part.backwards += 1
         try:
             ballots = self._exchange(0.0, 0, vote.FAILED)
         except EvenstepError as lost:
             self._break(f"backward failed on rank {self.group.rank} ({name}), and then {str(lost).splitlines()[0]}")
+            end_calls(self.syncs)
             return
         others = [rank for rank in range(len(ballots)) if rank not in vote.failed(ballots)]
         if others:
-            self._give_up(begun=_fired(ballots))
+            give_up(self.syncs, begun=_fired(ballots))
             self._break(f"backward failed on rank {self.group.rank} ({name}), not on rank {others[0]}")
+            end_calls(self.syncs, by_others=True)
             return
         self._weight, self.empty = None, False
         self._fetched.used()
         for sync in self.syncs:
             sync.abandon()
-
-    def _give_up(self, begun: int = 0) -> None:
-        """What engines exchange of this pass counts nothing on any rank. begun: a bit for each model that others may have
-        handed gradients of over."""
-        for index, sync in enumerate(self.syncs):
-            if sync.enabled:
-                with suppress(RuntimeError):  # why it ends is known
-                    sync.give_up(bool(begun >> index & 1))
 
     def _break(self, why: str) -> None:
         self._broken = why
@@ -364,10 +360,9 @@ class Steps:
                     self._leave_void()
                     return
                 revoked = getattr(error, "status", "") == "EVEN_ERR_REVOKED"
-                self._give_up(-1 if revoked and self._begun is None else self._begun or 0)
-                for sync in self.syncs if is_gone(error) and not revoked else ():
-                    sync.end_calls()
                 self._broken = self._broken or first_line(error)
+                give_up(self.syncs, -1 if revoked and self._begun is None else self._begun or 0)
+                end_calls(self.syncs)
                 if revoked:
                     raise EvenstepError(
                         f"another rank's backward failed: {str(error).splitlines()[0]}\n"
@@ -484,8 +479,9 @@ class Steps:
             for sync in self.syncs:
                 if sync.enabled and sync.settle():
                     end = _core.clock_ns()
-        except RuntimeError as error:
-            if not is_gone(error):  # the others come to the vote
+        except BaseException as error:
+            self._begun = -1  # the others may have begun with any model
+            if not is_gone(error):  # they come to the vote
                 self._break(first_line(error))
             raise
         return end

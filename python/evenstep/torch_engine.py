@@ -17,7 +17,7 @@ from evenstep.compression import WIRES
 from evenstep.device_memory import is_out_of_memory
 from evenstep.engine import EngineOptions, Report
 from evenstep.group import DTYPES, Group, TorchGroup
-from evenstep.group_end import closed_peers, end_calls, first_line, is_late
+from evenstep.group_end import closed_peers, end_calls, first_line, is_late, raise_instead
 from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, Room, SideStreams, SumUnderWay
 
 NCCL_BUCKET_BYTES = 25 << 20
@@ -90,6 +90,7 @@ class TorchEngine(BucketEngine):
         self._error: BaseException | None = None
         self._failed_in = ""  # the sum that it is an error of
         self._sound = True  # the process group, as far as is known
+        self._ended = False  # its calls, by this rank
         self._alone = False  # the others may have begun what failed here
         self._forget_round()
 
@@ -185,7 +186,7 @@ class TorchEngine(BucketEngine):
                     self._rooms[id(bucket.flat)] = self._make_room(bucket.flat, wire)
         except RuntimeError as error:
             self._fails_here(error)
-            raise self._error or error from error
+            raise_instead(self._error or error, error)
 
     def _look(self) -> None:
         """Begins what can be, and notes what is done; waits for nothing. An error is raised where the round ends: the ranks
@@ -241,9 +242,9 @@ class TorchEngine(BucketEngine):
                     f"out of memory, or a failed device, in the exchange of gradients: {first_line(error)}"
                 )
                 self._fails_here(error)
-                self._end_gloo()  # what others would get of it are no sums
-                raise self._error or error from error
-            raise self._explained(error) from error
+                self.end_calls()  # what others would get of it are no sums
+                raise_instead(self._error or error, error)
+            raise_instead(self._explained(error), error)
         moved, full = sum(one.moved for one in self._handed), sum(one.bucket.bytes for one in self._handed)
         communication = self._communication_ns
         self._forget_round()
@@ -321,14 +322,13 @@ class TorchEngine(BucketEngine):
         self._error = told or self._error
         return self._error or error
 
-    def _end_gloo(self) -> None:
-        """This rank hands no more on."""
-        if self._over_gloo:
-            self.end_calls()
-
-    def end_calls(self) -> None:
-        """Another rank is lost: no call of this one waits for it, and none of the others' for this one."""
+    def end_calls(self, by_others: bool = False) -> None:
+        """A rank is lost, or hands no more on: no call of this one waits for it, and none of the others' for this one. by_others: all is
+        handed on, and they will end theirs, by which over Gloo this one's end."""
+        if self._ended or (by_others and self._over_gloo):
+            return
         self._sound = False
+        self._ended = True
         for process_group in (self._process_group, self._second):
             if process_group is not None:
                 end_calls(process_group)
@@ -356,13 +356,13 @@ class TorchEngine(BucketEngine):
             self._hand_on_rest(self._known)
         except RuntimeError as error:
             self._fails_here(error)
-            self._end_gloo()
+            self.end_calls()
         try:
             for one in self._handed[self._begun :] if self._sound else ():
                 one.sum.give_up()
         except RuntimeError as error:
             self._fails(len(self._buckets) - 1, error)
-            self._end_gloo()
+            self.end_calls()
 
 
 def _is_own(error: BaseException) -> bool:

@@ -72,6 +72,12 @@ def test_a_backward_that_fails_hands_on_every_model_alike(run_ranks: Callable[..
     assert first == second == [LAYERS, LAYERS, 0]  # rank 0 has not begun the second model
 
 
+def test_a_failure_before_the_vote_hands_on_what_others_may_have_begun(run_ranks: Callable[..., Any]) -> None:
+    first, second = told(run_ranks(CASES, args=("settles_one_of_two",)))
+    assert second == ["out of memory", [LAYERS, LAYERS], 0]
+    assert first[0].startswith("another rank's backward failed: ") and first[2] == 0
+
+
 def test_memory_that_one_rank_lacks_in_backward_leaves_no_rank_waiting(run_ranks: Callable[..., Any]) -> None:
     first, second = told(run_ranks(CASES, args=("short", "backward")))
     assert first == ["EvenstepError", first[1], LAYERS, 0] and "another rank's backward failed: " in first[1]
@@ -172,6 +178,24 @@ def test_the_size_of_buckets_is_ddps_over_nccl(monkeypatch: pytest.MonkeyPatch) 
         return len(TorchEngine(parameters, "group", Alone(), _core.Telemetry(-1, 0), EngineOptions())._buckets)
 
     assert [buckets("gloo"), buckets("nccl")] == [12, 2]
+
+
+def test_calls_end_once_and_over_gloo_by_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenstep import torch_engine
+
+    ended: list[Any] = []
+    monkeypatch.setattr(torch_engine.dist, "get_world_size", lambda group: 2)
+    monkeypatch.setattr(torch_engine, "end_calls", ended.append)
+    parameters = [nn.Parameter(torch.zeros(4))]
+    for backend, expected in (("gloo", []), ("nccl", ["nccl"])):
+        monkeypatch.setattr(torch_engine.dist, "get_backend", lambda group: group)
+        engine = TorchEngine(parameters, backend, Alone(), _core.Telemetry(-1, 0), EngineOptions())
+        engine.end_calls(by_others=True)
+        assert ended == expected
+        engine.end_calls()
+        engine.end_calls()
+        assert ended == [backend]
+        ended.clear()
 
 
 def test_both_halves_of_16_bits_over_gloo_go_the_same_way_on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,29 @@ def fails_one_of_two() -> None:
     print(json.dumps([*(len(engine._handed) for engine in engines), sum(not works_end(one) for one in handed)]))
 
 
+def settles_one_of_two() -> None:
+    """Rank 1 lacks what the end of its first model's round needs; rank 0 has begun with the second as well."""
+    torch.manual_seed(0)
+    engines, models = [], [Parts(), Parts()]
+    for number, model in enumerate(models):
+        models[number], _, loader, engine = prepared(model)
+        engines.append(engine)
+    x = next(iter(loader))[0]
+
+    def settle() -> None:
+        raise MemoryError("out of memory")
+
+    if RANK == 1:
+        engines[0].settle = settle  # type: ignore[method-assign]
+    words = ""
+    try:
+        sum(model(x).square().mean() for model in models[: 2 - RANK]).backward()
+    except (MemoryError, EvenstepError) as error:
+        words = str(error).splitlines()[0]
+    handed = [one.sum for engine in engines for one in engine._handed]
+    print(json.dumps([words, [len(engine._handed) for engine in engines], sum(not works_end(one) for one in handed)]))
+
+
 def short() -> None:
     """Rank 1 has no memory for one bucket, in backward or where its round ends: it hands that on when it gives the round up."""
     torch.manual_seed(0)
