@@ -79,6 +79,6 @@ int even_process_stat_read(pid_t pid, even_process_stat *out) {
 }
 
 bool even_process_is_typed(void) {
-  even_process_stat own;
+  even_process_stat own = {0};
   return even_process_stat_read(0, &own) == 0 && own.terminal != 0 && own.group != own.session;
 }
