@@ -171,7 +171,9 @@ static int refuse(even_comm *comm, const scene *of, unsigned char *data) {
   }
 }
 
-static unsigned char *under_way;
+enum { MOST_RANKS = 3 };
+
+static unsigned char *under_way[MOST_RANKS]; /* what was sent when an error ended it, of each rank */
 
 static int play(even_comm *comm, void *argument) {
   const scene *of = argument;
@@ -194,7 +196,8 @@ static int play(even_comm *comm, void *argument) {
     steps_reach(of->step, 100); /* nobody waits for it */
   }
   if (of->how == WAITING_TO_SEND) {
-    under_way = data; /* over MPI what was under way cannot be taken back, and reads it until the process ends */
+    free(under_way[own]);  /* of a group that has ended */
+    under_way[own] = data; /* over MPI, where ranks are processes, it is read until these end */
   } else {
     free(data);
   }
