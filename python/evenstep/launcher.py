@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evenstep._core import EvenstepError
+from evenstep.process_stat import process_stat
 
 _LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy", "pmi_proxy", "orterun", "orted"}
 _LAUNCHERS |= {"prterun", "prte", "prted", "slurmstepd"}
@@ -63,12 +64,11 @@ def _slurm_local_ranks(variables: MutableMapping[str, str]) -> int:
 
 def _is_typed() -> bool:
     """Whether this was started in a shell of a terminal: job control gives each of its jobs a group of its own there."""
-    try:
-        words = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        group, session, terminal = (int(word) for word in words[2:5])
-    except (OSError, ValueError):
+    stat = process_stat("self")
+    if not stat:
         return False
-    return terminal != 0 and group != session
+    group, session, terminal = stat[2:5]
+    return terminal != "0" and group != session
 
 
 def _is_of_a_terminals_shell(variables: MutableMapping[str, str], whose: str) -> bool:
@@ -117,12 +117,14 @@ def launcher_process() -> int | None:
     while process > 1:
         try:
             name = Path(f"/proc/{process}/comm").read_text(encoding="utf-8", errors="replace").strip()
-            stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
+            return None
+        stat = process_stat(process)
+        if not stat:
             return None
         if name in _LAUNCHERS:
             return process
-        process = int(stat[stat.rindex(")") + 2 :].split()[1])
+        process = int(stat[1])
     return None
 
 
@@ -147,12 +149,7 @@ def _job_port(variables: MutableMapping[str, str]) -> int:
     """A port that the ranks of one host agree on without a word: from what is the job's own."""
     process = launcher_process() or os.getppid()
     words = [str(os.getuid()), str(process)]
-    try:
-        words.append(
-            Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1].split()[19]
-        )
-    except (OSError, IndexError):
-        pass  # its starting time only tells it from one of the same number long ago
+    words += process_stat(process)[19:20]  # its starting time only tells it from one of the same number long ago
     words += [variables.get(name, "") for name in ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")]
     return _port(words)
 

@@ -7,17 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from evenstep._core import EvenstepError
+from evenstep.process_stat import process_stat
 
 _VARIABLE = "EVENSTEP_PARENT"  # "PROCESS START": the agent, and since when it runs (src/orchestrator/environment.c)
-
-
-def _stat(process: int) -> list[str]:
-    """proc(5) from the state on; nothing where there is no such process, or another user's is hidden."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return text[text.rindex(")") + 2 :].split()
 
 
 def _is_below(agent: int) -> bool:
@@ -26,7 +18,7 @@ def _is_below(agent: int) -> bool:
     while process > 1:
         if process == agent:
             return True
-        facts = _stat(process)
+        facts = process_stat(process)
         if not facts:
             return True  # it cannot be told
         process = int(facts[1])
@@ -38,7 +30,7 @@ def _first(agent: int, rank: int) -> int:
     wanted = f"RANK={rank}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            facts = _stat(int(entry.name))
+            facts = process_stat(int(entry.name))
             with suppress(OSError):
                 if facts and int(facts[1]) == agent and wanted in (entry / "environ").read_bytes().split(b"\0"):
                     return int(entry.name)
@@ -51,7 +43,7 @@ def look_for_the_first(rank: int) -> None:
     agent, _, start = os.environ.get(_VARIABLE, "").partition(" ")
     if not agent.isdigit() or int(agent) == os.getpid():
         return
-    facts = _stat(int(agent))
+    facts = process_stat(int(agent))
     if len(facts) < 20 or facts[19] != start or facts[0] in "ZX" or _is_below(int(agent)):
         return
     first = _first(int(agent), rank)
