@@ -163,12 +163,12 @@ def measure(options: argparse.Namespace, width: int, groups: dict[str, Any], com
 
 def summary(options: argparse.Namespace, turns: list[dict[str, Any]]) -> dict[str, Any]:
     """The row of one width: medians over the rounds of all turns."""
-    found = {way: statistics.median(took for turn in turns for took in turn["times"][way]) for way in turns[0]["times"]}
+    rounds = {way: [took for turn in turns for took in turn["times"][way]] for way in turns[0]["times"]}
+    found = {way: statistics.median(took) for way, took in rounds.items()}
     tails = {way: statistics.median(tail for turn in turns for tail in turn["tails"][way]) for way in TRAINED}
     for way in WAYS:
         longer = tails[way] - tails["compute"] if options.spare else found[way] - found["compute"]
         found[f"{way} open"] = max(0.0, longer)
-    rounds = {way: [took for turn in turns for took in turn["times"][way]] for way in TRAINED}
     return {**{key: turns[0][key] for key in ("width", "bytes", "last")}, **found, "rounds": rounds}
 
 

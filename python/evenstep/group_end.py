@@ -57,7 +57,7 @@ def end_calls(group: Any) -> None:
         if backend == "gloo":
             _close_gloo(group)
         elif backend in ("nccl", "evenstep") and hasattr(group, "abort"):  # not in every torch
-            _within(_ABORT_SECONDS, group.abort)
+            within(_ABORT_SECONDS, group.abort)
 
 
 def _close_gloo(group: Any) -> None:
@@ -91,7 +91,8 @@ class _Asked(Generic[T]):
         return self._thread.is_alive()
 
 
-def _within(seconds: float, ask: Callable[[], T]) -> T | None:
+def within(seconds: float, ask: Callable[[], T]) -> T | None:
+    """What it gives; None where it takes longer, or fails. Its thread is left behind then: nothing can end it."""
     return _Asked(ask).within(seconds)
 
 
@@ -175,7 +176,7 @@ class GroupEnd:
         if self.error is not None:
             return
         cause = {"kind": "revoked", "ranks": [self._rank], "who": "", "why": why}
-        told = _within(_STORE_SECONDS, lambda: self._tell(cause))
+        told = within(_STORE_SECONDS, lambda: self._tell(cause))
         self.error = self._explained(told or {**cause, "who": f"rank {self._rank}"}, "")
         end_calls(self._group)
 
@@ -193,7 +194,7 @@ class GroupEnd:
         self._what, self._own = what or self._what, not what
         words, late = first_line(error), is_late(error)
         closed = [] if late else closed_peers(self._group)
-        cause = _within(_PATIENCE_SECONDS + _STAY_SECONDS + _STORE_SECONDS, lambda: self._find(closed, late))
+        cause = within(_PATIENCE_SECONDS + _STAY_SECONDS + _STORE_SECONDS, lambda: self._find(closed, late))
         end_calls(self._group)
         self.error = self._explained(cause or {"kind": "store", "ranks": [], "who": "", "why": ""}, words)
         return self.error

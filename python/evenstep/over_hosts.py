@@ -19,7 +19,7 @@ from evenstep._core import EvenstepError
 from evenstep.device_places import HostParts, Place, agreed_over_hosts, parts_of_hosts
 from evenstep.engine import Engine, EngineOptions
 from evenstep.group import Bootstrap, Group, gather_objects
-from evenstep.group_end import end_calls, first_line
+from evenstep.group_end import end_calls, first_line, within
 from evenstep.leg_engine import LegEngine, leg_engine
 
 _WARM, _ROUNDS = 2, 3  # of a measurement
@@ -131,15 +131,9 @@ def first_failure(process_group: Any, device: torch.device, group: Group) -> str
     """Which rank's first call in the process group failed, or did not end in time, and why; "" where none did. Where one did, all
     ranks leave the process group, a call that hangs with a thread of its own."""
     seconds = first_call_seconds()
-    told: list[str] = []
-    thread = threading.Thread(
-        target=lambda: told.append(_first_call(process_group, device, group.ranks)),
-        name="evenstep-first-call",
-        daemon=True,
-    )
-    thread.start()
-    thread.join(seconds)
-    words = told[0] if told else f"its first call did not end within {seconds:g} s (EVENSTEP_DEVICE_HOSTS_SECONDS)"
+    words = within(seconds, lambda: _first_call(process_group, device, group.ranks))
+    if words is None:
+        words = f"its first call did not end within {seconds:g} s (EVENSTEP_DEVICE_HOSTS_SECONDS)"
     why = next((f"rank {rank}: {one}" for rank, one in enumerate(gather_objects(group, words)) if one), "")
     if why:
         end_calls(process_group)

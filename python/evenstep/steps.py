@@ -287,7 +287,7 @@ class Steps:
         try:
             ballots = self._exchange(0.0, 0, vote.FAILED)
         except EvenstepError as lost:
-            self._break(f"backward failed on rank {self.group.rank} ({name}), and then {str(lost).splitlines()[0]}")
+            self._break(f"backward failed on rank {self.group.rank} ({name}), and then {first_line(lost)}")
             end_calls(self.syncs)
             return
         others = [rank for rank in range(len(ballots)) if rank not in vote.failed(ballots)]
@@ -365,7 +365,7 @@ class Steps:
                 end_calls(self.syncs)
                 if revoked:
                     raise EvenstepError(
-                        f"another rank's backward failed: {str(error).splitlines()[0]}\n"
+                        f"another rank's backward failed: {first_line(error)}\n"
                         "  fix: the reason is in that rank's output"
                     ) from None
                 raise
