@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep._core import EvenstepError
+from evenstep.exits import stop_at_exit
 from evenstep.measured_place import host_name
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class _Asked(Generic[T]):
         self._ask, self._found = ask, list[T]()
         self._thread = threading.Thread(target=self._run, name="evenstep-group-end", daemon=True)
         self._thread.start()
+        stop_at_exit(self)
 
     def _run(self) -> None:
         with suppress(Exception):
@@ -89,6 +91,10 @@ class _Asked(Generic[T]):
     @property
     def hangs(self) -> bool:
         return self._thread.is_alive()
+
+    def stop(self, seconds: float) -> None:
+        """For `exits`: the store may answer when the interpreter is ending."""
+        self._thread.join(seconds)
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T | None:

@@ -51,3 +51,19 @@ else:
     )
     assert waiting.stdout == "goes\nleft: ['evenstep-collectives']\n"
     assert absent.stdout == "left: []\n"
+
+
+def test_a_question_to_a_slow_store_is_waited_for(run_ranks: Callable[..., Any]) -> None:
+    (rank,) = run_ranks(
+        HEAD.replace('dist.init_process_group("evenstep")', "")
+        + """
+from datetime import timedelta
+from evenstep.group_end import within
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+assert within(0.001, lambda: store.wait(["nobody sets it"], timedelta(seconds=0.2))) is None
+assert any(thread.name == "evenstep-group-end" for thread in threading.enumerate())
+""",
+        1,
+    )
+    assert rank.stdout == "left: []\n"
