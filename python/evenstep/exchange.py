@@ -11,7 +11,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
 from evenstep.group import DTYPES, Group, TorchGroup
-from evenstep.group_end import end_calls, first_line
+from evenstep.group_end import end_calls, first_line, wait_for
 
 # its name since torch 2.13
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -36,6 +36,16 @@ class Exchange(Protocol):
         """Bytes for every rank, against `count` from each."""
 
 
+class _Call:
+    """Of a process group of torch's, under way."""
+
+    def __init__(self, work: Any, process_group: Any) -> None:
+        self._work, self._process_group = work, process_group
+
+    def wait(self) -> None:
+        wait_for(self._work, self._process_group)
+
+
 class TorchExchange:
     """Over a process group of torch."""
 
@@ -45,11 +55,11 @@ class TorchExchange:
         self.met_ns = 0
 
     def all_reduce(self, values: torch.Tensor) -> Any:
-        return dist.all_reduce(values, group=self.process_group, async_op=True)
+        return _Call(dist.all_reduce(values, group=self.process_group, async_op=True), self.process_group)
 
     def gather(self, payload: torch.Tensor) -> torch.Tensor:
         rows = payload.new_empty(self.ranks * payload.numel())
-        all_gather_single(rows, payload, group=self.process_group)
+        wait_for(all_gather_single(rows, payload, group=self.process_group, async_op=True), self.process_group)
         self.met_ns = _core.clock_ns()
         return rows.view(self.ranks, -1)
 
@@ -61,7 +71,8 @@ class TorchExchange:
     def swap(self, payloads: list[torch.Tensor], count: int) -> list[torch.Tensor]:
         theirs = payloads[0].new_empty(self.ranks * count)
         sizes = [one.numel() for one in payloads]
-        dist.all_to_all_single(theirs, torch.cat(payloads), [count] * self.ranks, sizes, group=self.process_group)
+        given = theirs, torch.cat(payloads), [count] * self.ranks, sizes
+        wait_for(dist.all_to_all_single(*given, group=self.process_group, async_op=True), self.process_group)
         self.met_ns = _core.clock_ns()
         return list(theirs.split(count)) if count else list(payloads[0].new_empty((self.ranks, 0)))
 

@@ -3,6 +3,7 @@ that connection; the ranks tell one another the rest in the job's store."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
@@ -28,6 +29,7 @@ _LOOK_SECONDS = 0.5  # who waits for longer looks in the store, and at the proce
 _ENDED_LOOKS = (
     20  # so often one of these is seen to have ended: it may have ended after this call, in which others are slow
 )
+_CLOSED_EVERY = 4  # looks: who asks Gloo whether a connection is closed leaves a few bytes in those that are not
 _GRACE_SECONDS = 1.0  # a rank whose call ended by its time limit has closed its connections, and says so soon
 _PATIENCE_SECONDS = 3.0  # for a rank that knows the cause
 _STAY_SECONDS = 2.0  # the first rank may keep the store: the others are to hear before it goes
@@ -68,6 +70,44 @@ def _close_gloo(group: Any) -> None:
             group.recv([torch.empty(1, dtype=torch.uint8)], rank, _TAG).wait(timedelta(milliseconds=1))
         except RuntimeError:
             continue  # so it is; where this connection was closed before, the next one does it
+
+
+def wait_for(work: Any, group: Any, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Until a call of a process group of torch's is done; raises what it failed with. Any thread.
+
+    Where a message is half read when its connection ends, Gloo forgets it: its call goes on until the group's time limit (gloo,
+    transport/tcp/pair.cc: `signalException` passes over the operation under way). So a call of Gloo's also fails here when a
+    connection of its group has been closed for 10 s, and it goes on; or when is_over(), which is asked twice a second."""
+    group = group or dist.group.WORLD
+    if dist.get_backend(group) != "gloo":
+        work.wait()
+        return
+    looks = seen = 0
+    while True:
+        try:
+            work.wait(timedelta(seconds=_LOOK_SECONDS))
+            return
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # its own error, if it has one
+                return
+        looks += 1
+        if looks % _CLOSED_EVERY == 0:
+            closed = closed_peers(group)
+            seen = seen + _CLOSED_EVERY if closed else 0
+            if seen >= _ENDED_LOOKS:
+                _keep(group)
+                raise RuntimeError(
+                    f"Connection closed by rank {', '.join(map(str, closed))}, which this call was to hear from"
+                )
+        if is_over():
+            _keep(group)
+            raise RuntimeError("another rank has ended the group")
+
+
+def _keep(group: Any) -> None:
+    """For ever: the end of a Gloo group, also the interpreter's, waits for its calls, of which one may go on until its time limit."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 class _Asked(Generic[T]):
@@ -153,17 +193,13 @@ class GroupEnd:
         """For the call. A rank finds by its own connections that another one has ended only where it waits for that one in the call:
         else others say it."""
         seen = 0
-        while True:
-            try:
-                work.wait(timedelta(seconds=_LOOK_SECONDS))
-                return
-            except RuntimeError:
-                if work.is_completed():
-                    work.wait()  # its own error, if it has one
-                    return
+
+        def is_over() -> bool:
+            nonlocal seen
             seen = seen + 1 if any(map(self._ended, _others(self._group))) else 0
-            if seen >= _ENDED_LOOKS or self._is_over():
-                raise RuntimeError("another rank has ended the group")
+            return seen >= _ENDED_LOOKS or self._is_over()
+
+        wait_for(work, self._group, is_over)
 
     def _is_over(self) -> bool:
         """As far as the store says: it may have gone with a rank that is not of this group, and the call needs none."""

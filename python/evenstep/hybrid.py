@@ -24,6 +24,7 @@ from evenstep.accelerators import Accelerators
 from evenstep.backend_tensors import factor_of
 from evenstep.device_places import agreed_over_hosts, maker_of, wanted_over_hosts
 from evenstep.group import TorchGroup, gather_objects
+from evenstep.group_end import wait_for
 from evenstep.hosts import host_numbers, this_host
 
 PIECE_BYTES = 4 << 20
@@ -214,7 +215,7 @@ class HybridGroup:
     def _up(self, pieces: Sequence[torch.Tensor], staged: list[Any], k: int, op: Any) -> None:
         if self._stage is not None:
             self._stage.ready(k % (_AHEAD + 1))
-            dist.all_reduce(staged[k], op=op, group=self._between)
+            wait_for(dist.all_reduce(staged[k], op=op, group=self._between, async_op=True), self._between)
             self._stage.up(pieces[k], k % (_AHEAD + 1))
         if len(self._peers) > 1:
             dist.broadcast(pieces[k], src=self._leader, group=self._inner)

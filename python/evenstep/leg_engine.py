@@ -20,6 +20,7 @@ from evenstep.compression import WIRES
 from evenstep.device_places import HostParts
 from evenstep.engine import EngineOptions, Report
 from evenstep.group import Bootstrap, Group
+from evenstep.group_end import wait_for
 from evenstep.hybrid_engine import HostEngine, StagedEngine, Trip, Waiter, cut, make_team, open_meeting
 from evenstep.sums_under_way import NarrowSum
 
@@ -125,7 +126,7 @@ class GlooLeg:
                 narrow.go_on(wait=True)
                 narrow.wait()
             elif slot.numel():
-                dist.all_reduce(slot, group=self._process_group)
+                wait_for(dist.all_reduce(slot, group=self._process_group, async_op=True), self._process_group)
         except BaseException:
             for one in self._summed:  # those that come after it will not
                 one.set()

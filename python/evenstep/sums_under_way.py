@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from evenstep.accelerators import Accelerators
 from evenstep.exchange import all_gather_single
+from evenstep.group_end import wait_for
 
 
 class SumUnderWay(Protocol):
@@ -39,6 +40,7 @@ class PlainSum:
     """In the values' own type, as torch forms it."""
 
     def __init__(self, values: torch.Tensor, process_group: Any) -> None:
+        self._group = process_group
         self._work: Any = dist.all_reduce(values, group=process_group, async_op=True)
 
     def go_on(self, wait: bool = False) -> bool:
@@ -49,7 +51,7 @@ class PlainSum:
         return _is_done(self._work)
 
     def wait(self) -> None:
-        self._work.wait()
+        wait_for(self._work, self._group)
 
     def give_up(self) -> None: ...
 
@@ -99,7 +101,7 @@ class NarrowSum:
     def __init__(
         self, values: torch.Tensor, wire: torch.dtype, first: Any, second: Any, room: Room | None = None
     ) -> None:
-        self._values, self._second = values, second
+        self._values, self._first, self._second = values, first, second
         room = room or Room(values.numel(), wire, values.device, dist.get_world_size(first))
         self._room = room.put(values)
         self._work: Any = dist.all_to_all_single(self._room.theirs, self._room.mine, group=first, async_op=True)
@@ -108,7 +110,7 @@ class NarrowSum:
     @torch.no_grad()
     def go_on(self, wait: bool = False) -> bool:
         if not self._added and (wait or _is_done(self._work)):
-            self._work.wait()
+            wait_for(self._work, self._first)
             self._send(self._room.add_up())
         return self._added
 
@@ -123,7 +125,7 @@ class NarrowSum:
 
     @torch.no_grad()
     def wait(self) -> None:
-        self._work.wait()
+        wait_for(self._work, self._second)
         self._room.take(self._values)
 
     def give_up(self) -> None:

@@ -116,6 +116,14 @@ def test_a_call_that_torch_refuses_ends_no_group(run_ranks: Callable[..., Any]) 
     assert second == [["RuntimeError", "no such type", ""], [2.0] * 3, 2] and first == [[], [2.0] * 3, 2]
 
 
+def test_a_message_of_which_half_came_holds_nobody_up(run_ranks: Callable[..., Any]) -> None:
+    """Gloo forgets it on both sides: the calls go on until the group's time limit of half an hour, and the end of a process waits for
+    them."""
+    for other, rank in zip((1, 0), run_ranks(CASES, 2, args=("half",), fresh=True)):
+        (_, words, _), ended = told(rank)
+        assert words == f"Connection closed by rank {other}, which this call was to hear from" and not ended
+
+
 # -- of what no real group does at will --
 
 
@@ -126,6 +134,7 @@ class Played:
         self.at, self.closed, self.ended = 0, [], 0
         monkeypatch.setattr(dist, "get_rank", lambda group: self.at)
         monkeypatch.setattr(dist, "get_world_size", lambda group: 3)
+        monkeypatch.setattr(dist, "get_backend", lambda group: "gloo")
         monkeypatch.setattr(group_end, "closed_peers", lambda group: self.closed)
         monkeypatch.setattr(group_end, "end_calls", lambda group: setattr(self, "ended", self.ended + 1))
         monkeypatch.setattr(group_end, "_GRACE_SECONDS", 0.0)
@@ -217,6 +226,25 @@ def test_a_call_goes_on_without_the_store_which_is_asked_once_while_it_hangs(mon
     played.ends[1]._look.within(60)
     played.ends[1].wait(Slow(5))
     assert len(asked) > 1
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_a_call_ends_where_a_connection_stays_closed(monkeypatch: pytest.MonkeyPatch, opens: bool) -> None:
+    played = Played(monkeypatch)
+    asked: list[Any] = []
+
+    def closed(group: Any) -> list[int]:
+        asked.append(group)
+        return [] if opens and len(asked) % 5 == 0 else [2]
+
+    monkeypatch.setattr(group_end, "closed_peers", closed)
+    if opens:
+        played.ends[1].wait(Slow(100))
+        assert len(asked) == 24
+    else:
+        with pytest.raises(RuntimeError, match="Connection closed by rank 2, which"):
+            played.ends[1].wait(Slow(100))
+        assert len(asked) == 5  # of 20 looks
 
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep as es
 from evenstep import EvenstepError, sums_under_way
 from evenstep.engine import SharedEngine
+from evenstep.group_end import wait_for
 from evenstep.torch_engine import TorchEngine
 
 RANK = int(os.environ["RANK"])
@@ -256,9 +257,16 @@ def short_in_16_bits() -> None:
 
 
 def works_end(one: Any) -> bool:
-    """Whether its calls come to an end: both of one in two halves."""
+    """Whether who waits for its calls comes to an end: for both of one in two halves."""
+    group = (one._second if one._added else one._first) if isinstance(one, sums_under_way.NarrowSum) else one._group
     ended = threading.Event()
-    one._work.get_future().add_done_callback(lambda _: ended.set())
+
+    def wait() -> None:
+        with contextlib.suppress(RuntimeError):
+            wait_for(one._work, group)
+        ended.set()
+
+    threading.Thread(target=wait, daemon=True).start()
     return ended.wait(60)
 
 

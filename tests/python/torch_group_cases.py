@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import signal
 import sys
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch_engine_cases import LAYERS, Parts, prepared
 
+from evenstep import group_end
 from evenstep.group import TorchGroup
 from evenstep.group_end import GroupEnd
 
@@ -223,6 +226,22 @@ def refused() -> None:
     group.sum_(values)
     assert group._end is not None
     tell(words, values.tolist(), group._end._call)
+
+
+def half() -> None:
+    """Half of a message comes, and then its connection ends: rank 1 may read no more of its own memory."""
+    group_end._LOOK_SECONDS = 0.05
+    dist.init_process_group("gloo")
+    size = 32 << 20
+    memory = mmap.mmap(-1, size)
+    values = torch.frombuffer(memory, dtype=torch.uint8)
+    if RANK == 1:
+        half = ctypes.c_void_p(values.data_ptr() + size // 2)
+        assert ctypes.CDLL(None, use_errno=True).mprotect(half, ctypes.c_size_t(size // 2), 0) == 0
+    work = dist.broadcast(values, 1, async_op=True)
+    words = caught(lambda: group_end.wait_for(work, dist.group.WORLD))
+    tell(words, work.is_completed())
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
