@@ -29,6 +29,7 @@ _LOOK_SECONDS = 0.5  # who waits for longer looks in the store, and at the proce
 _ENDED_LOOKS = (
     20  # so often one of these is seen to have ended: it may have ended after this call, in which others are slow
 )
+_CLOSED_LOOKS = 60  # so often a connection is seen to be closed: the call may need it no more, and be slow over another one
 _CLOSED_EVERY = 4  # looks: who asks Gloo whether a connection is closed leaves a few bytes in those that are not
 _GRACE_SECONDS = 1.0  # a rank whose call ended by its time limit has closed its connections, and says so soon
 _PATIENCE_SECONDS = 3.0  # for a rank that knows the cause
@@ -77,7 +78,7 @@ def wait_for(work: Any, group: Any, is_over: Callable[[], bool] = lambda: False)
 
     Where a message is half read when its connection ends, Gloo forgets it: its call goes on until the group's time limit (gloo,
     transport/tcp/pair.cc: `signalException` passes over the operation under way). So a call of Gloo's also fails here when a
-    connection of its group has been closed for 10 s, and it goes on; or when is_over(), which is asked twice a second."""
+    connection of its group has been closed for 30 s, and it goes on; or when is_over(), which is asked twice a second."""
     group = group or dist.group.WORLD
     if dist.get_backend(group) != "gloo":
         work.wait()
@@ -95,7 +96,7 @@ def wait_for(work: Any, group: Any, is_over: Callable[[], bool] = lambda: False)
         if looks % _CLOSED_EVERY == 0:
             closed = closed_peers(group)
             seen = seen + _CLOSED_EVERY if closed else 0
-            if seen >= _ENDED_LOOKS:
+            if seen >= _CLOSED_LOOKS:
                 _keep(group)
                 raise RuntimeError(
                     f"Connection closed by rank {', '.join(map(str, closed))}, which this call was to hear from"

@@ -244,7 +244,7 @@ def test_a_call_ends_where_a_connection_stays_closed(monkeypatch: pytest.MonkeyP
     else:
         with pytest.raises(RuntimeError, match="Connection closed by rank 2, which"):
             played.ends[1].wait(Slow(100))
-        assert len(asked) == 5  # of 20 looks
+        assert len(asked) == 15  # of 60 looks
 
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
