@@ -33,13 +33,14 @@ class DataCourse:
     train: bool
     _feed: StreamFeed | IndexFeed
     _shares: Shares | None
-    _sizing: WorkerSizing | None  # until it has decided
+    _sizing: WorkerSizing | None  # while it looks at loading
 
     def __init__(self, session: Session, seed: int) -> None:
         self.seed = seed
         self._session = session
         self.chosen: tuple[int, int] | None = None  # by _sizing: workers, and batches that each is given ahead
         self.fetched = 0  # batches since the last optimizer step
+        self.fetching_seconds = 0.0  # of all batches, in whichever process
         self.adapting: BatchAdapting | None = None  # where the batch size follows the gradients' noise
         self._next_epoch = 0  # of the next iteration
         self._epoch_set = False
@@ -557,7 +558,7 @@ class DataCourse:
         if self._sizing is None:
             return False
         try:
-            chosen = self._sizing.step(session.step, session.steps.blocked_ns() / 1e9)
+            chosen = self._sizing.step(session.step, session.steps.blocked_ns)
         except EvenstepError as error:
             if session.recovery is None or not session.recovery.mends(error):
                 raise
@@ -565,11 +566,10 @@ class DataCourse:
         reopens = self._sizing.reopens
         if self._sizing.decided:
             self._sizing = None
-        before, now = self.chosen, chosen[session.rank] if chosen else None
-        if chosen is None or now == before:
+        if chosen is None:
             return False
-        self.chosen = now
-        self._feed.resize(*(now or (0, 0)))
+        self.chosen = chosen[session.rank] if chosen else None
+        self._feed.resize(*(self.chosen or (0, 0)))  # also where this rank's are as they were: all begin anew
         self._resized = reopens
         if self._resized:
             self._feed.load_state(self._sampler_state)

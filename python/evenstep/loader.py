@@ -150,13 +150,19 @@ class EvenLoader(DataCourse):
             feed, gather = self._feed, self._gather if asked else None
             why_not = partial(why_not_in_workers, self.loader)
             self._sizing = WorkerSizing(
-                session.rank, gather, why_not, self._tell, lambda: feed.reopens, feed.most_workers
+                session.rank,
+                gather,
+                why_not,
+                self._tell,
+                lambda: feed.reopens,
+                feed.most_workers,
+                lambda: self.fetching_seconds,
             )
 
     @property
     def sizing_workers(self) -> bool:
-        """Whether other workers may come in the middle of an epoch, on all ranks."""
-        return self._sizing is not None and self._sizing.asked
+        """Whether other workers are likely to come in the middle of an epoch, on all ranks."""
+        return self._sizing is not None and self._sizing.may_change
 
     def _tell(self, words: str) -> None:
         session = self._session

@@ -161,6 +161,7 @@ class Loading:
         self._ahead.decide()
         reply = next(self._fetched)
         self._came, self._seconds = time.perf_counter(), reply.seconds
+        self._owner.fetching_seconds += reply.seconds
         return self._ahead.come(), reply
 
     def close(self) -> None:

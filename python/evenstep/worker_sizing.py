@@ -1,5 +1,5 @@
-"""es.prepare(workers="auto"): how many workers each rank's loader gets, by what loading took of its first steps, and whether steps
-are shorter so; else none again. Where nobody asked, rank 0 says once that it would help.
+"""es.prepare(workers="auto"): how many workers each rank's loader gets, by what loading took of its first steps, and of some later
+ones; and whether steps are shorter so, else as before. Where nobody asked, rank 0 says once that it would help.
 
 It is not the default. A script that sets no num_workers may count on its data set staying in its process: on what it changes
 there (a curriculum), what samples leave there (a cache), on files and connections that it holds open, which forked processes
@@ -29,6 +29,11 @@ MATTERS = 0.05  # of a step
 HEADROOM = 1.25
 MANY = 1 << 16
 _DEEP, _LONG = 6, 64  # of what is in a data set
+DISTANCE, MOST_DISTANCE = 100, 12_800  # steps between two looks; the first is doubled each time
+AGAIN = 20  # steps, for a second look at what is to have changed
+OTHERWISE = 1.5  # times as much loading as where other workers gained nothing, or as little
+IDLE, SAME = 0.01, 1.02  # of a step
+MOST_TRIES = 8
 WORTH_SAYING = 0.1, 0.002  # of a step, and seconds
 
 
@@ -81,8 +86,35 @@ def _divided(needed: Sequence[int], ranks: Sequence[Measured], ahead: int, most:
     return chosen
 
 
+@dataclass(frozen=True)
+class _Look:
+    """What one rank tells the others of a look: medians of its steps, in seconds, and what it may compute with."""
+
+    waited: float  # for a batch, in this process
+    work: float
+    busy: float  # as Measured.busy_loading
+    whole: float
+    fetched: float  # that loading took, in whichever process
+    quota: float
+    host: str
+    cores: list[int]
+
+    @property
+    def waiting(self) -> float:
+        return self.waited / max(self.waited + self.work, 1e-9)
+
+
+@dataclass(frozen=True)
+class _Try:
+    """Other workers than before."""
+
+    before: list[tuple[int, int]]
+    seconds: float  # of a step then
+    demand: float
+
+
 class WorkerSizing:
-    """Of one loader, until it has decided. Alike on all ranks."""
+    """Of one loader, by looks at some of its steps. Alike on all ranks."""
 
     def __init__(
         self,
@@ -92,33 +124,43 @@ class WorkerSizing:
         tell: Callable[[str], None],
         reopens: Callable[[], bool] = lambda: True,
         most: int = MANY,
+        fetched: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """gather: of all ranks; None: only says what would help. why_not: why the data set cannot go to workers, "": it can.
-        tell: for people, once a job. reopens: whether the epoch can be opened again where it is. most: workers of a rank."""
+        tell: for people, once a job. reopens: whether the epoch can be opened again where it is. most: workers of a rank.
+        fetched: seconds that loading took so far, in whichever process."""
         self._rank, self._gather, self._why_not, self._tell = rank, gather, why_not, tell
-        self._reopens, self._most = reopens, most
+        self._reopens, self._most, self._fetched = reopens, most, fetched
         self.reopens = False  # with what was chosen last, on all ranks; else the next epoch begins with it
-        self._steps: list[tuple[float, float, float, float]] = []
+        self._steps: list[tuple[float, ...]] = []
         self._loading = self._computing = 0.0
         self._step = -1
-        self._since = self._blocked = 0.0
+        self._since = self._blocked = self._fetched_before = 0.0
         self._asked = 0.0, 0.0
-        self._without = math.nan  # seconds of a step without workers, once they are tried
         self._opened = True  # an iteration, since there are others
-        self.decided = False
+        self._standing: list[tuple[int, int]] = []  # of all ranks; []: none
+        self._busy = 0.0  # of this rank's loading, when it was here last
+        self._first = True
+        self._try: _Try | None = None  # under way
+        self._tries, self._refused = 0, math.nan  # at which demand the last one was
+        self._sure = False  # the look before found a reason, too
+        self._rest, self._distance = 0, DISTANCE  # steps until the next look, and after it
+        self.decided = False  # there are no more looks
 
     @property
-    def asked(self) -> bool:
-        """Whether it chooses, and does not only say what would help."""
-        return self._gather is not None
+    def may_change(self) -> bool:
+        """Whether other workers are likely to come soon: it chooses, for the first time, or has something to look back at."""
+        return self._gather is not None and (self._first or self._try is not None)
 
     def ask(self) -> None:
         """A batch is asked for."""
-        self._asked = time.perf_counter(), time.process_time()
+        if not self._rest:
+            self._asked = time.perf_counter(), time.process_time()
 
     def arrive(self) -> None:
-        self._loading += time.perf_counter() - self._asked[0]
-        self._computing += time.process_time() - self._asked[1]
+        if not self._rest:
+            self._loading += time.perf_counter() - self._asked[0]
+            self._computing += time.process_time() - self._asked[1]
 
     def open(self) -> None:
         """An iteration is opened: with the workers that were chosen."""
@@ -126,61 +168,111 @@ class WorkerSizing:
         self._step = -1  # what lies between two iterations is no part of a step
         self._loading = self._computing = 0.0
 
-    def step(self, step: int, blocked_seconds: float) -> list[tuple[int, int]] | None:
+    def step(self, step: int, blocked_ns: Callable[[], int]) -> list[tuple[int, int]] | None:
         """Between two batches. Where that is news: the workers of each rank and batches ahead of each; [] where none are to
         be. Collective then."""
         if step == self._step or not self._opened:
             return None  # accumulation
-        now = time.perf_counter()
-        if self._step >= 0:
+        begun, self._step = self._step >= 0 and not self._rest, step
+        if self._rest:
+            self._rest -= 1
+            if self._rest:
+                return None
+        now, blocked, fetched = time.perf_counter(), blocked_ns() / 1e9, self._fetched()
+        if begun:
             whole = now - self._since
-            work = whole - self._loading - (blocked_seconds - self._blocked)
-            self._steps.append((self._loading, max(0.0, work), self._computing, whole))
-        self._step, self._since, self._blocked = step, now, blocked_seconds
+            work = max(0.0, whole - self._loading - (blocked - self._blocked))
+            self._steps.append((self._loading, work, self._computing, whole, fetched - self._fetched_before))
+        self._since, self._blocked, self._fetched_before = now, blocked, fetched
         self._loading = self._computing = 0.0
         if len(self._steps) < WARM_UP + STEPS:
             return None
-        medians = [statistics.median(column) for column in zip(*self._steps[WARM_UP:])]
+        waited, work, computing, whole, took = (statistics.median(one) for one in zip(*self._steps[WARM_UP:]))
         self._steps = []
         if self._gather is None:
             self.decided = True
-            self._advise(*medians[:3])
+            self._advise(waited, work, computing)
             return None
+        if not self._standing:
+            self._busy = computing / max(waited, 1e-9)
+        mine = (waited, work, self._busy, whole, took, _allowed(), os.uname().nodename, sorted(os.sched_getaffinity(0)))
+        looks = [_Look(*one) for one in self._gather(mine)]
         return (
-            self._judge(self._gather, medians) if math.isnan(self._without) else self._look_back(self._gather, medians)
+            self._judge(self._gather, looks) if self._try is None else self._look_back(self._gather, self._try, looks)
         )
 
-    def _judge(self, gather: Callable[[Any], list[Any]], medians: Sequence[float]) -> list[tuple[int, int]]:
-        everybody = gather((*medians[:3], _allowed(), os.uname().nodename, sorted(os.sched_getaffinity(0)), medians[3]))
-        ranks = [Measured(one[0], one[1], one[2] / max(one[0], 1e-9), _cores(one, everybody)) for one in everybody]
-        chosen = sizes(ranks, self._most)
-        why_not = self._agree(gather) if chosen else ""
-        self.decided = not chosen or bool(why_not)
-        if not chosen:
-            return []
-        most = max(range(len(ranks)), key=lambda rank: ranks[rank].loading)
-        part = ranks[most].loading / (ranks[most].loading + ranks[most].work)
-        words = f"loading took {100 * part:.0f}% of the first steps of rank {most}"
-        if why_not:
-            self._tell(f"{words}, and no workers load for it: {why_not}")
-            return []
-        self._without, self._opened = statistics.median(one[6] for one in everybody), False
-        self._tell(
-            f"{words}: from now on {', '.join(str(workers) for workers, _ in chosen)} workers load for the ranks"
-        )
+    def _judge(self, gather: Callable[[Any], list[Any]], looks: Sequence[_Look]) -> list[tuple[int, int]] | None:
+        loads = [one.fetched if self._standing else one.waited for one in looks]
+        ranks = [Measured(load, one.work, one.busy, _cores(one, looks)) for load, one in zip(loads, looks)]
+        demand = max(loads) / max(1e-9, *(one.work for one in ranks))
+        chosen, reason = self._other(looks, sizes(ranks, self._most), demand)
+        if not reason:
+            self._go_on()
+            return None
+        if not self._first and not self._sure:
+            self._sure, self._rest = True, AGAIN
+            return None
+        why_not = self._agree(gather)
+        if why_not and chosen:
+            self.decided = True
+            self._tell(f"{reason}, and no {'more ' if self._standing else ''}workers load for it: {why_not}")
+            return None
+        self._try = _Try(self._standing, statistics.median(one.whole for one in looks), max(IDLE, demand))
+        self._standing, self._opened, self._tries = chosen, False, self._tries + 1
+        self._tell(f"{reason}: from now on {_said(chosen)} load for the ranks")
         return chosen
 
-    def _look_back(self, gather: Callable[[Any], list[Any]], medians: Sequence[float]) -> list[tuple[int, int]] | None:
+    def _other(
+        self, looks: Sequence[_Look], chosen: list[tuple[int, int]], demand: float
+    ) -> tuple[list[tuple[int, int]], str]:
+        """Who should load rather than who does now, and why; "": nobody."""
+        if self._refused / OTHERWISE <= max(IDLE, demand) <= self._refused * OTHERWISE:
+            return [], ""  # where nothing was refused, that is NaN
+        if self._standing and demand < IDLE:
+            return [], f"loading takes the workers less than {100 * IDLE:.0f}% of a step by now"
+        more = [
+            rank
+            for rank, (workers, _) in enumerate(chosen)
+            if not self._standing or (workers > self._standing[rank][0] and looks[rank].waiting >= MATTERS)
+        ]
+        if not more:
+            return [], ""
+        worst = max(more, key=lambda rank: looks[rank].waiting)
+        part = f"{100 * looks[worst].waiting:.0f}%"
+        if self._standing:
+            return chosen, f"waiting for its workers takes {part} of the steps of rank {worst} by now"
+        return chosen, f"loading took {part} of the {'first' if self._first else 'last'} steps of rank {worst}"
+
+    def _look_back(
+        self, gather: Callable[[Any], list[Any]], tried: _Try, looks: Sequence[_Look]
+    ) -> list[tuple[int, int]] | None:
         """No regret."""
-        self.decided = True
-        with_them = statistics.median(gather(medians[3]))
-        seconds = f"{1e3 * with_them:.3g} ms, {1e3 * self._without:.3g} ms before"
-        if with_them < self._without:
-            self._tell(f"steps with workers take {seconds}")
+        now = statistics.median(one.whole for one in looks)
+        kept = now < tried.seconds if self._standing else now <= SAME * tried.seconds
+        which = (
+            "without workers"
+            if not self._standing
+            else f"with {_said(self._standing)}"
+            if tried.before
+            else "with workers"
+        )
+        words = f"steps {which} take {1e3 * now:.3g} ms, {1e3 * tried.seconds:.3g} ms before"
+        self._try = None
+        if kept:
+            self._tell(words)
+            self._go_on()
             return None
+        self._tell(f"{words}: {_said(tried.before)} load from now on")
         self._agree(gather)
-        self._tell(f"steps with workers take {seconds}: none load from now on")
-        return []
+        self._standing, self._refused, self._opened = tried.before, tried.demand, False
+        self._go_on()
+        return tried.before
+
+    def _go_on(self) -> None:
+        """Until the next look, if there is one."""
+        self._first = self._sure = False
+        self.decided = self._tries == MOST_TRIES
+        self._rest, self._distance = self._distance, min(2 * self._distance, MOST_DISTANCE)
 
     def _agree(self, gather: Callable[[Any], list[Any]]) -> str:
         """Why not, of the first rank that knows."""
@@ -235,11 +327,14 @@ def _inside(one: Any) -> list[Any]:
     return list(getattr(one, "__dict__", {}).values())
 
 
-def _cores(one: Any, everybody: Sequence[Any]) -> float:
+def _said(chosen: Sequence[tuple[int, int]]) -> str:
+    return f"{', '.join(str(workers) for workers, _ in chosen)} workers" if chosen else "none"
+
+
+def _cores(one: _Look, everybody: Sequence[_Look]) -> float:
     """That a rank has: its quota, or its part of the cores on which it may run, with others of its host."""
-    _, _, _, quota, host, mask = one[:6]
-    sharing = sum(other[4] == host and not set(other[5]).isdisjoint(mask) for other in everybody)
-    return min(quota, len(mask) / max(1, sharing))
+    sharing = sum(other.host == one.host and not set(other.cores).isdisjoint(one.cores) for other in everybody)
+    return min(one.quota, len(one.cores) / max(1, sharing))
 
 
 def _allowed(root: str = "") -> float:
