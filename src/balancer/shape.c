@@ -7,8 +7,14 @@
 enum {
   ARRIVED = 4,  /* steps with a size, after which a jump is the rank's and not the size's */
   SETTLED = 16, /* and after which what creeps is */
-  LEAST_SIZES = 3
+  LEAST_SIZES = 3,
+  TILED_SIZES = 4,
+  LOOKED_AT = 8, /* every so many steps with a size */
+  TILES = 12
 };
+
+/* That kernels work on, more or less. */
+static const double tiles[TILES] = {8.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0, 56.0, 64.0, 96.0, 128.0};
 
 /* Steps that a mean is of: newer ones count more; that the scatter is of; of a size that agree, before it counts;
  * beside others of their size before the scatter is known. */
@@ -36,6 +42,12 @@ static const double begins_off = 0.03;
 static const double ends = 1.5;
 static const double ends_off = 0.015;
 static const double nowhere = 0.3;
+/* Tiles that are off by less than this part of chance explain the sizes alike. */
+static const double alike = 0.03;
+/* The stairs begin so many tiles below the last size's. */
+static const double tiles_before = 6.0;
+/* Less is rounding: all sizes are of one tile. */
+static const double one_tile = 1e-9;
 /* Stays with other sizes since a size was seen, after which it counts half. */
 static const double believed_stays = 8.0;
 /* A smaller size that took longer than a larger one by more than this is of another time. */
@@ -263,8 +275,13 @@ typedef struct fit {
   double slope;
 } fit;
 
+/* What the time grows with: samples, or those of whole tiles. */
+static double counted(double samples, double tile) {
+  return tile > 1.0 ? ceil(samples / tile) * tile : samples;
+}
+
 /* Weighted least squares of relative errors. */
-static fit fit_line(const even_shape *shape) {
+static fit fit_line(const even_shape *shape, double tile) {
   fit out = {0};
   double w = 0.0, x = 0.0, xx = 0.0, y = 0.0, xy = 0.0;
   for (int i = 0; i < shape->count; i++) {
@@ -272,30 +289,32 @@ static fit fit_line(const even_shape *shape) {
     if (counts(size)) {
       double steps = weight_of(shape, size);
       double weight = steps / (size->seconds * size->seconds);
+      double samples = counted(size->samples, tile);
       w += weight;
-      x += weight * size->samples;
-      xx += weight * size->samples * size->samples;
+      x += weight * samples;
+      xx += weight * samples * samples;
       y += weight * size->seconds;
-      xy += weight * size->samples * size->seconds;
+      xy += weight * samples * size->seconds;
       out.weights += steps;
       out.sizes++;
     }
   }
   double determinant = w * xx - x * x;
-  out.slope = out.sizes > 1 ? (w * xy - x * y) / determinant : 0.0;
+  bool several = tile > 1.0 ? determinant > one_tile * w * xx : out.sizes > 1;
+  out.slope = several ? (w * xy - x * y) / determinant : 0.0;
   out.fixed = out.sizes > 0 ? (y - out.slope * x) / w : 0.0;
   return out;
 }
 
-/* Mean square of what the sizes are off a line, whatever its level is beside theirs. */
-static double off_line(const even_shape *shape, double fixed, double slope) {
+/* Mean square of what the sizes are off a line over whole tiles, whatever its level is beside theirs. */
+static double off_line(const even_shape *shape, double tile, double fixed, double slope) {
   double weights = 0.0;
   double sum = 0.0;
   double squares = 0.0;
   for (int i = 0; i < shape->count; i++) {
     const even_size *size = &shape->size[i];
     if (counts(size)) {
-      double ratio = line_at(fixed, slope, size->samples) / size->seconds;
+      double ratio = line_at(fixed, slope, counted(size->samples, tile)) / size->seconds;
       double weight = weight_of(shape, size);
       weights += weight;
       sum += weight * ratio;
@@ -306,21 +325,62 @@ static double off_line(const even_shape *shape, double fixed, double slope) {
   return larger(0.0, squares / weights / (mean * mean) - 1.0);
 }
 
-/* Whether no straight line goes through the sizes, but for chance; or the one that is believed is nowhere near. */
-static bool is_bent(const even_shape *shape, double fixed, double slope) {
-  fit own = fit_line(shape);
+/* Whether steps of one size tell what it takes. */
+static bool tells(const even_shape *shape) {
+  return shape->changes <= most_changes && shape->scatter_steps >= known_after && deviation(shape) <= stopped &&
+         shape->stalls <= often;
+}
+
+/* So many times the variance that chance gives the sizes beside a line. */
+static double beside_chance(const even_shape *shape, const fit *own, double off) {
   double noise = deviation(shape);
-  bool restless = shape->changes > most_changes;
-  if (restless || own.sizes < LEAST_SIZES || shape->scatter_steps < known_after || noise > stopped ||
-      shape->stalls > often) {
-    return false;
-  }
-  double off = off_line(shape, own.fixed, own.slope);
-  double times = off * own.weights / (noise * noise) / (many + (double)(own.sizes - 2));
-  if (off_line(shape, fixed, slope) > nowhere * nowhere) {
+  return off * own->weights / (noise * noise) / (many + (double)(own->sizes - 2));
+}
+
+/* Whether no straight line goes through the sizes, but for chance; or the one that is believed is nowhere near. */
+static bool is_bent(const even_shape *shape, double off, double times, double fixed, double slope) {
+  if (off_line(shape, 1.0, fixed, slope) > nowhere * nowhere) {
     return true;
   }
   return shape->bent ? times > ends && off > ends_off * ends_off : times > begins && off > begins_off * begins_off;
+}
+
+/* The tile whose multiples explain the sizes, but for chance, where no straight line does, of several the smallest; 1:
+ * none. `off`: the best line's variance, which is so many times chance's. */
+static double find_tile(const even_shape *shape, int sizes, double off, double times, fit *stairs) {
+  bool known = shape->tile > 1.0;
+  /* it costs a dozen fits: else only whether the known one still holds */
+  bool news = shape->stay <= SETTLED || shape->stay % LOOKED_AT == 0;
+  double enough = known ? ends : begins;
+  double least = off / enough;
+  double best = 1.0;
+  for (int i = 0; i < TILES && sizes >= TILED_SIZES && times > enough; i++) {
+    bool this_one = known && !(tiles[i] < shape->tile || tiles[i] > shape->tile);
+    fit own = news || this_one ? fit_line(shape, tiles[i]) : (fit){0};
+    if (own.slope > 0.0 && own.fixed >= 0.0) {
+      double rest = larger(alike * off / times, off_line(shape, tiles[i], own.fixed, own.slope));
+      if (rest < least && beside_chance(shape, &own, rest) < ends) {
+        least = rest;
+        best = tiles[i];
+        *stairs = own;
+      }
+    }
+  }
+  return best;
+}
+
+/* The first and the last size of each of the tiles around the last size. */
+static void build_stairs(even_shape *shape, const fit *stairs) {
+  double tile = shape->tile;
+  double before = larger(0.0, counted(shape->last, tile) - tile * tiles_before);
+  shape->points = EVEN_SHAPE_SIZES;
+  for (int i = 0; i < EVEN_SHAPE_SIZES; i += 2) {
+    shape->samples[i] = before + 1.0;
+    before += tile;
+    shape->samples[i + 1] = before;
+    shape->seconds[i] = shape->seconds[i + 1] = line_at(stairs->fixed, stairs->slope, before);
+  }
+  shape->slope = stairs->slope;
 }
 
 /* The sizes as a table that never falls: neighbours of which the larger took less time become their mean. How many. */
@@ -370,7 +430,22 @@ int even_shape_hopes(const even_shape *shape, double *samples, double *seconds) 
 }
 
 void even_shape_judge(even_shape *shape, double fixed, double slope) {
-  shape->bent = is_bent(shape, fixed, slope);
+  fit own = fit_line(shape, 1.0);
+  fit stairs = {0};
+  if (own.sizes < LEAST_SIZES || !tells(shape)) {
+    shape->tile = 1.0;
+    shape->bent = false;
+    return;
+  }
+  double off = off_line(shape, 1.0, own.fixed, own.slope);
+  double times = beside_chance(shape, &own, off);
+  shape->tile = find_tile(shape, own.sizes, off, times, &stairs);
+  if (shape->tile > 1.0) {
+    build_stairs(shape, &stairs);
+    shape->bent = true;
+    return;
+  }
+  shape->bent = is_bent(shape, off, times, fixed, slope);
   if (!shape->bent) {
     return;
   }

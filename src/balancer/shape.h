@@ -4,8 +4,9 @@
  * A size whose time changes while it runs says that the rank's speed is another: all sizes are taken along. A size that
  * takes another time than what the line says says something of the sizes: of itself alone. So the sizes stay comparable
  * while speeds come and go. They are believed instead of the line where they differ from it by far more than the steps
- * of one size do among one another (a test for lack of fit; Draper and Smith, Applied Regression Analysis, 2.1), made a
- * table that never falls (pooled neighbours; Ayer et al. 1955). */
+ * of one size do among one another (a test for lack of fit; Draper and Smith, Applied Regression Analysis, 2.1): as the
+ * stairs of a tile, where one's multiples explain them, which tells of edges that no size came near; else as a table
+ * that never falls (pooled neighbours; Ayer et al. 1955). */
 #ifndef EVEN_BALANCER_SHAPE_H
 #define EVEN_BALANCER_SHAPE_H
 
@@ -35,7 +36,8 @@ typedef struct even_shape {
   double scatter_steps;
   double stalls;  /* how often they are far off */
   double changes; /* of the rank's speed while a size ran, of late */
-  bool bent;      /* the line does not explain it: what follows is believed */
+  bool bent;      /* the line does not explain it: what follows is believed … */
+  double tile;    /* … which is stairs, > 1: whole multiples of so many samples explain the sizes */
   int points;
   double samples[EVEN_SHAPE_SIZES];
   double seconds[EVEN_SHAPE_SIZES]; /* never falling */

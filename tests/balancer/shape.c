@@ -89,6 +89,71 @@ static void tiles_are_seen(void **context) {
   assert_true(even_shape_at(&shape, 8.0) > 0.0 && even_shape_at(&shape, 8.0) < 0.034);
 }
 
+static double tiles_of(double tile, double samples) {
+  return 0.002 + 0.001 * tile * ceil(samples / tile);
+}
+
+/* Five sizes of a large share tell of edges that none came near, though a line is less than 3% off. */
+static void the_edges_of_tiles_are_known_from_afar(void **context) {
+  (void)context;
+  static const double tiles[] = {8.0, 16.0, 24.0, 40.0};
+  for (int i = 0; i < 4; i++) {
+    even_shape shape = {0};
+    double tile = tiles[i];
+    double first = tile * ceil(96.0 / tile);
+    for (int turn = 0; turn < 2; turn++) {
+      const double sizes[] = {first + 1.0, first + 0.75 * tile, first + tile + 1.0, first + 1.75 * tile,
+                              first + 2.0 * tile + 1.0};
+      for (int size = 0; size < 5; size++) {
+        stay(&shape, sizes[size], tiles_of(tile, sizes[size]), 16);
+      }
+    }
+    even_shape_judge(&shape, 0.002, 0.001);
+    assert_true(shape.bent && fabs(shape.tile - tile) < 0.5);
+    for (double samples = first - tile; samples < first + 5.0 * tile; samples += 1.0) {
+      assert_true(fabs(even_shape_at(&shape, samples) / tiles_of(tile, samples) - 1.0) < 1e-3);
+    }
+  }
+}
+
+/* Another kernel: what its sizes take is no staircase any more. */
+static void tiles_that_are_gone_are_forgotten(void **context) {
+  (void)context;
+  even_shape shape = tiled();
+  assert_true(fabs(shape.tile - 8.0) < 0.5);
+  for (int turn = 0; turn < 4; turn++) {
+    for (double samples = 28.0; samples <= 36.0; samples += 1.0) {
+      stay(&shape, samples, 0.002 + 0.001 * samples, 16);
+    }
+  }
+  even_shape_judge(&shape, 0.002, 0.001);
+  assert_false(shape.bent);
+}
+
+/* Eight sizes of a flat beginning, of a bend, of a cliff: by chance alone they are a staircase's. */
+static void curves_have_no_tiles(void **context) {
+  (void)context;
+  for (int kind = 0; kind < 3; kind++) {
+    int mistaken = 0;
+    for (uint64_t seed = 1; seed <= CASES; seed++) {
+      uint64_t state = seed * 7919;
+      even_shape shape = {0};
+      double at = 30.0 + 60.0 * even_pseudo_random_unit(&state);
+      for (int turn = 0; turn < 8; turn++) {
+        double samples = 20.0 + floor(80.0 * even_pseudo_random_unit(&state));
+        double beyond = fmax(0.0, samples - at);
+        double work = kind == 0 ? at + beyond : samples + (kind == 1 ? beyond : beyond > 0.0 ? 30.0 : 0.0);
+        for (int i = 0; i < 16; i++) {
+          (void)even_shape_take(&shape, samples, 0.001 * work * noisy(&state, 0.01));
+        }
+      }
+      even_shape_judge(&shape, 0.0, 0.001);
+      mistaken += shape.tile > 1.0;
+    }
+    assert_true(mistaken <= CASES / 15);
+  }
+}
+
 /* Sizes that were seen at speeds which come and go differ by these. One change is taken along by all sizes. */
 static void a_rank_whose_speed_comes_and_goes_has_a_line(void **context) {
   (void)context;
@@ -248,6 +313,9 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_straight_line_stays_one),
       cmocka_unit_test(tiles_are_seen),
+      cmocka_unit_test(the_edges_of_tiles_are_known_from_afar),
+      cmocka_unit_test(tiles_that_are_gone_are_forgotten),
+      cmocka_unit_test(curves_have_no_tiles),
       cmocka_unit_test(a_rank_whose_speed_comes_and_goes_has_a_line),
       cmocka_unit_test(a_rank_that_became_calm_has_sizes),
       cmocka_unit_test(what_is_believed_never_falls),
