@@ -53,6 +53,7 @@ int even_ext_add_exact(PyObject *module);
 int even_ext_add_optim(PyObject *module);
 int even_ext_add_generation(PyObject *module);
 int even_ext_add_telemetry(PyObject *module);
+int even_ext_add_timeline(PyObject *module);
 int even_ext_add_balancer(PyObject *module); /* and _core.balance */
 int even_ext_add_balance(PyObject *module);
 int even_ext_add_memory(PyObject *module);
