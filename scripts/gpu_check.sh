@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=dist/gpu-check
 scripts/wheel.sh
 rm -rf "$folder" && mkdir -p "$folder"
-cp dist/evenstep-*.whl tests/gpu/run.py tests/gpu/cases.py tests/gpu/torch_cases.py examples/char_gpt.py "$folder/"
+cp dist/evenstep-*.whl tests/gpu/*.py examples/char_gpt.py "$folder/"
 echo "copy $folder to a machine with a GPU and a torch that has CUDA, and run there: python run.py"
 if [ "${1:-}" = --here ]; then
   exec "${EVENSTEP_VENV:-$PWD/.venv}/bin/python" "$folder/run.py"
