@@ -24,8 +24,7 @@ fi
 
 if [ "$(uname -m)" = x86_64 ] && [ ! -x build/mpi/intel/bin/mpirun ]; then
   echo "Installing Intel's MPI for tests into build/mpi/intel"
-  if ! "$python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt --no-deps --ignore-installed --prefix build/mpi/intel \
-    impi-rt > build/mpi-intel.log 2>&1; then
+  if ! scripts/install_mpi.sh intel impi-rt > build/mpi-intel.log 2>&1; then
     echo "pip could not (build/mpi-intel.log): groups over Intel's MPI are not tested"
     rm -rf build/mpi/intel
   fi

