@@ -1,28 +1,38 @@
 #!/usr/bin/env bash
-# The Python tests by two pytests at once, for a test waits half of its time: they share the files, one from the first on and one from the last.
-# usage: scripts/python_tests.sh FOLDER-OF-PYTHON [PYTEST-WORD…]; both pytests' output, one after the other.
+# The Python tests by several pytests at once, one more than cores (four at most), for a test waits half of its time: they share the files, each
+# begins at another one.
+# usage: scripts/python_tests.sh FOLDER-OF-PYTHON [PYTEST-WORD…]; all pytests' output, one after the other.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 bin="${1:?usage: scripts/python_tests.sh FOLDER-OF-PYTHON [PYTEST-WORD…]}"
 shift
-log=build/test-logs/python-backwards.log
+parts=$(($(nproc) + 1))
+[ "$parts" -le 4 ] || parts=4
+logs=build/test-logs
 export PATH="$bin:$PATH"
-mkdir -p build/test-logs
+mkdir -p "$logs"
 claims="$(mktemp -d "$PWD/build/test-claims.XXXXXX")" || exit # its own: `make test` and `make test-more` may run side by side
 trap 'rm -rf "$claims"' EXIT
 
-half() { # ORDER PYTEST-WORD…: of the package as a user has it: nothing of the tree on the path but the tests' own
-  local order="$1"
+# NUMBER PYTEST-WORD…: of the package as a user has it: nothing of the tree on the path but the tests' own, whose modules are compiled once, not
+# by each pytest and rank.
+part() {
+  local number="$1"
   shift
-  env -u PYTHONPATH -u EVENSTEP_PROGRAM EVENSTEP_TEST_INSTALLED=1 EVENSTEP_TEST_CLAIMS="$claims" EVENSTEP_TEST_ORDER="$order" \
-    "$bin/python" -m pytest -q -p no:cacheprovider --durations=10 "$@" tests/python
+  env -u PYTHONPATH -u EVENSTEP_PROGRAM -u PYTHONDONTWRITEBYTECODE EVENSTEP_TEST_INSTALLED=1 EVENSTEP_TEST_CLAIMS="$claims" \
+    EVENSTEP_TEST_PART="$number/$parts" "$bin/python" -m pytest -q -p no:cacheprovider --durations=10 "$@" tests/python
 }
 
-half backwards "$@" > "$log" 2>&1 &
-other=$!
-half forwards "$@"
+others=()
+for ((number = 1; number < parts; number++)); do
+  part "$number" "$@" > "$logs/python-$number.log" 2>&1 &
+  others+=($!)
+done
+part 0 "$@"
 result=$?
-wait "$other" || result=$?
-cat "$log"
+for ((number = 1; number < parts; number++)); do
+  wait "${others[number - 1]}" || result=$?
+  cat "$logs/python-$number.log"
+done
 exit "$result"

@@ -51,15 +51,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the further variants of long tests, and says how many ("N deselected")."""
+    """Leaves out the further variants of long tests, and says how many ("N deselected"). EVENSTEP_TEST_PART=I/N: the I-th of N
+    pytests that share the files begins with the I-th part of them, and goes round."""
     if os.environ.get("EVENSTEP_TEST_MORE") != "1":
         left_out = [item for item in items if item.get_closest_marker("more")]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("more")]
-    if os.environ.get("EVENSTEP_TEST_ORDER") == "backwards":  # files, not the tests in them
-        files = [list(group) for _, group in itertools.groupby(items, lambda item: item.path)]
-        items[:] = [item for file in reversed(files) for item in file]
+    part, parts = map(int, os.environ.get("EVENSTEP_TEST_PART", "0/1").split("/"))
+    files = [list(group) for _, group in itertools.groupby(items, lambda item: item.path)]
+    first = len(files) * part // parts  # of the files, not of the tests in them
+    items[:] = [item for file in files[first:] + files[:first] for item in file]
 
 
 _ours: dict[pathlib.Path, bool] = {}
@@ -67,8 +69,8 @@ _ours: dict[pathlib.Path, bool] = {}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Beside another pytest (scripts/test.sh): who comes first to a file of tests runs it. EVENSTEP_TEST_CLAIMS is a folder
-    for both to mark in, empty before."""
+    """Beside other pytests (scripts/python_tests.sh): who comes first to a file of tests runs it. EVENSTEP_TEST_CLAIMS is a
+    folder for all to mark in, empty before."""
     claims = os.environ.get("EVENSTEP_TEST_CLAIMS")
     if claims is None:
         return None
