@@ -28,6 +28,8 @@ from run_jobs import Job, Run, end_all, go_without
 TREE = pathlib.Path(__file__).resolve().parents[2]
 MARK = "EVENSTEP_TEST_MARK"  # inherited by every process that a test starts
 os.environ["EVENSTEP_COMM_COSTS"] = "off"  # not the user's, and no test learns from another
+# torch's threads would poll for each other on cores that other tests want
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 for _signal in (signal.SIGINT, signal.SIGQUIT):  # a shell starts what is to run beside it deaf to these
     if signal.getsignal(_signal) == signal.SIG_IGN:
         signal.signal(_signal, signal.default_int_handler if _signal == signal.SIGINT else signal.SIG_DFL)

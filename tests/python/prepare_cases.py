@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-STEPS = 50
+STEPS = int(os.environ.get("STEPS", "50"))
 
 
 class Attention(nn.Module):

@@ -16,7 +16,9 @@ from evenstep.step_checks import StepChecks
 SCRIPT = pathlib.Path(__file__).parent / "gradient_cases.py"
 
 
-@pytest.mark.parametrize(("ranks", "engine"), [(2, "default"), (3, "default"), (2, "torch")])
+@pytest.mark.parametrize(
+    ("ranks", "engine"), [pytest.param(2, "default", marks=pytest.mark.more), (3, "default"), (2, "torch")]
+)
 def test_same_parameters_as_one_process(run_ranks: Callable[..., list[Any]], ranks: int, engine: str) -> None:
     results = run_ranks(SCRIPT, ranks=ranks, args=(engine,), timeout=170)
     line = next(line for line in results[0].stdout.splitlines() if line.startswith("RESULTS "))

@@ -26,7 +26,7 @@ def test_makers_without_collectives_go_through_the_host(run_ranks: Callable[...,
     run_ranks(CASES, 3, args=("a,a,b", "without"), timeout=120)
 
 
-@pytest.mark.parametrize("engine", [pytest.param("", marks=needs_ucx), "gloo"])
+@pytest.mark.parametrize("engine", [pytest.param("", marks=needs_ucx), pytest.param("gloo", marks=pytest.mark.more)])
 def test_sums_over_makers_on_several_hosts(run_ranks: Callable[..., Any], engine: str) -> None:
     """Each maker's ranks of each host are together."""
     hosts = {rank: {"EVENSTEP_HOST_ID": name} for rank, name in enumerate("xxyy")}

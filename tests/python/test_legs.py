@@ -24,7 +24,7 @@ from evenstep.engine import EngineOptions
 
 CASES = Path(__file__).with_name("hybrid_prepare_cases.py")
 LEGS = {**TCP, "EVENSTEP_COMM_COSTS": "off", "EVENSTEP_DEVICE_HOSTS": "legs"}
-OVER = [pytest.param("", marks=needs_ucx), "gloo"]
+OVER = [pytest.param("", marks=needs_ucx), pytest.param("gloo", marks=pytest.mark.more)]
 
 Run = Callable[..., Any]
 
@@ -41,7 +41,9 @@ def on_gpus(run_ranks: Run, case: str, hosts: str, *words: str, **variables: str
 
 
 # as many ranks on each host; one host with a rank alone; each rank on a host of its own
-@pytest.mark.parametrize("hosts", ["xxyy", "xxy", pytest.param("xy", marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    "hosts", [pytest.param("xxyy", marks=pytest.mark.more), "xxy", pytest.param("xy", marks=pytest.mark.more)]
+)
 @needs_ucx
 def test_equals_one_device(run_ranks: Run, hosts: str) -> None:
     on_gpus(run_ranks, "exact", hosts, "buckets")
@@ -81,7 +83,9 @@ def test_what_crosses_between_hosts_in_16_bits(run_ranks: Run, engine: str) -> N
     on_gpus(run_ranks, "rounded", "xxyy", EVENSTEP_COMM_ENGINE=engine)
 
 
-@pytest.mark.parametrize(("makers", "hosts"), [("a,a,cpu,a,a,cpu", "xxxyyy"), ("a,cpu,cpu,a", "xxyy")])
+@pytest.mark.parametrize(
+    ("makers", "hosts"), [pytest.param("a,a,cpu,a,a,cpu", "xxxyyy", marks=pytest.mark.more), ("a,cpu,cpu,a", "xxyy")]
+)
 @needs_ucx
 def test_makers_are_apart_on_each_host(run_ranks: Run, makers: str, hosts: str) -> None:
     on_hosts(run_ranks, "exact", makers, hosts, EVENSTEP_DEVICE_HOSTS="")
@@ -96,7 +100,7 @@ def test_a_rank_of_another_host_that_dies(run_ranks: Run) -> None:
         assert "EVEN_ERR_PEER_LOST" in words or "EVEN_ERR_REVOKED" in words
 
 
-@pytest.mark.parametrize("over", ["ucx", "gloo"])
+@pytest.mark.parametrize("over", ["ucx", pytest.param("gloo", marks=pytest.mark.more)])
 @needs_ucx
 def test_a_backward_that_fails_leaves_no_rank_waiting(run_ranks: Run, over: str) -> None:
     check_failed(on_gpus(run_ranks, "fails", "xxyy", "1", over), 1)
