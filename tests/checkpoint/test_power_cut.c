@@ -24,7 +24,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { MANY = SEARCH_STRIDE == 1 ? 24 : 2, FEW = 1 }; /* mixed disks a call, beside the two extremes */
+enum { MANY = SEARCH_STRIDE == 1 ? 24 : 1, FEW = 1 }; /* mixed disks a call, beside the two extremes */
 
 static int64_t least_step;
 static int64_t most_step;
