@@ -20,13 +20,18 @@ if TYPE_CHECKING:
 
 def why_not(session: Session) -> str:
     """In a few words; "" where nothing hinders. After es.prepare."""
+    return why_no_groups(session) or _of_models(session) or _of_loops(session) or too_large(session.objects)
+
+
+def why_no_groups(session: Session) -> str:
+    """Why those that are left could not go on in groups of their own, whatever was prepared; "": they could."""
     if not isinstance(session.group, MendedGroup) or session.group.comm.engine not in ("shm", "ucx", "hosts"):
         return "the ranks talk through MPI, which may end them all, and makes no group without a rank that was lost"
     if of_sets:
         return "it trains in process sets"
-    if session.plan is not None or session.watch is not None:
+    if session.environment.plan or session.plan is not None or session.watch is not None:
         return "it measures for a plan, or is verified"
-    return _of_models(session) or _of_loops(session) or _of_groups(session) or too_large(session.objects)
+    return _of_groups(session)
 
 
 def _of_models(session: Session) -> str:

@@ -53,6 +53,11 @@ class Passes:
         return self._pass > 0 and self._turns == 0
 
     @property
+    def at_rest(self) -> bool:
+        """Whether nothing was begun since the last step that stands."""
+        return not (self._begun or self.in_pass or self._passes or self._void_seen)
+
+    @property
     def committed(self) -> int:
         """Turns that stand."""
         return self._committed

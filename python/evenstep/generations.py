@@ -70,6 +70,9 @@ class Recovery(Joins):
         self._asks = False  # it needs what each rank gives
         self._failing = 0  # calls that it has not come to, and that fail there
         self._leads = True  # what is in its commit counts as a step of training
+        self.undo: Callable[[Sequence[int], Sequence[int]], None] | None = (
+            None  # of the call under way, before it is made again
+        )
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
 
     # -- before anything is lost --
@@ -83,7 +86,7 @@ class Recovery(Joins):
     def watch(self, bootstrap: Bootstrap) -> None:
         """The job's first groups: whoever waits in one of them for a rank of another host hears from the agent that it is lost."""
         if not self.joining:
-            bootstrap.over = self._memory.over(self.number)
+            bootstrap.over, bootstrap.heeds = self._memory.over(self.number), self.look
 
     @property
     def can_go_on(self) -> bool:
@@ -222,6 +225,8 @@ class Recovery(Joins):
     def _mend(self, error: EvenstepError, calling: bool = False, committing: bool = False) -> bytes | None:
         began = time.monotonic()
         self._revoke()
+        if self._said is None:
+            self.say("it has not come to es.prepare")
         if self._said != "":
             raise error
         return self._regenerate(self.number, error, began, calling, committing)
@@ -289,7 +294,8 @@ class Recovery(Joins):
         look = partial(self._look_for_newer, number, time.monotonic() + _SLOW_SECONDS)
         bootstrap.go_on(environment, self._store(number, members), members, number, self._memory.over(number), look)
         comm = _made(bootstrap.shared(0, "control"))
-        position = (self.committed, self._passes, self._calls, self._stands, self._asks)
+        stands = self._stands or (self.undo is not None and self.at_rest)
+        position = (self.committed, self._passes, self._calls, stands, self._asks)
         place = (session.environment.device, host_name())
         facts = (*place, memory_pool(session), own_caps(session), own_buckets(session), own_workers(session))
         begun = self._pass if self._begun else 0
@@ -351,6 +357,9 @@ class Recovery(Joins):
                     f"{given}\n  fix: copy what es.gather and es.evaluate give before changing it in place"
                 )
             given = b""  # they all have it
+        undone = self.undo is not None and calls == self._calls
+        if self.undo is not None and undone:
+            self.undo(self.members, members)
         arenas = []
         for sync in session.steps.syncs:
             arenas.append([engine.meet_again(bootstrap) for engine in sync.engines])  # type: ignore[attr-defined]
@@ -364,7 +373,8 @@ class Recovery(Joins):
         result = given if calls > self._calls else None
         fails_here = fails and calling and calls == self._calls
         self._failing += 1 if fails and not fails_here else 0
-        self._left = {rank: timings for rank, timings in told[0].timings.items() if rank not in members}
+        known = {} if undone else told[0].timings  # of loaders that are prepared again
+        self._left = {rank: timings for rank, timings in known.items() if rank not in members}
         self._void_passes, self._asked = voids, 0
         if voids:
             session.pass_state.want()
@@ -377,6 +387,7 @@ class Recovery(Joins):
         self._hear_of_closures(closures_due(told, committed))
         regroup(session, bootstrap.environment, arenas, told, committed)
         take_again(session, *sharing)
+        bootstrap.met()
         if voids == 0:
             session.forget_pass()  # all begin the step alike
         elif in_backward():

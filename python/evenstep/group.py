@@ -235,6 +235,7 @@ class Bootstrap:
         self._store: Any = None  # where those that are left meet; None: in torch's
         self.over: _core.Over | None = None  # tells groups that they are over: there is a newer generation
         self._look: Callable[[], None] | None = None  # raises then, while a group is opened
+        self.heeds: Callable[[], None] | None = None  # the same, in a call that those that are left would make again
 
     def start(self) -> None:
         """Makes torch.distributed ready; a group that the user made before is kept. A set's ranks have done so."""
@@ -301,6 +302,7 @@ class Bootstrap:
             measures=measures or messages,
             over=self.over,
             look=self._look,
+            heeds=self.heeds,
         )
 
     def go_on(
@@ -317,6 +319,10 @@ class Bootstrap:
         self.environment, self._store, self._members = environment, store, list(members)
         self.over, self._look = over, look
         self._name, self._opened = f"generation/{number}", 0
+
+    def met(self) -> None:
+        """All members go on: nobody meets any more."""
+        self._look = None
 
     def gloo(self) -> Any:
         if self._gloo is None:

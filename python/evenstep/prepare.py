@@ -39,6 +39,7 @@ from evenstep.modes import Mode, Stale
 from evenstep.nonfinite import agreed_ways
 from evenstep.passes import passes
 from evenstep.policies import Policy, check_policy
+from evenstep.prepare_again import prepare_together
 from evenstep.prepare_loader import LoaderOptions, prepare_loader
 from evenstep.prepare_options import (
     DDPOptions,
@@ -212,14 +213,20 @@ def prepare(
             if shards(current, models, optimizers):
                 check_sharding(current, models, optimizers, options, ddp, sync, adapt is not None, exact is not None)
                 options = replace(options, unsummed=True, engine="shared")
-            _prepare_models(current, models, optimizers, options, sync, ddp, whole_norms, exact)
+
+            def together() -> None:
+                _prepare_models(current, models, optimizers, options, sync, ddp, whole_norms, exact)
+                for one in given:
+                    if isinstance(one, DataLoader):
+                        results[id(one)] = even = prepare_loader(current, one, of_loaders, exact)
+                        if train and sized != "off":
+                            even.size_workers(asked=sized == "auto")
+
+            special = {"exact": exact, f"sync={sync!r}": sync, "adapt_batch": adapt}
+            words = ", ".join(name for name, one in special.items() if one is not None)
+            prepare_together(current, together, given, options, words)
             for name, scheduler in schedulers.items():
                 current.scheduler_steps.watch(name, scheduler)
-            for one in given:
-                if isinstance(one, DataLoader):
-                    results[id(one)] = even = prepare_loader(current, one, of_loaders, exact)
-                    if train and sized != "off":
-                        even.size_workers(asked=sized == "auto")
             if models:
                 observe_backward(passes)
                 spoil_when_asked(p for model in models.values() for _, p in trained_parameters(model))

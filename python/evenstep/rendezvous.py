@@ -101,6 +101,15 @@ def _never_comes(rank: int, process: int, name: str) -> _core.EvenstepError:
     return error
 
 
+def _stands(rank: int, process: int, name: str) -> _core.EvenstepError:
+    fix = f"`kill -CONT {process}` lets it go on"
+    error = _core.EvenstepError(
+        f"rank {rank} (process {process}) was stopped before it opened the group {name} (EVEN_ERR_PEER_LOST)\n  fix: {fix}"
+    )
+    error.status, error.fix, error.rank, error.device = "EVEN_ERR_PEER_LOST", fix, rank, None
+    return error
+
+
 def look_for_dead(members: Sequence[int], ranks: Sequence[int], name: str) -> None:
     """Raises where one of the ranks (numbers of members) is known to have ended: one of this host, that has opened a group
     with this one before."""
@@ -199,10 +208,13 @@ class _Meeting:
         members: Sequence[int],
         timeout_seconds: float,
         look: Callable[[], None] | None = None,
+        heeds: Callable[[], None] | None = None,
     ) -> None:
         self._store, self._prefix, self._name, self._members = store, prefix, name, members
         self._deadline = time.monotonic() + timeout_seconds
-        self._look_around = look
+        self._look_around = look or heeds
+        self._minds_stops = heeds is not None and look is None
+        self._stood: set[int] = set()  # ranks, at the look before
         self._longest_pause = 0.05 if look is None else 0.005  # where others wait for nothing else than this
         self.keys: list[str] = []  # set by this rank
         self.processes = {rank: _processes[member] for rank, member in enumerate(members) if member in _processes}
@@ -267,6 +279,11 @@ class _Meeting:
             # One that did its part may have ended by an error of the meeting, which the key will say.
             if _ended(process) and not self._store.check([f"{self._prefix}/{key}"]):
                 raise _never_comes(rank, process, self._name)
+
+        if self._minds_stops:
+            stood, self._stood = self._stood, {rank for rank, one in self.processes.items() if _state(one) == "T"}
+            for rank in stood & self._stood:
+                raise _stands(self._members[rank], self.processes[rank], self._name)
 
     def learn(self, rank: int, process: int) -> None:
         """Of a rank on this host."""
@@ -407,6 +424,7 @@ def open_group(
     measures: bool = True,
     over: _core.Over | None = None,
     look: Callable[[], None] | None = None,
+    heeds: Callable[[], None] | None = None,
 ) -> _core.Comm | None:
     """Opens a group over `store`; collective over its `ranks` ranks. None where only Gloo can connect them.
 
@@ -414,7 +432,8 @@ def open_group(
     are the ranks' numbers in the whole job, where the group is not all of it. On several hosts `messages` says whether
     ranks will send to one another and call all-to-all, which takes connections between all, and `measures` whether the
     engine may be chosen by measurement where it is not known which costs less. `over` tells the group, and
-    `look`, called while ranks come together, raises, when it is to be opened, or used, no more.
+    `look`, called while ranks come together, raises, when it is to be opened, or used, no more; so does `heeds`, where
+    the ranks would begin again without one that is lost: then they wait for none that was stopped, either.
     """
     limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "spin": spin}
 
@@ -429,7 +448,7 @@ def open_group(
         record_calls(alone, name)
         return alone
     prefix = f"evenstep/{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    meeting = _Meeting(store, prefix, name, members or range(ranks), timeout_seconds, look)
+    meeting = _Meeting(store, prefix, name, members or range(ranks), timeout_seconds, look, heeds)
 
     def open_inside(host: int, rank: int, ranks: int) -> _core.Comm:
         if rank == 0:

@@ -265,6 +265,10 @@ def share_caches(session: Session, dataset: Any) -> None:
         )
 
 
+def has_caches(dataset: Any) -> bool:
+    return bool(_caches(dataset))
+
+
 def _caches(dataset: Any) -> list[SampleCache]:
     """Those that are, or are attributes of, the data sets around one another."""
     found: dict[int, SampleCache] = {}

@@ -122,7 +122,8 @@ static void tick(even_job *job) {
 even_status even_job_turn(even_job *job) {
   uint64_t now = even_clock_ns();
   int wait_ms = now >= job->next_tick_ns ? 0 : (int)((job->next_tick_ns - now + 999999u) / 1000000u);
-  int look_ms = job->awaits_joiner || job->lost_ns != 0 ? joining_ms : even_boards_look_ms(job);
+  bool looks = job->awaits_joiner || job->lost_ns != 0 || job->undecided_ns != 0;
+  int look_ms = looks ? joining_ms : even_boards_look_ms(job);
   int stand_ms = even_job_standing_look_ms(job);
   wait_ms = look_ms > 0 && wait_ms > look_ms ? look_ms : wait_ms;
   wait_ms = stand_ms > 0 && wait_ms > stand_ms ? stand_ms : wait_ms;

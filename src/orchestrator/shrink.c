@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a rank of another host says comes with the next tick there; one that says nothing for so long is not training
- * yet. */
+/* What a rank of another host says comes with the next tick there, and one that has met the others may be about to say
+ * it; one that says nothing for so long is not training yet. */
 static const uint64_t hearsay_ns = 2000000000u;
 
 even_status even_job_generations_open(even_job *job) {
@@ -115,11 +115,18 @@ static void name_missed(const even_job *job, even_text *out) {
 
 /* ---- deciding ---- */
 
-/* Why those that live do not go on; false: they do. *later: they may, once ranks of other hosts have said so. */
+/* Whether a rank that has said nothing yet may do so soon. */
+static bool may_say(even_job *job, int rank) {
+  even_generation_words said;
+  even_generation_hear(job->generation, rank, &said);
+  even_progress_read(&job->progress);
+  return !said.said && (job->ranks[rank].elsewhere || job->progress.ranks[rank].joined);
+}
+
+/* Why those that live do not go on; false: they do. *later: they may, once some have said so. */
 static bool hindered(even_job *job, const bool *gone, even_text *why, bool *later) {
   int rank = -1;
   char words[EVEN_GENERATION_WORDS];
-  even_generation_words said;
   size_t members = even_job_members(job);
   int least = job->params->least_ranks > 1 ? job->params->least_ranks : 1;
   size_t others = even_job_replace_free(job);
@@ -131,8 +138,7 @@ static bool hindered(even_job *job, const bool *gone, even_text *why, bool *late
     return true;
   }
   if (!even_generation_able(job->generation, gone, &rank, words)) {
-    even_generation_hear(job->generation, rank, &said);
-    *later = job->ranks[rank].elsewhere && !said.said;
+    *later = may_say(job, rank);
     even_text_format(why, "rank %d: %s", rank, words);
     return true;
   }

@@ -154,6 +154,32 @@ static void ranks_elsewhere_have_time_to_say_that_they_can(void **state) {
   assert_int_equal(even_generation_number(leader.ranks_view), 1);
 }
 
+static void a_rank_here_that_has_met_the_others_has_time_too(void **state) {
+  (void)state;
+  leader.ranks[3].pid = THERE;
+  even_generation_say(leader.ranks_view, 1, "");
+  even_generation_say(other.ranks_view, 2, "");
+  assert_true(report());
+  leader.job.progress.ranks[0].joined = true;
+  kill_rank(3);
+  even_job_shrink_tick(&leader.job);
+  assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
+  assert_int_equal(even_generation_number(leader.ranks_view), 0);
+  even_generation_say(leader.ranks_view, 0, "");
+  even_job_shrink_tick(&leader.job);
+  assert_int_equal(even_generation_number(leader.ranks_view), 1);
+  assert_string_equal(even_text_string(&leader.said), "generation 1: ranks 0, 1 and 2 go on without rank 3|");
+}
+
+static void a_rank_here_that_has_not_met_them_has_none(void **state) {
+  (void)state;
+  leader.ranks[3].pid = THERE;
+  even_generation_say(leader.ranks_view, 1, "");
+  kill_rank(3);
+  assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
+  assert_non_null(strstr(leader.said.data, "the others cannot go on without rank 3: rank 0: it is not training yet|"));
+}
+
 static void who_says_nothing_in_time_ends_the_attempt(void **state) {
   (void)state;
   even_generation_say(leader.ranks_view, 1, "");
@@ -236,6 +262,8 @@ int main(void) {
       BOARD_TEST(odd_words_are_refused),
       BOARD_TEST(a_rank_elsewhere_is_lost_and_the_others_go_on),
       BOARD_TEST(ranks_elsewhere_have_time_to_say_that_they_can),
+      BOARD_TEST(a_rank_here_that_has_met_the_others_has_time_too),
+      BOARD_TEST(a_rank_here_that_has_not_met_them_has_none),
       BOARD_TEST(who_says_nothing_in_time_ends_the_attempt),
       BOARD_TEST(what_a_rank_elsewhere_cannot_is_told_at_once),
       BOARD_TEST(a_host_is_lost_at_once),

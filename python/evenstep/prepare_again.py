@@ -1,0 +1,92 @@
+"""es.prepare where a rank is lost in it (`--recovery`): those that are left begin its collective part again, among themselves.
+
+All of that part is one call of theirs, which ends with a meeting. Whoever has come out of that knows that all had prepared
+everything; so where one has, it stands on all. Else it is undone on all, and made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import nn
+from torch.utils.data import DataLoader
+
+from evenstep._core import EvenstepError
+from evenstep.call_results import packed
+from evenstep.generation_limits import why_no_groups
+from evenstep.group import DTYPES
+from evenstep.mended_group import MendedGroup
+from evenstep.optim import InPieces
+from evenstep.sample_cache import has_caches
+
+if TYPE_CHECKING:
+    from evenstep.engine import EngineOptions
+    from evenstep.session import Session
+
+T = TypeVar("T")
+
+
+def prepare_together(
+    session: Session, make: Callable[[], T], given: Sequence[object], options: EngineOptions, special: str
+) -> T:
+    """make(): what the ranks prepare together of what es.prepare was given. special: what of the call cannot be undone, in words."""
+    recovery, group = session.recovery, session.group
+    if recovery is None or recovery.joining:
+        return make()
+    why = why_no_groups(session) or _why_not(session, given, options, special)
+    if why or not isinstance(group, MendedGroup):
+        recovery.say(f"es.prepare, where it was lost, cannot begin again: {why}")
+        return make()
+    before = _Before(session, any(isinstance(one, nn.Module) for one in given))
+    made: list[T] = []
+
+    def attempt() -> T:
+        made[:] = [make()]
+        group.meet()
+        return made[0]
+
+    recovery.say("")
+    recovery.undo = before.put_back
+    try:
+        return group.call(attempt, lambda _: packed(b""), lambda _: made[0], lambda: False)
+    finally:
+        recovery.undo = None
+
+
+def _why_not(session: Session, given: Sequence[object], options: EngineOptions, special: str) -> str:
+    tensors = [p for model in given if isinstance(model, nn.Module) for p in (*model.parameters(), *model.buffers())]
+    elsewhere = any(device.partition(":")[0] not in ("", "cpu") for device in session.devices)
+    ours = all(tensor.is_cpu and (tensor.dtype in DTYPES or not tensor.requires_grad) for tensor in tensors)
+    if elsewhere or not ours or options.engine == "torch":
+        return "gradients are on GPUs, or summed by torch"
+    if any(isinstance(one, InPieces) for one in given):
+        return "an optimizer of es.optim shares its states"
+    if any(isinstance(one, DataLoader) and has_caches(one.dataset) for one in given):
+        return "an es.SampleCache is shared"
+    return special
+
+
+class _Before:
+    """What the collective part of es.prepare changes in its session."""
+
+    def __init__(self, session: Session, values: bool) -> None:
+        """values: all get rank 0's of something."""
+        self._session, self._values = session, values
+        self._syncs, self._loaders, self._memory = len(session.steps.syncs), dict(session.loaders), session.steps.memory
+
+    def put_back(self, before: Sequence[int], members: Sequence[int]) -> None:
+        """before, members: ranks of the job, with those that were lost and without. Raises on all alike where what all were to get
+        is gone."""
+        if self._values and before[0] not in members:
+            raise EvenstepError(
+                f"rank {before[0]} was lost in es.prepare, and with it the values of the model and the optimizer that all begin "
+                "with (EVEN_ERR_PEER_LOST)\n  fix: the end of its own output says why; the job starts again"
+            )
+        steps = self._session.steps
+        for sync in steps.syncs[self._syncs :]:
+            sync.close()
+        del steps.syncs[self._syncs :]
+        self._session.loaders.clear()
+        self._session.loaders.update(self._loaders)
+        steps.memory = self._memory

@@ -1,0 +1,207 @@
+"""A rank is killed in es.prepare: with `--recovery` those that are left begin it again among themselves, or the job starts again."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable
+
+import generation_cases as cases
+import pytest
+from run_jobs import Run
+from test_generations import SHRINK, assert_right
+from test_generations_hosts import UCX, WHY_NONE, played
+from test_replacement import REPLACE, assert_replaced
+
+Script = Callable[[str], str]
+
+# Only rank 0 has the values that training begins with. Where it prepares, a rank may die: "coming" before it meets the others,
+# then "began", "described", "sent" (half of the parameters), "opening" and "opened" (the engine), "loading", "loaded", "commit" (before the
+# meeting at the end of it), "committed" (after it); in the second call "judged".
+POINTS = """
+import importlib
+from evenstep.session import Session
+
+module = importlib.import_module("evenstep.prepare")
+around(Session, "join", "coming", "came")
+around(module, "_prepare_models", "began", "models")
+around(module, "check_same_model", "compared", "described")
+around(module, "choose_engine", "opening", "opened")
+around(module, "prepare_loader", "loading", "loaded")
+plain_broadcast, sent = MendedGroup.broadcast_, []
+
+
+def broadcast(group, values, root=0):
+    plain_broadcast(group, values, root)
+    sent.append(values)
+    if len(sent) == 2:
+        here("sent")
+
+
+MendedGroup.broadcast_ = broadcast
+
+
+def own(made):
+    if rank != "0":
+        with torch.no_grad():
+            for values in made[0].parameters():
+                values.normal_()
+    return made
+
+"""
+
+
+def _with_points(case: str) -> str:
+    end = "loader = torch.utils.data.DataLoader(data, batch_size=BATCH, shuffle=True)\n"
+    assert case.count(end) == case.count("es.prepare(*make(), ") == 1
+    once = (
+        "assert len(es.session().steps.syncs) == len(es.session().loaders) == 1\n"
+        "assert all(len(p._post_accumulate_grad_hooks) == 1 for p in model.parameters())\n"
+    )
+    case = re.sub(r"(\n[^\n]* = es.prepare\(\*make\(\).*\n)", r"\1" + once, case)
+    return case.replace(end, end + POINTS).replace("es.prepare(*make(), ", "es.prepare(*own(make()), ")
+
+
+PLAIN = _with_points(cases.PLAIN_LOOP)
+NORMS = _with_points(cases.NORMS)
+SECOND = (
+    PLAIN.replace(
+        "passes = 0",
+        """around(importlib.import_module("evenstep.prepare_loader"), "check_same_loader", "judging", "judged")
+seen = es.prepare(loader=torch.utils.data.DataLoader(data, batch_size=5), train=False)
+passes = 0""",
+    )
+    + """
+found = es.evaluate(model, seen, loss_of)
+assert abs(found - float(loss_of(model, data[:]).detach())) < 1e-12
+"""
+)
+
+
+def _more(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.more)
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks", "deaths", "left"),
+    [
+        (PLAIN, 3, "1@began:0", [0, 2]),
+        (PLAIN, 4, "1@sent:0,3@opening:0", [0, 2]),  # the second while the others begin again, or both at once
+        (PLAIN, 3, "2@commit:0", [0, 1]),
+        (PLAIN, 4, "1@committed:0,2@forward:3", [0, 3]),
+        (SECOND, 3, "1@judging:0", [0, 2]),
+        (SECOND, 3, "0@judged:0", [1, 2]),  # of a loader alone: nobody wants rank 0's values
+        _more(PLAIN, 3, "1@described:0,0@forward:5", [2]),
+        _more(PLAIN, 3, "1@opened:0", [0, 2]),
+        _more(PLAIN, 3, "1@loading:0", [0, 2]),
+        _more(PLAIN, 4, "2@loaded:0,1@meeting:0", [0, 3]),
+        _more(PLAIN, 4, "1@began:0,2@began:0,3@began:0", [0]),
+        _more(PLAIN, 4, "3@opened:0,2@met:0", [0, 1]),
+        _more(NORMS, 3, "1@loaded:0,2@forward:4", [0]),
+        _more(NORMS, 3, "2@sent:0", [0, 1]),
+    ],
+)
+def test_those_that_are_left_prepare_again(
+    run: Run, script: Script, case: str, ranks: int, deaths: str, left: list[int]
+) -> None:
+    result = run("-n", str(ranks), *SHRINK, script(case), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
+    if "forward" not in deaths and case is PLAIN:
+        assert set(re.findall(r"made (\d+) passes", text)) == {"18"}, text
+
+
+def test_what_one_rank_has_prepared_with_all_stands(run: Run, script: Script) -> None:
+    """Rank 2 hears of the loss in the meeting, out of which rank 0 has come."""
+    case = PLAIN.replace(
+        "\nmodel, optimizer, scheduler, loader = es.prepare",
+        """
+plain_meet, prepared = MendedGroup.meet, []
+around(module, "_prepare_models", "began", "models")
+counted = module._prepare_models
+
+
+def prepare_models(*arguments):
+    prepared.append(1)
+    counted(*arguments)
+
+
+def meet(group):
+    plain_meet(group)
+    if len(es.session().recovery.members) == 3 and es.step() == 0:
+        if rank == "1":
+            os.kill(os.getpid(), 9)
+        if rank == "2":
+            error = es.EvenstepError("as if it had heard of it here")
+            error.status = "EVEN_ERR_PEER_LOST"
+            raise error
+
+
+module._prepare_models, MendedGroup.meet = prepare_models, meet
+model, optimizer, scheduler, loader = es.prepare""",
+    ).replace("passes = 0", 'print("prepared", len(prepared), flush=True)\npasses = 0', 1)
+    result = run("-n", "3", *SHRINK, script(case), "")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, [0, 2])
+    assert re.findall(r"\[rank ([02])\] prepared 1", text), text
+    assert "prepared 2" not in text, text
+
+
+def test_a_process_takes_the_place_of_a_rank_that_died_in_prepare(run: Run, script: Script) -> None:
+    case = _with_points(cases.REPLACED)
+    result = run("-n", "3", "--spares", "1", *REPLACE, script(case), "1@opening:0", "2")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_replaced(text, [0, 2])
+
+
+@pytest.mark.parametrize(("stop", "left"), [("1^opening:0", [0, 1, 2]), _more("2~sent:0", [0, 1])])
+def test_one_that_is_stopped_goes_on_or_is_ended(run: Run, script: Script, stop: str, left: list[int]) -> None:
+    result = run("-n", "3", *SHRINK, script(_with_points(cases.HELD_UP)), stop)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
+
+
+@pytest.mark.parametrize(
+    ("death", "why"),
+    [
+        ("1@coming:0", "the others cannot go on without rank 1: rank [02]: it is not training yet"),
+        ("0@sent:0", "rank 0 was lost in es.prepare, and with it the values of the model and the optimizer"),
+    ],
+)
+def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, death: str, why: str) -> None:
+    result = run("-n", "3", *SHRINK, script(PLAIN), death)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert re.search(why, text), text
+    assert re.search(rf"rank {death[0]} \(cpu:\d+ on \S+, process \d+\) was killed by SIGKILL", text), text
+    assert "restart 1 of 3 from the beginning" in text, text
+    ends = re.findall(r"rank \d of 3 at step 18: (\S+) apart, rate kept", text)
+    assert len(ends) == 3 and all(float(far) < 1e-12 for far in ends), text
+
+
+def test_what_cannot_begin_again_is_said_at_once(run: Run, script: Script) -> None:
+    case = PLAIN.replace("(make()), loader)", "(make()), loader, sync=es.LocalSGD(every=2))")
+    result = run("-n", "3", *SHRINK, script(case), "1@loading:0")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert "es.prepare, where it was lost, cannot begin again: sync=LocalSGD(every=2" in text, text
+    assert "restart 1 of 3 from the beginning" in text, text
+
+
+@pytest.mark.skipif(not UCX, reason=f"no UCX here: {WHY_NONE}")
+@pytest.mark.parametrize(
+    ("names", "deaths", "left"),
+    [
+        ("a,b,b", "1@opening:0", [0, 2]),
+        _more("a,b,c", "2@sent:0", [0, 1]),
+        _more("a,a,b,b", "2@loaded:0,3@began:0", [0, 1]),
+    ],
+)
+def test_on_several_hosts(run: Run, script: Script, names: str, deaths: str, left: list[int]) -> None:
+    result = run("-n", str(names.count(",") + 1), *SHRINK, script(PLAIN), deaths, env=played(names))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
