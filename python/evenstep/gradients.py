@@ -506,11 +506,12 @@ class GradientSync:
             return []
         return found_among(list(gradients), gradients, lambda _: None)
 
-    def look_at_own(self, counts: bool) -> bool:
+    def look_at_own(self, counts: bool, quiet: bool = False) -> bool:
         """Where gradients stay on their rank: whether this rank's are finite. The vote tells the others."""
         found = self._among(range(len(self.parameters)), at_once=self.acts_at_once) if counts else []
-        self.nonfinite = [(index, index != UNNAMED) for index, _ in found]
-        return not found
+        assert self.local is not None
+        self.nonfinite = self.local.to_tell([(index, index != UNNAMED) for index, _ in found], quiet)
+        return not self.nonfinite
 
     def name_of(self, index: int) -> str:
         return self._names[index]

@@ -18,6 +18,7 @@ from evenstep.modes import DiLoCo, LocalSGD
 
 if TYPE_CHECKING:
     from evenstep.engine import Engine
+    from evenstep.nonfinite import Found
     from evenstep.steps import Steps
 
 
@@ -35,6 +36,8 @@ class LocalTraining:
         self._seen_before: dict[int, float] = {}  # and what had been seen then
         self._trained: dict[int, list[int]] = {}  # and which parameters it has
         self._sums: dict[int, torch.Tensor] = {}  # of the exchange under way, by parameter
+        self._unused: Found = []  # what was not finite in a pass without a vote, until a step uses it …
+        self._untold: Found = []  # … and until the next vote
         self._bytes = sum(p.numel() * p.element_size() for p in parameters)
         self._outer: torch.optim.SGD | None = None
         self._anchors: list[torch.Tensor] = []  # where the parameters were when all ranks had the same
@@ -69,6 +72,11 @@ class LocalTraining:
     def whole(self) -> bool:
         """Whether all ranks have the same parameters."""
         return not any(self._counts.values())
+
+    @property
+    def due(self) -> bool:
+        """Whether some optimizer's next step synchronises."""
+        return any(count + 1 >= self.mode.every for count in self._counts.values())
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Collective at every `every`-th step of the optimizer, which all ranks make."""
@@ -139,6 +147,21 @@ class LocalTraining:
             self._anchors[index].grad = None
             parameters[index].copy_(self._anchors[index])
         self._loose.update(indices)
+
+    # -- gradients that are not finite --
+
+    def to_tell(self, found: Found, quiet: bool) -> Found:
+        """What the vote of this pass tells of it, and of those before that had none. quiet: it has none either."""
+        if quiet:
+            self._unused = found
+            return []
+        together = list(dict([*self._untold, *found]).items())
+        self._unused, self._untold = [], []
+        return together
+
+    def steps_on_nonfinite(self) -> None:
+        """An optimizer uses what the last pass found, if that was anything."""
+        self._untold, self._unused = self._untold + self._unused, []
 
     # -- where ranks may be lost --
 

@@ -110,9 +110,14 @@ class NonFinite:
         """Whether the step is to be left out. Collective where something was found, which all ranks know alike. `leads`:
         it is the optimizer whose step counts. Raises EvenstepError where the job is to end."""
         steps = self._steps
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if steps.quiet.last:
+            if getattr(optimizer, "found_inf", None) is None:
+                steps.quiet.steps_on(ids)
+            self._told += 1 if leads and self._since >= 0 else 0
+            return False
         syncs = [sync for sync in steps.syncs if sync.nonfinite]
         if syncs:
-            ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
             syncs = [sync for sync in syncs if sync.has_any(ids)]
         loss = bool(steps.loss_ranks) and (bool(syncs) or not self._scales())
         if not syncs and not loss:

@@ -149,6 +149,7 @@ class OptimizerSteps:
         for sync in session.steps.syncs:
             if sync.local is not None:
                 sync.local.after_step(optimizer)
+        session.after_synchronisation()
         if self._leader == id(optimizer):
             session.step_done()
         if session.checkpoint_waits and not session.planning:

@@ -118,6 +118,13 @@ class ParameterChecks:
         self._last = step
         return self._sum()
 
+    def check_when_due(self) -> None:
+        """Where votes are as rare as synchronisations, after one of these. Collective."""
+        often = self.every * self._rare
+        if often > 0 and self._steps.step // often > self._last // often:
+            self._last = self._steps.step
+            self.check_now()
+
     def heard(self, ballots: Sequence[Ballot]) -> None:
         """After a vote in which sums travelled. Collective where they differ."""
         self._compare([ballot.parameters for ballot in ballots])

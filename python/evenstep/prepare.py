@@ -435,6 +435,7 @@ def _prepare_models(
         elif mode is not None:
             sync.local = LocalTraining(mode, engines[0], sync.parameters, current.steps)
         current.steps.syncs.append(sync)
+        current.steps.quiet.agreed = False  # the next vote tells whether its passes may be quiet, too
         _prepare_batch_norm(current, name, model, whole_norms, always=exact is not None)
         if exact is not None:
             sync.close()  # what is summed are blocks, not what each backward leaves

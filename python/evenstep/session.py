@@ -118,6 +118,7 @@ class Session:
         self.nonfinite = NonFinite(self.steps, environment.on_nonfinite, lambda: self._scales)
         self.parameter_checks = ParameterChecks(self.steps, environment.check_parameters, environment.on_difference)
         self.steps.parameters = self.parameter_checks
+        self.steps.quiet.allowed = self._may_go_quiet
         self._last_checkpoint = time.monotonic()
         self._checkpointed = 0  # the step up to which --checkpoint-every N is done
         self._in_memory = 0  # the same of --checkpoint-memory
@@ -421,6 +422,7 @@ class Session:
             automatic(self)
             self._checkpointed = steps.step
             self._last_checkpoint = time.monotonic()
+            steps.checkpoint_agreed = False  # the next vote may be some steps away
         self._keep_in_memory_when_due(due)
 
     def _keep_in_memory_when_due(self, on_disk: bool) -> None:
@@ -438,6 +440,16 @@ class Session:
     def _scales(self) -> bool:
         """Whether a GradScaler was prepared, which may make losses infinite that are not."""
         return any(isinstance(one, torch.amp.GradScaler) and one.is_enabled() for one in self.objects.values())
+
+    def _may_go_quiet(self) -> bool:
+        """Where ranks train on their own: whether nothing needs a vote in every step (evenstep.quiet_passes)."""
+        watched = self.plan is not None or self.watch is not None or self.steps.noise is not None
+        return self.recovery is None and not watched and self.nonfinite.policy == "report" and not self._scales
+
+    def after_synchronisation(self) -> None:
+        """Of ranks that train on their own, after an optimizer's step. Collective where there was one."""
+        if self.steps.quiet.agreed and self._whole:
+            self.parameter_checks.check_when_due()
 
     def synchronise_models(self) -> None:
         """Ends the time in which ranks train on their own (es.LocalSGD, es.DiLoCo), wherever it stands. Collective."""

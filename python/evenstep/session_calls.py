@@ -117,7 +117,7 @@ def log(**scalars: float) -> None:
     that one is scaled or only a part. Names have up to 127 bytes.
     """
     current = training_session("es.log")
-    step = current.step if current.steps.ballots else max(0, current.step - 1)
+    step = current.step if current.steps.has_pass else max(0, current.step - 1)
     for name, value in scalars.items():
         number = float(value)
         if current.rank == 0:

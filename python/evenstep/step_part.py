@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from evenstep.steps import Steps
 
 
+_Counts = tuple[int, int, int, int]  # samples of this rank and of all, batches, ns in which this rank was busy
+_NOTHING = (0, 0, 0, 0)
+
+
 class StepPart:
     """What counts up does so since the last commit."""
 
@@ -22,25 +26,40 @@ class StepPart:
         self.changed: list[Change] = []  # buffers
         self.parameters: int | None = None  # their sum, where the vote under way compares it
         self.backwards = 0  # exchanged ones; since the last void pass
+        self._shares: list[int] = []  # of the last batch
         self._begin()
+        self._forget_untold()
 
     def _begin(self) -> None:
         self.samples = self.total = self.batches = 0
-        self.checksum = 0
         self.passes = self.spared_passes = 0
 
-    def begins_anew(self) -> None:
-        """After a commit."""
+    def _forget_untold(self) -> None:
+        """Of steps that had no vote, and of the one under way."""
+        self.checksum = self._drawn = 0
+        self._untold = _NOTHING
+
+    def begins_anew(self, told: bool = True, busy_ns: int = 0) -> None:
+        """After a commit. told: nothing is left for the next vote. busy_ns: of a step that had none."""
+        if told:
+            self._forget_untold()
+        else:
+            self._drawn += self.batches
+            step = (self.samples, self.total, self.batches, busy_ns)
+            self._untold = _added(self._untold, step)
         self._begin()
         self.loss.sum = 0.0
 
     def is_void(self) -> None:
         """It comes again."""
         self._begin()
+        self._forget_untold()
         self.backwards = 0
         self.loss.forget()
 
     def batch_arrives(self, plan: BatchPlan) -> None:
+        if plan.shares != self._shares:  # times of other ones would say nothing of these
+            self._shares, self._untold = plan.shares, _NOTHING
         shares = hash(tuple(plan.shares))  # of whole numbers: the same in every process
         self.checksum = (self.checksum * 31 + plan.checksum + plan.total + shares) & 0xFFFFFFFFFFFFFFFF
         self.samples += plan.samples
@@ -54,11 +73,12 @@ class StepPart:
 
     def ballot(self, steps: Steps, weight: float, busy_ns: int, flags: int) -> vote.Ballot:
         watch = steps.memory.watch if steps.memory is not None else None
+        samples, total, batches, busy_ns = _added(self._untold, (self.samples, self.total, self.batches, busy_ns))
         return vote.Ballot(
             backward=self.backwards,
             step=steps.step,
-            samples=self.samples,
-            total=self.total,
+            samples=samples,
+            total=total,
             busy_seconds=busy_ns / 1e9,
             loss=self.loss.sum,
             weight=weight,
@@ -68,7 +88,7 @@ class StepPart:
             checksum=self.checksum,
             buffers=steps.buffers.checksum(self.changed) if steps.buffers is not None else 0,
             flags=flags,
-            batches=self.batches,
+            batches=batches,
             cap=-1 if watch is None else watch.cap,
             room=vote.UNKNOWN if watch is None else watch.room,
             growth=0.0 if watch is None else watch.growth,
@@ -77,7 +97,12 @@ class StepPart:
             micro_batch=steps.micro_batch[0],
             piece_samples=steps.micro_batch[1],
             changed=_bits(steps.syncs, "changed"),
+            drawn=self._drawn + self.batches,
         )
+
+
+def _added(one: _Counts, other: _Counts) -> _Counts:
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
 
 
 def _bits(syncs: list[GradientSync], which: str) -> int:

@@ -13,11 +13,12 @@ import torch
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
-from evenstep.failed_pass import end_calls, give_up
+from evenstep.failed_pass import FailedPass, no_gradient
 from evenstep.fetched import FetchedBatches
 from evenstep.group_end import first_line, is_gone
 from evenstep.idle_backward import IdleBackward
 from evenstep.nonfinite import UNNAMED
+from evenstep.quiet_passes import QuietPasses
 from evenstep.ranges import Phases
 from evenstep.saved_bytes import SavedBytes
 from evenstep.step_loss import total_of
@@ -60,6 +61,8 @@ class Steps:
         self.told: list[vote.Ballot] = []  # in the last vote before it
         self.micro_batch = (0, 0.0)  # evenstep.piece_times
         self._part = StepPart()
+        self.quiet = QuietPasses(self)
+        self._batches = self._busy = 0  # of the step, up to its last backward: batches; ns
         self.begun_backwards = 0  # passes of backward, also those that count nothing
         self.step = 0
         self.loss = math.nan  # of the last committed step, over all ranks
@@ -79,8 +82,7 @@ class Steps:
         self._fetched = FetchedBatches()
         self._idle_backward = IdleBackward()
         self.loss_ranks: list[int] = []  # whose loss was not finite, as they said in the last vote
-        self._broken = ""
-        self._begun: int | None = None  # a bit for each model that is to be exchanged yet, since the vote on it
+        self._failure = FailedPass(self)
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
         self.ran_short = False  # such a one did, and stands where it was
         self.saved = SavedBytes(telemetry)
@@ -216,10 +218,7 @@ class Steps:
     def before_backward(self, losses: Any) -> None:
         if not self.syncs:
             return
-        if self._broken:
-            raise EvenstepError(
-                f"the ranks are no longer in step: {self._broken}\n  fix: end the job; it goes on from its checkpoint"
-            )
+        self._failure.check()
         self.begun_backwards += 1
         if self._void:
             for sync in self.syncs:
@@ -279,31 +278,19 @@ class Steps:
             return
         name = type(error).__name__
         if any(sync.begun for sync in self.syncs) or not isinstance(error, Exception):
-            give_up(self.syncs, begun=-1)
-            self._break(f"backward failed on rank {self.group.rank} ({name})")
-            end_calls(self.syncs, by_others=True)
+            self._failure.with_gradients(name)
             return
         self._part.backwards += 1
-        try:
-            ballots = self._exchange(0.0, 0, vote.FAILED)
-        except EvenstepError as lost:
-            self._break(f"backward failed on rank {self.group.rank} ({name}), and then {first_line(lost)}")
-            end_calls(self.syncs)
-            return
-        others = [rank for rank in range(len(ballots)) if rank not in vote.failed(ballots)]
-        if others:
-            give_up(self.syncs, begun=_fired(ballots))
-            self._break(f"backward failed on rank {self.group.rank} ({name}), not on rank {others[0]}")
-            end_calls(self.syncs, by_others=True)
-            return
+        if self.quiet.comes:
+            self.quiet.fails()
+        else:
+            flags = vote.FAILED | self.quiet.flags(self._part.loss.bad, False)
+            if not self._failure.is_everyones(name, lambda: self._exchange(0.0, 0, flags)):
+                return
         self._weight, self.empty = None, False
         self._fetched.used()
         for sync in self.syncs:
             sync.abandon()
-
-    def _break(self, why: str) -> None:
-        self._broken = why
-        self.group.revoke(why)
 
     @property
     def _void(self) -> bool:
@@ -346,29 +333,27 @@ class Steps:
         self._fetched.used()
         enabled = [sync for sync in self.syncs if sync.enabled]
         taken = self._taken()
-        if taken and not enabled:  # no vote comes in which the other ranks hear of it
-            self._break(taken)
-            raise self._no_gradient(taken)
+        quiet = self.quiet.comes
+        if taken and (quiet or not enabled):  # no vote comes in which the other ranks hear of it
+            self._failure.breaks(taken)
+            raise no_gradient(taken)
         for sync in self.syncs:
             if not sync.enabled:
                 sync.after_unsynchronised()
         if enabled:
             try:
-                self._synchronise(end, weight, taken)
+                if quiet:
+                    self._stay_quiet(end, weight)
+                else:
+                    self._synchronise(end, weight, taken)
             except BaseException as error:
-                if self.recovery is not None and not self._broken and self.recovery.mends(error):
+                if self.recovery is not None and not self._failure.why and self.recovery.mends(error):
                     self._leave_void()
                     return
-                revoked = getattr(error, "status", "") == "EVEN_ERR_REVOKED"
-                self._broken = self._broken or first_line(error)
-                give_up(self.syncs, -1 if revoked and self._begun is None else self._begun or 0)
-                end_calls(self.syncs)
-                if revoked:
-                    raise EvenstepError(
-                        f"another rank's backward failed: {first_line(error)}\n"
-                        "  fix: the reason is in that rank's output"
-                    ) from None
-                raise
+                made = self._failure.of_exchange(error)
+                if made is error:
+                    raise
+                raise made from None
             self.backwards += 1
         if self.empty:
             for sync in enabled:
@@ -402,50 +387,41 @@ class Steps:
                 return f"the gradient of parameter {name!r} of model {sync.name!r} was gone when backward ended"
         return ""
 
-    @staticmethod
-    def _no_gradient(why: str) -> EvenstepError:
-        return EvenstepError(
-            f"{why}: a hook of yours took it before the ranks had exchanged it (an optimizer inside backward?)\n"
-            "  fix: call optimizer.step() after backward; freeze parameters by requires_grad_(False)"
-        )
-
     def _synchronise(self, end: int, weight: float, taken: str) -> None:
         self.phases.enter("communication")
         self._part.backwards += 1
-        self._begun = None
+        self._failure.begun = None
         self._part.changed = self.buffers.changed() if self.buffers is not None else []
         end = self._settle(end)
         busy = self.times.busy_until(end)
         flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
         flags |= vote.SPARED if self._part.spared else 0
-        flags |= vote.LOSS if self._part.loss.bad else 0
+        flags |= self.quiet.flags(self._part.loss.bad, bool(self._part.changed))
         local = [sync for sync in self.syncs if sync.enabled and sync.local is not None]
         finite = [sync.look_at_own(counts=weight > 0) for sync in local]  # each, also after one that is not
         if not all(finite):
             flags |= vote.GRADIENT
-        self._part.parameters = self.parameters.sum_when_due() if self.parameters is not None else None
+        checks = None if self.quiet.agreed else self.parameters
+        self._part.parameters = checks.sum_when_due() if checks is not None else None
         flags |= 0 if self._part.parameters is None else vote.CHECKED
         leads = [loader.lead for loader in self.loaders.values() if loader.train]
         flags |= max((lead.needed for lead in leads), default=0) << vote.LEAD
         flags |= vote.ENDS if self.group.rank == 0 and self.telemetry.asks_end else 0
         flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
-        if self.memory is not None and self._part.batches and self.last_plan is not None:
-            self.memory.watch.stepped(self.step, self._part.samples // self._part.batches, self.last_plan.shares)
+        self._passes(busy)
         ballots = self._exchange(weight, busy, flags)
-        self._begun = fired = _fired(ballots)
+        self._failure.begun = fired = vote.fired(ballots)
         failed = vote.failed(ballots)
         if failed:
-            self._break(f"backward failed on rank {failed[0]}")
-            raise EvenstepError(
-                f"backward failed on rank {failed[0]}, not on rank {self.group.rank}, so the ranks are no longer in "
-                "step\n  fix: the error is in that rank's output; where a batch may fail, catch it before backward"
-            )
+            self._failure.breaks(f"backward failed on rank {failed[0]}")
+            raise vote.refuse_failed(failed, self.group.rank)
         took = vote.took(ballots)
         if took:
-            raise self._no_gradient(taken or f"a gradient of rank {took[0]} was gone when backward ended")
+            raise no_gradient(taken or f"a gradient of rank {took[0]} was gone when backward ended")
         self.ballots = ballots
         vote.check(self.ballots)
         self._heard_of_nonfinite(ballots, local)
+        self.quiet.heard(ballots)
         if self.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
             self.parameters.heard(ballots)
         for lead in leads:  # also those of which nothing comes now, so that who joins has heard the same
@@ -460,7 +436,7 @@ class Steps:
         for index, sync in enumerate(self.syncs):
             if fired >> index & 1:
                 report = sync.finish(again=bool(refired >> index & 1))
-                self._begun &= ~(1 << index)  # done
+                self._failure.begun &= ~(1 << index)  # done
                 sync.refuse_changed(vote.changed(ballots, index))
                 self.times.blocks(report.exposed_ns)
                 self.times.works_alone(report.own_ns)
@@ -473,6 +449,29 @@ class Steps:
         self.times.synchronised(self.step, end)
         self.phases.enter("optimizer")
 
+    def _stay_quiet(self, end: int, weight: float) -> None:
+        """As _synchronise, of ranks that train on their own: what the vote would tell waits for their synchronisation."""
+        self._part.backwards += 1
+        self._passes(self.times.busy_until(end))
+        self.loss_ranks = []
+        for sync in self.syncs:
+            if sync.enabled:
+                sync.look_at_own(counts=weight > 0, quiet=True)
+                if sync.fired:
+                    sync.finish(again=False)
+                else:
+                    sync.abandon()
+        self.quiet.made(bad=self._part.loss.bad)
+        self._part.loss.bad = False
+        self.times.synchronised(self.step, end)
+        self.phases.enter("optimizer")
+
+    def _passes(self, busy_ns: int) -> None:
+        part = self._part
+        self._batches, self._busy = part.batches, busy_ns
+        if self.memory is not None and part.batches and self.last_plan is not None:
+            self.memory.watch.stepped(self.step, part.samples // part.batches, self.last_plan.shares)
+
     def _settle(self, end: int) -> int:
         """When this rank's own part of the pass has ended; `end`, where engines have none after backward."""
         try:
@@ -480,9 +479,9 @@ class Steps:
                 if sync.enabled and sync.settle():
                     end = _core.clock_ns()
         except BaseException as error:
-            self._begun = -1  # the others may have begun with any model
+            self._failure.begun = -1  # the others may have begun with any model
             if not is_gone(error):  # they come to the vote
-                self._break(first_line(error))
+                self._failure.breaks(first_line(error))
             raise
         return end
 
@@ -498,7 +497,12 @@ class Steps:
     @property
     def has_new_batch(self) -> bool:
         """Whether a batch that no step has used was in a backward."""
-        return bool(self.ballots) and self.ballots[0].batches > 0
+        return self.has_pass and self._batches > 0
+
+    @property
+    def has_pass(self) -> bool:
+        """Whether a backward that counts was made since the last commit."""
+        return bool(self.ballots) or self.quiet.open
 
     def synchronise_buffers(self, group: Group) -> None:
         """Before the step counts: those that forward changed become the same on all ranks."""
@@ -529,11 +533,11 @@ class Steps:
                 if self.memory is not None:
                     self.reports = self.memory.reports(ballots, timings)
         plan = self.last_plan
-        own = ballots[self.group.rank] if ballots else None
+        passed = bool(ballots) or self.quiet.open
         self._record = (
             self.step,
             plan.epoch if plan is not None else 0,
-            int(own.busy_seconds * 1e9) if own is not None else 0,
+            self._busy if passed else 0,
             self._part.samples,
             self._part.total,
             self.loss,
@@ -545,10 +549,11 @@ class Steps:
             self.telemetry.event(_core.EVENT_SHARES, self.step, plan.total, words)
         if not any(sync.local for sync in self.syncs):
             self.saved.tell(self.step, aloud=self.group.rank == 0)
-        self._part.begins_anew()
+        self._part.begins_anew(bool(ballots) or not self.quiet.agreed, self._busy if passed else 0)
         self._had_at_step = dict(self._had)
-        if ballots:
-            self.times.committed(ballots[0].batches)
+        if passed:
+            self.times.committed(self._batches)
+        self.quiet.commits()
         self.step += 1
         return timings
 
@@ -582,11 +587,6 @@ class Steps:
             step, epoch, busy, samples, batch, loss, predicted = self._record
             self.telemetry.step(step, epoch, now, duration, busy, samples, batch, loss, predicted)
             self._record = None
-
-
-def _fired(ballots: list[vote.Ballot]) -> int:
-    """A bit for each model that some rank has gradients of."""
-    return functools.reduce(int.__or__, (one.fired for one in ballots))
 
 
 def _backend_wait_ns() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from evenstep._core import EvenstepError
 from evenstep.memory import UNKNOWN as UNKNOWN
 
-_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQdqdQ")
+_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQdqdQi")
 
 WANTS_CHECKPOINT = 1
 TAKEN = 2  # a hook took a gradient away before this rank's backward ended
@@ -20,19 +21,21 @@ GRADIENT = 32  # a gradient, where ranks keep theirs (es.LocalSGD, es.DiLoCo)
 CHECKED = 64  # `parameters` is told
 STANDS = 128  # rank 0: the agent asks the ranks to stand at the end of this step, for somebody can join
 SAVES = 256  # the same, after a checkpoint: they are too few
+VOTES = 1024  # this rank needs a vote in the next step, too (evenstep.quiet_passes)
+FAILED_BEFORE = 2048  # as FAILED, in a pass since the last vote, in which no rank heard of another
 LEAD = 16  # from this bit on a byte: so many steps ahead this rank's loading has to know its shares
 ENDS = 512  # rank 0: the agent asks the ranks to save their state at the end of this step, and to end
 
 
 @dataclass(frozen=True)
 class Ballot:
-    """One rank's record; what counts up does so since the last optimizer step."""
+    """One rank's record; what counts up does so since the last optimizer step that had a vote."""
 
     backward: int  # how many synchronised backward passes this rank has made
     step: int
-    samples: int  # this rank's, of all batches since the step before
+    samples: int  # this rank's, of `batches`
     total: int  # the same of all ranks together
-    busy_seconds: float
+    busy_seconds: float  # for these
     loss: float  # sum over backward passes of weight * loss; NaN where one is not known, or is not a number (LOSS)
     weight: float  # of the batch now in backward
     enabled: int  # a bit for each model: not under no_sync
@@ -41,7 +44,7 @@ class Ballot:
     checksum: int  # of the global batches drawn
     buffers: int  # checksum of which buffers changed
     flags: int
-    batches: int
+    batches: int  # since the shares changed
     cap: int = -1  # of samples, by a limit of this rank's own (evenstep.memory)
     room: int = UNKNOWN  # so many more samples than it had its memory holds
     growth: float = 0.0  # bytes by which this rank's peak is above what it holds now
@@ -52,6 +55,7 @@ class Ballot:
     changed: int = (
         0  # a bit for each model: static_graph was said, and it has gradients of other parameters than before
     )
+    drawn: int = 0  # batches, of any shares
 
     @property
     def lead(self) -> int:
@@ -81,6 +85,7 @@ class Ballot:
             self.micro_batch,
             self.piece_samples,
             self.changed,
+            self.drawn,
         )
 
 
@@ -96,8 +101,26 @@ def _odd_ranks(values: Sequence[object]) -> str:
 
 
 def failed(ballots: Sequence[Ballot]) -> list[int]:
-    """The ranks whose backward raised an error."""
-    return [rank for rank, ballot in enumerate(ballots) if ballot.flags & FAILED]
+    """The ranks whose backward raised an error, where not all did alike."""
+    for flag in (FAILED, FAILED_BEFORE):
+        found = [rank for rank, ballot in enumerate(ballots) if ballot.flags & flag]
+        if 0 < len(found) < len(ballots):
+            return found
+    return []
+
+
+def refuse_failed(ranks: Sequence[int], rank: int) -> EvenstepError:
+    """What rank `rank` raises where these have failed, and others have not."""
+    before = "since the last synchronisation, and not on all ranks" if rank in ranks else f"not on rank {rank}"
+    return EvenstepError(
+        f"backward failed on rank {ranks[0]}, {before}, so the ranks are no longer in step\n"
+        "  fix: the error is in that rank's output; where a batch may fail, catch it before backward"
+    )
+
+
+def fired(ballots: Sequence[Ballot]) -> int:
+    """A bit for each model that some rank has gradients of."""
+    return functools.reduce(int.__or__, (one.fired for one in ballots))
 
 
 def spared(ballots: Sequence[Ballot]) -> list[int]:
@@ -129,13 +152,15 @@ def check(ballots: Sequence[Ballot]) -> None:
         and b.checksum == first.checksum
         and b.enabled == first.enabled
         and b.batches == first.batches
+        and b.drawn == first.drawn
         for b in ballots
     ):
         return
+    batches = [b.batches for b in ballots]
     for what, values, fix in (
         (
             "have drawn different numbers of batches",
-            [b.batches for b in ballots],
+            batches if len(set(batches)) > 1 else [b.drawn for b in ballots],
             "iterate over the prepared loader equally often on every rank",
         ),
         (

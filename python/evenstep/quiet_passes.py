@@ -1,0 +1,78 @@
+"""Passes of ranks that train on their own (es.LocalSGD, es.DiLoCo) in which no rank hears of another: the vote comes with their
+synchronisation, and says what happened since. Where something needs a vote in every step, there is none of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from evenstep import vote
+
+if TYPE_CHECKING:
+    from evenstep.steps import Steps
+
+
+class QuietPasses:
+    """Of one session's steps. `allowed`: whether nothing that this rank uses needs a vote in every step."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.allowed: Callable[[], bool] = lambda: False
+        self.agreed = False  # by all ranks, in the last vote
+        self.open = False  # one was made since the last commit
+        self.last = False  # the last pass was one
+        self._voted = 0  # the step of the last vote
+        self._passes = 0  # of these since then, or since the last commit
+        self._failed = False  # one raised an error before it made a gradient, since the last vote
+        self._bad = False  # the loss of the last one was not finite
+        self._held = False  # that of one whose gradients a step used, since the last vote
+
+    @property
+    def comes(self) -> bool:
+        """Whether the pass under way is one; the same on all ranks that make the same passes and steps."""
+        if not self.agreed:
+            return False
+        since = max(self._steps.step - self._voted, self._passes)
+        alone = [sync.local for sync in self._steps.syncs if sync.local is not None]
+        due = any(local.due or since >= local.mode.every for local in alone)
+        return bool(alone) and not due and self._alone
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no model exchanges gradients in the pass under way."""
+        return all(sync.local is not None or not sync.enabled for sync in self._steps.syncs)
+
+    def made(self, bad: bool) -> None:
+        """bad: its loss was not finite."""
+        self._passes += 1
+        self.open = self.last = True
+        self._bad = bad
+
+    def fails(self) -> None:
+        """Before it made a gradient; nobody waits for it."""
+        self._passes += 1
+        self._failed = True
+
+    def steps_on(self, ids: set[int]) -> None:
+        """An optimizer of these parameters (ids) does, on what the last one left: what is not finite there is told in the next
+        vote."""
+        self._held = self._held or self._bad
+        for sync in self._steps.syncs:
+            if sync.local is not None and sync.has_any(ids):
+                sync.local.steps_on_nonfinite()
+
+    def commits(self) -> None:
+        self._passes, self.open = 0, False
+
+    # -- the vote --
+
+    def flags(self, loss_bad: bool, buffers_changed: bool) -> int:
+        """Of this rank's ballot."""
+        flags = vote.LOSS if self._held or loss_bad else 0
+        flags |= vote.FAILED_BEFORE if self._failed else 0
+        return flags | (0 if self._alone and not buffers_changed and self.allowed() else vote.VOTES)
+
+    def heard(self, ballots: Sequence[vote.Ballot]) -> None:
+        self.agreed = not any(ballot.flags & vote.VOTES for ballot in ballots)
+        self._voted, self._passes = self._steps.step, 0
+        self.open = self.last = self._failed = self._bad = self._held = False

@@ -1,0 +1,325 @@
+"""Ranks that train on their own without a vote in every step (test_quiet_passes.py): what each rank does between two
+synchronisations, and at the next. Prints what was found, as JSON, from every rank.
+
+    python quiet_cases.py CASE [ARGUMENT …]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep as es
+
+RANK, RANKS = es.rank(), es.world_size()
+CALLS = ("exchange", "sum_", "broadcast_", "gather_rows", "barrier")
+MODES = {
+    "local": lambda: es.LocalSGD(every=4),
+    "diloco": lambda: es.DiLoCo(every=4),
+}
+
+
+def say(facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def uneven(number: int, batch: int) -> list[int]:
+    return [batch - 2 - number % 3, 2 + number % 3]
+
+
+def prepared(mode: Any, steps: int, norm: bool = False, adam: bool = False, **options: Any) -> tuple[Any, Any, Any]:
+    torch.manual_seed(5)
+    layers = [nn.Linear(3, 4), nn.BatchNorm1d(4)] if norm else [nn.Linear(3, 4)]
+    model = nn.Sequential(*layers, nn.Tanh(), nn.Linear(4, 1)).double()
+    make = torch.optim.Adam if adam else torch.optim.SGD
+    optimizer = make(model.parameters(), lr=0.05)
+    x = torch.randn(8 * steps, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+    return es.prepare(
+        model, optimizer, DataLoader(TensorDataset(x), batch_size=8), sync=mode, **{"shares": uneven, **options}
+    )
+
+
+class Meetings:
+    """In which steps this rank's group, or its model's engine, was called."""
+
+    def __init__(self, model: Any) -> None:
+        self.steps: list[int] = []
+        self.now = -1
+        current = es.session()
+        sync = next(one for one in current.steps.syncs if one.model is model)
+        for owner, names in ((current.group, CALLS), (sync.engine, ("begin",))):
+            for name in names:
+                self._watch(owner, name)
+
+    def _watch(self, owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            if self.now >= 0 and self.now not in self.steps:
+                self.steps.append(self.now)
+            return call(*args, **options)
+
+        setattr(owner, name, counted)
+
+    def end(self, model: Any) -> None:
+        current = es.session()
+        sync = next(one for one in current.steps.syncs if one.model is model)
+        for owner, names in ((current.group, CALLS), (sync.engine, ("begin",))):
+            for name in names:
+                delattr(owner, name)
+
+
+def train(
+    mode: Any, steps: int = 12, before: Callable[[int, Any], None] | None = None, micro: int = 1, **options: Any
+) -> tuple[list[int], str]:
+    """In which steps the ranks met, and the parameters, the buffers and the loss in the end."""
+    model, optimizer, loader = prepared(mode, steps, **options)
+    met = Meetings(model)
+    for number, (x,) in enumerate(loader):
+        met.now = number
+        if before is not None:
+            before(number, model)
+        for _ in range(micro):
+            model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        met.now = -1
+    met.end(model)
+    return met.steps, _digest([*model.parameters(), *model.buffers()])
+
+
+def _digest(tensors: list[torch.Tensor]) -> str:
+    return "".join(t.detach().double().numpy().tobytes().hex() for t in tensors)
+
+
+def counts() -> None:
+    current = es.session()
+    facts: dict[str, Any] = {}
+    for name, make in MODES.items():
+        for how, options in (
+            ("", {}),
+            (" adam", {"adam": True}),
+            (" twice", {"micro": 2}),
+            (" torch", {"engine": "torch"}),
+        ):
+            met, values = train(make(), **options)
+            allowed, current.steps.quiet.allowed = current.steps.quiet.allowed, lambda: False
+            voted, same = train(make(), **options)
+            current.steps.quiet.allowed = allowed
+            facts[name + how] = {"met": met, "voted": voted, "same": values == same}
+            current.steps.syncs.clear()
+    say(facts)
+
+
+def stays() -> None:
+    """Where something needs a vote in every step."""
+    current = es.session()
+    facts: dict[str, Any] = {}
+
+    def note(name: str, **options: Any) -> None:
+        facts[name] = train(es.LocalSGD(every=4), steps=6, **options)[0]
+        current.steps.syncs.clear()
+        current.models.clear()
+
+    note("norm", norm=True)
+    note("norm of its own", norm=True, broadcast_buffers=False)
+    current.nonfinite.policy = "skip"
+    note("skip")
+    current.nonfinite.policy = "report"
+    note("report")
+    other = es.prepare(nn.Linear(1, 1))
+    facts["another"] = train(es.LocalSGD(every=4), steps=6)[0]
+    with es.no_sync(other):
+        facts["another under no_sync"] = train(es.LocalSGD(every=4), steps=6)[0]
+    current.steps.syncs.clear()
+    es.prepare(torch.amp.GradScaler("cpu"))
+    note("scaler")
+    say(facts)
+
+
+class Refuses(torch.autograd.Function):
+    """Raises in backward, before the model has a gradient."""
+
+    @staticmethod
+    def forward(context: Any, y: torch.Tensor) -> torch.Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("the script's own")
+
+
+def refused(who: str) -> None:
+    """Backward fails in step 5, between two synchronisations, on all ranks or on one; who fails makes its step later."""
+    model, optimizer, loader = prepared(es.LocalSGD(every=4), 16)
+    made, error = 0, ""
+    try:
+        for number, (x,) in enumerate(loader):
+            y = model(x)
+            if number == 5 and (who == "all" or int(who) == RANK):
+                y = Refuses.apply(y)
+            try:
+                y.square().mean().backward()
+            except ValueError:
+                optimizer.zero_grad()
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+            made += 1
+    except es.EvenstepError as raised:
+        error = str(raised)
+    say({"made": made, "error": error, "step": es.step()})
+
+
+class Halfway(torch.autograd.Function):
+    """Raises in backward of the first layer, once the last one has its gradients."""
+
+    @staticmethod
+    def forward(context: Any, y: torch.Tensor) -> torch.Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise ValueError("halfway")
+
+
+def ends(how: str) -> None:
+    """Rank 1 fails halfway in its backward of step 5, or dies there; the others end with an error, not by the time limit."""
+    model, optimizer, loader = prepared(es.LocalSGD(every=4), 16)
+    made, error, status = 0, "", ""
+    try:
+        for number, (x,) in enumerate(loader):
+            if number == 5 and RANK == 1 and how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            hidden = model[1](model[0](x))
+            if number == 5 and RANK == 1:
+                hidden = Halfway.apply(hidden)
+            model[2](hidden).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            made += 1
+    except (es.EvenstepError, ValueError) as raised:
+        error, status = str(raised), getattr(raised, "status", "")
+    say({"made": made, "error": error, "status": status})
+
+
+def draws() -> None:
+    """Rank 1 draws a batch more in step 5."""
+    model, optimizer, loader = prepared(es.LocalSGD(every=4), 16)
+    error, number, batches = "", 0, iter(loader)
+    try:
+        for number in range(12):
+            (x,) = next(batches)
+            if number == 5 and RANK == 1:
+                (x,) = next(batches)
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except es.EvenstepError as raised:
+        error = str(raised)
+    say({"at": number, "error": error})
+
+
+def nonfinite() -> None:
+    """Rank 1 has a loss that is not finite in step 5, whose gradients it uses; all ranks are told at the next vote."""
+
+    def before(number: int, model: Any) -> None:
+        if number == 5 and RANK == 1:
+            model[0].bias.data.fill_(math.nan)
+        if number == 6 and RANK == 1:
+            for p in model.parameters():
+                p.data.fill_(0.5)
+
+    met, _ = train(es.LocalSGD(every=4), before=before, steps=16)
+    say({"met": met})
+
+
+def unused() -> None:
+    """The same, but no step uses them: nothing is told."""
+    model, optimizer, loader = prepared(es.LocalSGD(every=4), 16)
+    for number, (x,) in enumerate(loader):
+        model(x * math.nan if number == 5 else x).square().mean().backward()
+        if number != 5:
+            optimizer.step()
+        optimizer.zero_grad()
+    say({"step": es.step()})
+
+
+def checkpoints() -> None:
+    """One is asked for all the time, and comes at each synchronisation; the end is asked for in step 9."""
+    current = es.session()
+    current.environment = dataclasses.replace(current.environment, checkpoint_seconds=1e-9)
+    before_ends = current.steps.telemetry
+
+    class Asks:
+        def __init__(self) -> None:
+            self.asks_end = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(before_ends, name)
+
+    asks = current.steps.telemetry = Asks()  # type: ignore[assignment]
+
+    def before(number: int, _: Any) -> None:
+        asks.asks_end = (number == 9 and RANK == 0) or asks.asks_end
+
+    try:
+        train(es.LocalSGD(every=4), before=before, steps=20)
+    except SystemExit:
+        pass
+    folder = pathlib.Path(os.environ["EVENSTEP_CHECKPOINT_DIR"])
+    es.barrier()
+    steps = sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir() if path.name.startswith("step-"))
+    say({"step": es.step(), "checkpoints": steps})
+
+
+def differs() -> None:
+    """A parameter changes on rank 1 right after a synchronisation: found by the comparison that is due."""
+    current = es.session()
+    current.parameter_checks.every = 6
+    after = current.after_synchronisation
+    model, optimizer, loader = prepared(es.LocalSGD(every=4), 12)
+
+    def spoiled() -> None:
+        if RANK == 1 and current.step == 8:
+            model[0].bias.data[0] += 1.0
+        after()
+
+    current.after_synchronisation = spoiled  # type: ignore[method-assign]
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    say({"step": es.step()})
+
+
+def apart() -> None:
+    """Rank 1 makes the three steps between two synchronisations only once rank 0 has made them."""
+    model, optimizer, loader = prepared(es.DiLoCo(every=4), 8)
+    done = pathlib.Path("done")
+    for number, (x,) in enumerate(loader):
+        if number == 4 and RANK == 1:
+            while not done.exists():
+                time.sleep(0.005)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 6 and RANK == 0:
+            done.touch()
+    say({"step": es.step()})
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
