@@ -19,7 +19,7 @@ from evenstep._core import EvenstepError
 from evenstep.checkpoint_keeping import folder_of, lineage_of, step_folder
 from evenstep.checkpoint_state import pack_random
 from evenstep.exchange_state import capture_exchange
-from evenstep.loops import ended_by_exception
+from evenstep.exits import ended_by_exception
 
 
 class LastStep(NamedTuple):

@@ -1,9 +1,10 @@
-"""Threads that end with the process. A daemon thread that comes back from C++ when the interpreter is already ending is
+"""How a process ends: whether by an exception, and threads that end with it. A daemon thread that comes back from C++ when the interpreter is already ending is
 unwound by it, which C++ answers with std::terminate: such threads are stopped before."""
 
 from __future__ import annotations
 
 import atexit
+import sys
 import weakref
 from typing import Protocol
 
@@ -21,6 +22,11 @@ _running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 def stop_at_exit(owner: Stoppable) -> None:
     """Stops the owner's thread when the interpreter ends, if it lives then. Keeps no owner alive. Any thread."""
     _running.add(owner)
+
+
+def ended_by_exception() -> bool:
+    """At the process's exit: whether one ended the script (sys.exit is none)."""
+    return any(getattr(sys, name, None) is not None for name in ("last_value", "last_exc"))
 
 
 def _stop_all() -> None:

@@ -3,11 +3,13 @@ that connection; the ranks tell one another the rest in the job's store."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep._core import EvenstepError
-from evenstep.exits import stop_at_exit
+from evenstep.exits import ended_by_exception, stop_at_exit
 from evenstep.measured_place import host_name
 
 T = TypeVar("T")
@@ -36,6 +38,7 @@ _PATIENCE_SECONDS = 3.0  # for a rank that knows the cause
 _STAY_SECONDS = 2.0  # the first rank may keep the store: the others are to hear before it goes
 _ABORT_SECONDS = 5.0  # an abort of NCCL's that hangs must not keep the error back
 _STORE_SECONDS = 5.0  # beyond these, where the store does not answer
+_LEAVE_SECONDS = 1.0  # the same, at the script's end
 
 
 def _others(group: Any) -> list[int]:
@@ -169,16 +172,18 @@ class GroupEnd:
     to have ended.
 
     In the store, below `place`: who/R, the process and host of rank R; heard/R, in which call it heard of the end; cause, which
-    the first rank that knows it says, for all; read/R, that it has read it.
+    the first rank that knows it says, for all; read/R, that it has read it; left/R, after which call its script came to its end.
     """
 
     def __init__(self, group: Any, store: Any, place: str, ended: Callable[[int], bool] = lambda rank: False) -> None:
         self._group, self._store, self._place, self._ended = group, store, place, ended
         self._rank = dist.get_rank(group)
         self._call, self._what, self._own = 0, "nothing", True
-        self._look: _Asked[bool] | None = None
+        self._look: _Asked[tuple[bool, dict[int, int]]] | None = None
         self.error: EvenstepError | None = None
-        store.set(f"{place}/who/{self._rank}", f"rank {self._rank} (process {os.getpid()} on host {host_name()})")
+        self._process = os.getpid()
+        store.set(f"{place}/who/{self._rank}", f"rank {self._rank} (process {self._process} on host {host_name()})")
+        _open.add(self)
 
     def begins(self, what: str) -> None:
         """A call."""
@@ -197,16 +202,25 @@ class GroupEnd:
 
         def is_over() -> bool:
             nonlocal seen
-            seen = seen + 1 if any(map(self._ended, _others(self._group))) else 0
-            return seen >= _ENDED_LOOKS or self._is_over()
+            ended = [rank for rank in _others(self._group) if self._ended(rank)]
+            over, left = self._look_in_store(ended)
+            missing = [rank for rank in ended if left.get(rank, -1) < self._call]  # the others have made it
+            seen = seen + 1 if missing else 0
+            return over or seen >= _ENDED_LOOKS or any(rank in left for rank in missing)
 
         wait_for(work, self._group, is_over)
 
-    def _is_over(self) -> bool:
-        """As far as the store says: it may have gone with a rank that is not of this group, and the call needs none."""
+    def _look_in_store(self, ended: list[int]) -> tuple[bool, dict[int, int]]:
+        """Whether the cause of the group's end is there, and _left(ended). As far as the store says: it may have gone with a rank that
+        is not of this group, and the call needs none."""
         if self._look is None or not self._look.hangs:
-            self._look = _Asked(lambda: bool(self._store.check([f"{self._place}/cause"])))
-        return bool(self._look.within(_LOOK_SECONDS))
+            self._look = _Asked(lambda: (bool(self._store.check([f"{self._place}/cause"])), self._left(ended)))
+        return self._look.within(_LOOK_SECONDS) or (False, {})
+
+    def _left(self, ranks: list[int]) -> dict[int, int]:
+        """Those of these ranks whose scripts have come to their end, and after which call."""
+        keys = {rank: f"{self._place}/left/{rank}" for rank in ranks}
+        return {rank: int(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
 
     @staticmethod
     def _again(error: EvenstepError) -> EvenstepError:
@@ -227,6 +241,16 @@ class GroupEnd:
         said = self._say(cause)
         self._hear()
         return said
+
+    def leaves(self) -> None:
+        """At the end of this rank's script: it makes no call any more, and is not lost."""
+        if self.error is None and self._process == os.getpid():
+            within(_LEAVE_SECONDS, self._write_left)
+
+    def _write_left(self) -> None:
+        key = f"{self._place}/left/{self._rank}"
+        self._store.set(key, str(self._call))
+        self._store.check([key])  # now it is there
 
     # -- by another --
 
@@ -252,9 +276,12 @@ class GroupEnd:
                 [] if store.check(list(keys.values())) else [r for r, key in keys.items() if not store.check([key])]
             )
             waited = time.monotonic() - begin
-            lost = [r for r in silent if self._ended(r) or (r in closed and waited >= _GRACE_SECONDS)]
+            left = self._left(silent)
+            silent = [r for r in silent if left.get(r, -1) <= self._call - self._own]  # the others have made this call
+            lost = [r for r in silent if self._ended(r) or (waited >= _GRACE_SECONDS and (r in closed or r in left))]
+            died = [r for r in lost if r not in left]
             if lost:
-                self._say({"kind": "lost", "ranks": lost, "why": ""})
+                self._say({"kind": "lost" if died else "left", "ranks": died or lost, "why": ""})
             elif not silent or waited >= _PATIENCE_SECONDS:
                 self._say(self._by_records(silent))
             else:
@@ -285,8 +312,8 @@ class GroupEnd:
     def _by_records(self, silent: list[int]) -> dict[str, Any]:
         """Where nobody knows of a rank that is lost."""
         store, place = self._store, self._place
-        heard = [rank for rank in range(dist.get_world_size(self._group)) if rank not in silent]
-        records = {rank: json.loads(store.get(f"{place}/heard/{rank}")) for rank in heard}
+        keys = {rank: f"{place}/heard/{rank}" for rank in range(dist.get_world_size(self._group)) if rank not in silent}
+        records = {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
         calls = [f"rank {rank} in call {one['call']} ({one['what']})" for rank, one in records.items()]
         if silent:
             late = any(one["late"] for one in records.values())
@@ -322,6 +349,12 @@ class GroupEnd:
                 f"{who} has ended, or cannot be reached any more: found by {here}: {words}",
                 f"{output}; where it says nothing, {network}",
             ),
+            "left": (
+                "PEER_LOST",
+                f"{who} has left the job in an orderly way, at the end of {'its' if rank is not None else 'their'} script: "
+                f"found by {here}: {words}",
+                "let the scripts of all ranks make the same steps, and the same of the calls that all ranks make",
+            ),
             "late": (
                 "TIMEOUT",
                 f"{who} did not come to {self._what} within the time limit: {here}: {words}",
@@ -350,6 +383,18 @@ class GroupEnd:
         }
         status, said, fix = table[cause["kind"]]
         return _made(f"EVEN_ERR_{status}", f"{said} (EVEN_ERR_{status})", fix, rank)
+
+
+_open: weakref.WeakSet[GroupEnd] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    if not ended_by_exception():
+        for end in list(_open):
+            end.leaves()
+
+
+atexit.register(_leave_all)
 
 
 def _made(status: str, words: str, fix: str, rank: int | None) -> EvenstepError:

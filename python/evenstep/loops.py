@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from evenstep._core import EvenstepError
+from evenstep.exits import ended_by_exception
 from evenstep.schedulers import SchedulerSteps
 
 if TYPE_CHECKING:
@@ -184,8 +185,3 @@ class Loops:
             "written: nothing was trained\n  fix: call es.epochs for the same loops in every attempt, without an `if` "
             "around one that was over: it yields nothing then\n"
         )
-
-
-def ended_by_exception() -> bool:
-    """At the process's exit: whether one ended the script (sys.exit is none)."""
-    return any(getattr(sys, name, None) is not None for name in ("last_value", "last_exc"))

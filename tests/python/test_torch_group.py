@@ -73,6 +73,23 @@ def test_a_rank_that_dies_in_an_exchange_after_backward_is_named(run_ranks: Call
         assert status == "EVEN_ERR_PEER_LOST" and words.startswith("rank 1 (process ") and " on host b)" in words
 
 
+@pytest.mark.parametrize("how", ["ended", "failed"])
+@pytest.mark.parametrize("hosts", [{}, HOSTS])
+def test_a_rank_whose_script_has_ended_is_not_said_to_be_lost(
+    run_ranks: Callable[..., Any], hosts: dict[int, Any], how: str
+) -> None:
+    ranks = run_ranks(CASES, 3, args=("leaves", how), rank_env=hosts, check=False)
+    assert [rank.returncode for rank in ranks] == [0, how == "failed", 0], ranks
+    for rank in (0, 2):
+        (status, words, fix), again = told(ranks[rank])
+        assert status == "EVEN_ERR_PEER_LOST" and words.startswith("rank 1 (process ") and again[:2] == [status, words]
+        if how == "ended":
+            assert " has left the job in an orderly way, at the end of its script: found by rank " in words
+            assert fix.startswith("let the scripts of all ranks make the same steps")
+        else:
+            assert " has ended, or cannot be reached any more: found by rank " in words
+
+
 def test_a_rank_that_does_not_come_is_named_after_the_limit(run_ranks: Callable[..., Any]) -> None:
     ranks = run_ranks(CASES, 3, args=("late",), rank_env=HOSTS)
     heard, process = told(ranks[1])
@@ -245,6 +262,47 @@ def test_a_call_ends_where_a_connection_stays_closed(monkeypatch: pytest.MonkeyP
         with pytest.raises(RuntimeError, match="Connection closed by rank 2, which"):
             played.ends[1].wait(Slow(100))
         assert len(asked) == 15  # of 60 looks
+
+
+def test_who_has_made_the_call_and_left_ends_it_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    monkeypatch.setattr(group_end, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(group_end, "_ENDED_LOOKS", 3)
+    for end in played.ends:
+        end.begins("a barrier")
+        end._ended = lambda rank: rank == 2
+    played.at = 0
+    with pytest.raises(RuntimeError, match="another rank has ended the group"):
+        played.ends[0].wait(Slow(9))
+    played.ends[2].leaves()
+    slow = Slow(9)
+    played.ends[0].wait(slow)
+    assert slow.left == 0
+    played.ends[1].begins("a sum of 1 values")  # which that one never makes
+    played.at = 1
+    with pytest.raises(RuntimeError, match="another rank has ended the group"):
+        played.ends[1].wait(slow := Slow(9))
+    assert slow.left == 8, "known at the first look"
+
+
+def test_another_rank_that_died_is_named_and_not_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    played.ends[2].leaves()
+    for end in played.ends[:2]:
+        end.begins("a barrier")
+    played.at, played.closed = 0, [1, 2]
+    error = played.ends[0].heard(RuntimeError("Connection closed by peer"))
+    assert error.rank == 1 and "has ended, or cannot be reached" in str(error)
+
+
+def test_a_network_that_fails_once_a_rank_has_left_is_not_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    for end in played.ends:
+        end.begins("a barrier")
+    played.ends[1]._hear()
+    played.ends[2].leaves()
+    played.at, played.closed = 0, [2]
+    assert played.ends[0].heard(RuntimeError("Connection reset")).status == "EVEN_ERR_SYSTEM"
 
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

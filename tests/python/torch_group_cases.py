@@ -22,6 +22,7 @@ from evenstep import group_end
 from evenstep.group import TorchGroup
 from evenstep.group_end import GroupEnd
 
+kept: list[Any] = []
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -139,6 +140,19 @@ def group_of(seconds: float) -> TorchGroup:
     assert group.exchange(bytes([RANK])) == [bytes([rank]) for rank in range(RANKS)]
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), world)
     return group
+
+
+def leaves() -> None:
+    """Rank 1's script comes to its end, by itself or by an error, and its process with it; the others make another call."""
+    group = group_of(100.0)
+    if RANK == 1:
+        kept.append(group)  # as a session does
+        Path("left").touch()
+        if sys.argv[2] == "failed":
+            raise ValueError("the script's own")
+        return
+    wait_for("left")
+    tell(caught(group.barrier), caught(group.barrier))
 
 
 def late() -> None:
