@@ -31,7 +31,9 @@ _LOOK_SECONDS = 0.5  # who waits for longer looks in the store, and at the proce
 _ENDED_LOOKS = (
     20  # so often one of these is seen to have ended: it may have ended after this call, in which others are slow
 )
-_CLOSED_LOOKS = 60  # so often a connection is seen to be closed: the call may need it no more, and be slow over another one
+_CLOSED_LOOKS = (
+    60  # so often a connection is seen to be closed: the call may need it no more, and be slow over another one
+)
 _CLOSED_EVERY = 4  # looks: who asks Gloo whether a connection is closed leaves a few bytes in those that are not
 _GRACE_SECONDS = 1.0  # a rank whose call ended by its time limit has closed its connections, and says so soon
 _PATIENCE_SECONDS = 3.0  # for a rank that knows the cause

@@ -30,7 +30,7 @@ class QuietPasses:
     @property
     def comes(self) -> bool:
         """Whether the pass under way is one; the same on all ranks that make the same passes and steps."""
-        if not self.agreed:
+        if not self.agreed or self._steps.step <= self._voted:  # all passes of a step that has a vote have one
             return False
         since = max(self._steps.step - self._voted, self._passes)
         alone = [sync.local for sync in self._steps.syncs if sync.local is not None]

@@ -139,6 +139,9 @@ def stays() -> None:
     note("skip")
     current.nonfinite.policy = "report"
     note("report")
+    facts["buffer in another pass"] = two_passes()
+    current.steps.syncs.clear()
+    current.models.clear()
     other = es.prepare(nn.Linear(1, 1))
     facts["another"] = train(es.LocalSGD(every=4), steps=6)[0]
     with es.no_sync(other):
@@ -147,6 +150,36 @@ def stays() -> None:
     es.prepare(torch.amp.GradScaler("cpu"))
     note("scaler")
     say(facts)
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.mean: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean += 0.1 * (x.detach().mean() - self.mean)
+        return x - self.mean
+
+
+def two_passes() -> list[int]:
+    """Two models, each with a backward of its own in every step; only the second has buffers."""
+    models = [nn.Linear(3, 1).double(), nn.Sequential(nn.Linear(3, 4), Centred()).double()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
+    es.prepare(*models, *optimizers, sync=es.LocalSGD(every=4))
+    met = Meetings(models[0])
+    for number in range(6):
+        for model in models:
+            y = model(torch.full((2, 3), float(RANK), dtype=torch.float64))
+            met.now = number
+            y.square().mean().backward()
+            met.now = -1
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    met.end(models[0])
+    return met.steps
 
 
 class Refuses(torch.autograd.Function):
