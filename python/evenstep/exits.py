@@ -1,5 +1,5 @@
-"""How a process ends: whether by an exception, and threads that end with it. A daemon thread that comes back from C++ when the interpreter is already ending is
-unwound by it, which C++ answers with std::terminate: such threads are stopped before."""
+"""How a process ends: whether by an exception, and threads that end with it. A daemon thread that comes back from C++ when the
+interpreter is already ending is unwound by it, which C++ answers with std::terminate: such threads are stopped before."""
 
 from __future__ import annotations
 
