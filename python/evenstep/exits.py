@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import weakref
 from typing import Protocol
 
-_PATIENCE_SECONDS = 0.5  # one that waits for a rank that never comes is left: it will not come back
+_PATIENCE_SECONDS = 1.0  # one that waits for a rank that never comes is left: it will not come back
 
 
 class Stoppable(Protocol):
@@ -17,11 +18,19 @@ class Stoppable(Protocol):
 
 
 _running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
+_lock = threading.Lock()  # of these
+_ending = threading.Event()
 
 
 def stop_at_exit(owner: Stoppable) -> None:
     """Stops the owner's thread when the interpreter ends, if it lives then. Keeps no owner alive. Any thread."""
-    _running.add(owner)
+    with _lock:
+        _running.add(owner)
+
+
+def is_ending() -> bool:
+    """Whether the interpreter ends: a thread that looks now and then whether to go on waiting does not."""
+    return _ending.is_set()
 
 
 def ended_by_exception() -> bool:
@@ -30,8 +39,16 @@ def ended_by_exception() -> bool:
 
 
 def _stop_all() -> None:
-    for owner in list(_running):
-        owner.stop(_PATIENCE_SECONDS)
+    _ending.set()
+    stopped: list[Stoppable] = []
+    while True:
+        with _lock:
+            left = [owner for owner in _running if owner not in stopped]
+        if not left:
+            return
+        for owner in left:
+            owner.stop(_PATIENCE_SECONDS)
+        stopped += left
 
 
 atexit.register(_stop_all)

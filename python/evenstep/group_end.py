@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep._core import EvenstepError
-from evenstep.exits import ended_by_exception, stop_at_exit
+from evenstep.exits import ended_by_exception, is_ending, stop_at_exit
 from evenstep.measured_place import host_name
 
 T = TypeVar("T")
@@ -78,37 +78,71 @@ def _close_gloo(group: Any) -> None:
             continue  # so it is; where this connection was closed before, the next one does it
 
 
-def wait_for(work: Any, group: Any, is_over: Callable[[], bool] = lambda: False) -> None:
+def wait_for(
+    work: Any,
+    group: Any,
+    is_over: Callable[[], bool] = lambda: False,
+    needed: Callable[[list[int]], list[int]] = lambda closed: closed,
+) -> None:
     """Until a call of a process group of torch's is done; raises what it failed with. Any thread.
 
     Where a message is half read when its connection ends, Gloo forgets it: its call goes on until the group's time limit (gloo,
     transport/tcp/pair.cc: `signalException` passes over the operation under way). So a call of Gloo's also fails here when a
-    connection of its group has been closed for 30 s, and it goes on; or when is_over(), which is asked twice a second."""
+    connection of its group has been closed for 30 s, and it goes on; or when is_over(), which is asked twice a second. needed:
+    of ranks whose connections are closed, those that the call may wait for. A thread beside the script's fails when the process
+    ends."""
     group = group or dist.group.WORLD
     if dist.get_backend(group) != "gloo":
         work.wait()
         return
-    looks = seen = 0
-    while True:
-        try:
-            work.wait(timedelta(seconds=_LOOK_SECONDS))
-            return
-        except RuntimeError:
-            if work.is_completed():
-                work.wait()  # its own error, if it has one
+    with _Waiting() as waiting:
+        looks = seen = 0
+        while True:
+            try:
+                work.wait(timedelta(seconds=_LOOK_SECONDS))
                 return
-        looks += 1
-        if looks % _CLOSED_EVERY == 0:
-            closed = closed_peers(group)
-            seen = seen + _CLOSED_EVERY if closed else 0
-            if seen >= _CLOSED_LOOKS:
+            except RuntimeError:
+                if work.is_completed():
+                    work.wait()  # its own error, if it has one
+                    return
+            looks += 1
+            words = ""
+            if looks % _CLOSED_EVERY == 0:
+                closed = needed(closed_peers(group))
+                seen = seen + _CLOSED_EVERY if closed else 0
+                if seen >= _CLOSED_LOOKS:
+                    words = f"Connection closed by rank {', '.join(map(str, closed))}, which this call was to hear from"
+            if is_over():
+                words = words or "another rank has ended the group"
+            elif waiting.ends:
+                words = words or "the process ends"
+            if words:
                 _keep(group)
-                raise RuntimeError(
-                    f"Connection closed by rank {', '.join(map(str, closed))}, which this call was to hear from"
-                )
-        if is_over():
-            _keep(group)
-            raise RuntimeError("another rank has ended the group")
+                raise RuntimeError(words)
+
+
+class _Waiting:
+    """For a call, on this thread: one beside the script's comes back from C++ no more when the interpreter is ending."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._beside = threading.current_thread() is not threading.main_thread()
+
+    def __enter__(self) -> _Waiting:
+        if self._beside:
+            stop_at_exit(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    @property
+    def ends(self) -> bool:
+        return self._beside and is_ending()
+
+    def stop(self, seconds: float) -> None:
+        """For `exits`."""
+        self._over.wait(seconds)
 
 
 def _keep(group: Any) -> None:
@@ -210,7 +244,11 @@ class GroupEnd:
             seen = seen + 1 if missing else 0
             return over or seen >= _ENDED_LOOKS or any(rank in left for rank in missing)
 
-        wait_for(work, self._group, is_over)
+        def needed(closed: list[int]) -> list[int]:
+            left = within(_LOOK_SECONDS, lambda: self._left(closed)) or {} if closed else {}
+            return [rank for rank in closed if left.get(rank, -1) < self._call]
+
+        wait_for(work, self._group, is_over, needed)
 
     def _look_in_store(self, ended: list[int]) -> tuple[bool, dict[int, int]]:
         """Whether the cause of the group's end is there, and _left(ended). As far as the store says: it may have gone with a rank that
@@ -353,7 +391,7 @@ class GroupEnd:
             ),
             "left": (
                 "PEER_LOST",
-                f"{who} has left the job in an orderly way, at the end of {'its' if rank is not None else 'their'} script: "
+                f"{who} {'has' if rank is not None else 'have'} left the job: {'its script has' if rank is not None else 'their scripts have'} ended: "
                 f"found by {here}: {words}",
                 "let the scripts of all ranks make the same steps, and the same of the calls that all ranks make",
             ),

@@ -67,3 +67,42 @@ assert any(thread.name == "evenstep-group-end" for thread in threading.enumerate
         1,
     )
     assert rank.stdout == "left: []\n"
+
+
+def test_a_thread_that_looks_again_and_again_ends_before(run_ranks: Callable[..., Any]) -> None:
+    """The interpreter's own end takes as long as a look."""
+    waiting, _ = run_ranks(
+        """
+        import os, pathlib, threading, time
+        import torch
+        import torch.distributed as dist
+        from evenstep.group_end import wait_for
+
+        class Long:
+            def __del__(self):
+                time.sleep(1)
+
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(torch.ones(1), async_op=True)
+            words = []
+
+            def wait():
+                try:
+                    wait_for(work, dist.group.WORLD)
+                except RuntimeError as error:
+                    print(error, flush=True)
+
+            threading.Thread(target=wait, daemon=True).start()
+            threading.kept = Long()
+            time.sleep(0.1)
+        else:
+            while "ends" not in pathlib.Path("run_1_rank_0.out").read_text():
+                time.sleep(0.01)
+            time.sleep(3)
+            os._exit(0)
+        """,
+        2,
+        fresh=True,
+    )
+    assert waiting.stdout == "the process ends\n" and "terminate called" not in waiting.stderr

@@ -84,7 +84,7 @@ def test_a_rank_whose_script_has_ended_is_not_said_to_be_lost(
         (status, words, fix), again = told(ranks[rank])
         assert status == "EVEN_ERR_PEER_LOST" and words.startswith("rank 1 (process ") and again[:2] == [status, words]
         if how == "ended":
-            assert " has left the job in an orderly way, at the end of its script: found by rank " in words
+            assert " has left the job: its script has ended: found by rank " in words
             assert fix.startswith("let the scripts of all ranks make the same steps")
         else:
             assert " has ended, or cannot be reached any more: found by rank " in words
@@ -304,6 +304,18 @@ def test_a_network_that_fails_once_a_rank_has_left_is_not_its_end(monkeypatch: p
     played.ends[2].leaves()
     played.at, played.closed = 0, [2]
     assert played.ends[0].heard(RuntimeError("Connection reset")).status == "EVEN_ERR_SYSTEM"
+
+
+def test_who_made_the_call_and_left_keeps_nobody_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    for end in played.ends:
+        end.begins("a broadcast of 9 values of rank 2")
+    played.ends[2].leaves()
+    played.closed = [2]
+    played.ends[1].wait(Slow(100))
+    played.ends[1].begins("a barrier")
+    with pytest.raises(RuntimeError, match="Connection closed by rank 2, which"):
+        played.ends[1].wait(Slow(100))
 
 
 def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
