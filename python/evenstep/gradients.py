@@ -255,7 +255,7 @@ class GradientSync:
     def after_unsynchronised(self) -> None:
         """Closes a backward under no_sync."""
         if self.local is not None:
-            self.local.saw(self._steps.current_amount())
+            self.local.saw(self._steps.current_amount() if self._fired else 0.0)
         if self._stash is not None:
             self._unstash()
         elif self._fired:
@@ -405,12 +405,12 @@ class GradientSync:
     @torch.no_grad()
     def finish(self, again: bool) -> Report:
         """Collective. `again`: some rank's gradient changed after it was handed over, so the round runs twice."""
-        weight = self._current_weight()
+        weight, made = self._current_weight(), bool(self._fired)  # made: by this rank's own backward
         if self._stash is not None:
             self._unstash()
             weight = self._pending if self._pending is not None else 0.0
         if self.local is not None or self.stale is not None:
-            report = self._stay_local() if self.local is not None else self._take_turns(weight)
+            report = self._stay_local(made) if self.local is not None else self._take_turns(weight)
             return self._done(report)
         if not self._open:
             self._begin(weight)
@@ -510,7 +510,7 @@ class GradientSync:
         """Where gradients stay on their rank: whether this rank's are finite. The vote tells the others."""
         found = self._among(range(len(self.parameters)), at_once=self.acts_at_once) if counts else []
         assert self.local is not None
-        self.nonfinite = self.local.to_tell([(index, index != UNNAMED) for index, _ in found], quiet)
+        self.nonfinite = self.local.to_tell([(index, index != UNNAMED) for index, _ in found], quiet, self.fired)
         return not self.nonfinite
 
     def name_of(self, index: int) -> str:
@@ -524,9 +524,9 @@ class GradientSync:
         self.rounds += 1
         return report
 
-    def _stay_local(self) -> Report:
+    def _stay_local(self, made: bool) -> Report:
         assert self.local is not None
-        self.local.saw(self._steps.current_amount())
+        self.local.saw(self._steps.current_amount() if made else 0.0)
         self.local.spare_exchange()
         return Report(0, 0, 0, 0)
 

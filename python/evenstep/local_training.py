@@ -37,7 +37,8 @@ class LocalTraining:
         self._trained: dict[int, list[int]] = {}  # and which parameters it has
         self._sums: dict[int, torch.Tensor] = {}  # of the exchange under way, by parameter
         self._unused: Found = []  # what was not finite in a pass without a vote, until a step uses it …
-        self._untold: Found = []  # … and until the next vote
+        self._untold: dict[int, bool] = {}  # … and until the next vote …
+        self._told: dict[int, bool] = {}  # … which tells it, as do those that follow, until a step says it
         self._bytes = sum(p.numel() * p.element_size() for p in parameters)
         self._outer: torch.optim.SGD | None = None
         self._anchors: list[torch.Tensor] = []  # where the parameters were when all ranks had the same
@@ -53,7 +54,7 @@ class LocalTraining:
         self._loose = set(range(len(self._anchors)))  # those that no optimizer has moved since all ranks had the same
 
     def saw(self, amount: float) -> None:
-        """A backward over `amount` samples (or what es.set_weight counts) has ended."""
+        """A backward has ended, and made gradients of `amount` samples (or what es.set_weight counts) here."""
         if self._loose:  # the script may have set the parameters since es.prepare, or since they were one
             self._anchor()
         self._seen += amount
@@ -150,18 +151,26 @@ class LocalTraining:
 
     # -- gradients that are not finite --
 
-    def to_tell(self, found: Found, quiet: bool) -> Found:
-        """What the vote of this pass tells of it, and of those before that had none. quiet: it has none either."""
+    def to_tell(self, found: Found, quiet: bool, fired: bool) -> Found:
+        """What the vote of this pass tells of it, and of those before that had none. quiet: it has none either. fired: it is of
+        this model, so that the step to come may be one of its optimizer's."""
         if quiet:
             self._unused = found
             return []
-        together = list(dict([*self._untold, *found]).items())
-        self._unused, self._untold = [], []
-        return together
+        self._unused = []
+        if fired:
+            self._told.update(self._untold)
+            self._untold = {}
+        return list({**self._told, **dict(found)}.items())
 
     def steps_on_nonfinite(self) -> None:
         """An optimizer uses what the last pass found, if that was anything."""
-        self._untold, self._unused = self._untold + self._unused, []
+        self._untold.update(self._unused)
+        self._unused = []
+
+    def said_nonfinite(self) -> None:
+        """By a step of its optimizer, which came after the votes."""
+        self._told.clear()
 
     # -- where ranks may be lost --
 

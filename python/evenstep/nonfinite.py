@@ -126,6 +126,7 @@ class NonFinite:
             return False
         if getattr(optimizer, "found_inf", None) is not None:
             return False  # a fused one, to which a GradScaler says that it shall leave the step out
+        steps.quiet.said(ids)
         if self._since < 0 or self.policy == "stop":
             self._tell(syncs, loss)
         self._told += 1 if leads else 0

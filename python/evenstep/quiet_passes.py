@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from evenstep import vote
 
 if TYPE_CHECKING:
+    from evenstep.gradients import GradientSync
     from evenstep.steps import Steps
 
 
@@ -25,7 +26,7 @@ class QuietPasses:
         self._passes = 0  # of these since then, or since the last commit
         self._failed = False  # one raised an error before it made a gradient, since the last vote
         self._bad = False  # the loss of the last one was not finite
-        self._held = False  # that of one whose gradients a step used, since the last vote
+        self._held: list[GradientSync] = []  # whose optimizers used such a one's gradients, and no step has said so
 
     @property
     def comes(self) -> bool:
@@ -56,10 +57,21 @@ class QuietPasses:
     def steps_on(self, ids: set[int]) -> None:
         """An optimizer of these parameters (ids) does, on what the last one left: what is not finite there is told in the next
         vote."""
-        self._held = self._held or self._bad
-        for sync in self._steps.syncs:
-            if sync.local is not None and sync.has_any(ids):
+        alone = [sync for sync in self._steps.syncs if sync.local is not None]
+        its = [sync for sync in alone if sync.has_any(ids)]
+        if self._bad:
+            self._held += [sync for sync in its or alone if sync not in self._held]
+        for sync in its:
+            if sync.local is not None:
                 sync.local.steps_on_nonfinite()
+
+    def said(self, ids: set[int]) -> None:
+        """A step of an optimizer of these parameters (ids), after a vote, has said what was not finite."""
+        its = [sync for sync in self._steps.syncs if sync.has_any(ids)]
+        self._held = [sync for sync in self._held if sync not in its]
+        for sync in its:
+            if sync.local is not None:
+                sync.local.said_nonfinite()
 
     def commits(self) -> None:
         self._passes, self.open = 0, False
@@ -68,11 +80,11 @@ class QuietPasses:
 
     def flags(self, loss_bad: bool, buffers_changed: bool) -> int:
         """Of this rank's ballot."""
-        flags = vote.LOSS if self._held or loss_bad else 0
+        flags = vote.LOSS if loss_bad or any(sync.fired for sync in self._held) else 0
         flags |= vote.FAILED_BEFORE if self._failed else 0
         return flags | (0 if self._alone and not buffers_changed and self.allowed() else vote.VOTES)
 
     def heard(self, ballots: Sequence[vote.Ballot]) -> None:
         self.agreed = not any(ballot.flags & vote.VOTES for ballot in ballots)
         self._voted, self._passes = self._steps.step, 0
-        self.open = self.last = self._failed = self._bad = self._held = False
+        self.open = self.last = self._failed = self._bad = False

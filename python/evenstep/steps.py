@@ -461,6 +461,8 @@ class Steps:
                     sync.finish(again=False)
                 else:
                     sync.abandon()
+                    if sync.local is not None:
+                        sync.local.saw(0.0)
         self.quiet.made(bad=self._part.loss.bad)
         self._part.loss.bad = False
         self.times.synchronised(self.step, end)

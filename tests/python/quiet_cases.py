@@ -22,10 +22,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
+from evenstep.checkpoint import _background
 
 RANK, RANKS = es.rank(), es.world_size()
 CALLS = ("exchange", "sum_", "broadcast_", "gather_rows", "barrier")
-MODES = {
+MODES: dict[str, Callable[[], Any]] = {
     "local": lambda: es.LocalSGD(every=4),
     "diloco": lambda: es.DiLoCo(every=4),
 }
@@ -82,7 +83,12 @@ class Meetings:
 
 
 def train(
-    mode: Any, steps: int = 12, before: Callable[[int, Any], None] | None = None, micro: int = 1, **options: Any
+    mode: Any,
+    steps: int = 12,
+    before: Callable[[int, Any], None] | None = None,
+    micro: int = 1,
+    after: Callable[[int], None] = lambda number: None,
+    **options: Any,
 ) -> tuple[list[int], str]:
     """In which steps the ranks met, and the parameters, the buffers and the loss in the end."""
     model, optimizer, loader = prepared(mode, steps, **options)
@@ -96,6 +102,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         met.now = -1
+        after(number)
     met.end(model)
     return met.steps, _digest([*model.parameters(), *model.buffers()])
 
@@ -265,8 +272,9 @@ def draws() -> None:
     say({"at": number, "error": error})
 
 
-def nonfinite() -> None:
-    """Rank 1 has a loss that is not finite in step 5, whose gradients it uses; all ranks are told at the next vote."""
+def nonfinite(micro: str) -> None:
+    """Rank 1 has a loss that is not finite in step 5, whose gradients it uses; all ranks are told at the next vote. micro:
+    backwards a step."""
 
     def before(number: int, model: Any) -> None:
         if number == 5 and RANK == 1:
@@ -275,8 +283,91 @@ def nonfinite() -> None:
             for p in model.parameters():
                 p.data.fill_(0.5)
 
-    met, _ = train(es.LocalSGD(every=4), before=before, steps=16)
+    met, _ = train(es.LocalSGD(every=4), before=before, steps=16, micro=int(micro))
     say({"met": met})
+
+
+def nonfinite_of_two() -> None:
+    """Two models, each with a backward and an optimizer's step in turn, of which the second leaves every fourth turn out. On rank
+    1 its gradients are not finite in turn 5; turn 7 has a vote in the first one's pass alone, turn 9 in both."""
+    models = {name: nn.Linear(3, 1).double() for name in ("first", "second")}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.05) for name, model in models.items()}
+    es.prepare(*models.values(), *optimizers.values(), sync=es.LocalSGD(every=4))
+    for number in range(14):
+        for name, model in models.items():
+            if name == "second" and number % 4 == 2:
+                continue
+            bad = name == "second" and RANK == 1
+            if bad and number == 7:
+                for p in model.parameters():
+                    p.data.fill_(0.5)
+            y = model(torch.ones((2, 3), dtype=torch.float64))
+            if bad and number == 5:
+                y.register_hook(lambda gradient: gradient * math.nan)
+            y.square().mean().backward()
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+    say({"step": es.step()})
+
+
+def left_out() -> None:
+    """In step 5 the backward of rank 1 leaves the second model out: it counts there without these samples, as with a vote."""
+    current = es.session()
+    facts: dict[str, Any] = {}
+    for mode in ("local", "diloco"):
+        for how in ("quiet", "voted"):
+            torch.manual_seed(5)
+            models = [nn.Linear(3, 1).double(), nn.Linear(3, 1).double()]
+            optimizer = torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.05)
+            x = torch.randn(64, 3, dtype=torch.float64)
+            loader = DataLoader(TensorDataset(x), batch_size=8)
+            *_, loader = es.prepare(*models, optimizer, loader, sync=MODES[mode](), shares=uneven)
+            syncs = current.steps.syncs
+            met = Meetings(models[0])
+            allowed = current.steps.quiet.allowed
+            if how == "voted":
+                current.steps.quiet.allowed = lambda: False
+            for number, (x,) in enumerate(loader):
+                both = number != 5 or RANK == 0
+                met.now = number
+                sum(
+                    (model(x).square().mean() for model in (models if both else models[:1])), torch.zeros(())
+                ).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                met.now = -1
+            met.end(models[0])
+            current.steps.quiet.allowed = allowed
+            facts[f"{mode} {how}"] = {
+                "met": met.steps,
+                "seen": [sync.local._seen for sync in syncs if sync.local is not None],
+                "values": _digest([p for model in models for p in model.parameters()]),
+            }
+            syncs.clear()
+            current.models.clear()
+    say(facts)
+
+
+def stops() -> None:
+    """The second model's optimizer stops one step before it would synchronise; in step 9 the ranks are made one."""
+    models = [nn.Linear(3, 1).double(), nn.Linear(3, 1).double()]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05) for model in models]
+    es.prepare(*models, *optimizers, sync=es.LocalSGD(every=4))
+    met = Meetings(models[0])
+    for number in range(14):
+        if number == 9:
+            es.synchronise_models()
+        x = torch.full((2, 3), float(RANK), dtype=torch.float64)
+        met.now = number
+        (models[0](x) + models[1](x)).square().mean().backward()
+        optimizers[0].step()
+        if number < 7:
+            optimizers[1].step()
+        met.now = -1
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+    met.end(models[0])
+    say({"met": met.steps})
 
 
 def unused() -> None:
@@ -290,8 +381,9 @@ def unused() -> None:
     say({"step": es.step()})
 
 
-def checkpoints() -> None:
-    """One is asked for all the time, and comes at each synchronisation; the end is asked for in step 9."""
+def checkpoints(how: str) -> None:
+    """One is asked for all the time, and comes at each synchronisation. The end is asked for in step 9; or the ranks are made one
+    after step 6, where no vote has asked for a checkpoint since the last."""
     current = es.session()
     current.environment = dataclasses.replace(current.environment, checkpoint_seconds=1e-9)
     before_ends = current.steps.telemetry
@@ -306,12 +398,18 @@ def checkpoints() -> None:
     asks = current.steps.telemetry = Asks()  # type: ignore[assignment]
 
     def before(number: int, _: Any) -> None:
-        asks.asks_end = (number == 9 and RANK == 0) or asks.asks_end
+        _background.join()  # so that each of them is there, and the next may be asked for
+        asks.asks_end = (how == "end" and number == 9 and RANK == 0) or asks.asks_end
+
+    def after(number: int) -> None:
+        if how == "one" and number == 6:
+            es.synchronise_models()
 
     try:
-        train(es.LocalSGD(every=4), before=before, steps=20)
+        train(es.LocalSGD(every=4), before=before, steps=20 if how == "end" else 14, after=after)
     except SystemExit:
         pass
+    _background.join()
     folder = pathlib.Path(os.environ["EVENSTEP_CHECKPOINT_DIR"])
     es.barrier()
     steps = sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir() if path.name.startswith("step-"))

@@ -86,13 +86,39 @@ def test_a_rank_that_draws_more_is_found_where_they_meet(run_ranks: Callable[...
         assert case["at"] == 7 and "have drawn different numbers of batches: rank 1 differs ([4, 5])" in case["error"]
 
 
-def test_what_was_not_finite_is_told_where_they_meet(run_ranks: Callable[..., Any]) -> None:
-    ranks = run_ranks(CASES, args=("nonfinite",))
+@pytest.mark.parametrize("micro", ["1", "2"])
+def test_what_was_not_finite_is_told_where_they_meet(run_ranks: Callable[..., Any], micro: str) -> None:
+    ranks = run_ranks(CASES, args=("nonfinite", micro))
     said = [line for line in ranks[0].stderr.splitlines() if line.startswith("evenstep: step")]
     assert len(said) == 2, said
     assert said[0].startswith("evenstep: step 7: the loss and gradients on rank 1 are not finite")
     assert said[1] == "evenstep: step 11: loss and gradients are finite again after 4 steps, from step 7 on"
     assert told(ranks[1])["met"] == [0, 3, 7, 11, 15]
+
+
+def test_what_was_not_finite_is_told_by_the_step_of_its_own_optimizer(run_ranks: Callable[..., Any]) -> None:
+    ranks = run_ranks(CASES, args=("nonfinite_of_two",))
+    said = [line for line in ranks[0].stderr.splitlines() if line.startswith("evenstep: step")]
+    assert len(said) == 2, said
+    assert said[0] == "evenstep: step 10: gradients on rank 1 are not finite", said
+    assert "finite again" in said[1]
+
+
+def test_samples_count_where_this_rank_trained_the_model_on_them(run_ranks: Callable[..., Any]) -> None:
+    seen = []
+    for rank in run_ranks(CASES, args=("left_out",)):
+        cases = told(rank)
+        for mode in ("local", "diloco"):
+            quiet, voted = cases[f"{mode} quiet"], cases[f"{mode} voted"]
+            assert (quiet.pop("met"), voted.pop("met")) == ([0, 3, 7], list(range(8)))
+            assert quiet == voted
+        seen.append(cases["local quiet"]["seen"])
+    assert seen == [[41.0, 41.0], [23.0, 19.0]]
+
+
+def test_an_optimizer_that_stops_before_its_synchronisation_has_all_vote(run_ranks: Callable[..., Any]) -> None:
+    for rank in run_ranks(CASES, args=("stops",)):
+        assert told(rank) == {"met": [0, 3, 7, 8, 12]}
 
 
 def test_what_was_not_finite_and_not_used_is_no_fault(run_ranks: Callable[..., Any]) -> None:
@@ -102,9 +128,14 @@ def test_what_was_not_finite_and_not_used_is_no_fault(run_ranks: Callable[..., A
 
 def test_checkpoints_and_the_end_come_with_the_synchronisation(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     env = {"EVENSTEP_CHECKPOINT_DIR": str(tmp_path / "saved")}
-    case = told(run_ranks(CASES, args=("checkpoints",), env=env)[0])
-    assert case["step"] == 12 and case["checkpoints"][-1] == 12, case
-    assert set(case["checkpoints"]) <= {4, 8, 12}, case
+    case = told(run_ranks(CASES, args=("checkpoints", "end"), env=env)[0])
+    assert case == {"step": 12, "checkpoints": [4, 8, 12]}
+
+
+def test_no_checkpoint_comes_that_no_vote_asked_for(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    env = {"EVENSTEP_CHECKPOINT_DIR": str(tmp_path / "saved")}
+    case = told(run_ranks(CASES, args=("checkpoints", "one"), env=env)[0])
+    assert case == {"step": 14, "checkpoints": [4, 11]}
 
 
 def test_parameters_are_compared_once_a_synchronisation_has_come(run_ranks: Callable[..., Any]) -> None:
