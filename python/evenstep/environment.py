@@ -47,6 +47,7 @@ class Environment:
     batch_adapt: str = ""
     seed_samples: bool = True
     workers: str = ""
+    timeout_seconds: float = 1800.0  # of a call of all ranks
 
 
 def _integer(variables: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
@@ -93,6 +94,18 @@ def cadence(name: str, text: str) -> tuple[int, float]:
     except ValueError:
         pass
     raise EvenstepError(f"{name} is {text!r}; give steps ('100') or seconds ('30s')")
+
+
+def _timeout(text: str) -> float:
+    try:
+        seconds = float(text or "1800")
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 1e6:
+        raise EvenstepError(
+            f"EVENSTEP_TIMEOUT is {text!r}\n  fix: give seconds from 1 to 1000000, for which ranks wait for one another in a call"
+        )
+    return seconds
 
 
 def _bytes(variables: Mapping[str, str], name: str) -> int | None:
@@ -182,4 +195,5 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         batch_adapt=v.get("EVENSTEP_BATCH_ADAPT", ""),
         seed_samples=bool(_integer(v, "EVENSTEP_SEED_SAMPLES", 1)),
         workers=_word(v, "EVENSTEP_WORKERS", ("", "auto", "off")),
+        timeout_seconds=_timeout(v.get("EVENSTEP_TIMEOUT", "")),
     )

@@ -223,12 +223,11 @@ class Bootstrap:
     def __init__(
         self,
         environment: Environment,
-        timeout_seconds: float = 1800.0,
         members: Sequence[int] | None = None,
         name: str = "session",
     ) -> None:
         self.environment = environment
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds = environment.timeout_seconds
         self._members, self._name = None if members is None else list(members), name
         self._opened = 0
         self._gloo: Any = None

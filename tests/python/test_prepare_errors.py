@@ -372,3 +372,35 @@ def test_options_that_only_say_how_to_compute_may_differ() -> None:
     one.param_groups[0]["lr"] = 0.5
     other.param_groups[0]["own"] = 1
     assert "rank 0 has an option 'own', which it lacks" in _difference(_options(one), _options(other))
+
+
+@pytest.mark.parametrize("text", ["0", "0.5", "-1", "inf", "nan", "soon", "1000001"])
+def test_a_time_limit_that_is_none(text: str) -> None:
+    with pytest.raises(es.EvenstepError, match=f"EVENSTEP_TIMEOUT is '{text}'\n  fix: give seconds from 1 to 1000000"):
+        read_environment({"EVENSTEP_TIMEOUT": text})
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_who_does_not_come_is_waited_for_as_long_as_was_said(run_ranks: Callable[..., Any], hosts: bool) -> None:
+    apart = {rank: {"EVENSTEP_HOST_ID": "ab"[rank]} for rank in range(2)} if hosts else None  # over Gloo
+    waits, _ = run_ranks(
+        """
+        import pathlib, time
+        import torch
+        import evenstep as es
+        model = torch.nn.Linear(1, 1)
+        es.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        if es.rank() == 0:
+            try:
+                es.barrier()
+            except es.EvenstepError as error:
+                print(error.status, flush=True)
+        else:
+            while "TIMEOUT" not in pathlib.Path("run_1_rank_0.out").read_text():
+                time.sleep(0.01)
+        """,
+        2,
+        env={"EVENSTEP_TIMEOUT": "3", **({"EVENSTEP_COMM_ENGINE": "gloo"} if hosts else {})},
+        rank_env=apart,
+    )
+    assert waits.stdout == "EVEN_ERR_TIMEOUT\n"
