@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from evenstep.session import Session
 
 
+_NO_MODEL = "no model is prepared"
+_NO_LOADER = "it needs a prepared training loader, to give a batch again"
+_NO_OPTIMIZER = "it needs a prepared optimizer, whose step commits"
+LACKS = (_NO_MODEL, _NO_LOADER, _NO_OPTIMIZER)
+"""What a later es.prepare may bring."""
+
+
 def why_not(session: Session) -> str:
     """In a few words; "" where nothing hinders. After es.prepare."""
     return why_no_groups(session) or _of_models(session) or _of_loops(session) or too_large(session.objects)
@@ -38,7 +45,7 @@ def _of_models(session: Session) -> str:
     for sync in session.steps.syncs:
         if not all(map(_goes_on, sync.engines)):
             return "gradients are on GPUs, or summed by torch"
-    return "" if session.steps.syncs else "no model is prepared"
+    return "" if session.steps.syncs else _NO_MODEL
 
 
 def _goes_on(engine: Engine) -> bool:
@@ -51,11 +58,11 @@ def _goes_on(engine: Engine) -> bool:
 def _of_loops(session: Session) -> str:
     training = [loader for loader in session.loaders.values() if loader.train]
     if not training:
-        return "it needs a prepared training loader, to give a batch again"
+        return _NO_LOADER
     if any(loader.shares is None for loader in training):
         return "a training loader has no shares"
     if not session.optimizers:
-        return "it needs a prepared optimizer, whose step commits"
+        return _NO_OPTIMIZER
     return ""
 
 

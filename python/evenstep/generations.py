@@ -86,7 +86,12 @@ class Recovery(Joins):
     def watch(self, bootstrap: Bootstrap) -> None:
         """The job's first groups: whoever waits in one of them for a rank of another host hears from the agent that it is lost."""
         if not self.joining:
-            bootstrap.over, bootstrap.heeds = self._memory.over(self.number), self.look
+            bootstrap.over = self._memory.over(self.number)
+
+    @property
+    def hindrance(self) -> str:
+        """Why this rank could not; "" also where it has said nothing yet."""
+        return self._said or ""
 
     @property
     def can_go_on(self) -> bool:
@@ -262,7 +267,8 @@ class Recovery(Joins):
         session.group.revoke()
         for sync in session.steps.syncs:
             for engine in sync.engines:
-                engine.revoke()  # type: ignore[attr-defined]
+                if hasattr(engine, "revoke"):  # those of torch end with its groups
+                    engine.revoke()
         end_torch_groups()
 
     def _newer(self, tried: int, error: EvenstepError | None) -> int:

@@ -234,7 +234,7 @@ class Bootstrap:
         self._store: Any = None  # where those that are left meet; None: in torch's
         self.over: _core.Over | None = None  # tells groups that they are over: there is a newer generation
         self._look: Callable[[], None] | None = None  # raises then, while a group is opened
-        self.heeds: Callable[[], None] | None = None  # the same, in a call that those that are left would make again
+        self.heeds: Callable[[], None] | None = None  # the same, while they make what they would make again
 
     def start(self) -> None:
         """Makes torch.distributed ready; a group that the user made before is kept. A set's ranks have done so."""

@@ -424,6 +424,7 @@ def _prepare_models(
         if hasattr(engines[0], "takes_back"):
             engines[0].takes_back = current.recovery is not None and not isinstance(mode, Stale)
         sync = GradientSync(name, model, engines[0], current.steps, sparse, others)
+        current.steps.syncs.append(sync)  # at once: a rank may be lost in what follows, and its hooks are undone then
         sync.compression, sync.adds = str(options.compression or ""), options.adasum
         sync.leaves_parts = options.unsummed
         sync.acts_at_once = current.nonfinite.policy != "report"
@@ -434,7 +435,6 @@ def _prepare_models(
             sync.stale, sync.defer = StaleRounds(engines, current.recovery, current.world_size), True
         elif mode is not None:
             sync.local = LocalTraining(mode, engines[0], sync.parameters, current.steps)
-        current.steps.syncs.append(sync)
         current.steps.quiet.agreed = False  # the next vote tells whether its passes may be quiet, too
         _prepare_batch_norm(current, name, model, whole_norms, always=exact is not None)
         if exact is not None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
 from evenstep.call_results import packed
-from evenstep.generation_limits import why_no_groups
+from evenstep.generation_limits import LACKS, why_no_groups
 from evenstep.group import DTYPES
 from evenstep.mended_group import MendedGroup
 from evenstep.optim import InPieces
@@ -26,19 +27,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CANNOT = "es.prepare, where it was lost, cannot begin again: "
+
 
 def prepare_together(
     session: Session, make: Callable[[], T], given: Sequence[object], options: EngineOptions, special: str
 ) -> T:
     """make(): what the ranks prepare together of what es.prepare was given. special: what of the call cannot be undone, in words."""
-    recovery, group = session.recovery, session.group
-    if recovery is None or recovery.joining:
+    recovery, group, bootstrap = session.recovery, session.group, session.bootstrap
+    if recovery is None or recovery.joining or bootstrap is None or not isinstance(group, MendedGroup):
         return make()
-    why = why_no_groups(session) or _why_not(session, given, options, special)
-    if why or not isinstance(group, MendedGroup):
-        recovery.say(f"es.prepare, where it was lost, cannot begin again: {why}")
-        return make()
-    before = _Before(session, any(isinstance(one, nn.Module) for one in given))
+    why = why_no_groups(session) or _why_not(session, given, options, special) or _still(recovery.hindrance)
+    before = _Before(session, any(isinstance(one, (nn.Module, Optimizer)) for one in given))
     made: list[T] = []
 
     def attempt() -> T:
@@ -46,17 +46,23 @@ def prepare_together(
         group.meet()
         return made[0]
 
-    recovery.say("")
-    recovery.undo = before.put_back
-    try:
+    recovery.say(_CANNOT + why if why else "")
+    if not why:
+        recovery.undo, bootstrap.heeds = before.put_back, recovery.look
+    try:  # a call also where it cannot be made again, which is each rank's own to say: all count it
         return group.call(attempt, lambda _: packed(b""), lambda _: made[0], lambda: False)
     finally:
-        recovery.undo = None
+        recovery.undo = bootstrap.heeds = None
+
+
+def _still(said: str) -> str:
+    """What an earlier es.prepare, or the training since, has said that hinders this one, too."""
+    return "" if said in LACKS or said.startswith(_CANNOT) else said
 
 
 def _why_not(session: Session, given: Sequence[object], options: EngineOptions, special: str) -> str:
     tensors = [p for model in given if isinstance(model, nn.Module) for p in (*model.parameters(), *model.buffers())]
-    elsewhere = any(device.partition(":")[0] not in ("", "cpu") for device in session.devices)
+    elsewhere = any(device.partition(":")[0] not in ("", "cpu", "spare") for device in session.devices)
     ours = all(tensor.is_cpu and (tensor.dtype in DTYPES or not tensor.requires_grad) for tensor in tensors)
     if elsewhere or not ours or options.engine == "torch":
         return "gradients are on GPUs, or summed by torch"

@@ -193,6 +193,11 @@ class Overtaken(Exception):
     """The ranks that meet are no more those that are to: there is a newer generation."""
 
 
+def _stop_grace() -> float:
+    """Seconds, as the engine has them, which has checked the variable."""
+    return float(os.environ.get("EVENSTEP_STOP_GRACE") or 0) or 0.15
+
+
 _PATIENCE_SECONDS = 2.0
 """How long rank 0 stays for others to hear that there will be no group."""
 
@@ -214,7 +219,7 @@ class _Meeting:
         self._deadline = time.monotonic() + timeout_seconds
         self._look_around = look or heeds
         self._minds_stops = heeds is not None and look is None
-        self._stood: set[int] = set()  # ranks, at the look before
+        self._stood: dict[int, float] = {}  # ranks, and since when they were seen to
         self._longest_pause = 0.05 if look is None else 0.005  # where others wait for nothing else than this
         self.keys: list[str] = []  # set by this rank
         self.processes = {rank: _processes[member] for rank, member in enumerate(members) if member in _processes}
@@ -281,9 +286,11 @@ class _Meeting:
                 raise _never_comes(rank, process, self._name)
 
         if self._minds_stops:
-            stood, self._stood = self._stood, {rank for rank, one in self.processes.items() if _state(one) == "T"}
-            for rank in stood & self._stood:
-                raise _stands(self._members[rank], self.processes[rank], self._name)
+            now, stand = time.monotonic(), [rank for rank, one in self.processes.items() if _state(one) == "T"]
+            self._stood = {rank: self._stood.get(rank, now) for rank in stand}
+            for rank, since in self._stood.items():
+                if now - since >= _stop_grace():
+                    raise _stands(self._members[rank], self.processes[rank], self._name)
 
     def learn(self, rank: int, process: int) -> None:
         """Of a rank on this host."""
@@ -433,7 +440,7 @@ def open_group(
     ranks will send to one another and call all-to-all, which takes connections between all, and `measures` whether the
     engine may be chosen by measurement where it is not known which costs less. `over` tells the group, and
     `look`, called while ranks come together, raises, when it is to be opened, or used, no more; so does `heeds`, where
-    the ranks would begin again without one that is lost: then they wait for none that was stopped, either.
+    the ranks would begin again without one that is lost: then they wait for none that is stopped, beyond EVENSTEP_STOP_GRACE.
     """
     limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "spin": spin}
 

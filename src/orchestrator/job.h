@@ -114,10 +114,10 @@ typedef struct even_job {
   struct even_gifts *gifts;    /* the state of training on its way between them; NULL: none goes */
   /* Of several hosts: who stands still on which (standing.h) */
   struct even_job_standing *standing;
-  bool late;             /* this host came while the attempt ran: its ranks' places are to be filled */
-  uint64_t undecided_ns; /* ranks of other hosts have until then to say whether they can go on; 0: none is asked */
-  uint64_t lost_ns;      /* since when a host is missed, until it is decided; 0: none is */
-  bool *lost;            /* a rank each: the others went on without it */
+  bool late;                     /* this host came while the attempt ran: its ranks' places are to be filled */
+  uint64_t undecided_ns;         /* ranks have until then to say whether they can go on; 0: none is asked */
+  uint64_t lost_ns;              /* since when a host is missed, until it is decided; 0: none is */
+  bool *lost;                    /* a rank each: the others went on without it */
   struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
   bool awaits_joiner;            /* somebody can join at the end of a step: look often */
   bool too_few_told;

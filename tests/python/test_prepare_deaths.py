@@ -15,7 +15,7 @@ from test_replacement import REPLACE, assert_replaced
 Script = Callable[[str], str]
 
 # Only rank 0 has the values that training begins with. Where it prepares, a rank may die: "coming" before it meets the others,
-# then "began", "described", "sent" (half of the parameters), "opening" and "opened" (the engine), "loading", "loaded", "commit" (before the
+# then "began", "described", "sent" (half of the parameters), "opening" and "opened" (the engine; on several hosts in it "choosing"), "loading", "loaded", "commit" (before the
 # meeting at the end of it), "committed" (after it); in the second call "judged".
 POINTS = """
 import importlib
@@ -26,6 +26,7 @@ around(Session, "join", "coming", "came")
 around(module, "_prepare_models", "began", "models")
 around(module, "check_same_model", "compared", "described")
 around(module, "choose_engine", "opening", "opened")
+around(importlib.import_module("evenstep.rendezvous"), "_choose", "choosing", "chosen")
 around(module, "prepare_loader", "loading", "loaded")
 plain_broadcast, sent = MendedGroup.broadcast_, []
 
@@ -77,6 +78,61 @@ assert abs(found - float(loss_of(model, data[:]).detach())) < 1e-12
 )
 
 
+# The optimizer comes by itself.
+APART = PLAIN.replace(
+    "model, optimizer, scheduler, loader = es.prepare(*own(make()), loader)",
+    """made = own(make())
+model, loader = es.prepare(made[0], loader)
+around(module, "check_same_optimizer", "comparing", "judged")
+optimizer, scheduler = es.prepare(*made[1:])""",
+)
+# A second one while the script holds a batch more than it has made steps on.
+AHEAD = SECOND.replace(
+    "seen = es.prepare(",
+    """batches = iter(loader)
+held = [next(batches), next(batches)]
+for _ in range(3):
+    loss_of(model, held.pop(0)).backward()
+    optimizer.step()
+    held.append(next(batches))
+seen = es.prepare(""",
+).replace("passes = 0", "raise SystemExit(0)", 1)
+# Another model is prepared once a spare has taken a lost rank's place.
+JOINED = _with_points(cases.REPLACED).replace(
+    "es.barrier()\ncompare",
+    """another = torch.nn.Linear(6, 2)
+es.prepare(another, torch.optim.SGD(another.parameters(), lr=0.1))
+es.barrier()
+compare""",
+)
+JOINED_STOPS = JOINED.replace("\nwaits = ", f"{cases.STOPS}\nwaits = ")
+# Rank 1 is stopped while the others wait for it at the store, until one of them has looked ten times.
+LOOKED_AT = (
+    POINTS
+    + """
+import signal
+from evenstep import rendezvous
+
+plain_look, looks = rendezvous._Meeting._look, []
+
+
+def look(meeting, key):
+    plain_look(meeting, key)
+    looks.extend(process for process in meeting.processes.values() if rendezvous._state(process) == "T")
+    if len(looks) == 10:
+        os.kill(looks[0], signal.SIGCONT)
+
+
+def here(point):
+    if rank == "1" and point == "opening":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+rendezvous._Meeting._look = look
+"""
+)
+
+
 def _more(*values: object) -> object:
     return pytest.param(*values, marks=pytest.mark.more)
 
@@ -86,12 +142,12 @@ def _more(*values: object) -> object:
     [
         (PLAIN, 3, "1@began:0", [0, 2]),
         (PLAIN, 4, "1@sent:0,3@opening:0", [0, 2]),  # the second while the others begin again, or both at once
+        (PLAIN, 3, "1@opened:0", [0, 2]),  # the others have hooked the parameters
         (PLAIN, 3, "2@commit:0", [0, 1]),
         (PLAIN, 4, "1@committed:0,2@forward:3", [0, 3]),
         (SECOND, 3, "1@judging:0", [0, 2]),
         (SECOND, 3, "0@judged:0", [1, 2]),  # of a loader alone: nobody wants rank 0's values
         _more(PLAIN, 3, "1@described:0,0@forward:5", [2]),
-        _more(PLAIN, 3, "1@opened:0", [0, 2]),
         _more(PLAIN, 3, "1@loading:0", [0, 2]),
         _more(PLAIN, 4, "2@loaded:0,1@meeting:0", [0, 3]),
         _more(PLAIN, 4, "1@began:0,2@began:0,3@began:0", [0]),
@@ -156,6 +212,19 @@ def test_a_process_takes_the_place_of_a_rank_that_died_in_prepare(run: Run, scri
     assert_replaced(text, [0, 2])
 
 
+@pytest.mark.parametrize(
+    ("case", "deaths", "began"),
+    [(JOINED, "1@forward:3,2@opening:18", [0]), (JOINED_STOPS, "1~forward:3,2^opening:18", [0, 2])],
+)
+def test_where_a_process_has_joined_they_prepare_again(
+    run: Run, script: Script, case: str, deaths: str, began: list[int]
+) -> None:
+    result = run("-n", "3", "--spares", "1", *REPLACE, script(case), deaths, "3")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_replaced(text, began)
+
+
 @pytest.mark.parametrize(("stop", "left"), [("1^opening:0", [0, 1, 2]), _more("2~sent:0", [0, 1])])
 def test_one_that_is_stopped_goes_on_or_is_ended(run: Run, script: Script, stop: str, left: list[int]) -> None:
     result = run("-n", "3", *SHRINK, script(_with_points(cases.HELD_UP)), stop)
@@ -165,14 +234,28 @@ def test_one_that_is_stopped_goes_on_or_is_ended(run: Run, script: Script, stop:
 
 
 @pytest.mark.parametrize(
-    ("death", "why"),
+    ("sync", "grace"),
+    [("sync=es.LocalSGD(every=2)", "0.15"), ("sync=None", "inf")],  # cannot begin again; is never to
+)
+def test_one_that_is_stopped_is_waited_for(run: Run, script: Script, sync: str, grace: str) -> None:
+    case = PLAIN.replace(POINTS, LOOKED_AT).replace("(make()), loader)", f"(make()), loader, {sync})")
+    case = case.replace("passes = 0", 'print("prepared", flush=True)\nraise SystemExit(0)', 1)
+    result = run("-n", "3", *SHRINK, script(case), "", env={"EVENSTEP_STOP_GRACE": grace})
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert text.count("] prepared") == 3 and "restart" not in text and "generation" not in text, text
+
+
+@pytest.mark.parametrize(
+    ("case", "death", "why"),
     [
-        ("1@coming:0", "the others cannot go on without rank 1: rank [02]: it is not training yet"),
-        ("0@sent:0", "rank 0 was lost in es.prepare, and with it the values of the model and the optimizer"),
+        (PLAIN, "1@coming:0", "the others cannot go on without rank 1: rank [02]: it is not training yet"),
+        (PLAIN, "0@sent:0", "rank 0 was lost in es.prepare, and with it the values of the model and the optimizer"),
+        (APART, "0@judged:0", "rank 0 was lost in es.prepare, and with it the values of the model and the optimizer"),
     ],
 )
-def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, death: str, why: str) -> None:
-    result = run("-n", "3", *SHRINK, script(PLAIN), death)
+def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, case: str, death: str, why: str) -> None:
+    result = run("-n", "3", *SHRINK, script(case), death)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert re.search(why, text), text
@@ -191,6 +274,14 @@ def test_what_cannot_begin_again_is_said_at_once(run: Run, script: Script) -> No
     assert "restart 1 of 3 from the beginning" in text, text
 
 
+def test_what_was_said_before_holds_in_a_later_call(run: Run, script: Script) -> None:
+    result = run("-n", "3", *SHRINK, script(AHEAD), "1@judging:3")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert "cannot begin again: the script fetches a batch before it has made the step on an older one" in text, text
+    assert "restart 1 of 3 from the beginning" in text, text
+
+
 @pytest.mark.skipif(not UCX, reason=f"no UCX here: {WHY_NONE}")
 @pytest.mark.parametrize(
     ("names", "deaths", "left"),
@@ -205,3 +296,13 @@ def test_on_several_hosts(run: Run, script: Script, names: str, deaths: str, lef
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_right(text, left)
+
+
+@pytest.mark.skipif(not UCX, reason=f"no UCX here: {WHY_NONE}")
+def test_who_has_joined_hears_at_the_store_of_a_loss_on_another_host(run: Run, script: Script) -> None:
+    result = run(
+        "-n", "3", "--spares", "1", *REPLACE, script(JOINED), "1@forward:3,2@choosing:18", "3", env=played("a,b,b,a")
+    )
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_replaced(text, [0])
