@@ -97,6 +97,8 @@ for _ in range(3):
     held.append(next(batches))
 seen = es.prepare(""",
 ).replace("passes = 0", "raise SystemExit(0)", 1)
+# One rank alone has said before that it could not go on.
+UNLIKE = SECOND.replace("seen = ", 'if rank == "0":\n    es.session().recovery.say("of rank 0 alone")\nseen = ')
 # Another model is prepared once a spare has taken a lost rank's place.
 JOINED = _with_points(cases.REPLACED).replace(
     "es.barrier()\ncompare",
@@ -147,6 +149,7 @@ def _more(*values: object) -> object:
         (PLAIN, 4, "1@committed:0,2@forward:3", [0, 3]),
         (SECOND, 3, "1@judging:0", [0, 2]),
         (SECOND, 3, "0@judged:0", [1, 2]),  # of a loader alone: nobody wants rank 0's values
+        (UNLIKE, 3, "1@forward:3", [0, 2]),  # all have prepared as one
         _more(PLAIN, 3, "1@described:0,0@forward:5", [2]),
         _more(PLAIN, 3, "1@loading:0", [0, 2]),
         _more(PLAIN, 4, "2@loaded:0,1@meeting:0", [0, 3]),
@@ -274,11 +277,18 @@ def test_what_cannot_begin_again_is_said_at_once(run: Run, script: Script) -> No
     assert "restart 1 of 3 from the beginning" in text, text
 
 
-def test_what_was_said_before_holds_in_a_later_call(run: Run, script: Script) -> None:
-    result = run("-n", "3", *SHRINK, script(AHEAD), "1@judging:3")
+@pytest.mark.parametrize(
+    ("case", "death", "why"),
+    [
+        (AHEAD, "1@judging:3", "the script fetches a batch before it has made the step on an older one"),
+        (UNLIKE, "1@judging:0", "of rank 0 alone"),
+    ],
+)
+def test_what_was_said_before_holds_in_a_later_call(run: Run, script: Script, case: str, death: str, why: str) -> None:
+    result = run("-n", "3", *SHRINK, script(case), death)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    assert "cannot begin again: the script fetches a batch before it has made the step on an older one" in text, text
+    assert f"es.prepare, where it was lost, cannot begin again: {why}" in text, text
     assert "restart 1 of 3 from the beginning" in text, text
 
 
