@@ -98,6 +98,14 @@ def wait_for(
     with _Waiting() as waiting:
         looks = seen = 0
         while True:
+            if waiting.ends:
+                _keep(group)
+                raise _made(
+                    "EVEN_ERR_REVOKED",
+                    "this rank's process ends while a thread of it waits in a call of all ranks (EVEN_ERR_REVOKED)",
+                    "wait for the thread where the script ends",
+                    None,
+                )
             try:
                 work.wait(timedelta(seconds=_LOOK_SECONDS))
                 return
@@ -105,6 +113,8 @@ def wait_for(
                 if work.is_completed():
                     work.wait()  # its own error, if it has one
                     return
+            if waiting.ends:
+                continue
             looks += 1
             words = ""
             if looks % _CLOSED_EVERY == 0:
@@ -114,8 +124,6 @@ def wait_for(
                     words = f"Connection closed by rank {', '.join(map(str, closed))}, which this call was to hear from"
             if is_over():
                 words = words or "another rank has ended the group"
-            elif waiting.ends:
-                words = words or "the process ends"
             if words:
                 _keep(group)
                 raise RuntimeError(words)
@@ -245,7 +253,7 @@ class GroupEnd:
             return over or seen >= _ENDED_LOOKS or any(rank in left for rank in missing)
 
         def needed(closed: list[int]) -> list[int]:
-            left = within(_LOOK_SECONDS, lambda: self._left(closed)) or {} if closed else {}
+            left = self._look_in_store(closed)[1] if closed else {}
             return [rank for rank in closed if left.get(rank, -1) < self._call]
 
         wait_for(work, self._group, is_over, needed)

@@ -38,7 +38,8 @@ class LocalTraining:
         self._sums: dict[int, torch.Tensor] = {}  # of the exchange under way, by parameter
         self._unused: Found = []  # what was not finite in a pass without a vote, until a step uses it …
         self._untold: dict[int, bool] = {}  # … and until the next vote …
-        self._told: dict[int, bool] = {}  # … which tells it, as do those that follow, until a step says it
+        self._told: dict[int, bool] = {}  # … which tells it, as do those of the same step, until an optimizer's says it
+        self._told_at = -1
         self._bytes = sum(p.numel() * p.element_size() for p in parameters)
         self._outer: torch.optim.SGD | None = None
         self._anchors: list[torch.Tensor] = []  # where the parameters were when all ranks had the same
@@ -158,8 +159,12 @@ class LocalTraining:
             self._unused = found
             return []
         self._unused = []
-        if fired:
+        step = self._steps.step
+        if step != self._told_at:  # an optimizer that makes no step any more says nothing
+            self._told.clear()
+        if fired and self._untold:
             self._told.update(self._untold)
+            self._told_at = step
             self._untold = {}
         return list({**self._told, **dict(found)}.items())
 

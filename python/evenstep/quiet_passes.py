@@ -26,7 +26,8 @@ class QuietPasses:
         self._passes = 0  # of these since then, or since the last commit
         self._failed = False  # one raised an error before it made a gradient, since the last vote
         self._bad = False  # the loss of the last one was not finite
-        self._held: list[GradientSync] = []  # whose optimizers used such a one's gradients, and no step has said so
+        # whose optimizers used the gradients of such a one, and no step has said so: the step whose vote told it
+        self._held: dict[GradientSync, int | None] = {}
 
     @property
     def comes(self) -> bool:
@@ -60,7 +61,7 @@ class QuietPasses:
         alone = [sync for sync in self._steps.syncs if sync.local is not None]
         its = [sync for sync in alone if sync.has_any(ids)]
         if self._bad:
-            self._held += [sync for sync in its or alone if sync not in self._held]
+            self._held.update(dict.fromkeys(its or alone))
         for sync in its:
             if sync.local is not None:
                 sync.local.steps_on_nonfinite()
@@ -68,8 +69,8 @@ class QuietPasses:
     def said(self, ids: set[int]) -> None:
         """A step of an optimizer of these parameters (ids), after a vote, has said what was not finite."""
         its = [sync for sync in self._steps.syncs if sync.has_any(ids)]
-        self._held = [sync for sync in self._held if sync not in its]
         for sync in its:
+            self._held.pop(sync, None)
             if sync.local is not None:
                 sync.local.said_nonfinite()
 
@@ -80,6 +81,12 @@ class QuietPasses:
 
     def flags(self, loss_bad: bool, buffers_changed: bool) -> int:
         """Of this rank's ballot."""
+        step = self._steps.step
+        for sync, told in list(self._held.items()):
+            if told not in (None, step):  # its optimizers make no steps any more, and say nothing
+                del self._held[sync]
+            elif sync.fired:
+                self._held[sync] = step
         flags = vote.LOSS if loss_bad or any(sync.fired for sync in self._held) else 0
         flags |= vote.FAILED_BEFORE if self._failed else 0
         return flags | (0 if self._alone and not buffers_changed and self.allowed() else vote.VOTES)

@@ -310,6 +310,30 @@ def nonfinite_of_two() -> None:
     say({"step": es.step()})
 
 
+def nonfinite_and_stops() -> None:
+    """Two models share a backward. On rank 1 gradients of the second are not finite in step 5, which its optimizer uses; it makes no
+    step after that one."""
+    models = {name: nn.Linear(3, 1).double() for name in ("first", "second")}
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.05) for name, model in models.items()}
+    es.prepare(*models.values(), *optimizers.values(), sync=es.LocalSGD(every=4))
+    for number in range(24):
+        losses = []
+        for name, model in models.items():
+            y = model(torch.ones((2, 3), dtype=torch.float64))
+            if name == "second" and number == 5 and RANK == 1:
+                y.register_hook(lambda gradient: gradient * math.nan)
+            losses.append(y.square().mean())
+        sum(losses).backward()
+        for name, optimizer in optimizers.items():
+            if name == "first" or number <= 5:
+                optimizer.step()
+            optimizer.zero_grad()
+        if number == 5:
+            for p in models["second"].parameters():
+                p.data.fill_(0.5)
+    say({"step": es.step()})
+
+
 def left_out() -> None:
     """In step 5 the backward of rank 1 leaves the second model out: it counts there without these samples, as with a vote."""
     current = es.session()

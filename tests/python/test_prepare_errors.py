@@ -400,7 +400,7 @@ def test_who_does_not_come_is_waited_for_as_long_as_was_said(run_ranks: Callable
                 time.sleep(0.01)
         """,
         2,
-        env={"EVENSTEP_TIMEOUT": "3", **({"EVENSTEP_COMM_ENGINE": "gloo"} if hosts else {})},
+        env={"EVENSTEP_TIMEOUT": "12", **({"EVENSTEP_COMM_ENGINE": "gloo"} if hosts else {})},
         rank_env=apart,
     )
     assert waits.stdout == "EVEN_ERR_TIMEOUT\n"

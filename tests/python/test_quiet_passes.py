@@ -104,6 +104,13 @@ def test_what_was_not_finite_is_told_by_the_step_of_its_own_optimizer(run_ranks:
     assert "finite again" in said[1]
 
 
+def test_what_was_not_finite_passes_where_its_optimizer_stops(run_ranks: Callable[..., Any]) -> None:
+    ranks = run_ranks(CASES, args=("nonfinite_and_stops",))
+    said = [line for line in ranks[0].stderr.splitlines() if line.startswith("evenstep: step")]
+    assert len(said) == 2, said
+    assert said[0] == "evenstep: step 7: gradients are not finite" and "finite again" in said[1]
+
+
 def test_samples_count_where_this_rank_trained_the_model_on_them(run_ranks: Callable[..., Any]) -> None:
     seen = []
     for rank in run_ranks(CASES, args=("left_out",)):
