@@ -37,9 +37,7 @@ def prepare_together(
     recovery, group, bootstrap = session.recovery, session.group, session.bootstrap
     if recovery is None or recovery.joining or bootstrap is None or not isinstance(group, MendedGroup):
         return make()
-    still = _still(recovery.hindrance)
-    own = why_no_groups(session) or _why_not(session, given, options, special)
-    why = still or (_CANNOT + own if own else "")
+    why = why_no_groups(session) or _why_not(session, given, options, special) or _still(recovery.hindrance)
     before = _Before(session, any(isinstance(one, (nn.Module, Optimizer)) for one in given))
     made: list[T] = []
 
@@ -48,7 +46,7 @@ def prepare_together(
         group.meet()
         return made[0]
 
-    recovery.say(why)
+    recovery.say(_CANNOT + why if why else "")
     if not why:
         recovery.undo, bootstrap.heeds = before.put_back, recovery.look
     try:  # a call also where it cannot be made again, which is each rank's own to say: all count it
