@@ -92,7 +92,7 @@ def wait_for(
     of ranks whose connections are closed, those that the call may wait for. A thread beside the script's fails when the process
     ends."""
     group = group or dist.group.WORLD
-    if dist.get_backend(group) != "gloo":
+    if dist.get_backend(group) != "gloo" or work.is_completed():
         work.wait()
         return
     with _Waiting() as waiting:

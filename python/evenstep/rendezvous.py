@@ -91,23 +91,20 @@ def stands_still(members: Sequence[int]) -> bool:
     return any(_state(_processes[rank]) == "T" for rank in members if rank in _processes)
 
 
-def _never_comes(rank: int, process: int, name: str) -> _core.EvenstepError:
-    fix = f"the end of rank {rank}'s own output says why"
-    error = _core.EvenstepError(
-        f"rank {rank} (process {process}) died or came to its end before it opened the group {name} "
-        f"(EVEN_ERR_PEER_LOST)\n  fix: {fix}"
-    )
+def _lost(rank: int, words: str, fix: str) -> EvenstepError:
+    error = EvenstepError(f"{words} (EVEN_ERR_PEER_LOST)\n  fix: {fix}")
     error.status, error.fix, error.rank, error.device = "EVEN_ERR_PEER_LOST", fix, rank, None
     return error
 
 
-def _stands(rank: int, process: int, name: str) -> _core.EvenstepError:
-    fix = f"`kill -CONT {process}` lets it go on"
-    error = _core.EvenstepError(
-        f"rank {rank} (process {process}) was stopped before it opened the group {name} (EVEN_ERR_PEER_LOST)\n  fix: {fix}"
-    )
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_PEER_LOST", fix, rank, None
-    return error
+def _never_comes(rank: int, process: int, name: str) -> EvenstepError:
+    words = f"rank {rank} (process {process}) died or came to its end before it opened the group {name}"
+    return _lost(rank, words, f"the end of rank {rank}'s own output says why")
+
+
+def _stands(rank: int, process: int, name: str) -> EvenstepError:
+    words = f"rank {rank} (process {process}) was stopped before it opened the group {name}"
+    return _lost(rank, words, f"`kill -CONT {process}` lets it go on")
 
 
 def look_for_dead(members: Sequence[int], ranks: Sequence[int], name: str) -> None:

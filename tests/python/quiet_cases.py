@@ -189,16 +189,17 @@ def two_passes() -> list[int]:
     return met.steps
 
 
-class Refuses(torch.autograd.Function):
-    """Raises in backward, before the model has a gradient."""
+class Raises(torch.autograd.Function):
+    """In backward, with these words."""
 
     @staticmethod
-    def forward(context: Any, y: torch.Tensor) -> torch.Tensor:
+    def forward(context: Any, y: torch.Tensor, words: str) -> torch.Tensor:
+        context.words = words
         return y.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        raise ValueError("the script's own")
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        raise ValueError(context.words)
 
 
 def refused(who: str) -> None:
@@ -209,7 +210,7 @@ def refused(who: str) -> None:
         for number, (x,) in enumerate(loader):
             y = model(x)
             if number == 5 and (who == "all" or int(who) == RANK):
-                y = Refuses.apply(y)
+                y = Raises.apply(y, "the script's own")  # before the model has a gradient
             try:
                 y.square().mean().backward()
             except ValueError:
@@ -223,18 +224,6 @@ def refused(who: str) -> None:
     say({"made": made, "error": error, "step": es.step()})
 
 
-class Halfway(torch.autograd.Function):
-    """Raises in backward of the first layer, once the last one has its gradients."""
-
-    @staticmethod
-    def forward(context: Any, y: torch.Tensor) -> torch.Tensor:
-        return y.clone()
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        raise ValueError("halfway")
-
-
 def ends(how: str) -> None:
     """Rank 1 fails halfway in its backward of step 5, or dies there; the others end with an error, not by the time limit."""
     model, optimizer, loader = prepared(es.LocalSGD(every=4), 16)
@@ -245,7 +234,7 @@ def ends(how: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             hidden = model[1](model[0](x))
             if number == 5 and RANK == 1:
-                hidden = Halfway.apply(hidden)
+                hidden = Raises.apply(hidden, "halfway")  # once the last layer has its gradients
             model[2](hidden).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
