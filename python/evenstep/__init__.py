@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenstep._core import EvenstepError
 from evenstep._core import version as __version__
+from evenstep.exits import stop_threads_at_exit as _stop_threads_at_exit
 from evenstep.launcher import adopt as _adopt_launcher
 from evenstep.registration import register as _register_backend
 from evenstep.stacks import tell_stacks_of_rank as _tell_stacks_of_rank
@@ -159,6 +160,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_LAZY, *_MODULES})
 
 
+_stop_threads_at_exit()
 _adopt_launcher()
 _register_backend()
 _tell_stacks_of_rank()

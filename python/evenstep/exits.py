@@ -1,5 +1,9 @@
 """How a process ends: whether by an exception, and threads that end with it. A daemon thread that comes back from C++ when the
-interpreter is already ending is unwound by it, which C++ answers with std::terminate: such threads are stopped before."""
+interpreter is already ending is unwound by it, which C++ answers with std::terminate: such threads are stopped before.
+
+So are torch's own that call Gloo: one that has made a call says so first, and then drops what it was given with it, for which it
+takes the interpreter's lock where the call was begun in backward (at::ThreadLocalState holds Python objects). A script whose last
+step is done may end in between, and with it the process, by SIGABRT."""
 
 from __future__ import annotations
 
@@ -9,7 +13,11 @@ import threading
 import weakref
 from typing import Protocol
 
+from evenstep import _core
+
 _PATIENCE_SECONDS = 1.0  # one that waits for a rank that never comes is left: it will not come back
+_GLOO = "pt_gloo_runloop"  # torch's name for these threads
+_GLOO_SECONDS = 10.0  # that one runs, or is ready to; one that waits for another rank does not
 
 
 class Stoppable(Protocol):
@@ -45,10 +53,13 @@ def _stop_all() -> None:
         with _lock:
             left = [owner for owner in _running if owner not in stopped]
         if not left:
-            return
+            break
         for owner in left:
             owner.stop(_PATIENCE_SECONDS)
         stopped += left
+    _core.threads_rest(_GLOO, _GLOO_SECONDS)
 
 
-atexit.register(_stop_all)
+def stop_threads_at_exit() -> None:
+    """Once, before anything else is registered to run then: what that does is done before."""
+    atexit.register(_stop_all)

@@ -1,10 +1,13 @@
-/* _core.stacks_open: this rank's stacks, told to the agent when it asks; _core.hold_end_signal. */
+/* _core.stacks_open: this rank's stacks, told to the agent when it asks; _core.hold_end_signal; _core.threads_rest. */
 #include "ext.h"
 
 #include <unistd.h>
 
 #include "os/end_signal.h"
+#include "os/process_threads.h"
 #include "telemetry/stacks.h"
+
+static const double MOST_SECONDS = 1e6;
 
 static PyObject *stacks_open(PyObject *module, PyObject *unused) {
   static even_stacks *opened; /* kept until the process ends; a child of a fork opens its own */
@@ -37,6 +40,21 @@ static PyObject *hold_end_signal(PyObject *module, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+static PyObject *threads_rest(PyObject *module, PyObject *arguments) {
+  const char *name = NULL;
+  double seconds = 0;
+  bool rest = false;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "sd:threads_rest", &name, &seconds)) {
+    return NULL;
+  }
+  seconds = seconds > 0 ? (seconds < MOST_SECONDS ? seconds : MOST_SECONDS) : 0;
+  Py_BEGIN_ALLOW_THREADS;
+  rest = even_process_threads_rest(name, (uint64_t)(seconds * 1e9));
+  Py_END_ALLOW_THREADS;
+  return PyBool_FromLong(rest);
+}
+
 static PyMethodDef functions[] = {
     {"hold_end_signal", hold_end_signal, METH_VARARGS,
      "hold_end_signal(always): SIGTERM ends this process only where its parent sends it, or it does itself; a handler "
@@ -44,6 +62,9 @@ static PyMethodDef functions[] = {
     {"stacks_open", stacks_open, METH_NOARGS,
      "stacks_open() -> (signal, fd): from now on the agent can ask for this process's C stacks, and for what a handler "
      "of `signal` writes to `fd` (faulthandler.register)"},
+    {"threads_rest", threads_rest, METH_VARARGS,
+     "threads_rest(name, seconds) -> bool: waits, without the GIL, until no thread of this process with this name runs "
+     "or is ready to; whether that was seen within so many seconds"},
     {NULL, NULL, 0, NULL}};
 
 int even_ext_add_stacks(PyObject *module) {

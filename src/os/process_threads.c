@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/clock.h"
 #include "os/entries.h"
 #include "os/process_stat.h"
 
@@ -12,7 +13,11 @@
 #include <string.h>
 #include <sys/syscall.h>
 
-enum { MOST_THREADS = 128 };
+enum {
+  MOST_THREADS = 128,
+  LOOKS = 2, /* a thread that waits for a lock of another one for a moment is no longer at rest in the next */
+  LOOK_NS = 1000000
+};
 
 static void read_line(pid_t pid, long thread, const char *name, char *out, size_t bytes) {
   char path[80];
@@ -135,6 +140,48 @@ void even_process_threads_describe(pid_t pid, even_text *out) {
   if (even_folder_each(path, describe, &now) != EVEN_OK) {
     even_error_clear();
   }
+}
+
+typedef struct search {
+  const char *name;
+  pid_t pid;
+  bool runs;
+} search;
+
+static bool look(void *context, const char *name) {
+  search *now = context;
+  char text[512];
+  even_process_stat stat;
+  long thread = strtol(name, NULL, 10);
+  if (thread <= 0) {
+    return true;
+  }
+  read_line(now->pid, thread, "comm", text, sizeof text);
+  text[strcspn(text, "\n")] = '\0';
+  if (strcmp(text, now->name) != 0) {
+    return true;
+  }
+  read_line(now->pid, thread, "stat", text, sizeof text);
+  now->runs = even_process_stat_parse(text, &stat) && (stat.state == 'R' || stat.state == 'D');
+  return !now->runs;
+}
+
+bool even_process_threads_rest(const char *name, uint64_t limit_ns) {
+  const uint64_t deadline = even_clock_ns() + limit_ns;
+  for (int rested = 0; rested < LOOKS;) {
+    search now = {.name = name, .pid = even_os.getpid()};
+    if (even_folder_each("/proc/self/task", look, &now) != EVEN_OK) {
+      even_error_clear();
+    }
+    rested = now.runs ? 0 : rested + 1;
+    if (now.runs && even_clock_ns() >= deadline) {
+      return false;
+    }
+    if (rested < LOOKS) {
+      even_clock_sleep_ns(LOOK_NS);
+    }
+  }
+  return true;
 }
 
 bool even_process_is_held(pid_t pid) {

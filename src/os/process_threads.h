@@ -1,15 +1,21 @@
-/* What the kernel says of the threads of another process: for one that hangs and cannot tell itself. */
+/* What the kernel says of the threads of a process: of another one that hangs and cannot tell itself, and of this one.
+ */
 #ifndef EVEN_OS_PROCESS_THREADS_H
 #define EVEN_OS_PROCESS_THREADS_H
 
 #include "base/text.h"
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 /* Appends a line a thread of `pid` (128 at most): its name, state, where in the kernel it waits (wchan) and in what
  * system call, as far as /proc tells this user. A process that is gone adds nothing. */
 void even_process_threads_describe(pid_t pid, even_text *out);
+/* Waits until no thread of this process that has this name (15 bytes at most) runs, is ready to, or waits for a disk:
+ * what it had to do is done, or waits for something else. Whether that was seen within `limit_ns`; where /proc cannot
+ * be read, it is taken for seen. Any thread; the caller must hold nothing that such a thread may wait for. */
+bool even_process_threads_rest(const char *name, uint64_t limit_ns);
 /* Whether it stands still, or a debugger or tracer holds it. */
 bool even_process_is_held(pid_t pid);
 /* CPU time of all processes of a session, and of the children that they have waited for; 0 where /proc cannot be read.

@@ -4,12 +4,15 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -82,11 +85,50 @@ static void own_time_is_counted(void **state) {
   fault_reset();
 }
 
+typedef struct busy_one {
+  atomic_bool begun;
+  atomic_bool rests;
+  int ends[2];
+} busy_one;
+
+static void *be_busy(void *context) {
+  busy_one *now = context;
+  char byte;
+  (void)prctl(PR_SET_NAME, "busy one");
+  atomic_store(&now->begun, true);
+  while (!atomic_load(&now->rests)) {
+  }
+  (void)!read(now->ends[0], &byte, 1);
+  return NULL;
+}
+
+static void a_thread_that_runs_is_waited_for(void **state) {
+  busy_one now = {.begun = false};
+  pthread_t thread;
+  (void)state;
+  assert_true(even_process_threads_rest("busy one", 0)); /* there is none */
+  assert_int_equal(pipe(now.ends), 0);
+  assert_int_equal(pthread_create(&thread, NULL, be_busy, &now), 0);
+  while (!atomic_load(&now.begun)) {
+  }
+  assert_false(even_process_threads_rest("busy one", 10 * 1000000));
+  assert_true(even_process_threads_rest("busy", 10 * 1000000)); /* another name */
+  fault_os_from(FAULT_open, 1, EMFILE);                         /* what cannot be seen holds nobody up */
+  assert_true(even_process_threads_rest("busy one", UINT64_MAX / 4));
+  fault_reset();
+  atomic_store(&now.rests, true);
+  assert_true(even_process_threads_rest("busy one", UINT64_MAX / 4));
+  assert_int_equal(close(now.ends[1]), 0);
+  assert_int_equal(pthread_join(thread, NULL), 0);
+  assert_int_equal(close(now.ends[0]), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_waiting_thread_is_described),
       cmocka_unit_test(one_that_was_stopped_is_held),
       cmocka_unit_test(own_time_is_counted),
+      cmocka_unit_test(a_thread_that_runs_is_waited_for),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

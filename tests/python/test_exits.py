@@ -99,3 +99,32 @@ def test_a_thread_that_looks_again_and_again_ends_before(run_ranks: Callable[...
         fresh=True,
     )
     assert waiting.stdout == "ends\n" and "terminate called" not in waiting.stderr
+
+
+def test_a_thread_of_gloos_that_takes_the_interpreter_is_waited_for(run_ranks: Callable[..., Any]) -> None:
+    """As one does that drops a call of backward's: here by what follows on the call."""
+    ranks = run_ranks(
+        """
+        import threading, time
+        import torch
+        import torch.distributed as dist
+        import evenstep
+
+        dist.init_process_group("gloo")
+        begun = threading.Event()
+
+        def follows(_):
+            begun.set()
+            until = time.monotonic() + 0.5
+            while time.monotonic() < until:
+                pass
+            print("done", flush=True)
+
+        dist.all_reduce(torch.ones(1), async_op=True).get_future().then(follows)
+        assert begun.wait(60)
+        """,
+        2,
+        fresh=True,
+    )
+    assert [rank.stdout for rank in ranks] == ["done\n"] * 2
+    assert not any("terminate called" in rank.stderr or "FATAL" in rank.stderr for rank in ranks)
