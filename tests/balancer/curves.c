@@ -45,8 +45,7 @@ static even_cluster any_ranks(curve kind, double noise, uint64_t *state) {
 }
 
 static even_balancer_params params_for(const even_cluster *c) {
-  return (even_balancer_params){
-      .size = sizeof(even_balancer_params), .policy = EVEN_POLICY_AUTO, .ranks = c->ranks, .batch = batch_of(c)};
+  return late_params(EVEN_POLICY_AUTO, c->ranks, batch_of(c));
 }
 
 static double longest(const even_cluster *c, const int64_t *shares) {

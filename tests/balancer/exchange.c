@@ -15,20 +15,13 @@
 
 enum { SEEDS = 4, BATCH = 64 };
 
-static even_balancer_params params_for(size_t ranks) {
-  return (even_balancer_params){
-      .size = sizeof(even_balancer_params), .policy = EVEN_POLICY_AUTO, .ranks = ranks, .batch = BATCH};
-}
-
 static even_balancer *open_for(size_t ranks) {
-  const even_balancer_params params = params_for(ranks);
-  even_balancer *balancer = NULL;
-  assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
-  return balancer;
+  const even_balancer_params params = late_params(EVEN_POLICY_AUTO, ranks, BATCH);
+  return late_balancer(&params);
 }
 
 static void open_job(late_job *of, const even_cluster *ranks, uint64_t seed) {
-  const even_balancer_params params = params_for(ranks->ranks);
+  const even_balancer_params params = late_params(EVEN_POLICY_AUTO, ranks->ranks, BATCH);
   late_open(of, &params, ranks, seed * 7919);
 }
 

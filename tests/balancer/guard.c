@@ -15,8 +15,7 @@
 enum { SEEDS = 5, BATCH = 64 };
 
 static void start(late_job *j, const even_cluster *ranks, uint64_t seed) {
-  const even_balancer_params params = {
-      .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = ranks->ranks, .batch = BATCH};
+  const even_balancer_params params = late_params(EVEN_POLICY_HYBRID, ranks->ranks, BATCH);
   late_open(j, &params, ranks, seed * 7919);
 }
 

@@ -8,12 +8,22 @@
 
 #include <cmocka.h>
 
+even_balancer_params late_params(even_policy policy, size_t ranks, int64_t batch) {
+  return (even_balancer_params){.size = sizeof(even_balancer_params), .policy = policy, .ranks = ranks, .batch = batch};
+}
+
+even_balancer *late_balancer(const even_balancer_params *params) {
+  even_balancer *balancer = NULL;
+  assert_int_equal(even_balancer_open(params, &balancer), EVEN_OK);
+  return balancer;
+}
+
 void late_open(late_job *job, const even_balancer_params *params, const even_cluster *ranks, uint64_t state) {
   memset(job, 0, sizeof *job);
   job->ranks = job->twin = *ranks;
   job->ranks.state = job->twin.state = state;
   job->batch = params->batch;
-  assert_int_equal(even_balancer_open(params, &job->balancer), EVEN_OK);
+  job->balancer = late_balancer(params);
   for (int i = 0; i <= LATE_AHEAD; i++) {
     assert_int_equal(even_balancer_shares(job->balancer, job->batch, job->queue[i]), EVEN_OK);
   }

@@ -23,7 +23,12 @@ typedef struct late_job {
   int changes;                                       /* steps with other shares than the one before */
 } late_job;
 
-/* `state`: of the noise. A balancer with these parameters, which must open; closed with late_close. */
+/* These, and the defaults of all others. */
+even_balancer_params late_params(even_policy policy, size_t ranks, int64_t batch);
+/* A balancer with these parameters, which must open; the caller closes it. */
+even_balancer *late_balancer(const even_balancer_params *params);
+
+/* `state`: of the noise. The balancer is opened with these parameters; closed with late_close. */
 void late_open(late_job *job, const even_balancer_params *params, const even_cluster *ranks, uint64_t state);
 void late_close(late_job *job);
 void late_steps(late_job *job, int count);

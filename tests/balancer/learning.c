@@ -34,10 +34,8 @@ typedef struct outcome {
 } outcome;
 
 static even_balancer *open_for(even_policy policy, size_t ranks, int64_t batch) {
-  even_balancer_params params = {.size = sizeof params, .policy = policy, .ranks = ranks, .batch = batch};
-  even_balancer *balancer = NULL;
-  assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
-  return balancer;
+  const even_balancer_params params = late_params(policy, ranks, batch);
+  return late_balancer(&params);
 }
 
 static void set_speed(const trial *t, even_cluster *c, int step) {
@@ -51,8 +49,7 @@ static void set_speed(const trial *t, even_cluster *c, int step) {
 }
 
 static outcome run(const trial *t, uint64_t seed) {
-  const even_balancer_params params = {
-      .size = sizeof params, .policy = t->policy, .ranks = t->ranks.ranks, .batch = t->batch};
+  const even_balancer_params params = late_params(t->policy, t->ranks.ranks, t->batch);
   double seconds = 0.0;
   double best_seconds = 0.0;
   outcome out = {0};

@@ -16,16 +16,9 @@
 
 enum { SEEDS = 4, BATCH = 64, SIZE = 16, TOLD_AT = 20, SETTLED = 40 };
 
-static even_balancer_params params_for(size_t ranks) {
-  return (even_balancer_params){
-      .size = sizeof(even_balancer_params), .policy = EVEN_POLICY_AUTO, .ranks = ranks, .batch = BATCH};
-}
-
 static even_balancer *open_for(size_t ranks) {
-  const even_balancer_params params = params_for(ranks);
-  even_balancer *balancer = NULL;
-  assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
-  return balancer;
+  const even_balancer_params params = late_params(EVEN_POLICY_AUTO, ranks, BATCH);
+  return late_balancer(&params);
 }
 
 /* The first rank runs micro-batches of 16 samples, each of which costs 6 ms more than them; the other takes
@@ -49,7 +42,7 @@ typedef struct outcome {
 
 /* Of so many steps after the first ones. Before long the balancer is told of micro-batches (NULL: nothing). */
 static outcome run(const even_cluster *ranks, const int64_t *sizes, const double *more, int steps, uint64_t seed) {
-  const even_balancer_params params = params_for(ranks->ranks);
+  const even_balancer_params params = late_params(EVEN_POLICY_AUTO, ranks->ranks, BATCH);
   late_job job;
   late_open(&job, &params, ranks, seed * 7919);
   late_steps(&job, TOLD_AT);

@@ -9,41 +9,9 @@
 
 #include <cmocka.h>
 
-#include "balancer/cluster.h"
+#include "late.h"
 
-enum { BATCH = 64, AHEAD = 2 };
-
-static even_balancer *opened(const even_balancer_params *params) {
-  even_balancer *balancer = NULL;
-  assert_int_equal(even_balancer_open(params, &balancer), EVEN_OK);
-  return balancer;
-}
-
-/* Shares reach the ranks two steps late, as they do when loading is ahead. */
-typedef struct queue {
-  bool filled;
-  int64_t shares[AHEAD + 1][EVEN_CLUSTER_RANKS];
-} queue;
-
-/* Seconds of `steps` steps; *changes (may be NULL): how often the shares were others than the step before. */
-static double go(even_balancer *balancer, queue *ahead, even_cluster *c, int steps, int *changes) {
-  double seconds = 0.0;
-  even_step_timing timings[EVEN_CLUSTER_RANKS];
-  for (int i = 0; !ahead->filled && i <= AHEAD; i++) {
-    assert_int_equal(even_balancer_shares(balancer, BATCH, ahead->shares[i]), EVEN_OK);
-  }
-  ahead->filled = true;
-  for (int step = 0; step < steps; step++) {
-    if (changes != NULL && memcmp(ahead->shares[0], c->before, c->ranks * sizeof(int64_t)) != 0) {
-      (*changes)++;
-    }
-    seconds += even_cluster_step(c, ahead->shares[0], timings);
-    memmove(ahead->shares[0], ahead->shares[1], AHEAD * sizeof ahead->shares[0]);
-    assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
-    assert_int_equal(even_balancer_shares(balancer, BATCH, ahead->shares[AHEAD]), EVEN_OK);
-  }
-  return seconds;
-}
+enum { BATCH = 64 };
 
 /* Ranks of speeds 1 and 0.7 that suit one split alone: the further from it, the slower are both. */
 static even_cluster suited(int64_t first, double tilt) {
@@ -67,33 +35,33 @@ static void auto_runs_what_was_measured_fastest(void **context) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const even_balancer_params params = {
         .size = sizeof params, .policy = EVEN_POLICY_AUTO, .ranks = 2, .batch = BATCH, .speeds = speeds};
-    even_balancer *balancer = opened(&params);
-    even_cluster c = suited(cases[i].centre, cases[i].tilt);
-    queue ahead = {0};
+    const even_cluster c = suited(cases[i].centre, cases[i].tilt);
+    late_job job;
     int64_t shares[2];
     double seconds = -1.0;
     double other = -1.0;
-    assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+    late_open(&job, &params, &c, c.state);
+    assert_int_equal(even_balancer_shares(job.balancer, BATCH, shares), EVEN_OK);
     assert_int_equal(shares[0], 48); /* by the profile, to begin with */
-    assert_int_equal(even_balancer_choice(balancer, &seconds, &other), EVEN_POLICY_HYBRID);
+    assert_int_equal(even_balancer_choice(job.balancer, &seconds, &other), EVEN_POLICY_HYBRID);
     assert_float_equal(seconds, 0.0, 0.0);
-    (void)go(balancer, &ahead, &c, 1500, NULL);
-    assert_int_equal(even_balancer_choice(balancer, &seconds, &other), cases[i].choice);
-    assert_int_equal(even_balancer_on_equal(balancer, NULL, NULL), cases[i].choice == EVEN_POLICY_EQUAL);
+    late_steps(&job, 1500);
+    assert_int_equal(even_balancer_choice(job.balancer, &seconds, &other), cases[i].choice);
+    assert_int_equal(even_balancer_on_equal(job.balancer, NULL, NULL), cases[i].choice == EVEN_POLICY_EQUAL);
     if (cases[i].choice != EVEN_POLICY_HYBRID) {
       assert_true(seconds > 0.0 && seconds < other);
     }
-    assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+    assert_int_equal(even_balancer_shares(job.balancer, BATCH, shares), EVEN_OK);
     assert_true(shares[0] >= cases[i].least && shares[0] <= cases[i].most);
     if (cases[i].choice ==
         EVEN_POLICY_PROPORTIONAL) { /* a smaller last batch in the same proportion; then all changes */
-      assert_int_equal(even_balancer_shares(balancer, 8, shares), EVEN_OK);
+      assert_int_equal(even_balancer_shares(job.balancer, 8, shares), EVEN_OK);
       assert_int_equal(shares[0], 6);
-      c.tilt = 0.0;
-      (void)go(balancer, &ahead, &c, 4000, NULL);
-      assert_int_equal(even_balancer_choice(balancer, NULL, NULL), EVEN_POLICY_HYBRID);
+      job.ranks.tilt = job.twin.tilt = 0.0;
+      late_steps(&job, 4000);
+      assert_int_equal(even_balancer_choice(job.balancer, NULL, NULL), EVEN_POLICY_HYBRID);
     }
-    even_balancer_close(balancer);
+    late_close(&job);
   }
 }
 
@@ -105,14 +73,14 @@ static void other_policies_report_themselves(void **context) {
   for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
     const even_balancer_params params = {
         .size = sizeof params, .policy = policies[i], .ranks = 2, .batch = BATCH, .speeds = speeds};
-    even_balancer *balancer = opened(&params);
-    even_cluster c = suited(48, 2.0);
-    queue ahead = {0};
-    (void)go(balancer, &ahead, &c, 1500, NULL);
-    even_policy choice = even_balancer_choice(balancer, NULL, NULL);
+    const even_cluster c = suited(48, 2.0);
+    late_job job;
+    late_open(&job, &params, &c, c.state);
+    late_steps(&job, 1500);
+    even_policy choice = even_balancer_choice(job.balancer, NULL, NULL);
     bool follows = policies[i] == EVEN_POLICY_DYNAMIC || policies[i] == EVEN_POLICY_HYBRID;
     assert_true(follows ? choice == EVEN_POLICY_HYBRID || choice == EVEN_POLICY_EQUAL : choice == policies[i]);
-    even_balancer_close(balancer);
+    late_close(&job);
   }
 }
 
@@ -156,12 +124,12 @@ static void callers_policy_is_asked_and_told(void **context) {
                                        .speeds = speeds,
                                        .choose = choose,
                                        .choose_context = &o};
-  even_balancer *balancer = opened(&params);
-  even_cluster c = suited(0, 0.0);
-  queue ahead = {0};
+  const even_cluster c = suited(0, 0.0);
+  late_job job;
   int64_t shares[2];
-  assert_int_equal(even_balancer_choice(balancer, NULL, NULL), EVEN_POLICY_CALLBACK);
-  assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+  late_open(&job, &params, &c, c.state);
+  assert_int_equal(even_balancer_choice(job.balancer, NULL, NULL), EVEN_POLICY_CALLBACK);
+  assert_int_equal(even_balancer_shares(job.balancer, BATCH, shares), EVEN_OK);
   assert_int_equal(shares[0], 40);
   assert_int_equal(shares[1], 24);
   assert_int_equal(o.seen.size, sizeof o.seen);
@@ -171,19 +139,19 @@ static void callers_policy_is_asked_and_told(void **context) {
   assert_int_equal(o.proposed[0], 48);
   assert_int_equal(o.last, -1);
   assert_true(isnan(o.predicted));
-  (void)go(balancer, &ahead, &c, 50, NULL);
+  late_steps(&job, 50);
   assert_int_equal(o.calls, 54);
-  assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+  assert_int_equal(even_balancer_shares(job.balancer, BATCH, shares), EVEN_OK);
   assert_int_equal(o.seen.steps, 50);
   assert_int_equal(o.last, 24);
-  assert_true(fabs(o.predicted - even_balancer_predict(balancer, 1, 10)) < 1e-12);
+  assert_true(fabs(o.predicted - even_balancer_predict(job.balancer, 1, 10)) < 1e-12);
   assert_true(o.proposed[0] >= 35 && o.proposed[0] <= 39); /* what is measured says 37.6 */
   o.as_proposed = true;
-  assert_int_equal(even_balancer_shares(balancer, 10, shares), EVEN_OK);
+  assert_int_equal(even_balancer_shares(job.balancer, 10, shares), EVEN_OK);
   assert_int_equal(o.seen.batch, 10);
   assert_int_equal(shares[0] + shares[1], 10);
   assert_true(shares[0] == 6 || shares[0] == 5);
-  even_balancer_close(balancer);
+  late_close(&job);
 }
 
 static void nonsense_of_the_callers_policy_is_refused(void **context) {
@@ -206,7 +174,7 @@ static void nonsense_of_the_callers_policy_is_refused(void **context) {
                {51, 13, "rank 0 51 samples, more than its cap of 50"},
                {INT64_MAX, INT64_MAX, "rank 0"},
                {1, INT64_MAX, "more than the batch"}};
-  even_balancer *balancer = opened(&params);
+  even_balancer *balancer = late_balancer(&params);
   int64_t shares[2];
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     o.first = cases[i].first;
@@ -240,38 +208,38 @@ static void caps_may_change_while_training(void **context) {
   for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++) {
     const even_balancer_params params = {
         .size = sizeof params, .policy = policies[i], .ranks = 2, .batch = BATCH, .speeds = speeds};
-    even_balancer *balancer = opened(&params);
-    even_cluster c = suited(0, 0.0);
-    queue ahead = {0};
+    const even_cluster c = suited(0, 0.0);
+    late_job job;
     int64_t before[2];
     int64_t shares[2];
-    (void)go(balancer, &ahead, &c, 100, NULL);
-    assert_int_equal(even_balancer_shares(balancer, BATCH, before), EVEN_OK);
+    late_open(&job, &params, &c, c.state);
+    late_steps(&job, 100);
+    assert_int_equal(even_balancer_shares(job.balancer, BATCH, before), EVEN_OK);
     const int64_t small[2] = {20, -1};
-    assert_int_equal(even_balancer_set_caps(balancer, small), EVEN_OK);
+    assert_int_equal(even_balancer_set_caps(job.balancer, small), EVEN_OK);
     for (int step = 0; step < 300; step++) { /* trials too */
-      assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+      assert_int_equal(even_balancer_shares(job.balancer, BATCH, shares), EVEN_OK);
       assert_int_equal(shares[0], 20);
-      (void)go(balancer, &ahead, &c, 1, NULL);
+      late_steps(&job, 1);
     }
     double seconds = 0.0;
     int64_t free_split[2];
-    assert_int_equal(even_balancer_without_caps(balancer, free_split, &seconds), EVEN_OK);
+    assert_int_equal(even_balancer_without_caps(job.balancer, free_split, &seconds), EVEN_OK);
     assert_true(free_split[0] - before[0] >= -3 &&
                 free_split[0] - before[0] <= 3); /* what the caps keep from running */
     assert_true(free_split[0] + free_split[1] == BATCH && seconds > 0.0);
     const int64_t none[2] = {20, 30};
     even_error_clear();
-    assert_int_equal(even_balancer_set_caps(balancer, none), EVEN_ERR_ARGUMENT);
+    assert_int_equal(even_balancer_set_caps(job.balancer, none), EVEN_ERR_ARGUMENT);
     assert_non_null(strstr(even_error_last()->what, "14 fewer than the batch of 64"));
     assert_non_null(strstr(even_error_last()->fix, "accumulate over 2 batches of 32 samples"));
-    assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+    assert_int_equal(even_balancer_shares(job.balancer, BATCH, shares), EVEN_OK);
     assert_int_equal(shares[0], 20);
-    assert_int_equal(even_balancer_set_caps(balancer, NULL), EVEN_OK);
-    (void)go(balancer, &ahead, &c, 100, NULL);
-    assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+    assert_int_equal(even_balancer_set_caps(job.balancer, NULL), EVEN_OK);
+    late_steps(&job, 100);
+    assert_int_equal(even_balancer_shares(job.balancer, BATCH, shares), EVEN_OK);
     assert_true(shares[0] - before[0] >= -2 && shares[0] - before[0] <= 2);
-    even_balancer_close(balancer);
+    late_close(&job);
   }
 }
 
@@ -281,7 +249,7 @@ static void bucketed_ranks_get_whole_buckets(void **context) {
   const int64_t buckets[2] = {16, 0};
   const even_balancer_params params = {
       .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = 2, .batch = BATCH, .buckets = buckets};
-  even_balancer *balancer = opened(&params);
+  even_balancer *balancer = late_balancer(&params);
   int64_t shares[2];
   for (int step = 0; step < 60; step++) {
     assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
@@ -306,23 +274,22 @@ static void bucketed_ranks_get_whole_buckets(void **context) {
 static void changes_that_cost_more_than_they_gain_are_not_made(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= 5; seed++) {
-    const even_balancer_params params = {
-        .size = sizeof params, .policy = EVEN_POLICY_HYBRID, .ranks = 4, .batch = BATCH};
-    even_balancer *balancer = opened(&params);
-    queue ahead = {0};
-    even_cluster c = {.ranks = 4, .first_step = 3.0, .state = seed * 7919, .change = 0.3};
+    const even_balancer_params params = late_params(EVEN_POLICY_HYBRID, 4, BATCH);
+    even_cluster c = {.ranks = 4, .first_step = 3.0, .change = 0.3};
     for (size_t r = 0; r < 4; r++) {
       c.rank[r] = (even_cluster_rank){.per_sample = 0.001 * (1.0 + (double)r), .fixed = 0.002, .noise = 0.2};
     }
-    int changes = 0;
-    (void)go(balancer, &ahead, &c, 40, NULL);
-    (void)go(balancer, &ahead, &c, 1000, &changes);
-    assert_true(changes <= 8); /* 20 and more where a change is thought to be free; trials are some */
-    c.rank[0].slower = 4.0;
-    changes = 0;
-    (void)go(balancer, &ahead, &c, 12, &changes);
-    assert_true(changes >= 1);
-    even_balancer_close(balancer);
+    late_job job;
+    late_open(&job, &params, &c, seed * 7919);
+    late_steps(&job, 40);
+    int before = job.changes;
+    late_steps(&job, 1000);
+    assert_true(job.changes - before <= 8); /* 20 and more where a change is thought to be free; trials are some */
+    job.ranks.rank[0].slower = job.twin.rank[0].slower = 4.0;
+    before = job.changes;
+    late_steps(&job, 12);
+    assert_true(job.changes - before >= 1);
+    late_close(&job);
   }
 }
 
