@@ -15,7 +15,7 @@ _VARIABLE = "EVENSTEP_PARENT"  # "PROCESS START": the agent, and since when it r
 def _is_below(agent: int) -> bool:
     """Whether the agent has started this process, or one that has, or was given an orphan of theirs."""
     process = os.getpid()
-    while process > 1:
+    while process > 0:  # the agent may be a container's first process
         if process == agent:
             return True
         facts = process_stat(process)

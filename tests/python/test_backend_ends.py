@@ -274,23 +274,33 @@ def test_a_second_process_of_a_rank_is_refused_by_its_parents(monkeypatch):
     with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
         first = int(agent.stdout.readline())
-        of_agent = parent(agent.pid)
-        monkeypatch.setenv("EVENSTEP_PARENT", of_agent)
-        for rank, which in ((1, f"process {first} already"), (2, "another process, which has ended")):
-            with pytest.raises(evenstep.EvenstepError, match=f"rank {rank} of this job is {which}") as caught:
-                look_for_the_first(rank)
-            assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_IN_USE", rank)
-        for other in (
-            f"{agent.pid} 1",
-            parent(os.getppid()),
-            parent(os.getpid()),
-            "",
-        ):  # a number anew; its own agent's
-            monkeypatch.setenv("EVENSTEP_PARENT", other)
-            look_for_the_first(1)
-        os.kill(first, signal.SIGKILL)
+        try:
+            of_agent = parent(agent.pid)
+            monkeypatch.setenv("EVENSTEP_PARENT", of_agent)
+            for rank, which in ((1, f"process {first} already"), (2, "another process, which has ended")):
+                with pytest.raises(evenstep.EvenstepError, match=f"rank {rank} of this job is {which}") as caught:
+                    look_for_the_first(rank)
+                assert (caught.value.status, caught.value.rank) == ("EVEN_ERR_IN_USE", rank)
+            for other in (
+                f"{agent.pid} 1",
+                parent(os.getppid()),
+                parent(os.getpid()),
+                "",
+            ):  # a number anew; its own agent's
+                monkeypatch.setenv("EVENSTEP_PARENT", other)
+                look_for_the_first(1)
+        finally:
+            os.kill(first, signal.SIGKILL)
     monkeypatch.setenv("EVENSTEP_PARENT", of_agent)  # which has ended
     look_for_the_first(1)
+
+
+def test_the_agent_may_be_a_containers_first_process(monkeypatch):
+    from evenstep import lineage
+
+    monkeypatch.setattr(lineage, "process_stat", lambda process: ["S", "0" if process == 1 else "1", *["0"] * 17, "77"])
+    monkeypatch.setenv("EVENSTEP_PARENT", "1 77")
+    lineage.look_for_the_first(0)
 
 
 def test_the_grace_of_a_stop_is_checked(monkeypatch):
