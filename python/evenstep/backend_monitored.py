@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from evenstep import _core
+from evenstep.errors import error_of
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -71,9 +72,5 @@ def _meet(
 
 def _store_lost() -> _core.EvenstepError:
     fix = "the end of rank 0's own output says why; where it says nothing, see that MASTER_ADDR can be reached"
-    error = _core.EvenstepError(
-        "the process that keeps the job's store (rank 0, or the launcher) ended during monitored_barrier "
-        f"(EVEN_ERR_PEER_LOST)\n  fix: {fix}"
-    )
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_PEER_LOST", fix, 0, None
-    return error
+    words = "the process that keeps the job's store (rank 0, or the launcher) ended during monitored_barrier"
+    return error_of("EVEN_ERR_PEER_LOST", words, fix, 0)

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 from evenstep import _core
+from evenstep.errors import error_of
 from evenstep.exits import stop_at_exit
 from evenstep.sites import Place, make_for, of_caller
 
@@ -30,23 +31,15 @@ def completed(result: Any) -> dist.Work:
 
 def _too_late(seconds: float) -> _core.EvenstepError:
     fix = "wait for it again, or see what the other ranks are doing (a stack dump)"
-    error = _core.EvenstepError(
-        f"Timed out: a collective was not done after the {seconds:.3g} s of this wait; it goes on (EVEN_ERR_TIMEOUT)\n"
-        f"  fix: {fix}"
-    )
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_TIMEOUT", fix, None, None
-    return error
+    words = f"Timed out: a collective was not done after the {seconds:.3g} s of this wait; it goes on"
+    return error_of("EVEN_ERR_TIMEOUT", words, fix)
 
 
 def absent(ranks: list[int], seconds: float) -> _core.EvenstepError:
     """What a barrier fails with that knows all who did not come."""
     fix = f"see what ranks {ranks} are doing (a stack dump), or raise the timeout"
-    error = _core.EvenstepError(
-        f"Timed out: ranks {ranks} did not come to monitored_barrier within {seconds:.3g} s (EVEN_ERR_TIMEOUT)\n"
-        f"  fix: {fix}"
-    )
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_TIMEOUT", fix, ranks[0], None
-    return error
+    words = f"Timed out: ranks {ranks} did not come to monitored_barrier within {seconds:.3g} s"
+    return error_of("EVEN_ERR_TIMEOUT", words, fix, ranks[0])
 
 
 class LaterWork(dist.Work):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.errors import error_of
 
 
 class Data(NamedTuple):
@@ -48,9 +49,7 @@ _UNSIGNED = {1: _core.DTYPE_U8, 2: _core.DTYPE_U16, 4: _core.DTYPE_U32, 8: _core
 
 
 def argument_error(what: str, fix: str) -> EvenstepError:
-    error = EvenstepError(f"{what} (EVEN_ERR_ARGUMENT)\n  fix: {fix}")
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_ARGUMENT", fix, None, None
-    return error
+    return error_of("EVEN_ERR_ARGUMENT", what, fix)
 
 
 def _dtype_of(format: str, element: int) -> int:

@@ -16,17 +16,12 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.comm_costs import cpu_mask, follow, machine, shape_of
 from evenstep.comm_debug import explain
+from evenstep.errors import error_of
 from evenstep.ring import record_calls
 
 _LONGEST = 4096
 _STRAGGLERS_SECONDS = 2.0  # for those that come after the group has failed
 _GRACE_SECONDS = 10.0  # longer than rank 0 waits, so that its error, which names who is missing, comes to all
-
-
-def _error(status: str, what: str, fix: str, rank: int | None = None) -> EvenstepError:
-    error = EvenstepError(f"{what} ({status})\n  fix: {fix}")
-    error.status, error.fix, error.rank, error.device = status, fix, rank, None
-    return error
 
 
 def _address(name: str) -> bytes:
@@ -93,7 +88,7 @@ class _Meeting:
             words = f"rank {rank} came twice, or is none of {self._facts['ranks']} ranks"
         if words:
             fix = "start every rank once, with the same arguments and the same EVENSTEP_ variables"
-            error = _error("EVEN_ERR_MISMATCH", words, fix, rank)
+            error = error_of("EVEN_ERR_MISMATCH", words, fix, rank)
             _tell(connection, error)
             self._refused.add(rank)
             self._failure = self._failure or error
@@ -110,7 +105,7 @@ class _Meeting:
                 if not ready and self._failure is not None:
                     break
                 if not ready:
-                    raise _error(
+                    raise error_of(
                         "EVEN_ERR_TIMEOUT",
                         f"Timed out: of the group's {self._facts['ranks']} ranks these did not come: {missing}",
                         "see that all of them run on this host and call es.comm.open",
@@ -123,7 +118,7 @@ class _Meeting:
                         for rank in set(self._come) - before:
                             selector.register(self._come[rank], selectors.EVENT_READ, rank)
                     else:
-                        raise _error(
+                        raise error_of(
                             "EVEN_ERR_PEER_LOST",
                             f"rank {key.data} ended before all ranks had come",
                             f"the end of rank {key.data}'s own output says why",
@@ -144,7 +139,7 @@ def _host(name: str, facts: dict[str, Any], deadline: float) -> tuple[int, list[
         try:
             listener.bind(_address(name))
         except OSError as error:
-            raise _error(
+            raise error_of(
                 "EVEN_ERR_IN_USE",
                 f"another job on this host uses the same MASTER_PORT, or rank 0 opens {name!r} twice: {error.strerror}",
                 "give each job a MASTER_PORT of its own",
@@ -171,7 +166,7 @@ def _connect(name: str, deadline: float) -> socket.socket:
         except OSError:
             connection.close()
         if time.monotonic() + pause > deadline:
-            raise _error(
+            raise error_of(
                 "EVEN_ERR_TIMEOUT",
                 f"Timed out: rank 0 of the group {name!r} was not found on this host",
                 "see that rank 0 runs on this host and calls es.comm.open; with ranks on several hosts set "
@@ -185,7 +180,7 @@ def _connect(name: str, deadline: float) -> socket.socket:
 def _join(name: str, rank: int, facts: dict[str, Any], deadline: float) -> int:
     with _connect(name, deadline) as connection:
         if _owner(connection) != os.getuid():
-            raise _error(
+            raise error_of(
                 "EVEN_ERR_PERMISSION",
                 f"user {_owner(connection)} listens where rank 0 of the group {name!r} was expected: not trusted",
                 "run all ranks as one user; give the job another MASTER_PORT, from which the name is made",
@@ -196,7 +191,7 @@ def _join(name: str, rank: int, facts: dict[str, Any], deadline: float) -> int:
         try:
             said, fds, _, _ = socket.recv_fds(connection, _LONGEST, 1)
         except socket.timeout:
-            raise _error(
+            raise error_of(
                 "EVEN_ERR_TIMEOUT",
                 f"Timed out: not all {facts['ranks']} ranks of the group {name!r} came",
                 "rank 0's own error names those that did not",
@@ -207,9 +202,9 @@ def _join(name: str, rank: int, facts: dict[str, Any], deadline: float) -> int:
         return int(fds[0])
     if not said:
         what = "rank 0 ended before all ranks had come"
-        raise _error("EVEN_ERR_PEER_LOST", what, "the end of rank 0's own output says why", 0)
+        raise error_of("EVEN_ERR_PEER_LOST", what, "the end of rank 0's own output says why", 0)
     words = json.loads(said)
-    raise _error(words["status"], f"rank 0 could not open the group: {words['what']}", "see rank 0", words["rank"])
+    raise error_of(words["status"], f"rank 0 could not open the group: {words['what']}", "see rank 0", words["rank"])
 
 
 def meet(

@@ -23,6 +23,7 @@ from evenstep import _core, vote
 from evenstep._core import EvenstepError
 from evenstep.backward import in_backward
 from evenstep.call_results import Packs, packed, told_result
+from evenstep.errors import error_of
 from evenstep.generation_joining import LOOK_SECONDS, Joins, ended
 from evenstep.generation_told import Told, changed, closures_due, not_in_step
 from evenstep.group import Bootstrap, SharedGroup, gather_objects
@@ -157,9 +158,7 @@ class Recovery(Joins):
     def look(self) -> None:
         """In a long call: raises where a rank was lost meanwhile, so that the others need not wait for its end."""
         if self.calling and not self.joining and self._memory.number != self.number:
-            error = EvenstepError("a rank was lost (EVEN_ERR_PEER_LOST)")
-            error.status = "EVEN_ERR_PEER_LOST"  # type: ignore[attr-defined]
-            raise error
+            raise error_of("EVEN_ERR_PEER_LOST", "a rank was lost")
 
     def mend_call(self, error: EvenstepError, asks: Callable[[], bool]) -> bytes | None:
         """After an error in a call: its result where one of those that are left has it; None: they make it again."""

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep._core import EvenstepError
+from evenstep.errors import error_of
 from evenstep.exits import ended_by_exception, is_ending, stop_at_exit
 from evenstep.measured_place import host_name
 
@@ -100,11 +101,10 @@ def wait_for(
         while True:
             if waiting.ends:
                 _keep(group)
-                raise _made(
+                raise error_of(
                     "EVEN_ERR_REVOKED",
-                    "this rank's process ends while a thread of it waits in a call of all ranks (EVEN_ERR_REVOKED)",
+                    "this rank's process ends while a thread of it waits in a call of all ranks",
                     "wait for the thread where the script ends",
-                    None,
                 )
             try:
                 work.wait(timedelta(seconds=_LOOK_SECONDS))
@@ -272,7 +272,8 @@ class GroupEnd:
 
     @staticmethod
     def _again(error: EvenstepError) -> EvenstepError:
-        return _made(error.status, str(error).partition("\n")[0], error.fix or "", error.rank)
+        what = str(error).partition("\n")[0].removesuffix(f" ({error.status})")
+        return error_of(error.status, what, error.fix, error.rank)
 
     # -- by this rank --
 
@@ -430,7 +431,7 @@ class GroupEnd:
             ),
         }
         status, said, fix = table[cause["kind"]]
-        return _made(f"EVEN_ERR_{status}", f"{said} (EVEN_ERR_{status})", fix, rank)
+        return error_of(f"EVEN_ERR_{status}", said, fix, rank)
 
 
 _open: weakref.WeakSet[GroupEnd] = weakref.WeakSet()
@@ -443,9 +444,3 @@ def _leave_all() -> None:
 
 
 atexit.register(_leave_all)
-
-
-def _made(status: str, words: str, fix: str, rank: int | None) -> EvenstepError:
-    error = EvenstepError(f"{words}\n  fix: {fix}")
-    error.status, error.fix, error.rank, error.device = status, fix, rank, None
-    return error

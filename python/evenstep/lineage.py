@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from evenstep._core import EvenstepError
+from evenstep.errors import error_of
 from evenstep.process_stat import process_stat
 
 _VARIABLE = "EVENSTEP_PARENT"  # "PROCESS START": the agent, and since when it runs (src/orchestrator/environment.c)
@@ -52,9 +52,8 @@ def look_for_the_first(rank: int) -> None:
         "start each rank once, and leave it to the launcher; where a wrapper starts it elsewhere (a container that sees the host's "
         f"processes), unset {_VARIABLE}"
     )
-    error = EvenstepError(
+    words = (
         f"rank {rank} of this job is {which}, and process {os.getpid()} was not started by the job's agent (process {agent}), "
-        f"so it cannot be it (EVEN_ERR_IN_USE)\n  fix: {fix}"
+        "so it cannot be it"
     )
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_IN_USE", fix, rank, None
-    raise error
+    raise error_of("EVEN_ERR_IN_USE", words, fix, rank)

@@ -27,6 +27,7 @@ from evenstep.comm_costs import (
     table,
 )
 from evenstep.comm_debug import explain, note
+from evenstep.errors import error_of
 from evenstep.hosts import (
     agreed,
     choose,
@@ -91,20 +92,14 @@ def stands_still(members: Sequence[int]) -> bool:
     return any(_state(_processes[rank]) == "T" for rank in members if rank in _processes)
 
 
-def _lost(rank: int, words: str, fix: str) -> EvenstepError:
-    error = EvenstepError(f"{words} (EVEN_ERR_PEER_LOST)\n  fix: {fix}")
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_PEER_LOST", fix, rank, None
-    return error
-
-
 def _never_comes(rank: int, process: int, name: str) -> EvenstepError:
     words = f"rank {rank} (process {process}) died or came to its end before it opened the group {name}"
-    return _lost(rank, words, f"the end of rank {rank}'s own output says why")
+    return error_of("EVEN_ERR_PEER_LOST", words, f"the end of rank {rank}'s own output says why", rank)
 
 
 def _stands(rank: int, process: int, name: str) -> EvenstepError:
     words = f"rank {rank} (process {process}) was stopped before it opened the group {name}"
-    return _lost(rank, words, f"`kill -CONT {process}` lets it go on")
+    return error_of("EVEN_ERR_PEER_LOST", words, f"`kill -CONT {process}` lets it go on", rank)
 
 
 def look_for_dead(members: Sequence[int], ranks: Sequence[int], name: str) -> None:
@@ -118,12 +113,8 @@ def look_for_dead(members: Sequence[int], ranks: Sequence[int], name: str) -> No
 
 def _store_lost(name: str) -> _core.EvenstepError:
     fix = "the end of rank 0's own output says why; where it says nothing, see that MASTER_ADDR can be reached"
-    error = _core.EvenstepError(
-        f"the process that keeps the job's store (rank 0, or the launcher) ended before the group {name} was opened "
-        f"(EVEN_ERR_PEER_LOST)\n  fix: {fix}"
-    )
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_PEER_LOST", fix, 0, None
-    return error
+    words = f"the process that keeps the job's store (rank 0, or the launcher) ended before the group {name} was opened"
+    return error_of("EVEN_ERR_PEER_LOST", words, fix, 0)
 
 
 def has_all(store: Store, keys: list[str], name: str) -> bool:
@@ -152,12 +143,8 @@ def claim(store: Store, rank: int) -> None:
 
 def _is_there(rank: int, process: int) -> _core.EvenstepError:
     fix = "start each rank once; end what is left of an earlier start; give each job a MASTER_PORT of its own"
-    error = _core.EvenstepError(
-        f"rank {rank} of this job is process {process} already, so process {os.getpid()} cannot be it (EVEN_ERR_IN_USE)\n"
-        f"  fix: {fix}"
-    )
-    error.status, error.fix, error.rank, error.device = "EVEN_ERR_IN_USE", fix, rank, None
-    return error
+    words = f"rank {rank} of this job is process {process} already, so process {os.getpid()} cannot be it"
+    return error_of("EVEN_ERR_IN_USE", words, fix, rank)
 
 
 def notice_cut(address: str, port: int, seconds: int = 3) -> None:

@@ -1,0 +1,13 @@
+"""Errors that the package itself finds, as complete as those that the library gives."""
+
+from __future__ import annotations
+
+from evenstep._core import EvenstepError
+
+
+def error_of(status: str, what: str, fix: str | None = None, rank: int | None = None) -> EvenstepError:
+    """Of a status by its whole name ("EVEN_ERR_PEER_LOST"), in the words and with the attributes of an error of the library's;
+    `rank`: the one that it is about."""
+    error = EvenstepError(f"{what} ({status})" + (f"\n  fix: {fix}" if fix is not None else ""))
+    error.status, error.fix, error.rank, error.device = status, fix, rank, None
+    return error
