@@ -1,5 +1,6 @@
 /* _core.Balancer: who gets how many samples. Microseconds of arithmetic: the GIL stays. */
 #include "arguments.h"
+#include "objects.h"
 
 #include <evenstep/balancer.h>
 #include <stdbool.h>
@@ -119,8 +120,7 @@ static PyObject *balancer_new(PyTypeObject *type, PyObject *arguments, PyObject 
   double *speed = NULL;
   int64_t *cap = NULL;
   int64_t *bucket = NULL;
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  balancer_object *self = (balancer_object *)make(type, 0);
+  balancer_object *self = (balancer_object *)even_ext_object_new(type);
   bool read = self != NULL && read_policy(policy, self, &params) == 0 &&
               even_ext_as_doubles(speeds, params.ranks, "speeds", &speed) == 0 &&
               even_ext_as_counts(caps, params.ranks, "caps", -1, &cap) == 0 &&
@@ -146,12 +146,9 @@ static PyObject *balancer_new(PyTypeObject *type, PyObject *arguments, PyObject 
 }
 
 static void balancer_dealloc(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
   even_balancer_close(((balancer_object *)self)->balancer);
   Py_XDECREF(((balancer_object *)self)->choose);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-  release(self);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(self);
 }
 
 /* Of spared[] those ranks that `ranks` (any sequence of numbers) names. */
@@ -350,9 +347,7 @@ static PyType_Spec balancer_spec = {"evenstep._core.Balancer", sizeof(balancer_o
                                     balancer_slots};
 
 int even_ext_add_balancer(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&balancer_spec);
-  if (type == NULL || PyModule_AddObject(module, "Balancer", type) != 0) {
-    Py_XDECREF(type);
+  if (even_ext_add_type(module, "Balancer", &balancer_spec) == NULL) {
     return -1;
   }
   return even_ext_add_balance(module);

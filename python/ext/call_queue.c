@@ -2,6 +2,7 @@
  * waited for, taken out and made without the GIL: the thread asks for it once a call, when that has ended. Had it asked
  * before, too, whoever put the call would hand it over in the midst of a backward. */
 #include "comm.h"
+#include "objects.h"
 
 #include "base/alloc.h"
 #include "os/futex.h"
@@ -33,8 +34,7 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *arguments, PyObject *na
   if (!PyArg_ParseTupleAndKeywords(arguments, names, ":CallQueue", keywords)) {
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  queue_object *self = (queue_object *)make(type, 0);
+  queue_object *self = (queue_object *)even_ext_object_new(type);
   if (self != NULL) {
     (void)pthread_mutex_init(&self->lock, NULL); /* of this kind it cannot fail */
   }
@@ -54,8 +54,6 @@ static void forget(queued *one) {
 
 static void queue_dealloc(PyObject *object) {
   queue_object *self = (queue_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   for (queued *one = self->first; one != NULL; one = self->first) {
     self->first = one->next;
     if (one->call.comm != NULL) {
@@ -64,8 +62,7 @@ static void queue_dealloc(PyObject *object) {
     }
     forget(one);
   }
-  free_object(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 static void append(queue_object *self, queued *one) {
@@ -200,15 +197,7 @@ static PyType_Spec queue_spec = {.name = "evenstep._core.CallQueue",
                                  .slots = queue_slots};
 
 int even_ext_add_call_queue(PyObject *module) {
-  queue_type = PyType_FromSpec(&queue_spec);
-  if (queue_type == NULL) {
-    return -1;
-  }
-  Py_INCREF(queue_type); /* one for this file */
-  if (PyModule_AddObject(module, "CallQueue", queue_type) != 0) {
-    Py_DECREF(queue_type);
-    Py_CLEAR(queue_type);
-    return -1;
-  }
-  return 0;
+  queue_type = even_ext_add_type(module, "CallQueue", &queue_spec);
+  Py_XINCREF(queue_type); /* one for this file */
+  return queue_type == NULL ? -1 : 0;
 }

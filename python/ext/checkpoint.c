@@ -1,5 +1,6 @@
 /* evenstep._core.CheckpointWriter and the checksum functions. */
 #include "checkpoint_call.h"
+#include "objects.h"
 
 #include <evenstep/checkpoint.h>
 #include <stdlib.h>
@@ -25,8 +26,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *k
                                    &folder, &replace, &expected_bytes, even_ext_path_or_none, &previous)) {
     return NULL;
   }
-  allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  writer_object *self = (writer_object *)allocate(type, 0);
+  writer_object *self = (writer_object *)even_ext_object_new(type);
   if (self == NULL) {
     Py_DECREF(folder);
     Py_XDECREF(previous);
@@ -52,11 +52,8 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *k
 
 static void writer_dealloc(PyObject *object) {
   writer_object *self = (writer_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
   even_checkpoint_writer_abandon(self->writer);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-  release(object);
-  Py_DECREF(type);
+  even_ext_object_free(object);
 }
 
 static int usable(const writer_object *self) {
@@ -262,9 +259,7 @@ int even_ext_add_checkpoint(PyObject *module) {
   if (even_ext_add_checkpoint_snapshot(module) != 0 || even_ext_add_checkpoint_reading(module) != 0) {
     return -1;
   }
-  PyObject *type = PyType_FromSpec(&writer_spec);
-  if (type == NULL || PyModule_AddObject(module, "CheckpointWriter", type) != 0) {
-    Py_XDECREF(type);
+  if (even_ext_add_type(module, "CheckpointWriter", &writer_spec) == NULL) {
     return -1;
   }
   return PyModule_AddFunctions(module, functions);

@@ -1,5 +1,6 @@
 /* evenstep._core.CheckpointSnapshot. */
 #include "checkpoint_call.h"
+#include "objects.h"
 
 #include <stdlib.h>
 
@@ -21,8 +22,7 @@ static PyObject *snapshot_new(PyTypeObject *type, PyObject *arguments, PyObject 
   if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|i:CheckpointSnapshot", names, &fd)) {
     return NULL;
   }
-  allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  snapshot_object *self = (snapshot_object *)allocate(type, 0);
+  snapshot_object *self = (snapshot_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -36,11 +36,8 @@ static PyObject *snapshot_new(PyTypeObject *type, PyObject *arguments, PyObject 
 
 static void snapshot_dealloc(PyObject *object) {
   snapshot_object *self = (snapshot_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
   even_checkpoint_snapshot_close(self->snapshot);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-  release(object);
-  Py_DECREF(type);
+  even_ext_object_free(object);
 }
 
 static int usable(const snapshot_object *self) {
@@ -174,9 +171,7 @@ static PyType_Spec snapshot_spec = {.name = "evenstep._core.CheckpointSnapshot",
                                     .slots = snapshot_slots};
 
 int even_ext_add_checkpoint_snapshot(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&snapshot_spec);
-  if (type == NULL || PyModule_AddObject(module, "CheckpointSnapshot", type) != 0) {
-    Py_XDECREF(type);
+  if (even_ext_add_type(module, "CheckpointSnapshot", &snapshot_spec) == NULL) {
     return -1;
   }
   return 0;

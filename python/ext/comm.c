@@ -1,6 +1,7 @@
 /* _core.Comm: a rank's place in a group. collectives.c has its collectives, messages.c its messages, comm_call.c what
  * is done around each. */
 #include "comm.h"
+#include "objects.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -50,8 +51,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   if (arena_bytes < 0) {
     return PyErr_Format(PyExc_ValueError, "arena_bytes is %zd; it cannot be negative", arena_bytes);
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  even_ext_comm *self = (even_ext_comm *)make(type, 0);
+  even_ext_comm *self = (even_ext_comm *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -75,14 +75,11 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
 
 static void comm_dealloc(PyObject *object) {
   even_ext_comm *self = (even_ext_comm *)object;
-  PyTypeObject *type = Py_TYPE(object);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   even_comm_close(self->comm);
   Py_CLEAR(self->over);
   Py_CLEAR(self->view);
   Py_CLEAR(self->ring);
-  free_object(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 /* The group, or NULL with an exception when it is closed. */
@@ -512,9 +509,8 @@ static int add_numbers(PyObject *module) {
 }
 
 int even_ext_add_comm(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&comm_spec);
-  if (type == NULL || PyModule_AddObject(module, "Comm", type) != 0) {
-    Py_XDECREF(type);
+  PyObject *type = even_ext_add_type(module, "Comm", &comm_spec);
+  if (type == NULL) {
     return -1;
   }
   if (even_ext_add_request(module) != 0 || even_ext_add_costs(module) != 0 || even_ext_add_reduce(module, type) != 0 ||

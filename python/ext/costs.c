@@ -1,5 +1,6 @@
 /* _core.CommCosts: the table of what collectives cost; and groups that choose by one (Comm.choose, Comm.measure). */
 #include "comm.h"
+#include "objects.h"
 
 #include "base/fail.h"
 
@@ -16,8 +17,7 @@ static PyObject *costs_new(PyTypeObject *type, PyObject *arguments, PyObject *na
   if (!PyArg_ParseTupleAndKeywords(arguments, names, ":CommCosts", keywords)) {
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  costs_object *self = (costs_object *)make(type, 0);
+  costs_object *self = (costs_object *)even_ext_object_new(type);
   even_status status = self == NULL ? EVEN_OK : even_comm_costs_open(&self->costs);
   if (status != EVEN_OK) {
     Py_DECREF((PyObject *)self);
@@ -27,11 +27,8 @@ static PyObject *costs_new(PyTypeObject *type, PyObject *arguments, PyObject *na
 }
 
 static void costs_dealloc(PyObject *object) {
-  PyTypeObject *type = Py_TYPE(object);
   even_comm_costs_close(((costs_object *)object)->costs);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-  release(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 /* Loads or saves, without the GIL: a file system may take its time. */
@@ -193,9 +190,8 @@ static PyType_Spec costs_spec = {.name = "evenstep._core.CommCosts",
                                  .slots = costs_slots};
 
 int even_ext_add_costs(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&costs_spec);
-  if (type == NULL || PyModule_AddObject(module, "CommCosts", type) != 0) {
-    Py_XDECREF(type);
+  PyObject *type = even_ext_add_type(module, "CommCosts", &costs_spec);
+  if (type == NULL) {
     return -1;
   }
   costs_type = (PyTypeObject *)type;

@@ -1,6 +1,7 @@
 /* _core.DeviceComm: a rank's place in a group of GPUs, whose data NCCL moves. device_collectives.c has its collectives.
  */
 #include "device_comm.h"
+#include "objects.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -56,8 +57,7 @@ static int to_id(PyObject *object, void *out) {
 }
 
 static PyObject *wrapped(even_device_comm *comm) {
-  allocfunc make = (allocfunc)PyType_GetSlot((PyTypeObject *)device_type, Py_tp_alloc);
-  even_ext_device *self = (even_ext_device *)make((PyTypeObject *)device_type, 0);
+  even_ext_device *self = (even_ext_device *)even_ext_object_new((PyTypeObject *)device_type);
   if (self == NULL) {
     (void)even_device_comm_close(comm);
     return NULL;
@@ -143,16 +143,13 @@ static PyObject *device_join(PyObject *module, PyObject *arguments, PyObject *na
 
 static void device_dealloc(PyObject *object) {
   even_ext_device *self = (even_ext_device *)object;
-  PyTypeObject *type = Py_TYPE(object);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   if (self->comm != NULL) {
     even_device_comm_abort(self->comm); /* forgotten: nobody waits for what is on its stream */
     (void)even_device_comm_close(self->comm);
   }
   Py_CLEAR(self->beside);
   Py_CLEAR(self->ring);
-  free_object(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 static PyObject *device_make_id(PyObject *module, PyObject *arguments) {
@@ -524,14 +521,7 @@ static PyType_Spec device_spec = {.name = "evenstep._core.DeviceComm",
                                   .slots = device_slots};
 
 int even_ext_add_device_comm(PyObject *module) {
-  device_type = PyType_FromSpec(&device_spec);
-  if (device_type == NULL) {
-    return -1;
-  }
-  Py_INCREF(device_type);
-  if (PyModule_AddObject(module, "DeviceComm", device_type) != 0) {
-    Py_DECREF(device_type);
-    return -1;
-  }
-  return 0;
+  device_type = even_ext_add_type(module, "DeviceComm", &device_spec);
+  Py_XINCREF(device_type); /* one for this file */
+  return device_type == NULL ? -1 : 0;
 }

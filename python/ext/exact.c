@@ -2,6 +2,7 @@
  * release the GIL. */
 #include "comm.h"
 #include "ext.h"
+#include "objects.h"
 
 #include <evenstep/exact.h>
 
@@ -73,8 +74,7 @@ static PyObject *exact_new(PyTypeObject *type, PyObject *arguments, PyObject *na
   if (part_bytes < 0) {
     return PyErr_Format(PyExc_ValueError, "sizes in bytes cannot be negative");
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  exact_object *self = (exact_object *)make(type, 0);
+  exact_object *self = (exact_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -100,11 +100,8 @@ static void close_sums(exact_object *self) {
 }
 
 static void exact_dealloc(PyObject *object) {
-  PyTypeObject *type = Py_TYPE(object);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   close_sums((exact_object *)object);
-  free_object(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 /* The sums, or NULL with an exception when they are closed or another thread is inside a call. */
@@ -241,9 +238,7 @@ static PyType_Slot slots[] = {{Py_tp_new, (void *)exact_new},
 static PyType_Spec spec = {"evenstep._core.Exact", sizeof(exact_object), 0, Py_TPFLAGS_DEFAULT, slots};
 
 int even_ext_add_exact(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&spec);
-  if (type == NULL || PyModule_AddObject(module, "Exact", type) != 0) {
-    Py_XDECREF(type);
+  if (even_ext_add_type(module, "Exact", &spec) == NULL) {
     return -1;
   }
   return 0;

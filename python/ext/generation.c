@@ -1,5 +1,6 @@
 /* _core.Generation and _core.agree: who is left of the job's ranks, and what they agree on. */
 #include "ext.h"
+#include "objects.h"
 
 #include "fault/agree.h"
 #include "fault/generation.h"
@@ -18,8 +19,7 @@ static PyObject *generation_new(PyTypeObject *type, PyObject *arguments, PyObjec
   if (!PyArg_ParseTupleAndKeywords(arguments, names, "i:Generation", keywords, &fd)) {
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  generation_object *self = (generation_object *)make(type, 0);
+  generation_object *self = (generation_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -32,11 +32,8 @@ static PyObject *generation_new(PyTypeObject *type, PyObject *arguments, PyObjec
 }
 
 static void generation_dealloc(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   even_generation_close(of(self));
-  release(self);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(self);
 }
 
 /* Seconds -> nanoseconds, of what a caller that heeds signals asks for at once. */
@@ -345,12 +342,7 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL}};
 
 int even_ext_add_generation(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&spec);
-  if (type == NULL) {
-    return -1;
-  }
-  if (PyModule_AddObject(module, "Generation", type) != 0) {
-    Py_DECREF(type);
+  if (even_ext_add_type(module, "Generation", &spec) == NULL) {
     return -1;
   }
   return PyModule_AddFunctions(module, functions);

@@ -1,5 +1,6 @@
 /* _core.Comm of ranks on several hosts: over UCX or MPI, and made of groups in shared memory joined by it. */
 #include "comm.h"
+#include "objects.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -8,8 +9,7 @@
 
 /* A new object of `type` around a group, which it owns, also where this fails. `over` stays as long as the group. */
 static PyObject *wrap(PyTypeObject *type, even_comm *comm, size_t arena_bytes, PyObject *over) {
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  even_ext_comm *self = (even_ext_comm *)make(type, 0);
+  even_ext_comm *self = (even_ext_comm *)even_ext_object_new(type);
   if (self == NULL) {
     even_comm_close(comm);
     return NULL;

@@ -1,6 +1,7 @@
 /* _core.Memory, _core.MemoryCurve, _core.memory_caps: what a rank holds, how many samples fit. Microseconds: the GIL
  * stays. */
 #include "arguments.h"
+#include "objects.h"
 
 #include <evenstep/balancer.h>
 #include <stdbool.h>
@@ -19,21 +20,13 @@ static PyObject *memory_new(PyTypeObject *type, PyObject *arguments, PyObject *n
   if (!PyArg_ParseTupleAndKeywords(arguments, names, "|s:Memory", keywords, &root)) {
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  memory_object *self = (memory_object *)make(type, 0);
+  memory_object *self = (memory_object *)even_ext_object_new(type);
   even_status status = self != NULL ? even_memory_place_find(root, &self->place) : EVEN_OK;
   if (status != EVEN_OK) {
     Py_DECREF((PyObject *)self);
     return even_ext_raise(status);
   }
   return (PyObject *)self;
-}
-
-static void free_object(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-  release(self);
-  Py_DECREF((PyObject *)type);
 }
 
 static PyObject *memory_read(PyObject *object, PyObject *unused) {
@@ -74,7 +67,7 @@ static PyMethodDef memory_methods[] = {
     {NULL, NULL, 0, NULL}};
 static PyType_Slot memory_slots[] = {
     {Py_tp_new, (void *)memory_new},
-    {Py_tp_dealloc, (void *)free_object},
+    {Py_tp_dealloc, (void *)even_ext_object_free},
     {Py_tp_methods, memory_methods},
     {Py_tp_doc, "Memory(root=''): what this process holds, and how much more it may take. Any thread."},
     {0, NULL}};
@@ -91,8 +84,7 @@ static PyObject *curve_new(PyTypeObject *type, PyObject *arguments, PyObject *na
   if (!PyArg_ParseTupleAndKeywords(arguments, names, ":MemoryCurve", keywords)) {
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  return make(type, 0); /* zeroed: nothing is known */
+  return even_ext_object_new(type); /* zeros: nothing is known */
 }
 
 static PyObject *curve_take(PyObject *object, PyObject *arguments) {
@@ -119,7 +111,7 @@ static PyMethodDef curve_methods[] = {
     {NULL, NULL, 0, NULL}};
 static PyType_Slot curve_slots[] = {
     {Py_tp_new, (void *)curve_new},
-    {Py_tp_dealloc, (void *)free_object},
+    {Py_tp_dealloc, (void *)even_ext_object_free},
     {Py_tp_methods, curve_methods},
     {Py_tp_doc, "MemoryCurve(): the memory that a rank needs for how many samples, by measured peaks."},
     {0, NULL}};
@@ -195,14 +187,8 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL}};
 
 int even_ext_add_memory(PyObject *module) {
-  PyObject *memory = PyType_FromSpec(&memory_spec);
-  if (memory == NULL || PyModule_AddObject(module, "Memory", memory) != 0) {
-    Py_XDECREF(memory);
-    return -1;
-  }
-  PyObject *curve = PyType_FromSpec(&curve_spec);
-  if (curve == NULL || PyModule_AddObject(module, "MemoryCurve", curve) != 0) {
-    Py_XDECREF(curve);
+  if (even_ext_add_type(module, "Memory", &memory_spec) == NULL ||
+      even_ext_add_type(module, "MemoryCurve", &curve_spec) == NULL) {
     return -1;
   }
   return PyModule_AddFunctions(module, functions);

@@ -1,5 +1,6 @@
 /* _core.Request: messages between two ranks, from Python. */
 #include "comm.h"
+#include "objects.h"
 
 #include "base/fail.h"
 #include "comm/called.h"
@@ -13,8 +14,7 @@ typedef struct request_object {
 static PyObject *request_type; /* made once, with the module */
 
 static PyObject *new_request(even_ext_comm *owner, even_comm_request *request) {
-  allocfunc make = (allocfunc)PyType_GetSlot((PyTypeObject *)request_type, Py_tp_alloc);
-  request_object *self = (request_object *)make((PyTypeObject *)request_type, 0);
+  request_object *self = (request_object *)even_ext_object_new((PyTypeObject *)request_type);
   if (self == NULL) {
     even_comm_request_free(request);
     return NULL;
@@ -28,16 +28,13 @@ static PyObject *new_request(even_ext_comm *owner, even_comm_request *request) {
 
 static void request_dealloc(PyObject *object) {
   request_object *self = (request_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   if (self->owner != NULL) {
     even_comm_request_free(self->request);
     self->owner->messages--;
     even_ext_comm_free_when_unused(self->owner);
     Py_DECREF((PyObject *)self->owner);
   }
-  free_object(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 static PyObject *request_done(PyObject *object, PyObject *unused) {
@@ -110,14 +107,7 @@ PyObject *even_ext_comm_receive(PyObject *object, PyObject *arguments) {
 }
 
 int even_ext_add_request(PyObject *module) {
-  request_type = PyType_FromSpec(&request_spec);
-  if (request_type == NULL) {
-    return -1;
-  }
-  Py_INCREF(request_type);
-  if (PyModule_AddObject(module, "Request", request_type) != 0) {
-    Py_DECREF(request_type);
-    return -1;
-  }
-  return 0;
+  request_type = even_ext_add_type(module, "Request", &request_spec);
+  Py_XINCREF(request_type); /* one for this file */
+  return request_type == NULL ? -1 : 0;
 }

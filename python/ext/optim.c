@@ -2,6 +2,7 @@
  * others releases the GIL. */
 #include "comm.h"
 #include "ext.h"
+#include "objects.h"
 
 #include <evenstep/optim.h>
 
@@ -87,8 +88,7 @@ static PyObject *optim_new(PyTypeObject *type, PyObject *arguments, PyObject *na
   if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|Op:Optim", keywords, &sequence, &comm, &survives)) {
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  optim_object *self = (optim_object *)make(type, 0);
+  optim_object *self = (optim_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -109,13 +109,10 @@ static PyObject *optim_new(PyTypeObject *type, PyObject *arguments, PyObject *na
 
 static void optim_dealloc(PyObject *object) {
   optim_object *self = (optim_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   even_optim_close(self->optim);
   even_free(self->inputs);
   Py_CLEAR(self->comm_handle);
-  free_object(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 /* ---- the memory: a view that keeps this object as long as it lives ---- */
@@ -338,9 +335,7 @@ static PyType_Slot slots[] = {{Py_tp_new, (void *)optim_new},
 static PyType_Spec spec = {"evenstep._core.Optim", sizeof(optim_object), 0, Py_TPFLAGS_DEFAULT, slots};
 
 int even_ext_add_optim(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&spec);
-  if (type == NULL || PyModule_AddObject(module, "Optim", type) != 0) {
-    Py_XDECREF(type);
+  if (even_ext_add_type(module, "Optim", &spec) == NULL) {
     return -1;
   }
   return PyModule_AddIntConstant(module, "OPTIM_SGD", EVEN_OPTIM_SGD) != 0 ||

@@ -1,5 +1,6 @@
 /* All-reduce with one call from Python: of any array, and of a tensor as torch hands it to a backend. */
 #include "comm.h"
+#include "objects.h"
 
 #include "base/fail.h"
 
@@ -199,8 +200,7 @@ static PyObject *reducer_new(PyTypeObject *type, PyObject *arguments, PyObject *
                         &PyDict_Type, &ops, &unset)) {
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  reducer_object *self = (reducer_object *)make(type, 0);
+  reducer_object *self = (reducer_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -219,13 +219,10 @@ static PyObject *reducer_new(PyTypeObject *type, PyObject *arguments, PyObject *
 
 static void reducer_dealloc(PyObject *object) {
   reducer_object *self = (reducer_object *)object;
-  PyTypeObject *type = Py_TYPE(object);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   Py_XDECREF((PyObject *)self->comm);
   Py_XDECREF(self->types);
   Py_XDECREF(self->unset);
-  free_object(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 static PyMethodDef reducer_methods[] = {
@@ -250,10 +247,8 @@ int even_ext_add_reduce(PyObject *module, PyObject *type_of_comm) {
   names.asynchronous = PyUnicode_InternFromString("asyncOp");
   names.timeout = PyUnicode_InternFromString("timeout");
   names.reduction = PyUnicode_InternFromString("reduceOp");
-  PyObject *type = PyType_FromSpec(&reducer_spec);
   if (names.on_cpu == NULL || names.asynchronous == NULL || names.timeout == NULL || names.reduction == NULL ||
-      type == NULL || PyModule_AddObject(module, "Reducer", type) != 0) {
-    Py_XDECREF(type);
+      even_ext_add_type(module, "Reducer", &reducer_spec) == NULL) {
     return -1;
   }
   return 0;

@@ -1,6 +1,7 @@
 /* _core.Sync: the gradient engine of one group. Gradients cross as addresses; finish releases the GIL. */
 #include "comm.h"
 #include "ext.h"
+#include "objects.h"
 
 #include <evenstep/checkpoint.h>
 #include <evenstep/sync.h>
@@ -205,8 +206,7 @@ static PyObject *sync_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
   if (bucket_bytes < 0 || first_bucket_bytes < 0 || bucket_elements < 0 || arena_offset < 0) {
     return PyErr_Format(PyExc_ValueError, "sizes cannot be negative");
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  sync_object *self = (sync_object *)make(type, 0);
+  sync_object *self = (sync_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -248,11 +248,8 @@ static void close_engine(sync_object *self) {
 }
 
 static void sync_dealloc(PyObject *object) {
-  PyTypeObject *type = Py_TYPE(object);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
   close_engine((sync_object *)object);
-  free_object(object);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(object);
 }
 
 /* The engine, or NULL with an exception when it is closed or a thread is inside finish. */
@@ -554,10 +551,8 @@ static int add_constants(PyObject *module) {
 }
 
 int even_ext_add_sync(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&spec);
-  if (type == NULL || PyModule_AddObject(module, "Sync", type) != 0 || add_constants(module) != 0 ||
+  if (even_ext_add_type(module, "Sync", &spec) == NULL || add_constants(module) != 0 ||
       PyModule_AddFunctions(module, functions) != 0) {
-    Py_XDECREF(type);
     return -1;
   }
   return 0;

@@ -1,5 +1,6 @@
 /* _core.Telemetry and TelemetryReader: the rings from Python, and the clock that all spans use. */
 #include "ext.h"
+#include "objects.h"
 
 #include <evenstep/telemetry.h>
 #include <evenstep/types.h>
@@ -14,18 +15,6 @@ typedef struct writer_object {
 typedef struct reader_object {
   PyObject_HEAD even_telemetry_reader *reader;
 } reader_object;
-
-static void release(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
-  freefunc free_object = (freefunc)PyType_GetSlot(type, Py_tp_free);
-  free_object(self);
-  Py_DECREF((PyObject *)type);
-}
-
-static PyObject *allocate(PyTypeObject *type) {
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  return make(type, 0);
-}
 
 /* The last one that was made, and kept: groups record their calls in it until the process ends. */
 static writer_object *ring_of_rank;
@@ -71,7 +60,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *n
   if (!PyArg_ParseTupleAndKeywords(arguments, names, "ii:Telemetry", keywords, &fd, &rank)) {
     return NULL;
   }
-  writer_object *self = (writer_object *)allocate(type);
+  writer_object *self = (writer_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -84,7 +73,7 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *n
 
 static void writer_dealloc(PyObject *self) {
   even_telemetry_close(((writer_object *)self)->telemetry);
-  release(self);
+  even_ext_object_free(self);
 }
 
 static PyObject *writer_span(PyObject *self, PyObject *arguments) {
@@ -246,7 +235,7 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *arguments, PyObject *n
   if (!PyArg_ParseTupleAndKeywords(arguments, names, "i:TelemetryReader", keywords, &fd)) {
     return NULL;
   }
-  reader_object *self = (reader_object *)allocate(type);
+  reader_object *self = (reader_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -260,7 +249,7 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *arguments, PyObject *n
 
 static void reader_dealloc(PyObject *self) {
   even_telemetry_reader_close(((reader_object *)self)->reader);
-  release(self);
+  even_ext_object_free(self);
 }
 
 static const char *const call_names[EVEN_RECORDED_COUNT] = {
@@ -460,18 +449,6 @@ static PyMethodDef functions[] = {
      "telemetry_segment(ranks, records=0) -> fd of a new segment, owned by the caller"},
     {NULL, NULL, 0, NULL}};
 
-static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
-  PyObject *type = PyType_FromSpec(spec);
-  if (type == NULL) {
-    return -1;
-  }
-  if (PyModule_AddObject(module, name, type) != 0) {
-    Py_DECREF(type);
-    return -1;
-  }
-  return 0;
-}
-
 int even_ext_add_telemetry(PyObject *module) {
   static const struct {
     const char *name;
@@ -512,7 +489,8 @@ int even_ext_add_telemetry(PyObject *module) {
       return -1;
     }
   }
-  if (add_type(module, "Telemetry", &writer_spec) != 0 || add_type(module, "TelemetryReader", &reader_spec) != 0) {
+  if (even_ext_add_type(module, "Telemetry", &writer_spec) == NULL ||
+      even_ext_add_type(module, "TelemetryReader", &reader_spec) == NULL) {
     return -1;
   }
   return PyModule_AddFunctions(module, functions);

@@ -1,6 +1,7 @@
 /* _core.Timeline, a timeline file of this process's own, and what else lays calls on a timeline: a thread's row, NVTX
  * ranges. */
 #include "ext.h"
+#include "objects.h"
 
 #include <evenstep/telemetry.h>
 
@@ -18,8 +19,7 @@ static PyObject *timeline_new(PyTypeObject *type, PyObject *arguments, PyObject 
   if (!PyArg_ParseTuple(arguments, "iis:Timeline", &fd, &rank, &path)) {
     return NULL;
   }
-  allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-  timeline_object *self = (timeline_object *)make(type, 0);
+  timeline_object *self = (timeline_object *)even_ext_object_new(type);
   if (self == NULL) {
     return NULL;
   }
@@ -46,11 +46,8 @@ static PyObject *timeline_close(PyObject *self, PyObject *unused) {
 }
 
 static void timeline_dealloc(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
-  freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
   (void)!even_timeline_close(((timeline_object *)self)->timeline);
-  release(self);
-  Py_DECREF((PyObject *)type);
+  even_ext_object_free(self);
 }
 
 static PyMethodDef timeline_methods[] = {
@@ -118,9 +115,7 @@ static PyMethodDef functions[] = {
     {NULL, NULL, 0, NULL}};
 
 int even_ext_add_timeline(PyObject *module) {
-  PyObject *type = PyType_FromSpec(&timeline_spec);
-  if (type == NULL || PyModule_AddObject(module, "Timeline", type) != 0) {
-    Py_XDECREF(type);
+  if (even_ext_add_type(module, "Timeline", &timeline_spec) == NULL) {
     return -1;
   }
   return PyModule_AddFunctions(module, functions);
