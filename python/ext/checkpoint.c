@@ -83,11 +83,7 @@ static PyObject *run_add(writer_object *self, even_ext_file_call *call, const ev
   if (PyErr_Occurred()) { /* raised by fetch */
     return NULL;
   }
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_INCREF(Py_None);
-  return Py_None;
+  return even_ext_done(status);
 }
 
 static PyObject *writer_add(PyObject *object, PyObject *arguments, PyObject *keywords) {
@@ -120,11 +116,7 @@ static PyObject *writer_commit(PyObject *object, PyObject *arguments) {
   Py_BEGIN_ALLOW_THREADS;
   status = even_checkpoint_writer_commit(writer, state);
   Py_END_ALLOW_THREADS;
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_INCREF(Py_None);
-  return Py_None;
+  return even_ext_done(status);
 }
 
 static PyObject *writer_abandon(PyObject *object, PyObject *unused) {
@@ -239,11 +231,7 @@ static PyObject *checkpoint_remove(PyObject *module, PyObject *arguments) {
   status = even_checkpoint_remove(name);
   Py_END_ALLOW_THREADS;
   Py_DECREF(path);
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_INCREF(Py_None);
-  return Py_None;
+  return even_ext_done(status);
 }
 
 static PyMethodDef functions[] = {

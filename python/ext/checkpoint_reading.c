@@ -94,8 +94,7 @@ static PyObject *run(PyObject *files, Py_ssize_t count) {
       Py_BEGIN_ALLOW_THREADS;
       status = even_checkpoint_files_read(readings, (size_t)count);
       Py_END_ALLOW_THREADS;
-      result = status == EVEN_OK ? Py_None : even_ext_raise(status);
-      Py_XINCREF(result);
+      result = even_ext_done(status);
     }
   }
   for (Py_ssize_t i = 0; calls != NULL && i < count; i++) {
@@ -153,8 +152,7 @@ static PyObject *run_moves(PyObject *items, Py_ssize_t count) {
     Py_BEGIN_ALLOW_THREADS;
     status = even_checkpoint_bytes_move(moves, (size_t)count);
     Py_END_ALLOW_THREADS;
-    result = status == EVEN_OK ? Py_None : even_ext_raise(status);
-    Py_XINCREF(result);
+    result = even_ext_done(status);
   }
   free(moves);
   return result;

@@ -96,8 +96,7 @@ static PyObject *run_take(snapshot_object *self, const even_checkpoint_params *p
     PyEval_RestoreThread(released);
     self->busy = 0;
     if (!PyErr_Occurred()) { /* raised by fetch */
-      result = status == EVEN_OK ? Py_None : even_ext_raise(status);
-      Py_XINCREF(result);
+      result = even_ext_done(status);
     }
   }
   end_files(&call);
@@ -141,11 +140,7 @@ static PyObject *snapshot_write(PyObject *object, PyObject *unused) {
   status = even_checkpoint_snapshot_write(self->snapshot);
   Py_END_ALLOW_THREADS;
   self->busy = 0;
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_INCREF(Py_None);
-  return Py_None;
+  return even_ext_done(status);
 }
 
 static PyMethodDef snapshot_methods[] = {

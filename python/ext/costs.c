@@ -42,10 +42,7 @@ static PyObject *with_file(PyObject *object, PyObject *arguments, bool saves) {
   Py_BEGIN_ALLOW_THREADS;
   status = saves ? even_comm_costs_save(costs, path) : even_comm_costs_load(costs, path);
   Py_END_ALLOW_THREADS;
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 static PyObject *costs_load(PyObject *object, PyObject *arguments) {
   return with_file(object, arguments, false);
@@ -64,10 +61,7 @@ static PyObject *costs_add(PyObject *object, PyObject *arguments) {
   }
   key.bytes = bytes;
   even_status status = even_comm_costs_add(((costs_object *)object)->costs, &key, seconds);
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 
 static PyObject *costs_find(PyObject *object, PyObject *arguments) {

@@ -21,10 +21,7 @@ static Py_ssize_t payload_bytes(int kind, Py_ssize_t count, unsigned long long n
 }
 
 static PyObject *none_or_raise(even_status status) {
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 
 static PyObject *encoded_bytes(PyObject *module, PyObject *arguments) {

@@ -123,10 +123,7 @@ static PyObject *exact_begin(PyObject *object, PyObject *sequence) {
   }
   even_status status = even_exact_begin(exact, counts);
   even_free(counts);
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 
 /* One address a parameter into a new array (even_free); 0 is NULL. */
@@ -175,10 +172,7 @@ static PyObject *exact_add(PyObject *object, PyObject *arguments) {
   Py_END_ALLOW_THREADS;
   self->busy = 0;
   even_free((void *)gradients);
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 
 static PyObject *exact_finish(PyObject *object, PyObject *sequence) {

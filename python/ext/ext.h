@@ -23,6 +23,14 @@ extern PyObject *even_ext_error;
  * those of the table; returns NULL. MemoryError for EVEN_ERR_MEMORY. */
 PyObject *even_ext_raise(even_status status);
 
+/* What a call ends with that gives nothing: None, or NULL with the status raised. */
+static inline PyObject *even_ext_done(even_status status) {
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
 /* PyArg converter ("O&"): an integer address, as of tensor.data_ptr(), into a void * or const void *. */
 static inline int even_ext_to_address(PyObject *object, void *out) {
   unsigned long long value = PyLong_AsUnsignedLongLong(object);

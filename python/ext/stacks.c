@@ -34,10 +34,7 @@ static PyObject *hold_end_signal(PyObject *module, PyObject *arguments) {
     return NULL;
   }
   even_status status = even_end_signal_hold(always != 0);
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 
 static PyObject *threads_rest(PyObject *module, PyObject *arguments) {

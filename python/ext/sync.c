@@ -264,10 +264,7 @@ static even_sync *engine_of(PyObject *object) {
 }
 
 static PyObject *none_or_raise(even_status status) {
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 
 static PyObject *sync_offset(PyObject *object, PyObject *arguments) {

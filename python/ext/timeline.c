@@ -39,10 +39,7 @@ static PyObject *timeline_close(PyObject *self, PyObject *unused) {
   Py_BEGIN_ALLOW_THREADS;
   status = even_timeline_close(timeline);
   Py_END_ALLOW_THREADS;
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 
 static void timeline_dealloc(PyObject *self) {
@@ -69,10 +66,7 @@ static PyObject *ranges_open(PyObject *module, PyObject *arguments) {
     return NULL;
   }
   even_status status = even_ranges_open(library);
-  if (status != EVEN_OK) {
-    return even_ext_raise(status);
-  }
-  Py_RETURN_NONE;
+  return even_ext_done(status);
 }
 
 static PyObject *range_start(PyObject *module, PyObject *arguments) {
