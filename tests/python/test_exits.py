@@ -73,7 +73,7 @@ def test_a_thread_that_looks_again_and_again_ends_before(run_ranks: Callable[...
     """The interpreter's own end takes as long as a look."""
     waiting, _ = run_ranks(
         """
-        import os, pathlib, threading, time
+        import os, select, sys, threading, time
         import torch
         import torch.distributed as dist
         from evenstep.group_end import wait_for
@@ -82,17 +82,32 @@ def test_a_thread_that_looks_again_and_again_ends_before(run_ranks: Callable[...
             def __del__(self):
                 time.sleep(1)
 
+        class Seen:  # a Work that says when it is waited for
+            def __init__(self, work):
+                self.work, self.waits = work, threading.Event()
+
+            def is_completed(self):
+                return self.work.is_completed()
+
+            def wait(self, limit):
+                self.waits.set()
+                self.work.wait(limit)
+
         dist.init_process_group("gloo")
+        store = dist.distributed_c10d._get_default_store()
         if dist.get_rank() == 0:
-            work = dist.all_reduce(torch.ones(1), async_op=True)
+            store.set("process", str(os.getpid()))
+            store.wait(["watched"])
+            sys.setswitchinterval(1000)  # who has said that it waits keeps the interpreter until it is in C++
+            work = Seen(dist.all_reduce(torch.ones(1), async_op=True))
             threading.Thread(target=wait_for, args=(work, dist.group.WORLD), daemon=True).start()
             threading.kept = Long()
-            time.sleep(0.1)
+            work.waits.wait()
             print("ends", flush=True)
         else:
-            while "ends" not in pathlib.Path("run_1_rank_0.out").read_text():
-                time.sleep(0.01)
-            time.sleep(3)
+            other = os.pidfd_open(int(store.get("process")))
+            store.set("watched", "")
+            select.select([other], [], [])
             os._exit(0)
         """,
         2,
