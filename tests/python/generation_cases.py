@@ -62,6 +62,7 @@ if "PLAYED_HOSTS" in os.environ:
     exec(os.environ["PLAYED_HOSTS_CODE"])
 import torch
 import evenstep as es
+from evenstep.errors import error_of
 from evenstep.generations import Recovery
 from evenstep.mended_group import MendedGroup
 from evenstep.order import GlobalOrder
@@ -94,6 +95,24 @@ def around(owner, name, before, after):
 around(Steps, "_exchange", "vote", "voted")
 around(MendedGroup, "meet", "commit", "committed")
 around(Recovery, "_meet", "meeting", "met")
+
+
+def dies_in_the_meeting(step, comes_out=lambda: None):
+    """Rank 1, of three, in the meeting at this step, out of which rank 0 has come; rank 2 hears of it there. comes_out: what a rank
+    does before that."""
+    plain = MendedGroup.meet
+
+    def meet(group):
+        plain(group)
+        if es.step() == step and len(es.session().recovery.members) == 3:
+            comes_out()
+            if rank == "1":
+                os.kill(os.getpid(), 9)
+            if rank == "2":
+                raise error_of("EVEN_ERR_PEER_LOST", "as if it had heard of it here")
+
+    MendedGroup.meet = meet
+
 
 torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 2))
@@ -254,21 +273,7 @@ HALF_COMMITTED = (
     HEAD
     + """
 model, optimizer, scheduler, loader = es.prepare(*make(), loader)
-plain = MendedGroup.meet
-
-
-def meet(group):
-    plain(group)
-    if es.step() == 4 and len(es.session().recovery.members) == 3:
-        if rank == "1":
-            os.kill(os.getpid(), 9)
-        if rank == "2":
-            error = es.EvenstepError("as if it had heard of it here")
-            error.status = "EVEN_ERR_PEER_LOST"
-            raise error
-
-
-MendedGroup.meet = meet
+dies_in_the_meeting(step=4)
 passes = 0
 for epoch in es.epochs(EPOCHS):
     for batch in loader:

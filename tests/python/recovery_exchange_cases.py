@@ -221,23 +221,15 @@ loader = torch.utils.data.DataLoader(rows, batch_size=12, shuffle=True)
 adapt = es.AdaptBatch(most=48, lr_rule="linear", every=3)
 model, optimizer, scheduler, loader = es.prepare(*make(), loader, adapt_batch=adapt, policy="equal")
 if "half" in sys.argv:  # rank 2 comes out of no commit while rank 0 does, and decides before it hears of the loss
-    plain = MendedGroup.meet
 
-    def meet(group):
-        plain(group)
-        if es.step() == 5 and len(es.session().recovery.members) == 3:
-            if rank == "0":
-                open("out", "w").close()
-            while rank == "1" and not os.path.exists("out"):
-                time.sleep(0.005)
-            if rank == "1":
-                os.kill(os.getpid(), 9)
-            if rank == "2":
-                error = es.EvenstepError("as if it had heard of it here")
-                error.status = "EVEN_ERR_PEER_LOST"
-                raise error
 
-    MendedGroup.meet = meet
+    def comes_out():
+        if rank == "0":
+            open("out", "w").close()
+        while rank == "1" and not os.path.exists("out"):
+            time.sleep(0.005)
+
+    dies_in_the_meeting(step=5, comes_out=comes_out)
 had = []
 for epoch in es.epochs(2):
     for batch in loader:

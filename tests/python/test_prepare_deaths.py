@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Callable
 
 import generation_cases as cases
 import pytest
 from run_jobs import Run
 from test_generations import SHRINK, assert_right
-from test_generations_hosts import UCX, WHY_NONE, played
+from test_generations_hosts import MAY_SKIP, UCX, WHY_NONE, played
 from test_replacement import REPLACE, assert_replaced
 
 Script = Callable[[str], str]
@@ -135,8 +136,23 @@ rendezvous._Meeting._look = look
 )
 
 
-def _more(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.more)
+ON_HOSTS = pytest.mark.skipif(not UCX and MAY_SKIP, reason=f"no UCX here: {WHY_NONE}")
+
+
+def _more(*values: object, marks: Sequence[pytest.MarkDecorator] = ()) -> object:
+    return pytest.param(*values, marks=[pytest.mark.more, *marks])
+
+
+def _on_hosts(*values: object) -> object:
+    return pytest.param(*values, marks=ON_HOSTS)
+
+
+def _told(run: Run, *words: str, hosts: str = "", **env: str) -> str:
+    """What a job tells that comes to its end; hosts: those that its ranks and spares play."""
+    result = run(*words, env=(played(hosts) if hosts else {}) | env)
+    text: str = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    return text
 
 
 @pytest.mark.parametrize(
@@ -157,14 +173,17 @@ def _more(*values: object) -> object:
         _more(PLAIN, 4, "3@opened:0,2@met:0", [0, 1]),
         _more(NORMS, 3, "1@loaded:0,2@forward:4", [0]),
         _more(NORMS, 3, "2@sent:0", [0, 1]),
+        _on_hosts(PLAIN, "a,b,b", "1@opening:0", [0, 2]),
+        _more(PLAIN, "a,b,c", "2@sent:0", [0, 1], marks=[ON_HOSTS]),
+        _more(PLAIN, "a,a,b,b", "2@loaded:0,3@began:0", [0, 1], marks=[ON_HOSTS]),
     ],
 )
 def test_those_that_are_left_prepare_again(
-    run: Run, script: Script, case: str, ranks: int, deaths: str, left: list[int]
+    run: Run, script: Script, case: str, ranks: int | str, deaths: str, left: list[int]
 ) -> None:
-    result = run("-n", str(ranks), *SHRINK, script(case), deaths)
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
+    """ranks: how many, or the hosts that they play."""
+    count, hosts = (ranks, "") if isinstance(ranks, int) else (ranks.count(",") + 1, ranks)
+    text = _told(run, "-n", str(count), *SHRINK, script(case), deaths, hosts=hosts)
     assert_right(text, left)
     if "forward" not in deaths and case is PLAIN:
         assert set(re.findall(r"made (\d+) passes", text)) == {"18"}, text
@@ -175,7 +194,7 @@ def test_what_one_rank_has_prepared_with_all_stands(run: Run, script: Script) ->
     case = PLAIN.replace(
         "\nmodel, optimizer, scheduler, loader = es.prepare",
         """
-plain_meet, prepared = MendedGroup.meet, []
+prepared = []
 around(module, "_prepare_models", "began", "models")
 counted = module._prepare_models
 
@@ -185,54 +204,35 @@ def prepare_models(*arguments):
     counted(*arguments)
 
 
-def meet(group):
-    plain_meet(group)
-    if len(es.session().recovery.members) == 3 and es.step() == 0:
-        if rank == "1":
-            os.kill(os.getpid(), 9)
-        if rank == "2":
-            error = es.EvenstepError("as if it had heard of it here")
-            error.status = "EVEN_ERR_PEER_LOST"
-            raise error
-
-
-module._prepare_models, MendedGroup.meet = prepare_models, meet
+module._prepare_models = prepare_models
+dies_in_the_meeting(step=0)
 model, optimizer, scheduler, loader = es.prepare""",
     ).replace("passes = 0", 'print("prepared", len(prepared), flush=True)\npasses = 0', 1)
-    result = run("-n", "3", *SHRINK, script(case), "")
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
+    text = _told(run, "-n", "3", *SHRINK, script(case), "")
     assert_right(text, [0, 2])
     assert re.findall(r"\[rank ([02])\] prepared 1", text), text
     assert "prepared 2" not in text, text
 
 
-def test_a_process_takes_the_place_of_a_rank_that_died_in_prepare(run: Run, script: Script) -> None:
-    case = _with_points(cases.REPLACED)
-    result = run("-n", "3", "--spares", "1", *REPLACE, script(case), "1@opening:0", "2")
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
-    assert_replaced(text, [0, 2])
-
-
 @pytest.mark.parametrize(
-    ("case", "deaths", "began"),
-    [(JOINED, "1@forward:3,2@opening:18", [0]), (JOINED_STOPS, "1~forward:3,2^opening:18", [0, 2])],
+    ("case", "deaths", "waits", "began", "hosts"),
+    [
+        (_with_points(cases.REPLACED), "1@opening:0", "2", [0, 2], ""),  # it takes the place of one that died there
+        (JOINED, "1@forward:3,2@opening:18", "3", [0], ""),
+        (JOINED_STOPS, "1~forward:3,2^opening:18", "3", [0, 2], ""),
+        _on_hosts(JOINED, "1@forward:3,2@choosing:18", "3", [0], "a,b,b,a"),  # it hears of that loss at the store
+    ],
 )
-def test_where_a_process_has_joined_they_prepare_again(
-    run: Run, script: Script, case: str, deaths: str, began: list[int]
+def test_where_processes_join_they_prepare_again(
+    run: Run, script: Script, case: str, deaths: str, waits: str, began: list[int], hosts: str
 ) -> None:
-    result = run("-n", "3", "--spares", "1", *REPLACE, script(case), deaths, "3")
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
+    text = _told(run, "-n", "3", "--spares", "1", *REPLACE, script(case), deaths, waits, hosts=hosts)
     assert_replaced(text, began)
 
 
 @pytest.mark.parametrize(("stop", "left"), [("1^opening:0", [0, 1, 2]), _more("2~sent:0", [0, 1])])
 def test_one_that_is_stopped_goes_on_or_is_ended(run: Run, script: Script, stop: str, left: list[int]) -> None:
-    result = run("-n", "3", *SHRINK, script(_with_points(cases.HELD_UP)), stop)
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
+    text = _told(run, "-n", "3", *SHRINK, script(_with_points(cases.HELD_UP)), stop)
     assert_right(text, left)
 
 
@@ -243,9 +243,7 @@ def test_one_that_is_stopped_goes_on_or_is_ended(run: Run, script: Script, stop:
 def test_one_that_is_stopped_is_waited_for(run: Run, script: Script, sync: str, grace: str) -> None:
     case = PLAIN.replace(POINTS, LOOKED_AT).replace("(make()), loader)", f"(make()), loader, {sync})")
     case = case.replace("passes = 0", 'print("prepared", flush=True)\nraise SystemExit(0)', 1)
-    result = run("-n", "3", *SHRINK, script(case), "", env={"EVENSTEP_STOP_GRACE": grace})
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
+    text = _told(run, "-n", "3", *SHRINK, script(case), "", EVENSTEP_STOP_GRACE=grace)
     assert text.count("] prepared") == 3 and "restart" not in text and "generation" not in text, text
 
 
@@ -258,9 +256,7 @@ def test_one_that_is_stopped_is_waited_for(run: Run, script: Script, sync: str, 
     ],
 )
 def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, case: str, death: str, why: str) -> None:
-    result = run("-n", "3", *SHRINK, script(case), death)
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
+    text = _told(run, "-n", "3", *SHRINK, script(case), death)
     assert re.search(why, text), text
     assert re.search(rf"rank {death[0]} \(cpu:\d+ on \S+, process \d+\) was killed by SIGKILL", text), text
     assert "restart 1 of 3 from the beginning" in text, text
@@ -270,9 +266,7 @@ def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, case: 
 
 def test_what_cannot_begin_again_is_said_at_once(run: Run, script: Script) -> None:
     case = PLAIN.replace("(make()), loader)", "(make()), loader, sync=es.LocalSGD(every=2))")
-    result = run("-n", "3", *SHRINK, script(case), "1@loading:0")
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
+    text = _told(run, "-n", "3", *SHRINK, script(case), "1@loading:0")
     assert "es.prepare, where it was lost, cannot begin again: sync=LocalSGD(every=2" in text, text
     assert "restart 1 of 3 from the beginning" in text, text
 
@@ -285,34 +279,6 @@ def test_what_cannot_begin_again_is_said_at_once(run: Run, script: Script) -> No
     ],
 )
 def test_what_was_said_before_holds_in_a_later_call(run: Run, script: Script, case: str, death: str, why: str) -> None:
-    result = run("-n", "3", *SHRINK, script(case), death)
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
+    text = _told(run, "-n", "3", *SHRINK, script(case), death)
     assert f"es.prepare, where it was lost, cannot begin again: {why}" in text, text
     assert "restart 1 of 3 from the beginning" in text, text
-
-
-@pytest.mark.skipif(not UCX, reason=f"no UCX here: {WHY_NONE}")
-@pytest.mark.parametrize(
-    ("names", "deaths", "left"),
-    [
-        ("a,b,b", "1@opening:0", [0, 2]),
-        _more("a,b,c", "2@sent:0", [0, 1]),
-        _more("a,a,b,b", "2@loaded:0,3@began:0", [0, 1]),
-    ],
-)
-def test_on_several_hosts(run: Run, script: Script, names: str, deaths: str, left: list[int]) -> None:
-    result = run("-n", str(names.count(",") + 1), *SHRINK, script(PLAIN), deaths, env=played(names))
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
-    assert_right(text, left)
-
-
-@pytest.mark.skipif(not UCX, reason=f"no UCX here: {WHY_NONE}")
-def test_who_has_joined_hears_at_the_store_of_a_loss_on_another_host(run: Run, script: Script) -> None:
-    result = run(
-        "-n", "3", "--spares", "1", *REPLACE, script(JOINED), "1@forward:3,2@choosing:18", "3", env=played("a,b,b,a")
-    )
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
-    assert_replaced(text, [0])
