@@ -15,3 +15,36 @@ class Events:
     def __getattr__(self, name):
         return getattr(self.inner, name)
 """
+
+# Trains on its ranks, and says how far that is from one process; `epochs`: what the loop goes over.
+TRAINING = """
+import os, sys
+import torch
+import evenstep as es
+
+torch.set_num_threads(1)
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 2))
+
+
+def train(prepare, epochs):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loader = torch.utils.data.DataLoader(data, batch_size=12)
+    model, optimizer, loader = prepare(model, optimizer, loader)
+    for _ in epochs:
+        for x, y in loader:
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def train_and_compare(epochs=range(3)):
+    together, alone = train(es.prepare, epochs), train(lambda *parts: parts, range(3))
+    apart = max(float((a - b).abs().max()) for a, b in zip(together, alone))
+    print(f"apart {apart:.1e} after {es.step()} steps", flush=True)
+
+"""

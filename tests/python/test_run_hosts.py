@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from run_jobs import Job, alive, end_all, end_soon, go_without, wait_until, write_checkpoint
+from script_parts import TRAINING
 
 Script = Callable[[str], str]
 
@@ -127,51 +128,26 @@ def hosts(
     end_all(both.jobs, both.agents)
 
 
-TRAINING = """
-    import copy, os, sys
-    import torch
-    import evenstep as es
-
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    data = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 2))
-
-    def train(prepare):
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        loader = torch.utils.data.DataLoader(data, batch_size=12)
-        model, optimizer, loader = prepare(model, optimizer, loader)
-        for _ in range(3):
-            for x, y in loader:
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-        return [p.detach().clone() for p in model.parameters()]
-
-    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
-    print("place", *(os.environ[name] for name in names), os.environ["GLOO_SOCKET_IFNAME"], flush=True)
-    together = train(es.prepare)
-    alone = train(lambda *parts: parts)
-    apart = max(float((a - b).abs().max()) for a, b in zip(together, alone))
-    print(f"apart {apart:.1e} after {es.step()} steps", flush=True)
+PLACE = """
+names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
+print("place", *(os.environ[name] for name in names), os.environ["GLOO_SOCKET_IFNAME"], flush=True)
 """
 
 
 # Each host's agent looks once a second: a rank stays until the history has what the kernel says of all of them.
 USAGE = "SELECT DISTINCT rank FROM usage WHERE cpu_seconds > 0 AND rss_bytes > 1e6 ORDER BY rank"
 STAYS = f"""
-    import contextlib, sqlite3, time
-    with contextlib.closing(sqlite3.connect(sys.argv[1])) as history:
-        while len(history.execute("{USAGE}").fetchall()) < int(os.environ["WORLD_SIZE"]):
-            time.sleep(0.02)
+import contextlib, sqlite3, time
+with contextlib.closing(sqlite3.connect(sys.argv[1])) as history:
+    while len(history.execute("{USAGE}").fetchall()) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.02)
 """
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_two_hosts_train_as_one_device_does(hosts: Hosts, script: Script, tmp_path: pathlib.Path, ranks: int) -> None:
-    words = ("--name", "a", "--log-rank", "all", script(TRAINING + STAYS), str(tmp_path / "runs/a/run.db"))
+    trains = script(TRAINING + PLACE + "train_and_compare()\n" + STAYS)
+    words = ("--name", "a", "--log-rank", "all", trains, str(tmp_path / "runs/a/run.db"))
     code, text = hosts.run(*words, ranks=f":{ranks}" if ranks > 1 else "", monitor=True)
     assert code == 0, text
     assert f"{2 * ranks} ranks on 2 hosts: {hosts.names[0]} {ranks}, {hosts.names[1]} {ranks}" in text
@@ -546,12 +522,11 @@ def test_that_profiles_of_other_hosts_are_not_read_is_said(hosts: Hosts, script:
 @pytest.mark.more
 def test_a_restart_goes_on_from_the_checkpoint_and_ends_the_same(hosts: Hosts, script: Script) -> None:
     dies = """
-                if prepare is es.prepare and (es.step(), os.environ["RANK"]) == (12, "1") and restarts == "0":
-                    os.kill(os.getpid(), 9)
+            if prepare is es.prepare and (es.step(), os.environ["RANK"]) == (12, "1") and restarts == "0":
+                os.kill(os.getpid(), 9)
 """
     source = TRAINING.replace("optimizer.step()\n", f"optimizer.step(){dies}", 1)
-    source = source.replace("for _ in range(3)", "for _ in es.epochs(3) if prepare is es.prepare else range(3)")
-    source = source.replace("def train", 'restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]\n\n    def train', 1)
+    source += 'restarts = os.environ["TORCHELASTIC_RESTART_COUNT"]\ntrain_and_compare(es.epochs(3))\n'
     code, text = hosts.run("--checkpoint-every", "5", "--log-rank", "all", script(source))
     assert code == 0, text
     assert re.search(r"restart 1 of 3 from \S+/step-00000010\n", text), text

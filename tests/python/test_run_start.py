@@ -18,6 +18,7 @@ import termios
 
 import pytest
 from run_jobs import Run
+from script_parts import TRAINING
 
 SHOW_ENVIRONMENT = """
     import json, os, pathlib, sys
@@ -207,43 +208,26 @@ def test_a_run_folder_in_use_is_refused(run: Run, start, script, tmp_path: pathl
     assert job.finish()[0] == 128 + signal.SIGTERM
 
 
-# Stands at the half until it is told to go on; then compares what it comes to with one device.
-TRAINS = """
-    import pathlib, time
-    import torch
-    import evenstep as es
+# Stands at the half until it is told to go on.
+STANDS = """
+import pathlib, time
 
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    data = torch.utils.data.TensorDataset(torch.randn(48, 6), torch.randn(48, 2))
 
-    def train(prepare, stands):
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-        loader = torch.utils.data.DataLoader(data, batch_size=12)
-        model, optimizer, loader = prepare(model, optimizer, loader)
-        for epoch in range(2):
-            for x, y in loader:
-                optimizer.zero_grad()
-                torch.nn.functional.mse_loss(model(x), y).backward()
-                optimizer.step()
-            if stands and epoch == 0:
-                print("halfway", flush=True)
-                while not pathlib.Path("go").exists():
-                    time.sleep(0.01)
-        return [p.detach().clone() for p in model.parameters()]
+def epochs():
+    yield 0
+    print("halfway", flush=True)
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    yield from (1, 2)
 
-    together, alone = train(es.prepare, True), train(lambda *parts: parts, False)
-    apart = max(float((a - b).abs().max()) for a, b in zip(together, alone))
-    print(f"apart {apart:.1e} after {es.step()} steps", flush=True)
+
+train_and_compare(epochs())
 """
 
 
 def test_two_jobs_with_one_run_folder(run: Run, start, script, tmp_path: pathlib.Path) -> None:
-    words = ("-n", "2", "--name", "a", "--checkpoint-every", "2", "--keep", "9", "--log-rank", "all")
-    job = start(*words, script(TRAINS), monitor=True)
+    words = ("-n", "2", "--name", "a", "--checkpoint-every", "3", "--keep", "9", "--log-rank", "all")
+    job = start(*words, script(TRAINING + STANDS), monitor=True)
     job.wait_for("halfway", times=2)
     other = script("raise SystemExit('it ran')", "other.py")
     for further in ((), ("--resume", "auto")):
@@ -255,13 +239,13 @@ def test_two_jobs_with_one_run_folder(run: Run, start, script, tmp_path: pathlib
     (tmp_path / "go").touch()
     code, text = job.finish()
     assert code == 0, text
-    found = re.findall(r"\[rank (\d)\] apart (\S+) after 8 steps", text)
+    found = re.findall(r"\[rank (\d)\] apart (\S+) after 18 steps", text)
     assert {rank for rank, _ in found} == {"0", "1"} and all(float(apart) < 1e-12 for _, apart in found), text
     kept = sorted(path.name for path in (tmp_path / "runs/a/checkpoints").iterdir())
-    assert kept == [f"step-{step:08d}" for step in (2, 4, 6, 8)]
+    assert kept == [f"step-{step:08d}" for step in (3, 6, 9, 12, 15, 18)]
     with sqlite3.connect(tmp_path / "runs/a/run.db") as history:
         counted = history.execute("SELECT rank, COUNT(DISTINCT step) FROM steps GROUP BY rank").fetchall()
-    assert dict(counted) == {0: 8, 1: 8}
+    assert dict(counted) == {0: 18, 1: 18}
 
 
 def test_a_port_in_use_is_named(
