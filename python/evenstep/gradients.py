@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterable, Sequence, Set
+from collections.abc import Callable, Container, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +18,10 @@ from evenstep._core import EvenstepError
 from evenstep.agreement import first_differing
 from evenstep.bucket_layout import BucketLayout
 from evenstep.engine import Engine, Report, SharedEngine
+from evenstep.gradient_look import GradientLook
 from evenstep.kept import KeptGradients
 from evenstep.local_training import LocalTraining
-from evenstep.nonfinite import UNNAMED, Found, Look, found_among, tells_by_itself
+from evenstep.nonfinite import UNNAMED, Found
 from evenstep.sparse import sum_sparse
 from evenstep.used_parameters import UsedParameters
 
@@ -83,9 +84,7 @@ class GradientSync:
         self.enabled = True  # False under no_sync
         self.rounds = 0  # that are done
         self.nonfinite: Found = []  # what was not finite in the last of them
-        self.acts_at_once = False  # on what is not finite: in the step, where else an accelerator may be late
-        self.engine_tells = self.tells_late = True  # what all ranks agreed on: evenstep.nonfinite.agreed_ways
-        self._look = Look()
+        self.look = GradientLook()
         self._hooks: list[Any] = []
         self.idle = False  # the pass under way is void: what it makes stays here
         self.defer = False  # nested backward passes seen: hand over only at the end
@@ -426,7 +425,9 @@ class GradientSync:
             report.full_bytes += second.full_bytes
         if self._watch is not None:
             self._watch_used(self._watch, used)
-        self.nonfinite = self._find_nonfinite(used)
+        self.nonfinite = self.look.at_sums(
+            self.engine, [index for index in range(self._dense) if used[index]], self.parameters
+        )
         self._layout.round_ends(used, report)
         views = self.engine.views
         for index, parameter in enumerate(self.parameters[: self._dense]):
@@ -442,7 +443,7 @@ class GradientSync:
             report.bytes += moved
             report.full_bytes += moved
             report.own_ns = 0  # what came before this meeting lay between two
-            self.nonfinite += self._among(range(self._dense, len(self.parameters)), at_once=True)
+            self.nonfinite += self.look.at_common(range(self._dense, len(self.parameters)), self.parameters, late=False)
         return self._done(report)
 
     def _watch_used(self, watch: UsedParameters, used: Any) -> None:
@@ -479,36 +480,9 @@ class GradientSync:
         if ranks and self._watch is not None:
             raise self._watch.refuse(ranks, self._steps.group.rank)
 
-    def _find_nonfinite(self, used: Any) -> Found:
-        """Of the sums, which are the same on all ranks; before they take the place of what this rank had."""
-        engine: Any = self.engine
-        tells = tells_by_itself(engine)
-        if tells and self.engine_tells:
-            return list(engine.nonfinite)
-        indices = [index for index in range(self._dense) if used[index]]
-        if self._look.finite([engine.views[index] for index in indices], self._at_once):
-            return []
-        views = engine.views
-        if tells:  # and another rank's does not
-            own = dict(engine.nonfinite)
-            return [(index, own.get(index, False)) for index, _ in found_among(indices, views, lambda _: None)]
-        return found_among(indices, views, lambda i: p if (p := self.parameters[i].grad) is not views[i] else None)
-
-    @property
-    def _at_once(self) -> bool:
-        """Of a look at what is the same on all ranks."""
-        return self.acts_at_once or not self.tells_late
-
-    def _among(self, indices: Iterable[int], at_once: bool) -> Found:
-        """Of what is in p.grad, as it is."""
-        gradients = {index: p for index in indices if (p := self.parameters[index].grad) is not None}
-        if self._look.finite(gradients.values(), at_once):
-            return []
-        return found_among(list(gradients), gradients, lambda _: None)
-
     def look_at_own(self, counts: bool, quiet: bool = False) -> bool:
         """Where gradients stay on their rank: whether this rank's are finite. The vote tells the others."""
-        found = self._among(range(len(self.parameters)), at_once=self.acts_at_once) if counts else []
+        found = self.look.at_own(self.parameters) if counts else []
         assert self.local is not None
         self.nonfinite = self.local.to_tell([(index, index != UNNAMED) for index, _ in found], quiet, self.fired)
         return not self.nonfinite
@@ -542,7 +516,7 @@ class GradientSync:
             gradient = parameter.grad = due.get(index)
             if gradient is not None:
                 self._whole[index] = weakref.ref(gradient)
-        self.nonfinite = self._among(range(len(self.parameters)), at_once=self._at_once)
+        self.nonfinite = self.look.at_common(range(len(self.parameters)), self.parameters)
         self._steps.saved.add(str(self.stale), 0, 0)  # as many bytes as without, but at another time
         total = Report(0, 0, 0, 0)
         for one in reports:

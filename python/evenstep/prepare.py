@@ -427,8 +427,8 @@ def _prepare_models(
         current.steps.syncs.append(sync)  # at once: a rank may be lost in what follows, and its hooks are undone then
         sync.compression, sync.adds = str(options.compression or ""), options.adasum
         sync.leaves_parts = options.unsummed
-        sync.acts_at_once = current.nonfinite.policy != "report"
-        sync.engine_tells, sync.tells_late = agreed_ways(group, engines[0], sync.parameters)
+        sync.look.acts_at_once = current.nonfinite.policy != "report"
+        sync.look.engine_tells, sync.look.tells_late = agreed_ways(group, engines[0], sync.parameters)
         asks_once = ddp.static_graph and all(gather_objects(group, getattr(engines[0], "asks_once", False)))
         sync.use_options(ddp, asks_once)
         if isinstance(mode, Stale):
