@@ -115,12 +115,12 @@ class NoiseProbe:
         steps = self._steps
         syncs = [sync for sync in steps.syncs if sync.enabled]
         due = first and steps.step % self._stride == 0
-        self._armed = due and bool(syncs) and steps.plan is not None and not steps.empty
+        self._armed = due and bool(syncs) and steps.plan is not None and not steps.weight.empty
         if not self._armed:
             return
         parameters = [p for sync in syncs for p in sync.parameters]
         self._clean = square_of([p.grad for p in parameters if p.grad is not None]) == 0.0
-        if self._clean and steps.current_weight() > 0.0:
+        if self._clean and steps.weight.now() > 0.0:
             trained = [p for p in parameters if p.requires_grad]
             self._hooks = [p.register_hook(partial(self._saw, number)) for number, p in enumerate(trained)]
 
@@ -138,7 +138,7 @@ class NoiseProbe:
             return
         steps = self._steps
         assert steps.plan is not None
-        count = steps.current_weight() * steps.plan.total
+        count = steps.weight.now() * steps.plan.total
         square = float(torch.stack([one.cpu() for one in norms]).double().square().sum()) if norms else 0.0
         syncs = [sync for sync in steps.syncs if sync.enabled]
         whole = square_of([p.grad for sync in syncs for p in sync.parameters if p.grad is not None])

@@ -93,7 +93,7 @@ class Even:
                 before(number)
             counted, latest = self._work.counts(targets), self._session.latest
             if counted is not None:
-                self._session.steps.set_weight(counted if latest is None or latest.samples else 0)
+                self._session.steps.weight.give(counted if latest is None or latest.samples else 0)
             self._work.step(self._model, self._optimizer, given, targets)
             if number >= 0:
                 timings = self._loader.shares.last

@@ -180,7 +180,7 @@ class Stage:
             place.latest = place.steps.plan = dataclasses.replace(plan, shares=list(sizes), samples=samples)
             place.follows_statistics = number == 0
             place.norm_calls = 0
-            place.steps.forget_weight()
+            place.steps.weight.forget()
 
         settings = _Settings(torch.get_num_threads(), _flushes_denormals(), _autocast_dtype())
 

@@ -269,7 +269,7 @@ class BlockSteps:
         def work(number: int, place: Session) -> None:
             samples = sizes[first + number] if plan.samples else 0
             loss, amount = self._compute(batch[number], samples)
-            place.steps.take_weight(amount if plan.samples else 0.0)
+            place.steps.weight.take(amount if plan.samples else 0.0)
             # Not backward(): the blocks share their parameters, and each has a gradient of its own.
             gradients = torch.autograd.grad(self._scale(loss), self._parameters, allow_unused=True)
             if plan.samples:

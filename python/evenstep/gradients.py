@@ -64,7 +64,7 @@ class GradientSync:
         self._kept = KeptGradients(engine.views, engine.memory)
         self._whole: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients beside the views that all ranks have alike
         self._steps = steps
-        self._current_weight = steps.current_weight
+        self._current_weight = steps.weight.now
         self._fired: set[int] = set()
         self._fired_before: set[int] = set()  # under no_sync, since the last round
         self._submitted: set[int] = set()
@@ -254,7 +254,7 @@ class GradientSync:
     def after_unsynchronised(self) -> None:
         """Closes a backward under no_sync."""
         if self.local is not None:
-            self.local.saw(self._steps.current_amount() if self._fired else 0.0)
+            self.local.saw(self._steps.weight.amount() if self._fired else 0.0)
         if self._stash is not None:
             self._unstash()
         elif self._fired:
@@ -329,7 +329,7 @@ class GradientSync:
     @property
     def fired(self) -> bool:
         """Whether this backward, or one under no_sync before it, gave this model a gradient on this rank."""
-        return (bool(self._fired) and not self._steps.empty) or self._pending is not None
+        return (bool(self._fired) and not self._steps.weight.empty) or self._pending is not None
 
     @property
     def unsynchronised(self) -> bool:
@@ -500,7 +500,7 @@ class GradientSync:
 
     def _stay_local(self, made: bool) -> Report:
         assert self.local is not None
-        self.local.saw(self._steps.current_amount() if made else 0.0)
+        self.local.saw(self._steps.weight.amount() if made else 0.0)
         self.local.spare_exchange()
         return Report(0, 0, 0, 0)
 

@@ -70,7 +70,7 @@ def set_weight(amount: float) -> None:
     """
     current = training_session("es.set_weight")
     current.join()
-    current.steps.set_weight(float(amount))
+    current.steps.weight.give(float(amount))
 
 
 def synchronise_models() -> None:

@@ -18,6 +18,7 @@ from evenstep.fetched import FetchedBatches
 from evenstep.group_end import first_line, is_gone
 from evenstep.idle_backward import IdleBackward
 from evenstep.nonfinite import UNNAMED
+from evenstep.pass_weight import PassWeight
 from evenstep.quiet_passes import QuietPasses
 from evenstep.ranges import Phases
 from evenstep.saved_bytes import SavedBytes
@@ -75,10 +76,8 @@ class Steps:
         self.wants_checkpoint = False
         self.checkpoint_agreed = False  # rank 0 asked for one in the last vote
         self.end_agreed = False  # and for the end, with the state saved
-        self._weight: float | None = None  # from set_weight
-        self._amount = 0.0  # what it was given
+        self.weight = PassWeight(self)
         self.backwards = 0  # exchanged, or void, since the last step of an optimizer
-        self.empty = False  # set_weight: the next backward counts nothing on any rank
         self._fetched = FetchedBatches()
         self._idle_backward = IdleBackward()
         self.loss_ranks: list[int] = []  # whose loss was not finite, as they said in the last vote
@@ -91,55 +90,19 @@ class Steps:
         self._reported_shares: list[int] = []
         self.phases = Phases(telemetry)
 
-    # -- weights --
-
-    def current_weight(self) -> float:
-        """This rank's part of what is now in backward."""
-        if self._weight is not None:
-            return self._weight
-        return self.plan.weight if self.plan is not None else 1.0 / self.group.ranks
-
-    def set_weight(self, amount: float) -> None:
-        if not (amount >= 0 and math.isfinite(amount)):
-            raise ValueError(f"es.set_weight({amount!r}): give what this rank's loss is a mean over, a number >= 0")
-        values = torch.tensor([float(amount)], dtype=torch.float64)
-        with self.blocking():
-            self.group.sum_(values)
-        total = float(values[0])
-        self._weight, self._amount = amount / total if total > 0 else 0.0, amount
-        self.empty = total == 0
-
-    def take_weight(self, weight: float) -> None:
-        """As set_weight, for what asks nobody: a part of any whole, where only the ranks' ratio counts."""
-        self._weight = self._amount = weight
-
     def has_samples(self, latest: BatchPlan | None) -> bool:
         """Whether what is in forward are samples of this rank, and no dummy ones. `latest`: the batch that the script is
         at."""
         if self._fetched.unlike:
-            if self._weight is None:
+            if not self.weight.is_given:
                 raise EvenstepError(
                     f"rank {self.group.rank} has samples of one of the batches that wait for backward and none of another, so "
                     "a BatchNorm cannot tell whether those in forward count\n  fix: call es.set_weight before forward; or give "
                     "the loaders one batch_size; or call backward for each batch before the next is fetched"
                 )
-            return self._amount > 0
+            return self.weight.amount() > 0
         plan = latest or self.plan  # the latter also where the script keeps a batch of an ended iteration
         return plan is None or plan.samples > 0
-
-    @property
-    def weight_is_set(self) -> bool:
-        """By es.set_weight, for the next backward."""
-        return self._weight is not None
-
-    def forget_weight(self) -> None:
-        self._weight, self.empty = None, False
-
-    def current_amount(self) -> float:
-        """How much of what is now in backward is this rank's: samples, what es.set_weight counts, else 1."""
-        if self._weight is not None:
-            return self._amount
-        return float(self.plan.samples) if self.plan is not None else 1.0
 
     # -- time blocked on others --
 
@@ -226,7 +189,7 @@ class Steps:
             return
         if self.recovery is not None:
             self.recovery.begins_turn()
-        if self._weight is None:
+        if not self.weight.is_given:
             if self.plan is not None and self._fetched.let_go(self.plan):
                 self.plan = None
             self._fetched.check_one_weight()
@@ -235,7 +198,7 @@ class Steps:
         self._part.loss.begins_from(losses)
         self._part.passes += 1
         for sync in self.syncs:
-            sync.before_backward(self.empty)
+            sync.before_backward(self.weight.empty)
         if self.noise is not None:
             self.noise.begin(first=self._part.passes == 1)
 
@@ -244,7 +207,7 @@ class Steps:
         then zeros have been handed over in their place."""
         if self._void:
             return False
-        empty = self.plan is not None and self.plan.samples == 0 and self.current_weight() == 0.0 and not self.empty
+        empty = self.plan is not None and self.plan.samples == 0 and self.weight.now() == 0.0 and not self.weight.empty
         if not (empty and all(sync.may_be_spared for sync in self.syncs)):
             return False
         reached = self._idle_backward.parameters_of(losses, self.syncs)
@@ -287,7 +250,7 @@ class Steps:
             flags = vote.FAILED | self.quiet.flags(self._part.loss.bad, False)
             if not self._failure.is_everyones(name, lambda: self._exchange(0.0, 0, flags)):
                 return
-        self._weight, self.empty = None, False
+        self.weight.forget()
         self._fetched.used()
         for sync in self.syncs:
             sync.abandon()
@@ -301,7 +264,7 @@ class Steps:
         for sync in self.syncs:
             sync.leave_void()
         self._fetched.used()
-        self.forget_weight()
+        self.weight.forget()
         self.phases.enter("optimizer")
 
     def forget_pass(self) -> None:
@@ -328,7 +291,7 @@ class Steps:
             self._leave_void()
             return
         end = self.times.backward_ends(self.step)
-        weight = self.current_weight()
+        weight = self.weight.now()
         self._part.loss.counts(weight)
         self._fetched.used()
         enabled = [sync for sync in self.syncs if sync.enabled]
@@ -355,10 +318,10 @@ class Steps:
                     raise
                 raise made from None
             self.backwards += 1
-        if self.empty:
+        if self.weight.empty:
             for sync in enabled:
                 sync.abandon()
-        self._weight, self.empty = None, False
+        self.weight.forget()
 
     def exchange_gradients(self, losses: Any = None) -> None:
         """What the end of a backward pass does, for gradients that none made. losses: what it would begin from."""

@@ -103,7 +103,7 @@ def _is_mean(start: Start, loss: Loss, batches: Batches, tolerance: float) -> bo
         session = Session(Environment())
         with in_place_of_session(session), torch.no_grad():
             number = float(loss(model, start.batch(batches.part(0, first, count))))
-            return number, session.steps.current_amount() if session.steps.weight_is_set else float(count)
+            return number, session.steps.weight.amount() if session.steps.weight.is_given else float(count)
 
     size = batches.sizes[0]
     with observed_backward(None):

@@ -263,7 +263,7 @@ def on_cpu(module: nn.Module) -> bool:
 
 
 def _exchange(session: Session, model: Any) -> None:
-    part = session.steps.current_weight()
+    part = session.steps.weight.now()
     group: Group = session.group
     for p in (p for module in modules_in(model) for p in module.parameters()):
         used = torch.tensor([float(p.grad is not None)])
@@ -273,4 +273,4 @@ def _exchange(session: Session, model: Any) -> None:
         whole = torch.zeros_like(p) if p.grad is None or part == 0 else p.grad.to_dense() * part
         group.sum_(whole)
         p.grad = whole
-    session.steps.forget_weight()
+    session.steps.weight.forget()

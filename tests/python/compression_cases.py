@@ -99,7 +99,7 @@ def steps_against_reference(name: str, engine: str | None, build: Any = mlp, ste
     parameters = list(model.parameters())
     reference, worst, alike, absent = Reference(name), 0.0, True, 0
     for x, y in loader:
-        weight = es.session().steps.current_weight()
+        weight = es.session().steps.weight.now()
         mine = torch.autograd.grad((model(x) - y).square().mean(), parameters, allow_unused=True)
         mine = [g if weight > 0 else None for g in mine]
         flats = [row * w for row, w in zip(gathered(flat_of(mine, parameters)), gathered(torch.tensor([weight])))]

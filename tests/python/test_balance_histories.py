@@ -120,7 +120,7 @@ class Rank:
 
     def gradients(self, batch: Any) -> list[torch.Tensor]:
         """Of the mean over this rank's samples, or over the dummy one, times this rank's weight."""
-        weight = self.session.steps.current_weight()
+        weight = self.session.steps.weight.now()
         found = torch.autograd.grad(loss_of(self.model, *batch[:2]), list(self.model.parameters()))
         self.session.steps.begun_backwards += 1
         self.session.steps._fetched.used()
@@ -178,10 +178,10 @@ class Job:
                 *(first.shares, first.checksum),
             )
             assert plan.samples == plan.shares[number] and len(batch[2]) == (plan.samples or 1)
-            assert rank.session.steps.current_weight() == plan.samples / plan.total
+            assert rank.session.steps.weight.now() == plan.samples / plan.total
         assert len(first.shares) == len(self.ranks) and min(first.shares) >= 0
         assert sum(first.shares) == first.total
-        weights = [rank.session.steps.current_weight() for rank in self.ranks]
+        weights = [rank.session.steps.weight.now() for rank in self.ranks]
         assert sum(weights) == pytest.approx(1.0, abs=1e-15 * len(weights))
 
     @staticmethod
