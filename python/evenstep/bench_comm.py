@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "send")
-BEYOND_CACHES = 1 << 24
 WORK_BYTES = 1 << 24  # of a round: enough calls to time well, few enough to end soon
 MOST_CALLS = 100
 

@@ -110,9 +110,6 @@ class Makers:
     backends: tuple[str, ...]  # of the teams
     host: tuple[int, ...]  # the ranks that meet in the host's memory
 
-    def team_of(self, rank: int) -> int | None:
-        return next((number for number, team in enumerate(self.teams) if rank in team), None)
-
 
 def makers_among(places: Sequence[Place]) -> Makers | None:
     """The same on all ranks; None where all have devices of one maker. EVENSTEP_DEVICE_HOSTS=nccl: a maker's ranks of all

@@ -99,7 +99,7 @@ class GlooLeg:
         self.memory = torch.empty(room_bytes, dtype=torch.uint8)
         self._calls = Waiter("evenstep-leg")
         weakref.finalize(self, self._calls.stop)
-        self._begin_ns = self._took_ns = self._bytes = self._full_bytes = 0
+        self._took_ns = self._bytes = self._full_bytes = 0
 
     def lay_out(self, parts: Sequence[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
         self._slots, at = [], 0

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from evenstep.vote import Ballot
 
 POLICIES = ("report", "stop")
-EVERY = 100  # steps: docs/fault-tolerance.md has what it costs
 _MOST_NAMES = 2
 _MOST_RARE = 64  # times `every`, for ranks that round differently
 _ROUNDING = 256  # units in the last place; of 16-bit types fewer, whose units are large: as in evenstep.agreement

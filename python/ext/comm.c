@@ -180,16 +180,6 @@ static PyObject *comm_flight(PyObject *object, PyObject *arguments) {
   return even_ext_flight_list(calls, even_comm_flight(comm, rank, calls, EVEN_FLIGHT_CALLS));
 }
 
-static PyObject *comm_set_stop_grace(PyObject *object, PyObject *arguments) {
-  double seconds = 0;
-  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_stop_grace", &seconds)) {
-    return NULL;
-  }
-  even_comm_set_stop_grace(comm, seconds);
-  Py_RETURN_NONE;
-}
-
 static PyObject *comm_close(PyObject *object, PyObject *unused) {
   even_ext_comm *self = (even_ext_comm *)object;
   (void)unused;
@@ -423,8 +413,6 @@ static PyMethodDef comm_methods[] = {
     {"barrier", even_ext_comm_barrier, METH_NOARGS, "Returns when all ranks have come."},
     {"revoke", comm_revoke, METH_NOARGS, "Ends every blocked and future call of the group, on all ranks."},
     {"set_timeout", comm_set_timeout, METH_VARARGS, "set_timeout(seconds): the limit of this rank's later calls"},
-    {"set_stop_grace", comm_set_stop_grace, METH_VARARGS,
-     "set_stop_grace(seconds): how long a peer may be stopped while this rank waits for it"},
     {"set_site", comm_set_site, METH_VARARGS, "set_site(text): where the calls that follow are made; None: not known"},
     {"record", comm_record, METH_VARARGS,
      "record(telemetry, name): counts the calls that follow there, and writes a record of each where they are wanted"},

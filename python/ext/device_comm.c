@@ -354,16 +354,6 @@ static PyObject *device_record(PyObject *object, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
-static PyObject *device_set_stop_grace(PyObject *object, PyObject *arguments) {
-  double seconds = 0;
-  even_device_comm *comm = even_ext_device_open((even_ext_device *)object);
-  if (comm == NULL || !PyArg_ParseTuple(arguments, "d:set_stop_grace", &seconds)) {
-    return NULL;
-  }
-  even_device_comm_set_stop_grace(comm, seconds);
-  Py_RETURN_NONE;
-}
-
 static PyObject *device_shrink(PyObject *object, PyObject *arguments) {
   even_ext_device *self = (even_ext_device *)object;
   PyObject *sequence = NULL;
@@ -489,8 +479,6 @@ static PyMethodDef device_methods[] = {
      "flight(rank): its last collectives, oldest first: (number, call, site, state, began_ns, ended_ns)"},
     {"record", device_record, METH_VARARGS,
      "record(telemetry, name): counts the calls that follow there, and writes a record of each where they are wanted"},
-    {"set_stop_grace", device_set_stop_grace, METH_VARARGS,
-     "set_stop_grace(seconds): how long a rank may be stopped while others wait for it"},
     {"shrink", device_shrink, METH_VARARGS, "shrink(excluded, abort=False) -> DeviceComm of the other ranks"},
     {"grow_id", device_grow_id, METH_NOARGS, "grow_id() -> bytes for the ranks that will join"},
     {"grow", device_grow, METH_VARARGS, "grow(ranks, id=None) -> DeviceComm; id on the rank that made it"},

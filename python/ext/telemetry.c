@@ -334,15 +334,6 @@ static PyObject *reader_want_calls(PyObject *self, PyObject *wanted) {
   Py_RETURN_NONE;
 }
 
-static PyObject *reader_ask_end(PyObject *self, PyObject *asked) {
-  int truth = PyObject_IsTrue(asked);
-  if (truth < 0) {
-    return NULL;
-  }
-  even_telemetry_reader_ask_end(((reader_object *)self)->reader, truth != 0);
-  Py_RETURN_NONE;
-}
-
 static PyObject *reader_totals(PyObject *self, PyObject *arguments) {
   even_call_totals totals;
   int rank = 0;
@@ -429,7 +420,6 @@ static PyObject *reader_activity(PyObject *self, PyObject *argument) {
 static PyMethodDef reader_methods[] = {
     {"drain", reader_drain, METH_NOARGS, "drain() -> (records, lost): all new records as tuples (kind, rank, …)"},
     {"want_calls", reader_want_calls, METH_O, "want_calls(wanted): whether ranks write a record of each call"},
-    {"ask_end", reader_ask_end, METH_O, "ask_end(asked): whether ranks shall save their state and end"},
     {"activity", reader_activity, METH_O,
      "activity(rank) -> (activity, count, stepped, ended before) of its last enter()"},
     {"totals", reader_totals, METH_VARARGS,

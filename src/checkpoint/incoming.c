@@ -64,10 +64,6 @@ const even_checkpoint_info *even_checkpoint_incoming_info(const even_checkpoint_
   return &incoming->info;
 }
 
-const char *even_checkpoint_incoming_folder(const even_checkpoint_incoming *incoming) {
-  return even_text_string(&incoming->folder);
-}
-
 /* ---- opening ---- */
 
 static even_status name_parts(even_checkpoint_incoming *incoming, const char *folder) {

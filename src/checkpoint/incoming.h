@@ -13,7 +13,6 @@ even_status even_checkpoint_incoming_open(const char *folder, bool replace, cons
                                           even_checkpoint_incoming **out) EVEN_MUST_USE;
 /* What the manifest tells. */
 const even_checkpoint_info *even_checkpoint_incoming_info(const even_checkpoint_incoming *incoming);
-const char *even_checkpoint_incoming_folder(const even_checkpoint_incoming *incoming);
 /* The file of that number among info's, new and empty, open for writing: the caller's until it is given back. */
 even_status even_checkpoint_incoming_create(even_checkpoint_incoming *incoming, size_t file, int *fd) EVEN_MUST_USE;
 /* Links the file of that number to the one at `from` where it can: whoever calls knows that it is the same. */

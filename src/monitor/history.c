@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LOCK_PATIENCE_MS = 2000, STEPS_BETWEEN_LOOKS = 10000, AGENT_FILE_LIMIT = 65536 };
+enum { LOCK_PATIENCE_MS = 2000, STEPS_BETWEEN_LOOKS = 10000 };
 
 typedef enum table { TABLE_STEPS, TABLE_SPANS, TABLE_EVENTS, TABLE_USAGE, TABLE_COUNT } table;
 
