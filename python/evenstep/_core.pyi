@@ -9,7 +9,7 @@ from typing_extensions import Self
 version: str
 
 class EvenstepError(RuntimeError):
-    status: str
+    status: str  # "": made without one
     fix: str | None
     rank: int | None
     device: str | None

@@ -39,7 +39,7 @@ def _owner(connection: socket.socket) -> int:
 
 def _tell(connection: socket.socket, outcome: BaseException | int) -> None:
     """The descriptor of the group's memory, or why there is none."""
-    status = getattr(outcome, "status", "EVEN_ERR_SYSTEM")
+    status = getattr(outcome, "status", "") or "EVEN_ERR_SYSTEM"
     words = {"status": status, "rank": getattr(outcome, "rank", None), "what": str(outcome).split("\n")[0][:2000]}
     try:
         if isinstance(outcome, int):

@@ -20,10 +20,6 @@ static Py_ssize_t payload_bytes(int kind, Py_ssize_t count, unsigned long long n
   return (Py_ssize_t)bytes;
 }
 
-static PyObject *none_or_raise(even_status status) {
-  return even_ext_done(status);
-}
-
 static PyObject *encoded_bytes(PyObject *module, PyObject *arguments) {
   int kind = 0;
   Py_ssize_t count = 0;
@@ -63,7 +59,7 @@ static PyObject *encode(PyObject *module, PyObject *arguments) {
     even_encoders_best()->int8_encode(values, (size_t)count, number, payload);
   }
   Py_END_ALLOW_THREADS;
-  return none_or_raise(status);
+  return even_ext_done(status);
 }
 
 static PyObject *decode_add(PyObject *module, PyObject *arguments) {
@@ -89,7 +85,7 @@ static PyObject *decode_add(PyObject *module, PyObject *arguments) {
     even_encoders_best()->int8_add(payload, into, (size_t)count, factor);
   }
   Py_END_ALLOW_THREADS;
-  return none_or_raise(status);
+  return even_ext_done(status);
 }
 
 static PyMethodDef methods[] = {

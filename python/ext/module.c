@@ -58,6 +58,22 @@ PyObject *even_ext_raise(even_status status) {
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_core", "Evenstep's engine, in C.", -1, NULL, NULL, NULL, NULL, NULL};
 
+/* The attributes that every one of them has, also one that Python code made without them. */
+static PyObject *make_error(void) {
+  PyObject *attributes =
+      Py_BuildValue("{ss,sO,sO,sO}", "status", "", "fix", Py_None, "rank", Py_None, "device", Py_None);
+  PyObject *error = attributes == NULL
+                        ? NULL
+                        : PyErr_NewExceptionWithDoc(
+                              "evenstep.EvenstepError",
+                              "An error of Evenstep: what happened, where and why. `status` is its stable name "
+                              "(\"\" where it has none), `fix` says what to do, `rank` and `device` are those it "
+                              "is about; each may be None.",
+                              PyExc_RuntimeError, attributes);
+  Py_XDECREF(attributes);
+  return error;
+}
+
 PyMODINIT_FUNC PyInit__core(void); /* CPython declares no prototype */
 
 PyMODINIT_FUNC PyInit__core(void) {
@@ -65,10 +81,7 @@ PyMODINIT_FUNC PyInit__core(void) {
   if (module == NULL) {
     return NULL;
   }
-  even_ext_error = PyErr_NewExceptionWithDoc(
-      "evenstep.EvenstepError",
-      "An error of Evenstep: what happened, where and why; `fix` says what to do, `status` is its stable name.",
-      PyExc_RuntimeError, NULL);
+  even_ext_error = make_error();
   if (even_ext_error == NULL || PyModule_AddObject(module, "EvenstepError", new_reference(even_ext_error)) != 0 ||
       PyModule_AddStringConstant(module, "version", even_version()) != 0 || even_ext_add_comm(module) != 0 ||
       even_ext_add_data(module) != 0 || even_ext_add_device_comm(module) != 0 || even_ext_add_telemetry(module) != 0 ||

@@ -263,10 +263,6 @@ static even_sync *engine_of(PyObject *object) {
   return self->sync;
 }
 
-static PyObject *none_or_raise(even_status status) {
-  return even_ext_done(status);
-}
-
 static PyObject *sync_offset(PyObject *object, PyObject *arguments) {
   sync_object *self = (sync_object *)object;
   Py_ssize_t index = 0;
@@ -287,7 +283,7 @@ static PyObject *sync_begin(PyObject *object, PyObject *arguments) {
   if (sync == NULL || !PyArg_ParseTuple(arguments, "d|I:begin", &weight, &step)) {
     return NULL;
   }
-  return none_or_raise(even_sync_begin(sync, weight, step));
+  return even_ext_done(even_sync_begin(sync, weight, step));
 }
 
 static PyObject *sync_ready(PyObject *object, PyObject *arguments) {
@@ -297,7 +293,7 @@ static PyObject *sync_ready(PyObject *object, PyObject *arguments) {
   if (sync == NULL || !PyArg_ParseTuple(arguments, "nO&:ready", &index, even_ext_to_address, &gradient)) {
     return NULL;
   }
-  return none_or_raise(even_sync_ready(sync, (size_t)index, gradient));
+  return even_ext_done(even_sync_ready(sync, (size_t)index, gradient));
 }
 
 static PyObject *sync_finish(PyObject *object, PyObject *unused) {
@@ -345,7 +341,7 @@ static PyObject *sync_know(PyObject *object, PyObject *used) {
       return PyErr_Format(PyExc_ValueError, "%zd flags of %zu parameters", count, self->parameter_count);
     }
   }
-  return none_or_raise(even_sync_know(sync, (const uint8_t *)flags));
+  return even_ext_done(even_sync_know(sync, (const uint8_t *)flags));
 }
 
 static PyObject *sync_wait(PyObject *object, PyObject *arguments) {
@@ -364,7 +360,7 @@ static PyObject *sync_wait(PyObject *object, PyObject *arguments) {
   status = even_sync_await(self->sync, (size_t)index);
   Py_END_ALLOW_THREADS;
   self->waiting--;
-  return none_or_raise(status);
+  return even_ext_done(status);
 }
 
 /* (parameter, whether on this rank) of each whose gradient was not finite in the last round. */
@@ -405,7 +401,7 @@ static PyObject *sync_left_out(PyObject *object, PyObject *arguments) {
 static PyObject *sync_forget(PyObject *object, PyObject *unused) {
   even_sync *sync = engine_of(object);
   (void)unused;
-  return sync == NULL ? NULL : none_or_raise(even_sync_forget(sync));
+  return sync == NULL ? NULL : even_ext_done(even_sync_forget(sync));
 }
 
 static PyObject *sync_close(PyObject *object, PyObject *unused) {

@@ -7,42 +7,20 @@
 #include <stdbool.h>
 #include <string.h>
 
-typedef struct kind_words {
-  const char *name;
-  const char *words;
-} kind_words;
-
-static const kind_words all[EVEN_CHAOS_KINDS] = {
-    {"kill", "a rank is killed"},
-    {"stop", "a rank is stopped"},
-    {"slow", "a neighbour takes a rank's core"},
-    {"agent", "the agent is killed"},
-    {"bit-flip", "a bit of the newest checkpoint turns, and a rank is killed"},
-    {"torn-write", "the newest checkpoint loses half of a file, and a rank is killed"},
-    {"garbage", "random bytes come to the job's ports"},
-    {"full-disk", "the disk of the run is full"},
-    {"clock", "the clock of the day jumps"},
-    {"stolen-port", "a rank is killed, and the port of the next attempt is taken"},
-    {"out-of-memory", "a rank gets no more memory"},
-    {"nan", "a gradient of a rank is NaN"},
-    {"twin", "a second process claims to be a rank"},
-    {"partition", "the link between two hosts is cut"},
-};
+static const char *const all[EVEN_CHAOS_KINDS] = {"kill",          "stop",    "slow",      "agent",    "bit-flip",
+                                                  "torn-write",    "garbage", "full-disk", "clock",    "stolen-port",
+                                                  "out-of-memory", "nan",     "twin",      "partition"};
 
 const char *even_chaos_name(even_chaos_kind kind) {
-  return all[kind].name;
-}
-
-const char *even_chaos_words(even_chaos_kind kind) {
-  return all[kind].words;
+  return all[kind];
 }
 
 static even_status kind_named(const char *word, size_t length, uint32_t *kinds) {
   const char *names[EVEN_CHAOS_KINDS + 1] = {NULL};
   char copy[32];
   for (size_t i = 0; i < EVEN_CHAOS_KINDS; i++) {
-    names[i] = all[i].name;
-    if (strlen(all[i].name) == length && memcmp(all[i].name, word, length) == 0) {
+    names[i] = all[i];
+    if (strlen(all[i]) == length && memcmp(all[i], word, length) == 0) {
       *kinds |= (uint32_t)1 << i;
       return EVEN_OK;
     }

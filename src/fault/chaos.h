@@ -33,9 +33,8 @@ typedef struct even_chaos_fault {
   uint64_t dice; /* for what else is chosen at random: a bit, a file */
 } even_chaos_fault;
 
-/* "kill", "bit-flip" … and what it does, in a few words; static strings. */
+/* "kill", "bit-flip" …: a static string. */
 const char *even_chaos_name(even_chaos_kind kind);
-const char *even_chaos_words(even_chaos_kind kind);
 
 /* A set of kinds (bit 1 << kind) from "kill,stop"; "all" are all. EVEN_ERR_USAGE with the nearest name. */
 even_status even_chaos_parse(const char *list, uint32_t *kinds) EVEN_MUST_USE;

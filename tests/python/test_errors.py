@@ -23,3 +23,8 @@ def test_without_a_fix() -> None:
     ours = error_of("EVEN_ERR_PEER_LOST", "a rank was lost", rank=2)
     assert str(ours) == "a rank was lost (EVEN_ERR_PEER_LOST)"
     assert vars(ours) == {"status": "EVEN_ERR_PEER_LOST", "fix": None, "rank": 2, "device": None}
+
+
+def test_one_made_in_words_alone() -> None:
+    ours = evenstep.EvenstepError("words")
+    assert (ours.status, ours.fix, ours.rank, ours.device) == ("", None, None, None)
