@@ -68,6 +68,7 @@ class Recovery(Joins):
         self.members = [r for r in range(memory.ranks) if memory.has(r, 0)]
         self._stands = False  # between two steps, until there is a newer generation
         self.calling = False  # the script is in a call
+        self._before_prepare = self._early = False  # which began before es.prepare; and the others can go on from there
         self._asks = False  # it needs what each rank gives
         self._failing = 0  # calls that it has not come to, and that fail there
         self._leads = True  # what is in its commit counts as a step of training
@@ -154,6 +155,26 @@ class Recovery(Joins):
             self._failing -= 1
             raise part_lost()
         self.calling = True
+        if self._said is None and not self.joining:
+            self._begin_early()
+
+    def _begin_early(self) -> None:
+        """A call before es.prepare: nothing is prepared that would have to be as it was before. Who waits in one can go on."""
+        from evenstep.generation_limits import why_no_groups
+
+        why = why_no_groups(self._session)
+        self._before_prepare, self._early = True, not why
+        if why:
+            self.say(why)
+        else:
+            self._memory.say_early(self._job_rank, True)
+
+    def end_call(self) -> None:
+        self.calling = False
+        if self._before_prepare:
+            self._before_prepare = self._early = False
+            self._said = None
+            self._memory.say_early(self._job_rank, False)
 
     def look(self) -> None:
         """In a long call: raises where a rank was lost meanwhile, so that the others need not wait for its end."""
@@ -229,9 +250,10 @@ class Recovery(Joins):
     def _mend(self, error: EvenstepError, calling: bool = False, committing: bool = False) -> bytes | None:
         began = time.monotonic()
         self._revoke()
-        if self._said is None:
+        if self._said is None and not self._early:
             self.say("it has not come to es.prepare")
-        if self._said != "":
+        if self._said != "" and not self._early:
+            self._before_prepare = False  # what it said stays
             raise error
         return self._regenerate(self.number, error, began, calling, committing)
 
@@ -299,7 +321,7 @@ class Recovery(Joins):
         look = partial(self._look_for_newer, number, time.monotonic() + _SLOW_SECONDS)
         bootstrap.go_on(environment, self._store(number, members), members, number, self._memory.over(number), look)
         comm = _made(bootstrap.shared(0, "control"))
-        stands = self._stands or (self.undo is not None and self.at_rest)
+        stands = self._stands or ((self.undo is not None or self._early) and self.at_rest)
         position = (self.committed, self._passes, self._calls, stands, self._asks)
         place = (session.environment.device, host_name())
         facts = (*place, memory_pool(session), own_caps(session), own_buckets(session), own_workers(session))

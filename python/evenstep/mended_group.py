@@ -82,7 +82,7 @@ class MendedGroup(SharedGroup):
                     recovery.call_ended(kept)
                     return result
         finally:
-            recovery.calling = False
+            recovery.end_call()
 
     def barrier(self) -> None:
         self.call(super().barrier, lambda _: bytes, lambda _: None, lambda: False)

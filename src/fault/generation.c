@@ -10,11 +10,12 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 #define MAGIC 0x6e65676e65766565u
-#define VERSION 5u
-enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2, ADDRESS_WORDS = EVEN_GENERATION_ADDRESS / 8 };
+#define VERSION 6u
+enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2, EARLY = 3, ADDRESS_WORDS = EVEN_GENERATION_ADDRESS / 8 };
 
 typedef struct header {
   uint64_t magic;
@@ -167,6 +168,12 @@ void even_generation_say(even_generation *generation, int rank, const char *why)
   memcpy(own->why, why, length);
   own->why[length] = '\0';
   atomic_store(&own->able, why[0] == '\0' ? ABLE : UNABLE);
+}
+
+void even_generation_say_early(even_generation *generation, int rank, bool waits) {
+  if (is_rank(generation, rank)) {
+    atomic_store(&generation->blocks[rank].able, waits ? EARLY : UNSAID);
+  }
 }
 
 void even_generation_place(even_generation *generation, uint32_t number, uint32_t port, const char *address) {
@@ -335,22 +342,54 @@ void even_generation_started(even_generation *generation, int rank, uint32_t pro
   }
 }
 
+/* Of the lost members one without which others in a call before es.prepare cannot go on; -1: none. */
+static int awaited(const even_generation *generation, const bool *lost, const char **why) {
+  uint32_t number = even_generation_number(generation);
+  bool main = true;
+  for (uint32_t each = 0; each < generation->header->ranks; each++) {
+    uint32_t able = atomic_load(&generation->blocks[each].able);
+    if (!even_generation_has(generation, (int)each, number)) {
+      continue;
+    }
+    if (lost[each] && main) {
+      *why = "it may alone have the values that all begin with, which es.prepare had not given to the others yet";
+      return (int)each;
+    }
+    if (lost[each] && able != EARLY && able != ABLE) {
+      *why = "it was in the script's own code before es.prepare, for which the others may wait in their call";
+      return (int)each;
+    }
+    main = false;
+  }
+  return -1;
+}
+
 bool even_generation_able(const even_generation *generation, const bool *lost, int *rank,
                           char why[EVEN_GENERATION_WORDS]) {
+  bool early = false;
   for (uint32_t each = 0; each < generation->header->ranks; each++) {
     const block *its = &generation->blocks[each];
     uint32_t able = atomic_load(&its->able);
-    if (lost[each] || able == ABLE) {
+    early = early || (!lost[each] && able == EARLY);
+    if (lost[each] || able == ABLE || able == EARLY) {
       continue;
     }
     *rank = (int)each;
-    const char *words = able == UNSAID ? "it is not training yet" : its->why;
+    const char *words =
+        able == UNSAID ? "it is not training yet, and in no call of Evenstep's that could be made again" : its->why;
     size_t length = strnlen(words, EVEN_GENERATION_WORDS - 1); /* the rank's words: not to be trusted to end */
     memcpy(why, words, length);
     why[length] = '\0';
     return false;
   }
-  return true;
+  const char *words = NULL;
+  int needed = early ? awaited(generation, lost, &words) : -1;
+  if (needed < 0) {
+    return true;
+  }
+  *rank = needed;
+  (void)snprintf(why, EVEN_GENERATION_WORDS, "%s", words);
+  return false;
 }
 
 /* The members of the newest, without `lost`, and with `joining`; either may be NULL. */
@@ -442,6 +481,7 @@ void even_generation_hear(const even_generation *generation, int rank, even_gene
   const block *its = &generation->blocks[rank];
   uint32_t able = atomic_load(&its->able);
   out->said = able == ABLE || able == UNABLE;
+  out->early = able == EARLY;
   out->offers = atomic_load(&its->offers) != 0;
   out->stands = atomic_load(&its->stands);
   out->took = atomic_load(&its->took);
@@ -459,7 +499,7 @@ void even_generation_repeat(even_generation *generation, int rank, const even_ge
   if (words->said) {
     even_generation_say(generation, rank, words->why);
   } else {
-    atomic_store(&its->able, UNSAID);
+    even_generation_say_early(generation, rank, words->early);
   }
   atomic_store(&its->offers, words->offers ? 1u : 0u);
   atomic_store(&its->stands, words->stands);

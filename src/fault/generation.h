@@ -49,6 +49,10 @@ typedef enum even_generation_wish {
 
 /* Says that the rank could go on without others (why ""), or in a few words why not; until it says so it cannot. */
 void even_generation_say(even_generation *generation, int rank, const char *why);
+/* Before es.prepare. waits: the rank is in a call that all make, and could go on without others that are in one, too
+ * (not without who may be doing what it waits for, nor without the main one, whose values of the models nobody else may
+ * have); else it has come out of it, and has said nothing. */
+void even_generation_say_early(even_generation *generation, int rank, bool waits);
 /* The first member says on which port of its host (1 … 65535) those of this generation meet. Of an older one than what
  * was said before: nothing. */
 void even_generation_meet(even_generation *generation, uint32_t number, uint32_t port);
@@ -82,7 +86,8 @@ void even_generation_begin(even_generation *generation, const bool *members);
 void even_generation_vacate(even_generation *generation, int rank);
 /* A process has started in the rank's place. */
 void even_generation_started(even_generation *generation, int rank, uint32_t process);
-/* Whether all ranks but those in `lost` could go on; else *rank is one that could not and `why` its reason. */
+/* Whether all ranks but those in `lost` could go on; else *rank is one that could not, or of the lost ones one that
+ * others in a call before es.prepare may wait for, and `why` the reason. */
 bool even_generation_able(const even_generation *generation, const bool *lost, int *rank,
                           char why[EVEN_GENERATION_WORDS]);
 /* A new generation of those members that are not in `lost`; its number. */
@@ -115,7 +120,8 @@ bool even_generation_took(const even_generation *generation, int rank, uint32_t 
 
 /* What a rank has said. */
 typedef struct even_generation_words {
-  bool said; /* whether it could go on, or why not: `why` */
+  bool said;  /* whether it could go on, or why not: `why` */
+  bool early; /* it waits in a call before es.prepare; it has said nothing else */
   bool offers;
   uint64_t stands; /* 1 + the generation in which it stands between two steps; 0: it does not */
   uint64_t took;   /* 1 + the generation of which it took the state; 0: it did not */

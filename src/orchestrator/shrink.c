@@ -120,7 +120,7 @@ static bool may_say(even_job *job, int rank) {
   even_generation_words said;
   even_generation_hear(job->generation, rank, &said);
   even_progress_read(&job->progress);
-  return !said.said && (job->ranks[rank].elsewhere || job->progress.ranks[rank].joined);
+  return !said.said && !said.early && (job->ranks[rank].elsewhere || job->progress.ranks[rank].joined);
 }
 
 /* Why those that live do not go on; false: they do. *later: they may, once some have said so. */

@@ -70,7 +70,7 @@ static void all_must_be_able(void **state) {
   even_generation_say(views.rank, 0, "");
   assert_false(even_generation_able(views.agent, lost, &rank, why));
   assert_int_equal(rank, 2);
-  assert_string_equal(why, "it is not training yet");
+  assert_string_equal(why, "it is not training yet, and in no call of Evenstep's that could be made again");
   even_generation_say(views.rank, 2, "its data set is a stream");
   assert_false(even_generation_able(views.agent, lost, &rank, why));
   assert_string_equal(why, "its data set is a stream");
@@ -81,6 +81,47 @@ static void all_must_be_able(void **state) {
   even_generation_say(views.rank, 0, long_words);
   assert_false(even_generation_able(views.agent, lost, &rank, why));
   assert_int_equal(strlen(why), EVEN_GENERATION_WORDS - 1);
+  close_views(&views);
+}
+
+/* Before es.prepare: whoever waits in a call of all can do without others that do, and without nobody else. */
+static void who_waits_early_goes_on_without_who_does_so_too(void **state) {
+  two_views views = open_views(4);
+  const bool nobody[4] = {false, false, false, false};
+  const bool third[4] = {false, false, true, false};
+  const bool two[4] = {false, true, true, false};
+  const bool first[4] = {true, false, false, false};
+  char why[EVEN_GENERATION_WORDS];
+  int rank = -1;
+  (void)state;
+  even_generation_say_early(views.rank, 0, true);
+  even_generation_say_early(views.rank, 1, true);
+  even_generation_say_early(views.rank, 3, true);
+  assert_false(even_generation_able(views.agent, third, &rank, why)); /* the others may wait for what it does */
+  assert_int_equal(rank, 2);
+  assert_non_null(strstr(why, "script's own code"));
+  even_generation_say_early(views.rank, 2, true);
+  assert_true(even_generation_able(views.agent, third, &rank, why));
+  assert_true(even_generation_able(views.agent, nobody, &rank, why));
+  assert_false(even_generation_able(views.agent, first, &rank, why)); /* the main one */
+  assert_int_equal(rank, 0);
+  assert_non_null(strstr(why, "the values that all begin with"));
+  even_generation_say(views.rank, 2, ""); /* it has come to es.prepare */
+  assert_true(even_generation_able(views.agent, third, &rank, why));
+  even_generation_say_early(views.rank, 0, false); /* it has come out of the call */
+  assert_false(even_generation_able(views.agent, third, &rank, why));
+  assert_int_equal(rank, 0);
+  even_generation_say(views.rank, 0, "");
+  even_generation_say(views.rank, 1, "");
+  even_generation_say(views.rank, 3, "");
+  even_generation_say_early(views.rank, 2, false);
+  assert_true(even_generation_able(views.agent, third, &rank, why)); /* nobody waits early */
+  even_generation_say_early(views.rank, 0, true);
+  even_generation_say_early(views.rank, 1, true);
+  even_generation_say_early(views.rank, 2, true);
+  assert_int_equal(even_generation_lose(views.agent, third), 1);
+  even_generation_vacate(views.agent, 2); /* one that was lost before is no member: whatever it says */
+  assert_true(even_generation_able(views.agent, two, &rank, why));
   close_views(&views);
 }
 
@@ -294,6 +335,17 @@ static void what_ranks_say_can_be_repeated_elsewhere(void **state) {
   even_generation_repeat(other, 1, &words);
   assert_false(even_generation_able(other, nobody, &rank, why));
   assert_false(even_generation_stands(other, 1));
+  even_generation_say_early(views.rank, 1, true);
+  even_generation_hear(views.agent, 1, &words);
+  assert_true(words.early && !words.said);
+  even_generation_repeat(other, 1, &words);
+  even_generation_hear(other, 1, &words);
+  assert_true(words.early && !words.said);
+  even_generation_say_early(views.rank, 1, false);
+  even_generation_hear(views.agent, 1, &words);
+  even_generation_repeat(other, 1, &words);
+  even_generation_hear(other, 1, &words);
+  assert_false(words.early || words.said);
   even_generation_hear(views.agent, 2, &words); /* there is none */
   assert_false(words.said || words.offers);
   even_generation_repeat(other, 2, &words);
@@ -387,6 +439,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(members_follow_from_the_losses),
       cmocka_unit_test(all_must_be_able),
+      cmocka_unit_test(who_waits_early_goes_on_without_who_does_so_too),
       cmocka_unit_test(who_waits_is_woken),
       cmocka_unit_test(waiting_ends),
       cmocka_unit_test(who_offers_itself_joins_those_that_stand),

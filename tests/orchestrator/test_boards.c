@@ -177,7 +177,7 @@ static void a_rank_here_that_has_not_met_them_has_none(void **state) {
   even_generation_say(leader.ranks_view, 1, "");
   kill_rank(3);
   assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
-  assert_non_null(strstr(leader.said.data, "the others cannot go on without rank 3: rank 0: it is not training yet|"));
+  assert_non_null(strstr(leader.said.data, "the others cannot go on without rank 3: rank 0: it is not training yet, "));
 }
 
 static void who_says_nothing_in_time_ends_the_attempt(void **state) {
@@ -190,7 +190,7 @@ static void who_says_nothing_in_time_ends_the_attempt(void **state) {
   assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
   assert_true(even_generation_refused(leader.ranks_view));
   assert_false(even_job_lost(&leader.job, 0));
-  assert_non_null(strstr(leader.said.data, "the others cannot go on without rank 0: rank 2: it is not training yet|"));
+  assert_non_null(strstr(leader.said.data, "the others cannot go on without rank 0: rank 2: it is not training yet, "));
 }
 
 static void what_a_rank_elsewhere_cannot_is_told_at_once(void **state) {
@@ -201,6 +201,39 @@ static void what_a_rank_elsewhere_cannot_is_told_at_once(void **state) {
   kill_rank(0);
   assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
   assert_non_null(strstr(leader.said.data, "cannot go on without rank 0: rank 3: its data set is a stream|"));
+}
+
+static void all_wait_early(void) {
+  even_generation_say_early(leader.ranks_view, 0, true);
+  even_generation_say_early(leader.ranks_view, 1, true);
+  even_generation_say_early(other.ranks_view, 2, true);
+  even_generation_say_early(other.ranks_view, 3, true);
+}
+
+static void a_rank_elsewhere_is_lost_in_a_call_before_prepare(void **state) {
+  (void)state;
+  leader.ranks[3].pid = THERE;
+  all_wait_early();
+  assert_true(report());
+  kill_rank(3);
+  assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
+  assert_int_equal(even_generation_number(leader.ranks_view), 1);
+  assert_string_equal(even_text_string(&leader.said), "generation 1: ranks 0, 1 and 2 go on without rank 3|");
+}
+
+static void one_that_was_in_no_call_before_prepare_is_waited_for_no_longer_than_its_words_take(void **state) {
+  (void)state;
+  leader.ranks[3].pid = THERE;
+  all_wait_early();
+  even_generation_say_early(other.ranks_view, 3, false);
+  assert_true(report());
+  kill_rank(3);
+  assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
+  assert_int_equal(even_generation_number(leader.ranks_view), 0);
+  leader.job.undecided_ns = 1; /* long ago */
+  even_job_shrink_tick(&leader.job);
+  assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
+  assert_non_null(strstr(leader.said.data, "cannot go on without rank 3: rank 3: it was in the script's own code"));
 }
 
 static void a_host_is_lost_at_once(void **state) {
@@ -266,6 +299,8 @@ int main(void) {
       BOARD_TEST(a_rank_here_that_has_not_met_them_has_none),
       BOARD_TEST(who_says_nothing_in_time_ends_the_attempt),
       BOARD_TEST(what_a_rank_elsewhere_cannot_is_told_at_once),
+      BOARD_TEST(a_rank_elsewhere_is_lost_in_a_call_before_prepare),
+      BOARD_TEST(one_that_was_in_no_call_before_prepare_is_waited_for_no_longer_than_its_words_take),
       BOARD_TEST(a_host_is_lost_at_once),
       BOARD_TEST(who_failed_while_others_were_heard_is_the_cause),
       BOARD_TEST(lack_of_memory_is_told),

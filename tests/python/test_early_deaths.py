@@ -1,0 +1,141 @@
+"""A rank is killed, or stopped, in a call of all ranks before es.prepare: with `--recovery` those that are left make it again, or the
+job starts again and says why."""
+
+from __future__ import annotations
+
+import re
+from typing import Callable
+
+import generation_cases as cases
+import pytest
+from run_jobs import Run
+from test_generations import SHRINK, assert_right
+from test_generations_hosts import UCX, WHY_NONE, played
+from test_replacement import REPLACE, assert_replaced
+
+Script = Callable[[str], str]
+
+# "came" to the barrier and waits, has "left" it (not yet the call), is in its "own" code after it; es.load_checkpoint is "finding" what
+# is meant, or has "read" it; "preparing" with the others.
+EARLY = """
+import importlib
+from evenstep.group import SharedGroup
+
+around(SharedGroup, "barrier", "came", "left")
+es.barrier()
+here("own")
+assert es.checkpoint("kept", extra={"words": 1}).name == "kept"
+around(importlib.import_module("evenstep.checkpoint"), "_agree", "finding", "read")
+assert es.load_checkpoint("kept")["extra"] == {"words": 1}
+es.barrier()
+around(importlib.import_module("evenstep.prepare"), "_prepare_models", "preparing", "prepared")
+"""
+
+
+def _with_calls(case: str, calls: str = EARLY) -> str:
+    made, times = re.subn(r"\n(?=[^\n]* = es\.prepare\(\*make\(\), )", lambda _: calls, case)
+    assert times == 1
+    return made
+
+
+PLAIN = _with_calls(cases.PLAIN_LOOP)
+
+
+def _more(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.more)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "left"),
+    [
+        _more(3, "1@came:0", [0, 2]),
+        (3, "2@came:0", [0, 1]),
+        (3, "1@finding:0", [0, 2]),
+        (4, "3@came:0,1@preparing:0,2@forward:3", [0]),
+        _more(3, "2@left:0", [0, 1]),
+        _more(3, "2@read:0", [0, 1]),
+        _more(4, "1@came:0,2@came:0", [0, 3]),
+        _more(4, "1@came:0,3@meeting:0,2@finding:0", [0]),
+    ],
+)
+def test_those_that_are_left_make_the_call_again(
+    run: Run, script: Script, ranks: int, deaths: str, left: list[int]
+) -> None:
+    result = run("-n", str(ranks), *SHRINK, script(PLAIN), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
+    if "forward" not in deaths:
+        assert set(re.findall(r"made (\d+) passes", text)) == {"18"}, text
+
+
+def test_a_process_takes_the_place_of_a_rank_that_died_in_a_barrier(run: Run, script: Script) -> None:
+    case = _with_calls(cases.REPLACED, EARLY.replace("assert es.load", "es.session().joining or es.load"))
+    case = case.replace('es.load_checkpoint("kept")["extra"] == {"words": 1}', 'es.load_checkpoint("kept")')
+    result = run("-n", "3", "--spares", "1", *REPLACE, script(case), "2@came:0", "2")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_replaced(text, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("stop", "left"), [_more("1^came:0", [0, 1, 2]), ("2~came:0", [0, 1]), _more("1~read:0", [0, 2])]
+)
+def test_one_that_is_stopped_goes_on_or_is_ended(run: Run, script: Script, stop: str, left: list[int]) -> None:
+    result = run("-n", "3", *SHRINK, script(_with_calls(cases.HELD_UP)), stop)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
+
+
+def test_results_that_need_all_are_lost_on_all(run: Run, script: Script) -> None:
+    calls = EARLY + (
+        'around(SharedGroup, "exchange", "giving", "given")\n'
+        "try:\n    es.gather(torch.tensor([es.rank()]))\n    assert es.world_size() == 3\n"
+        'except es.RankLost:\n    print("lost a part", flush=True)\n'
+    )
+    result = run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), "1@giving:0")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert text.count("] lost a part") == 2, text
+    assert_right(text, [0, 2])
+
+
+GLOO = "import torch.distributed as dist\nes.barrier()\ndist.new_group([0, 1, 2], backend='gloo')\n" + EARLY
+TORCH = """
+import torch.distributed as dist
+dist.init_process_group("evenstep")
+here("own")
+around(dist, "barrier", "joining", "joined")
+dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "deaths", "why"),
+    [
+        (EARLY, "0@came:0", "rank 0: rank 0: it may alone have the values that all begin with"),
+        (EARLY, "1@own:0", "rank 1: rank 1: it was in the script's own code before es.prepare"),
+        _more(GLOO, "1@finding:0", "rank 1: rank [02]: the script has process groups of Gloo or NCCL of its own"),
+        (TORCH, "1@joining:0", "rank 1: rank [02]: it is not training yet, and in no call of Evenstep's"),
+    ],
+)
+def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, calls: str, deaths: str, why: str) -> None:
+    result = run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert re.search(f"the others cannot go on without {why}", text), text
+    assert "restart 1 of 3 from the beginning" in text, text
+    ends = re.findall(r"rank \d of 3 at step 18: (\S+) apart, rate kept", text)
+    assert len(ends) == 3 and all(float(far) < 1e-12 for far in ends), text
+
+
+@pytest.mark.skipif(not UCX, reason=f"no UCX here: {WHY_NONE}")
+@pytest.mark.parametrize(
+    ("names", "deaths", "left"), [("a,b,b", "1@came:0", [0, 2]), _more("a,b,c", "2@read:0", [0, 1])]
+)
+def test_on_several_hosts(run: Run, script: Script, names: str, deaths: str, left: list[int]) -> None:
+    result = run("-n", str(names.count(",") + 1), *SHRINK, script(PLAIN), deaths, env=played(names))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
