@@ -33,7 +33,7 @@ from evenstep.checkpoint_reading import check_sizes
 from evenstep.checkpoint_remote import Altered, fetch_newest, is_url
 from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_snapshot import Snapshot
-from evenstep.checkpoint_state import KINDS, Loader, Wanted, capture, load_random, pack_random
+from evenstep.checkpoint_state import KINDS, Loader, capture, load_random, pack_random
 from evenstep.checkpoint_uploads import OlderStay, begin_look, newest_elsewhere, under_way, upload, wait_for_uploads
 from evenstep.exchange_state import capture_exchange, restore_exchange
 from evenstep.generation_gift import Gift
@@ -440,7 +440,7 @@ def load_checkpoint(
     session.check_arrived("es.load_checkpoint")
     kinds = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
 
-    found: tuple[Path, Loader, list[Wanted]] | None = None
+    found: tuple[Path, Loader] | None = None
 
     def read() -> str:
         """Whoever comes out of it knows that all have read and compared what they need. A file that is then read a second time,
@@ -454,14 +454,18 @@ def load_checkpoint(
         loader = Loader(session, folder, manifest or read_manifest(folder))
         loader.check_complete(kinds)
         loader.read_first(random)
-        found = folder, loader, loader.read(kinds, rest=loaders and optimizers)
+        found = (
+            folder,
+            loader,
+        )  # before the last meeting: who hears there of a loss has read all, where another came out of it
+        loader.read(kinds, rest=loaders and optimizers)
         return os.fspath(folder)
 
     session.call_by_all(read)  # by those that are left, where a rank is lost
     assert found is not None
-    folder, loader, wanted = found
+    folder, loader = found
     manifest = loader.manifest
-    loader.put(wanted)
+    loader.put(loader.wanted)
     if models and optimizers:
         restore_exchange(session, loader.exchange())
     elif models:

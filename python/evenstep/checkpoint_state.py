@@ -132,6 +132,7 @@ class Loader:
         self._other = self.files.tensor_of(OTHER_FILE)
         self._seen = self.files.tensor_of(OTHER_FILE, copy=False)  # to try what is decoded, before it is put in place
         self._done: set[tuple[str, str]] = set()
+        self.wanted: list[Wanted] = []  # of the last `read`
 
     def extra(self) -> Any:
         """What the user saved with it."""
@@ -185,6 +186,7 @@ class Loader:
             if rest:
                 self.files.check_rest()
 
+        self.wanted = wanted
         if wanted or rest:
             on_all_ranks(self._session, read_and_check)
         return wanted

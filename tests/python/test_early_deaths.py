@@ -101,6 +101,35 @@ def test_results_that_need_all_are_lost_on_all(run: Run, script: Script) -> None
     assert_right(text, [0, 2])
 
 
+def test_what_one_rank_has_loaded_with_all_stands(run: Run, script: Script) -> None:
+    """Rank 2 hears of the loss in the last meeting, out of which rank 0 has come."""
+    calls = (
+        """
+from evenstep.checkpoint_state import Loader
+
+plain_read = Loader.read
+
+
+def read(loader, *arguments, **options):
+    wanted = plain_read(loader, *arguments, **options)
+    here("loaded")
+    if rank == "2" and deaths and len(es.session().recovery.members) == 3:
+        error = es.EvenstepError("as if it had heard of it here")
+        error.status = "EVEN_ERR_PEER_LOST"
+        raise error
+    return wanted
+
+
+Loader.read = read
+"""
+        + EARLY
+    )
+    result = run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), "1@loaded:0")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, [0, 2])
+
+
 GLOO = "import torch.distributed as dist\nes.barrier()\ndist.new_group([0, 1, 2], backend='gloo')\n" + EARLY
 TORCH = """
 import torch.distributed as dist
