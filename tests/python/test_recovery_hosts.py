@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import generation_cases as cases
 import pytest
+import test_early_deaths as early
 import test_run_hosts as two_hosts
 from run_jobs import Job, Run, alive, wait_until
 from test_generations import assert_right, bits
@@ -43,6 +44,26 @@ def test_ranks_are_killed_and_the_others_train_on(hosts: Hosts, script: Script, 
     code, text = hosts.run(*SHRINK, script(cases.PLAIN_LOOP), deaths, ranks=":2")
     assert code == 0, text
     assert_right(text, left)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "left"),
+    [("3@came:0", [0, 1, 2]), pytest.param("2@finding:0,3@finding:0", [0, 1], marks=pytest.mark.more)],
+)
+def test_ranks_are_killed_before_prepare_and_the_others_go_on(
+    hosts: Hosts, script: Script, deaths: str, left: list[int]
+) -> None:
+    code, text = hosts.run(*SHRINK, script(early.PLAIN), deaths, ranks=":2")
+    assert code == 0, text
+    assert_right(text, left)
+
+
+@pytest.mark.more
+def test_one_that_is_killed_before_its_call_may_be_waited_for(hosts: Hosts, script: Script) -> None:
+    code, text = hosts.run(*SHRINK, script(early.PLAIN), "3@own:0", ranks=":2")
+    assert code == 0, text
+    assert "cannot go on without rank 3: rank 3: it was in the script's own code before es.prepare" in text, text
+    assert "restart 1 of 3 from the beginning" in text, text
 
 
 # Ranks 2 and 3 wait in the seventh step of the first attempt until they are ended with their host.
