@@ -226,7 +226,7 @@ class Job:
         lost_ns = 0
         try:
             until(lambda: STANDS in self.said() or self.process.poll() is not None, "three hosts vote", self.deadline)
-            for part, stops in zip(self.plan.at, (self.plan.stops[0], None, self.plan.stops[1]), strict=True):
+            for part, stops in zip(self.plan.at, (self.plan.stops[0], None, self.plan.stops[1])):
                 if not self.comes_to(part):
                     continue
                 if stops is None:

@@ -20,9 +20,11 @@ from evenstep.backend_device import DeviceCollectives
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_messages import MessagesMixin
 from evenstep.backend_monitored import meet
+from evenstep.backend_older import ended, keep_works_for_cpp, shut_down_with_torch
 from evenstep.backend_sparse import sparse_reduction
 from evenstep.backend_staged import StagedMixin
 from evenstep.backend_tensors import (
+    WAITS_UNASKED,
     apart,
     as_real,
     check_outputs,
@@ -219,13 +221,13 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         if self._host_calls is not None:
             self._host_calls.stop()
         for backend in self._all_beneath():
-            backend.shutdown()
+            ended(backend, "shutdown")
 
     def abort(self) -> None:
         if self._comm is not None and not self._comm.closed:
             self._comm.revoke()
         for backend in self._all_beneath():
-            backend.abort()
+            ended(backend, "abort")
 
     def _all_beneath(self) -> list[Any]:
         """What is registered for C++ as well, though it may never be called."""
@@ -523,7 +525,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
             self._monitored_by_store((timeout or self._timeout).total_seconds(), wait_all_ranks)
             return
         options = dist.BarrierOptions()
-        options.asyncOp = False
+        if not WAITS_UNASKED:
+            options.asyncOp = False
         if timeout is not None:
             options.timeout = timeout
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -531,7 +534,9 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         if wait_all_ranks:
             self._store.set(keys[self._rank], "here")
         try:
-            self.barrier(options)
+            work = self.barrier(options)
+            if work is not None:
+                work.wait()
         except _core.EvenstepError as error:
             missing = [rank for rank, key in enumerate(keys) if wait_all_ranks and not self._store.check([key])]
             if error.status != "EVEN_ERR_TIMEOUT" or not missing:
@@ -570,10 +575,17 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         return self.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
 
+if WAITS_UNASKED:
+    keep_works_for_cpp(EvenstepGroup)
+    shut_down_with_torch(EvenstepGroup)
+
+
 def create_group(options: Any, backend_options: Any) -> EvenstepGroup:
     """What torch calls to make a group (extended API of `Backend.register_backend`)."""
     del backend_options  # the backend has no options of its own
     members = list(getattr(options, "global_ranks_in_group", None) or range(options.group_size))
+    if len(set(members)) < len(members):  # which torch 2.6 does not refuse
+        raise ValueError(f"the new group has duplicate ranks: {members}")
     return EvenstepGroup(
         options.store,
         options.group_rank,

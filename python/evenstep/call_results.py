@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Union
 
 import torch
 
 from evenstep import plain
 
-Packs = Callable[[], bytes | str]  # str: a result that it was given, which could not be packed, and why
+Packs = Callable[[], Union[bytes, str]]  # str: a result that it was given, which could not be packed, and why
 
 
 def packed(result: bytes | str) -> Packs:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import evenstep
+from evenstep.backend_tensors import WAITS_UNASKED
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -84,6 +85,12 @@ def same(got: torch.Tensor, wanted: torch.Tensor, what: object, exact: bool = Tr
     assert equal, f"{what}: {got[:8]} instead of {wanted[:8]}"
 
 
+def all_same(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], what: object, exact: bool = True) -> None:
+    assert len(got) == len(wanted), what
+    for one, expected in zip(got, wanted):
+        same(one, expected, what, exact=exact)
+
+
 class Both:
     """A subset of the ranks, as a group of either backend."""
 
@@ -109,12 +116,9 @@ class Both:
             except (RuntimeError, ValueError):
                 return
             raise AssertionError(f"{what}: refused on Gloo, and not here")
-        for got, expected in zip(call(self.ours), wanted, strict=True):
-            same(got, expected, what, exact=not (floats and self.beneath))
-        if theirs is None:
-            return
-        for got, expected in zip(theirs, wanted, strict=True):
-            same(got, expected, (what, "on Gloo"), exact=not floats)
+        all_same(call(self.ours), wanted, what, exact=not (floats and self.beneath))
+        if theirs is not None:
+            all_same(theirs, wanted, (what, "on Gloo"), exact=not floats)
 
 
 def finish(work: Any) -> None:
@@ -172,8 +176,7 @@ def one_reduction(both: Both, dtype: torch.dtype, op: Any, inputs: list[torch.Te
 
 
 def only_ours(both: Both, what: object, call: Callable[[Any], Any], wanted: Any, floats: bool = False) -> None:
-    for got, expected in zip(call(both.ours), wanted, strict=True):
-        same(got, expected, what)
+    all_same(call(both.ours), wanted, what)
 
 
 def premultiplied(both: Both) -> None:
@@ -388,7 +391,8 @@ def layouts(both: Both) -> None:
 def limits() -> None:
     """A call's own time limit; the group's stays."""
     options = dist.BarrierOptions()
-    options.asyncOp = False
+    if not WAITS_UNASKED:
+        options.asyncOp = False
     options.timeout = timedelta(seconds=0.2)
     group = dist.distributed_c10d._get_default_group()
     store = dist.distributed_c10d._get_default_store()
@@ -397,7 +401,9 @@ def limits() -> None:
     dist.all_reduce(tensor)
     if RANK == 0:
         try:
-            group.barrier(options)
+            work = group.barrier(options)
+            if WAITS_UNASKED:
+                work.wait()
         except evenstep.EvenstepError as error:
             assert error.status == "EVEN_ERR_TIMEOUT" and "0.2 s" in str(error), error
         else:

@@ -60,7 +60,9 @@ def reference(branch: Callable[[int], bool] = lambda step: True, micro: int = 1)
 
 
 def close(got: Any, wanted: Any, tolerance: float = 1e-6) -> None:
-    for a, b in zip(got, wanted, strict=True):
+    got, wanted = list(got), list(wanted)
+    assert len(got) == len(wanted)
+    for a, b in zip(got, wanted):
         assert torch.allclose(a, b, rtol=tolerance, atol=tolerance), (a - b).abs().max()
 
 
@@ -210,7 +212,8 @@ def pipeline() -> None:
     torch.nn.functional.mse_loss(result, target).backward()
     if RANK == SIZE - 1:
         close([output], [result], 1e-5)
-    close([p.grad for p in layers[RANK].parameters()], [p.grad for p in whole[RANK].parameters()], 1e-5)
+    parts = 1 if hasattr(schedule, "scale_grads") else 4  # 2.6's adds the micro-batches' gradients up
+    close([p.grad / parts for p in layers[RANK].parameters()], [p.grad for p in whole[RANK].parameters()], 1e-5)
 
 
 def zero_redundancy() -> None:
@@ -230,7 +233,8 @@ if __name__ == "__main__":
     dist.init_process_group("evenstep")
     ddp()
     uneven()
-    saved(fully_sharded())
+    if hasattr(torch.cpu.Stream, "record_event"):  # 2.6's fully_shard trains on no CPU, over no backend
+        saved(fully_sharded())
     tensors()
     functional()
     pipeline()

@@ -340,7 +340,7 @@ def run_ranks(tmp_path: pathlib.Path, rank_server: _RankServer, no_process_left:
             returncodes, late = _run_fresh(orders, timeout)
         results = [
             Rank(code, *(pathlib.Path(order[kind]).read_text(errors="replace") for kind in ("out", "err")))
-            for code, order in zip(returncodes, orders, strict=True)
+            for code, order in zip(returncodes, orders)
         ]
         if late or (check and any(result.returncode != 0 for result in results)):
             story = f"not ended after {timeout} s: ranks {late}\n" if late else ""

@@ -46,6 +46,7 @@ SILENT = """
     import os, warnings, torch, torch.distributed as dist
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "the ranks talk through Gloo")
+    warnings.filterwarnings("ignore", "Implicitly cleaning up", ResourceWarning)  # torch 2.6's torch.distributed.nn
     import evenstep
     from evenstep.exchange import all_gather_single
     dist.init_process_group("evenstep")
@@ -85,6 +86,48 @@ OLDER = """
 def test_a_torch_that_waits_unasked_has_a_work_to_wait_for(run_ranks: Callable[..., Any]) -> None:
     """As 2.6 and 2.7 do: all_gather_into_tensor, broadcast, barrier and others that are not asynchronous."""
     run_ranks(OLDER, 2)
+
+
+FROM_CPP = """
+    import gc, operator, weakref, torch, torch.distributed as dist
+    import evenstep
+    from evenstep import backend, backend_older, backend_tensors
+    if not backend_tensors.WAITS_UNASKED:
+        backend_older.keep_works_for_cpp(backend.EvenstepGroup)
+    dist.init_process_group("evenstep")
+    group, rank = dist.group.WORLD, dist.get_rank()
+
+    def from_cpp(tensor):  # no frame's code has the name, as where C++ calls
+        return operator.methodcaller("allreduce", [tensor], dist.AllreduceOptions())(group)
+
+    def from_python(tensor):
+        return group.allreduce([tensor], dist.AllreduceOptions())
+
+    for end in ("wait", "get_future"):
+        held = weakref.ref(from_cpp(tensor := torch.ones(3)))
+        gc.collect()
+        assert held() is not None, "nobody holds it"
+        future = getattr(held(), end)()
+        assert future is True or future.wait()
+        assert tensor.tolist() == [2.0] * 3
+        gc.collect()
+        assert held() is None, "it is held for ever"
+    assert from_python(tensor).wait() and tensor.tolist() == [4.0] * 3 and not backend_older._kept
+    held = weakref.ref(from_cpp(torch.ones(3 + rank)))
+    try:
+        held().wait()
+    except evenstep.EvenstepError as error:
+        assert error.status == "EVEN_ERR_MISMATCH", error
+    else:
+        raise AssertionError("sizes that differ were taken")
+    assert not backend_older._kept
+    dist.destroy_process_group()
+"""
+
+
+def test_works_of_an_older_torch_outlive_their_call(run_ranks: Callable[..., Any]) -> None:
+    """C++ of 2.6 holds no Work that is Python's, and would wait for ever for one that is gone."""
+    run_ranks(FROM_CPP, 2)
 
 
 def test_the_wrappers_of_torch(run_ranks: Callable[..., Any], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def seconds_of(table, samples):
     if len(points) == 1:
         return points[0][1] if points[0][0] == 0 else points[0][1] * samples / points[0][0]
     segment = ((0, 0.0), (1, 0.0))
-    for segment in itertools.pairwise(points):
+    for segment in zip(points, points[1:]):
         if samples <= segment[1][0]:
             break
     (b0, t0), (b1, t1) = segment
@@ -47,16 +47,14 @@ def seconds_of(table, samples):
 @given(tables(max_ranks=3), st.integers(1, 12))
 def test_no_split_is_faster(some_tables, batch):
     shares, step = _core.balance(some_tables, batch)
-    assert sum(shares) == batch and min(shares) >= 0
+    assert len(shares) == len(some_tables) and sum(shares) == batch and min(shares) >= 0
     best = min(
-        max(seconds_of(table, b) for table, b in zip(some_tables, split, strict=True))
+        max(seconds_of(table, b) for table, b in zip(some_tables, split))
         for split in itertools.product(range(batch + 1), repeat=len(some_tables))
         if sum(split) == batch
     )
     assert step == pytest.approx(best, rel=1e-9, abs=1e-12)
-    assert max(seconds_of(t, b) for t, b in zip(some_tables, shares, strict=True)) == pytest.approx(
-        best, rel=1e-9, abs=1e-12
-    )
+    assert max(seconds_of(t, b) for t, b in zip(some_tables, shares)) == pytest.approx(best, rel=1e-9, abs=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,8 +67,8 @@ def test_caps_hold(some_tables, batch, data):
             _core.balance(some_tables, batch, caps)
         return
     shares, _ = _core.balance(some_tables, batch, caps=caps)
-    assert sum(shares) == batch
-    assert all(cap is None or share <= cap for share, cap in zip(shares, caps, strict=True))
+    assert len(shares) == len(caps) and sum(shares) == batch
+    assert all(cap is None or share <= cap for share, cap in zip(shares, caps))
 
 
 @settings(max_examples=50, deadline=None)
@@ -86,10 +84,8 @@ def test_every_rank_computes_the_same_shares(slowness, policy, batch, random):
     for _ in range(12):
         shares = copies[0].shares()
         assert shares == copies[1].shares()
-        assert sum(shares) == batch and min(shares) >= 0
-        timings = [
-            (b, (0.01 + s * max(b, 1)) * random.uniform(0.8, 1.2)) for s, b in zip(slowness, shares, strict=True)
-        ]
+        assert len(shares) == ranks and sum(shares) == batch and min(shares) >= 0
+        timings = [(b, (0.01 + s * max(b, 1)) * random.uniform(0.8, 1.2)) for s, b in zip(slowness, shares)]
         for copy in copies:
             copy.observe(timings)
 
@@ -137,7 +133,7 @@ def test_no_split_is_faster_whatever_a_share_costs(some_tables, batch, data):
     assert sum(shares) == batch and min(shares) >= 0
 
     def step_of(split):
-        costs = zip(some_tables, split, constants, buckets, micro_batches, strict=True)
+        costs = zip(some_tables, split, constants, buckets, micro_batches)
         return max(cost_of(table, b, constant, bucket, micro) for table, b, constant, bucket, micro in costs)
 
     splits = itertools.product(range(batch + 1), repeat=ranks)

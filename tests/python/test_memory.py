@@ -219,9 +219,10 @@ def test_a_share_of_one_sample_goes_where_it_fits() -> None:
 )
 def test_caps_of_the_extension_are_within_every_limit(told: list[tuple[int, int, int | None]]) -> None:
     had, wanted = [20, 20, 24], [10, 30, 24]
-    reports = [(pool, samples, cap, room) for samples, (pool, cap, room) in zip(had, told, strict=True)]
+    reports = [(pool, samples, cap, room) for samples, (pool, cap, room) in zip(had, told)]
     caps = _core.memory_caps(reports, 64, wanted)
-    for (_, cap, _), most in zip(told, caps, strict=True):
+    assert len(caps) == len(told)
+    for (_, cap, _), most in zip(told, caps):
         assert cap < 0 or 0 <= most <= cap
     for pool in {pool for pool, _, _ in told}:
         members = [rank for rank in range(3) if told[rank][0] == pool]

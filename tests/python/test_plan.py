@@ -31,11 +31,11 @@ def job(tmp_path, costs, batch, steps=8, noise=0.0, overhead=0.002, ahead=0, spe
         decided = [plan.shares(step + ahead) for plan in plans]
         assert all(shares == decided[0] for shares in decided)
         shares = plans[0].shares(step)
-        assert sum(shares) == batch
+        assert len(shares) == len(costs) and sum(shares) == batch
         warm_up = 5.0 if step == 0 else 1.0
         timings = [
             (b, warm_up * (fixed + each * max(b, 1)) * (1 + noise * (2 * generator.random() - 1)))
-            for b, (fixed, each) in zip(shares, costs, strict=True)
+            for b, (fixed, each) in zip(shares, costs)
         ]
         for plan in plans:
             assert not plan.done
@@ -139,11 +139,11 @@ def left_out_of(tables, batch, overhead, caps=None, buckets=None, least=0.001):
     buckets = buckets or [None] * len(tables)
     busy = [
         lambda samples, table=table, bucket=bucket or 1: seconds_at(table, -(-samples // bucket) * bucket)
-        for table, bucket in zip(tables, buckets, strict=True)
+        for table, bucket in zip(tables, buckets)
     ]
     caps = caps or [None] * len(tables)
     shares, step = es.balance(tables, batch, caps=caps, buckets=buckets)
-    step = max(seconds(share) for seconds, share in zip(busy, shares, strict=True))
+    step = max(seconds(share) for seconds, share in zip(busy, shares))
     return without_ranks(tables, busy, batch, caps, buckets, overhead=overhead, together=step + overhead, least=least)
 
 
