@@ -38,6 +38,7 @@ __all__ = ["SGD", "Adam", "AdamW"]
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SHORT = (torch.float16, torch.bfloat16)
 _Number = Union[float, torch.Tensor]
+_DECOUPLES = issubclass(torch.optim.AdamW, torch.optim.Adam)  # since torch 2.7 Adam has decoupled_weight_decay
 Rule = tuple[int, float, float, float, float, float, float, float, bool, bool, bool]
 
 
@@ -412,23 +413,20 @@ class Adam(InPieces, torch.optim.Adam):
         max_grad_norm: float | None = None,
         shard_gradients: bool = False,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            decoupled_weight_decay=decoupled_weight_decay,
-        )
+        if decoupled_weight_decay and not _DECOUPLES:
+            raise _core.EvenstepError(
+                f"torch {torch.__version__} has no Adam with decoupled_weight_decay\n  fix: use es.optim.AdamW, or torch 2.7"
+            )
+        decoupled = {"decoupled_weight_decay": decoupled_weight_decay} if _DECOUPLES else {}
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, **decoupled)
         self._take(max_grad_norm, shard_gradients)
 
     def _states_of(self, group: dict[str, Any]) -> int:
         return 3 if group["amsgrad"] else 2
 
     def _rule_of(self, group: dict[str, Any]) -> Rule:
-        method = _core.OPTIM_ADAMW if group["decoupled_weight_decay"] else self._method
+        decoupled = group.get("decoupled_weight_decay", self._torch is torch.optim.AdamW)
+        method = _core.OPTIM_ADAMW if decoupled else self._method
         rates = float(group["lr"]), float(group["weight_decay"])
         betas = float(group["betas"][0]), float(group["betas"][1])
         flags = bool(group["amsgrad"]), False, bool(group["maximize"])
@@ -442,6 +440,7 @@ class AdamW(Adam, torch.optim.AdamW):
     """torch.optim.AdamW, with AMSGrad and maximize."""
 
     _torch = torch.optim.AdamW
+    _init_group = torch.optim.AdamW._init_group  # torch 2.6's is no Adam, whose own takes other words
 
     def __init__(
         self,

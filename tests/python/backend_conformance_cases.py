@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import evenstep
+from evenstep import backend_older
 from evenstep.backend_tensors import WAITS_UNASKED
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -203,9 +204,10 @@ def premultiplied(both: Both) -> None:
         same(kept, inputs[both.own], "the input of reduce_scatter")
         own_part = wanted[1000 * both.own : 1000 * both.own + 1000]
         same(part, own_part, ("PREMUL_SUM scattered", dtype), exact)
-        dist.reduce_scatter(part, list(whole.split(1000)), make(PREMUL), group=both.ours)
-        same(kept, inputs[both.own], "the inputs of reduce_scatter")
-        same(part, own_part, ("PREMUL_SUM scattered from a list", dtype), exact)
+        if not (both.beneath and WAITS_UNASKED):  # Gloo of 2.6 has none
+            dist.reduce_scatter(part, list(whole.split(1000)), make(PREMUL), group=both.ours)
+            same(kept, inputs[both.own], "the inputs of reduce_scatter")
+            same(part, own_part, ("PREMUL_SUM scattered from a list", dtype), exact)
         several = [inputs[both.own].clone(), inputs[both.own].clone()]
         with dist._coalescing_manager(both.ours):
             for tensor in several:
@@ -327,7 +329,7 @@ def functional(both: Both) -> None:
 
     group, size, own = both.ours, both.size, both.own
     for backend in group._beneath.values():
-        backend.shutdown()  # nobody may need it
+        backend_older.ended(backend, "shutdown")  # nobody may need it
     inputs = [value(torch.float32, rank, 600 * size, 4) for rank in range(size)]
     total = reduced(OP.SUM, inputs)
     same(calls.all_reduce(inputs[own], "sum", group) + 0, total, "functional all_reduce")

@@ -22,12 +22,13 @@ import evenstep as es
 from evenstep import EvenstepError
 
 CASES = pathlib.Path(__file__).parent / "optim_cases.py"
+DECOUPLES = issubclass(torch.optim.AdamW, torch.optim.Adam)  # since torch 2.7
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
     ("AdamW", {"lr": torch.tensor(0.02, dtype=torch.float64), "amsgrad": True, "maximize": True}),
     ("Adam", {"weight_decay": 0.1, "amsgrad": True, "betas": (0.5, 0.9), "eps": 1e-3}),
     ("Adam", {"maximize": True}),
-    ("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    *([("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True})] if DECOUPLES else []),
     ("SGD", {"lr": 0.1}),
     ("SGD", {"lr": 0.1, "weight_decay": 0.1, "maximize": True}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
@@ -51,6 +52,13 @@ def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
     for number, parameter in enumerate(parameters):
         values = torch.randn(parameter.shape, generator=source, dtype=torch.float64).to(parameter.dtype)
         parameter.grad = None if (number, step) == (2, 2) else values
+
+
+def test_what_this_torchs_adam_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert es.optim._DECOUPLES == DECOUPLES
+    monkeypatch.setattr(es.optim, "_DECOUPLES", False)
+    with pytest.raises(EvenstepError, match=r"has no Adam with decoupled_weight_decay\n  fix: use es.optim.AdamW"):
+        es.optim.Adam(make(), decoupled_weight_decay=True)
 
 
 def run(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer, first: int = 0, last: int = 12) -> None:
