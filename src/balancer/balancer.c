@@ -66,6 +66,7 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
   EVEN_TRY(EVEN_NEW_ARRAY(&b->reach, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->costs, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->last, b->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&b->scatters, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->view_fixed, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->view_slope, b->ranks));
   EVEN_TRY(even_alloc(b->ranks, EVEN_TABLE_POINTS * sizeof *b->table_samples, (void **)&b->table_samples));
@@ -128,6 +129,7 @@ void even_balancer_close(even_balancer *b) {
   even_free(b->reach);
   even_free(b->costs);
   even_free(b->last);
+  even_free(b->scatters);
   even_free(b->view_fixed);
   even_free(b->view_slope);
   even_free(b->table_samples);

@@ -108,6 +108,20 @@ static double steepness(const even_rank_model *model) {
   return even_model_bent(model) ? model->shape.slope : model->seconds_per_sample;
 }
 
+/* Of each rank, beside the fastest one, which a slow one is not to keep waiting. Of few ranks that is measured anew
+ * each time, by today's models: what was scatter to a model of the first steps may have been the model's fault. */
+static void set_scatter(even_balancer *b, size_t fastest) {
+  bool few = b->replay.seconds != NULL;
+  if (few) {
+    even_replay_scatter(&b->replay, b->models, b->current, b->ranks, b->scatters);
+  }
+  double own = few ? b->scatters[fastest] : 0.0;
+  for (size_t r = 0; r < b->ranks; r++) {
+    double square = few ? (b->scatters[r] + own) / 2.0 : even_scatter_square(&b->scatter);
+    b->scatters[r] = square;
+  }
+}
+
 /* Tables of what was measured; a rank that never had samples is judged by its prior speed beside the others. */
 void even_balancer_believe(even_balancer *b, int64_t batch) {
   double one = 0.0;
@@ -115,19 +129,23 @@ void even_balancer_believe(even_balancer *b, int64_t batch) {
   double known = 0.0;
   double step = 0.0;
   double least = INFINITY;
+  size_t fastest = 0;
   for (size_t r = 0; r < b->ranks; r++) {
     if (b->models[r].known) {
       step = fmax(step, even_model_at(&b->models[r], b->current[r]));
+      fastest = steepness(&b->models[r]) < least ? r : fastest;
       least = fmin(least, steepness(&b->models[r]));
       one += b->models[r].seconds_per_sample * b->speeds[r];
       fixed += b->models[r].fixed_seconds * b->speeds[r];
       known += 1.0;
     }
   }
-  double scatter = even_scatter_seconds(&b->scatter, b->ranks, step * (double)batch / (double)b->batch);
+  set_scatter(b, fastest);
+  step *= (double)batch / (double)b->batch;
   for (size_t r = 0; r < b->ranks; r++) {
     const even_rank_model *model = &b->models[r];
     if (model->known) {
+      double scatter = even_scatter_seconds(b->scatters[r], b->ranks, step);
       double headroom = even_scatter_headroom(scatter, steepness(model) / least);
       double floor = b->guard.floors[r];
       if (floor * (double)b->current[r] > even_model_at(model, b->current[r])) {

@@ -28,6 +28,8 @@ static const double calm = 0.1;
 static const double as_before = 1.2;
 /* Where it scattered by more, it was stopped now and then, and as fast as before says nothing. */
 static const double noisy = 0.2;
+/* A rank that was as fast, or as slow, in more of its steps before is no other one for a few such in a row. */
+static const double often = 0.1;
 enum {
   FRESH_LINE = 24, /* steps before which a line still moves much at each look */
   MOST_BLOCK = 8,
@@ -467,6 +469,17 @@ static bool unheard_of(const double *ratio, int older, int count, double mean, d
   return chance < 1e-4;
 }
 
+/* Whether steps before were often as far on that side: a rank that its quota stops now and then is fast, or slow, for
+ * some steps in a row. */
+static bool usual(const double *ratio, int older, double mean, double factor) {
+  double half = mean * (1.0 + factor) / 2.0;
+  int beyond = 0;
+  for (int i = 0; i < older; i++) {
+    beyond += factor > 1.0 ? ratio[i] >= half : ratio[i] <= half;
+  }
+  return beyond > often * older;
+}
+
 /* By what factor the last `count` ratios differ from those before, 1 when that may be chance. */
 static double change(const even_rank_model *model, const double *ratio, const running *sums, int count) {
   int older = model->count - count;
@@ -488,7 +501,8 @@ static double change(const even_rank_model *model, const double *ratio, const ru
   }
   double noise = blended_noise(model->usual_noise, sqrt(variance) / mean, older);
   double chance = (certain + 2.0 * model->restless) * noise * sqrt(1.0 / count + 1.0 / older);
-  return size > chance || (count <= FEW && unheard_of(ratio, older, count, mean, factor)) ? factor : 1.0;
+  bool proven = size > chance && !(count <= FEW && usual(ratio, older, mean, factor));
+  return proven || (count <= FEW && unheard_of(ratio, older, count, mean, factor)) ? factor : 1.0;
 }
 
 double even_model_measured(const even_rank_model *model) {

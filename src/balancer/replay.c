@@ -6,7 +6,17 @@
 
 #include <math.h>
 
-enum { MOST_MOVES = 32, BLOCKS = 8 };
+enum {
+  MOST_MOVES = 32,
+  BLOCKS = 8,
+  SCATTER_LEAST = 8, /* steps that tell how far ranks scatter, … */
+  SCATTER_MOST = 48, /* … and no more of them, */
+  SCATTER_CUT = 8,   /* of which this part at each end is cut to the next, … */
+  SCATTER_NONE = 4   /* … as if so many more had not scattered at all: of few steps no more is believed than is sure */
+};
+
+/* What the mean square of normal and even scatter loses by that cut: 0.65 and 0.86 of it are left. */
+static const double cut_back = 1.35;
 
 /* One rank's step that was so many times longer than expected was a stall: it counts as so long, no longer. */
 static const double furthest = 1.5;
@@ -77,24 +87,85 @@ static bool set_ratios(even_replay *replay, const even_rank_model *model, size_t
   return squares / steps - mean * mean < stopped * stopped * mean * mean;
 }
 
-int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks) {
-  if (replay->seconds == NULL) {
-    return 0;
-  }
+/* Whether the rank's steps say what it would take with other samples. */
+static bool shows(const even_rank_model *model, int64_t share) {
+  return share > 0 && model->known && model->bucket <= 1 && !model->guess;
+}
+
+/* How many of the last steps speak of those ranks that show something, as they are now. */
+static int steps_as_now(const even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks) {
   int64_t steps = replay->taken < EVEN_REPLAY_STEPS ? replay->taken : EVEN_REPLAY_STEPS;
   for (size_t r = 0; r < ranks; r++) {
-    const even_rank_model *model = &models[r];
-    if (shares[r] < 1 || !model->known || model->bucket > 1 || model->guess) {
-      return 0;
-    }
-    int64_t since = (int64_t)model->count * model->block; /* its last change of speed */
-    steps = since < steps ? since : steps;
+    int64_t since = (int64_t)models[r].count * models[r].block; /* its last change of speed */
+    steps = shows(&models[r], shares[r]) && since < steps ? since : steps;
   }
+  return (int)steps;
+}
+
+int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks) {
+  int steps = replay->seconds != NULL ? steps_as_now(replay, models, shares, ranks) : 0;
   bool scatter = steps >= EVEN_REPLAY_LEAST;
   for (size_t r = 0; r < ranks && scatter; r++) {
-    scatter = set_ratios(replay, &models[r], r, ranks, (int)steps);
+    scatter = shows(&models[r], shares[r]) && set_ratios(replay, &models[r], r, ranks, steps);
   }
-  return scatter ? (int)steps : 0;
+  return scatter ? steps : 0;
+}
+
+/* ---- how far ranks scatter ---- */
+
+/* Few, and their order is as good as any: sorted by insertion. */
+static void sort(double *values, int count) {
+  for (int i = 1; i < count; i++) {
+    double value = values[i];
+    int at = i;
+    for (; at > 0 && values[at - 1] > value; at--) {
+      values[at] = values[at - 1];
+    }
+    values[at] = value;
+  }
+}
+
+/* Variance of values whose outermost are cut: a stall is none, nor is what a model is off by all the time. */
+static double cut_variance(double *values, int count) {
+  int cut = count / SCATTER_CUT;
+  double sum = 0.0;
+  double squares = 0.0;
+  sort(values, count);
+  for (int i = 0; i < count; i++) {
+    double value = values[i < cut ? cut : (i >= count - cut ? count - 1 - cut : i)];
+    sum += value;
+    squares += value * value;
+  }
+  double variance = cut_back * (squares - sum * sum / count) / (count - 1);
+  return variance > 0.0 ? variance : 0.0;
+}
+
+void even_replay_scatter(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks,
+                         double *squares) {
+  double off[SCATTER_MOST];
+  double mean[SCATTER_MOST] = {0.0};
+  size_t shown = 0;
+  int steps = steps_as_now(replay, models, shares, ranks);
+  steps = steps < SCATTER_MOST ? steps : SCATTER_MOST;
+  for (size_t r = 0; r < ranks; r++) {
+    squares[r] = 0.0;
+    if (steps >= SCATTER_LEAST && shows(&models[r], shares[r])) {
+      (void)set_ratios(replay, &models[r], r, ranks, steps);
+      shown++;
+      for (int i = 0; i < steps; i++) {
+        mean[i] += replay->ratios[(size_t)i * ranks + r];
+      }
+    }
+  }
+  for (size_t r = 0; r < ranks && shown > 1; r++) {
+    if (shows(&models[r], shares[r])) {
+      for (int i = 0; i < steps; i++) {
+        off[i] = replay->ratios[(size_t)i * ranks + r] - mean[i] / (double)shown;
+      }
+      double many = (double)shown / (double)(shown - 1); /* the rank itself is in the mean that it is off from */
+      squares[r] = many * cut_variance(off, steps) * steps / (steps + SCATTER_NONE);
+    }
+  }
 }
 
 /* Seconds of one of the steps where ranks are expected to take expected[r]; *last: the rank that ends it. */

@@ -37,6 +37,12 @@ void even_replay_shift(even_replay *replay, size_t rank, size_t ranks, double se
 /* How many of the last steps speak of the ranks as they are now, and are replayed by what follows; 0: too few, or ranks
  * that are stopped rather than scatter. */
 int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks);
+/* How far each rank's steps scatter about what today's model expects of them, beside what all ranks share (a slow phase
+ * of the machine), by the last 48 steps of the ranks as they are now: squares[r] is a variance, as part of a step. What
+ * a model is off by all the time is no scatter, nor are stalls (up to an eighth of the steps); 0 before eight such
+ * steps. Of at most EVEN_REPLAY_RANKS ranks. */
+void even_replay_scatter(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks,
+                         double *squares);
 /* Moves samples between ranks while that shortens the mean of the last `steps` steps; no share leaves 1 … most[r]. */
 void even_replay_descend(const even_replay *replay, const even_rank_model *models, const int64_t *most, size_t ranks,
                          int steps, int64_t *shares);

@@ -10,8 +10,8 @@ enum { MEMORY = 64, LEAST = 8 }; /* steps */
 static const double furthest = 0.5;
 /* Scatter up to which headroom is given in full, and from which on it is not: such ranks are stopped, not noisy, and
  * trials find what is best for them. */
-static const double noisy = 0.12;
-static const double stopped = 0.20;
+static const double noisy = 0.15;
+static const double stopped = 0.22;
 static double ratio_of(const even_rank_model *model, const even_step_timing *timing) {
   return timing->busy_seconds / even_model_at(model, timing->samples);
 }
@@ -65,11 +65,15 @@ static double scale(size_t ranks) {
   return many < 0.7797 ? many : 0.7797;
 }
 
-double even_scatter_seconds(const even_scatter *scatter, size_t ranks, double step_seconds) {
-  if (scatter->steps < LEAST || ranks < 2) {
+double even_scatter_square(const even_scatter *scatter) {
+  return scatter->steps < LEAST ? 0.0 : scatter->square;
+}
+
+double even_scatter_seconds(double square, size_t ranks, double step_seconds) {
+  if (ranks < 2) {
     return 0.0;
   }
-  double deviation = sqrt(scatter->square);
+  double deviation = sqrt(square);
   if (deviation > noisy) {
     deviation = deviation < stopped ? noisy * (stopped - deviation) / (stopped - noisy) : 0.0;
   }

@@ -21,9 +21,11 @@ typedef struct even_scatter {
  */
 void even_scatter_take(even_scatter *scatter, const even_rank_model *models, const even_step_timing *timings,
                        size_t ranks);
-/* The scale of the scatter of `ranks` in steps of `step_seconds`; 0 while little is known, and where ranks do not
- * scatter but are stopped. */
-double even_scatter_seconds(const even_scatter *scatter, size_t ranks, double step_seconds);
+/* The variance that was learned, as part of a step; 0 while little is known. */
+double even_scatter_square(const even_scatter *scatter);
+/* The scale of scatter of this variance among `ranks` in steps of `step_seconds`; 0 where ranks do not scatter but are
+ * stopped. */
+double even_scatter_seconds(double square, size_t ranks, double step_seconds);
 /* Seconds by which a rank should be done before the fastest one, of which a sample takes `times` as long. */
 double even_scatter_headroom(double scatter_seconds, double times);
 /* The most of it that any scatter gives among `ranks` in steps of `step_seconds`: for whoever judges from outside

@@ -33,6 +33,7 @@ struct even_balancer {
   even_solve_room room;
   even_guard guard;
   even_scatter scatter;
+  double *scatters; /* variances, beside the fastest rank, as the tables have them */
   even_replay replay;
   even_change change;
   even_exchange exchange;

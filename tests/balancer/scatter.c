@@ -51,21 +51,21 @@ static double stopped(int step, size_t rank) {
 static void slow_ranks_get_headroom_for_what_they_scatter_alone(void **context) {
   (void)context;
   even_scatter scatter = after(not_at_all);
-  assert_true(even_scatter_headroom(even_scatter_seconds(&scatter, RANKS, 1.0), 4.0) < 1e-9);
+  assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), RANKS, 1.0), 4.0) < 1e-9);
   scatter = after(together);
-  assert_true(even_scatter_headroom(even_scatter_seconds(&scatter, RANKS, 1.0), 4.0) < 1e-9);
+  assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), RANKS, 1.0), 4.0) < 1e-9);
   scatter = after(stopped); /* by a quota: trials find what is best for it */
-  assert_true(even_scatter_headroom(even_scatter_seconds(&scatter, RANKS, 1.0), 4.0) < 1e-9);
+  assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), RANKS, 1.0), 4.0) < 1e-9);
   scatter = after(apart);
   double scale = 0.1 / sqrt(2.0 * log(RANKS));
   static const double slower[] = {1.5, 2.0, 3.7, 10.0, 99.0};
   for (size_t i = 0; i < sizeof slower / sizeof slower[0]; i++) {
-    double headroom = even_scatter_headroom(even_scatter_seconds(&scatter, RANKS, 2.0), slower[i]);
+    double headroom = even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), RANKS, 2.0), slower[i]);
     assert_true(fabs(headroom / (2.0 * scale * log(slower[i])) - 1.0) < 0.05);
   }
-  assert_true(even_scatter_headroom(even_scatter_seconds(&scatter, RANKS, 1.0), 1.0) < 1e-9); /* the fastest */
-  assert_true(even_scatter_headroom(even_scatter_seconds(&scatter, 2, 1.0), 4.0) >
-              even_scatter_headroom(even_scatter_seconds(&scatter, 1024, 1.0), 4.0));
+  assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), RANKS, 1.0), 1.0) < 1e-9); /* the fastest */
+  assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), 2, 1.0), 4.0) >
+              even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), 1024, 1.0), 4.0));
 }
 
 static void a_rank_alone_or_unknown_scatters_from_nobody(void **context) {
@@ -78,7 +78,7 @@ static void a_rank_alone_or_unknown_scatters_from_nobody(void **context) {
     even_scatter_take(&scatter, models, timings, 1);
   }
   assert_int_equal(scatter.steps, 0);
-  assert_true(even_scatter_headroom(even_scatter_seconds(&scatter, 2, 1.0), 4.0) < 1e-9);
+  assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), 2, 1.0), 4.0) < 1e-9);
 }
 
 int main(void) {
