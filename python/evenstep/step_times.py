@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from evenstep import _core
+from evenstep.cpu_quota import CpuQuota
 
 
 class StepTimes:
     """Of the step under way. Its work reaches from the end of the last backward before the step before, to that of the last
-    one before its own. waited: ns in groups that count their waits themselves."""
+    one before its own. waited: ns in groups that count their waits themselves. quota: of the CPU, None: none that counts."""
 
-    def __init__(self, telemetry: _core.Telemetry, waited: Callable[[], int]) -> None:
-        self._telemetry, self._waited = telemetry, waited
+    def __init__(self, telemetry: _core.Telemetry, waited: Callable[[], int], quota: CpuQuota | None = None) -> None:
+        self._telemetry, self._waited, self._quota = telemetry, waited, quota
         now = _core.clock_ns()
         self._reference = now  # where its work began
         self._blocked_reference = self._blocked_at_sync = 0
@@ -23,6 +24,8 @@ class StepTimes:
         self._apart = 0  # ns of evaluation and checkpoints
         self._apart_reference = self._apart_at_sync = 0
         self._sync_end = now
+        self._used_reference = self._used_at_sync = self._used_ns()  # CPU time
+        self._last_end = self._end_at_sync = now  # of the last backward before the step's work
         self._step_end = now
         self._paused: tuple[int, int] | None = (now, 0)  # since when nothing is trained, and what was blocked then
         self._batch_start = now
@@ -84,12 +87,26 @@ class StepTimes:
 
     def busy_until(self, end_ns: int) -> int:
         """This rank's own work in the step so far."""
-        blocked = self.blocked_ns() - self._blocked_reference
-        return max(0, end_ns - self._reference - blocked - (self._apart - self._apart_reference))
+        idle = self.blocked_ns() - self._blocked_reference + self._apart - self._apart_reference
+        seen = max(0, end_ns - self._reference - idle)
+        if self._quota is None:
+            return seen
+        used = max(0, self._used_ns() - self._used_reference - idle)  # waits may have been polled, and are no work
+        if used <= seen * self._quota.cores:
+            return seen
+        return max(seen, self._lasts(used, self._quota.look(), end_ns))  # another one, perhaps, than it was
+
+    def _used_ns(self) -> int:
+        return self._quota.used_ns() if self._quota is not None else 0
+
+    def _lasts(self, used: int, cores: float, end_ns: int) -> int:
+        """By its quota, so much CPU time: no wait for others makes it less in the long run, however fast the rank goes on after
+        one. It has not lasted longer than the step did, whatever the quota is by now."""
+        return min(int(used / cores), end_ns - self._last_end) if cores > 0 else 0
 
     def synchronised(self, step: int, end_ns: int) -> None:
         """The gradients of the backward that ended then are whole."""
-        self._sync_end = _core.clock_ns()
+        self._sync_end, self._used_at_sync, self._end_at_sync = _core.clock_ns(), self._used_ns(), end_ns
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
         self._telemetry.span(_core.SPAN_WAIT, step, end_ns, self._sync_end - end_ns)
 
@@ -97,13 +114,15 @@ class StepTimes:
         """All meetings of the step are over."""
         self.own_seconds = (self._own + self._own_last) / 1e9 / max(1, batches)
         self._own = self._own_last = 0
-        self._reference = self._sync_end
+        self._reference, self._used_reference = self._sync_end, self._used_at_sync
+        self._last_end = self._end_at_sync
         self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
 
     def begin_anew(self) -> None:
         """The step begins now."""
         self._own = self._own_last = 0
-        self._reference = self._sync_end = _core.clock_ns()
+        self._reference = self._sync_end = self._last_end = self._end_at_sync = _core.clock_ns()
+        self._used_reference = self._used_at_sync = self._used_ns()
         self._blocked_reference = self._blocked_at_sync = self.blocked_ns()
         self._apart_reference = self._apart_at_sync = self._apart
 

@@ -12,6 +12,7 @@ import torch
 
 from evenstep import _core, vote
 from evenstep._core import EvenstepError
+from evenstep.cpu_quota import CpuQuota
 from evenstep.device_memory import is_out_of_memory
 from evenstep.failed_pass import FailedPass, no_gradient
 from evenstep.fetched import FetchedBatches
@@ -85,7 +86,7 @@ class Steps:
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
         self.ran_short = False  # such a one did, and stands where it was
         self.saved = SavedBytes(telemetry)
-        self.times = StepTimes(telemetry, self._waited_ns)
+        self.times = StepTimes(telemetry, self._waited_ns, CpuQuota())
         self._record: tuple[Any, ...] | None = None
         self._reported_shares: list[int] = []
         self.phases = Phases(telemetry)

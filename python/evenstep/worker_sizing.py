@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+
+from evenstep.cpu_quota import allowed as allowed_cores
 
 STEPS = 8  # measured, after those that warm up
 WARM_UP = 2
@@ -195,7 +196,16 @@ class WorkerSizing:
             return None
         if not self._standing:
             self._busy = computing / max(waited, 1e-9)
-        mine = (waited, work, self._busy, whole, took, _allowed(), os.uname().nodename, sorted(os.sched_getaffinity(0)))
+        mine = (
+            waited,
+            work,
+            self._busy,
+            whole,
+            took,
+            allowed_cores(),
+            os.uname().nodename,
+            sorted(os.sched_getaffinity(0)),
+        )
         looks = [_Look(*one) for one in self._gather(mine)]
         return (
             self._judge(self._gather, looks) if self._try is None else self._look_back(self._gather, self._try, looks)
@@ -282,7 +292,7 @@ class WorkerSizing:
 
     def _advise(self, loading: float, work: float, computing: float) -> None:
         cores = min(
-            _allowed(), len(os.sched_getaffinity(0)) / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
+            allowed_cores(), len(os.sched_getaffinity(0)) / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1") or 1))
         )
         one = Measured(loading, work, computing / max(loading, 1e-9), cores)
         part, seconds = WORTH_SAYING
@@ -335,36 +345,3 @@ def _cores(one: _Look, everybody: Sequence[_Look]) -> float:
     """That a rank has: its quota, or its part of the cores on which it may run, with others of its host."""
     sharing = sum(other.host == one.host and not set(other.cores).isdisjoint(one.cores) for other in everybody)
     return min(one.quota, len(one.cores) / max(1, sharing))
-
-
-def _allowed(root: str = "") -> float:
-    """CPU seconds a second that control groups allow this process; infinite where they do not say."""
-    least = math.inf
-    try:
-        lines = Path(f"{root}/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return least
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = Path(f"{root}/sys/fs/cgroup{'/' + 'cpu' if controllers else ''}")
-        folder = top / path.strip("/")
-        for group in (folder, *folder.parents):
-            least = min(least, _quota(group))
-            if group == top:
-                break
-    return least
-
-
-def _quota(group: Path) -> float:
-    try:
-        if (group / "cpu.max").exists():
-            quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
-        else:
-            quota, period = (
-                (group / f"cpu.cfs_{name}_us").read_text(encoding="ascii").strip() for name in ("quota", "period")
-            )
-        return math.inf if quota in ("max", "-1") else int(quota) / int(period)
-    except (OSError, ValueError):
-        return math.inf

@@ -90,6 +90,7 @@ double even_cluster_work(const even_cluster_rank *rank, double samples) {
 
 double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings) {
   double longest = 0.0;
+  double seen[EVEN_CLUSTER_RANKS];
   double tilt = tilted(c, shares);
   for (size_t r = 0; r < c->ranks; r++) {
     even_cluster_rank *rank = &c->rank[r];
@@ -103,18 +104,19 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
     seconds *= shares[r] == 0 && c->dummy > 0.0 ? c->dummy : 1.0;
     if (shares[r] == 0 && c->idles) {
       seconds = 0.0;
-    } else if (rank->quota > 0.0) {
-      seconds = throttled(rank, c->now, seconds);
     }
+    double lasts = !c->clocked && rank->quota > 0.0 ? seconds / rank->quota : 0.0;
+    seconds = rank->quota > 0.0 ? throttled(rank, c->now, seconds) : seconds;
     seconds += c->steps > 0 && shares[r] != c->before[r] ? c->change : 0.0;
     c->before[r] = shares[r];
-    timings[r] = (even_step_timing){.samples = shares[r], .busy_seconds = seconds};
+    seen[r] = seconds;
+    timings[r] = (even_step_timing){.samples = shares[r], .busy_seconds = fmax(seconds, lasts)};
     c->exchange[r] = own_part(c, rank);
     longest = fmax(longest, seconds + c->exchange[r]);
   }
   for (size_t r = 0; r < c->ranks; r++) {
     if (c->rank[r].quota > 0.0) {
-      refill(&c->rank[r], c->now + timings[r].busy_seconds, c->now + longest);
+      refill(&c->rank[r], c->now + seen[r], c->now + longest);
     }
   }
   c->now += longest;

@@ -55,7 +55,7 @@ static double best_fixed(const even_cluster *ranks, int from, int steps) {
 /* A whole core and a quota of `quota` of one; both need `step` seconds at the best split. */
 static even_cluster under_quota(double quota, double period, double step, double noise) {
   double work = step * (1.0 + quota) / ((double)BATCH + 6.0);
-  even_cluster c = {.ranks = 2, .first_step = 3.0};
+  even_cluster c = {.ranks = 2, .first_step = 3.0, .clocked = true};
   c.rank[0] = (even_cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = noise};
   c.rank[1] = c.rank[0];
   c.rank[1].quota = quota;
@@ -170,7 +170,7 @@ static void several_quotas_are_found(void **context) {
     double step, reach;
   } cases[] = {{0.011, 0.80}, {0.05, 0.88}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    even_cluster c = {.ranks = 4, .first_step = 3.0};
+    even_cluster c = {.ranks = 4, .first_step = 3.0, .clocked = true};
     double work = cases[i].step * 1.85 / ((double)BATCH + 12.0);
     for (size_t r = 0; r < 4; r++) {
       c.rank[r] = (even_cluster_rank){.fixed = 3.0 * work, .per_sample = work, .lognormal = 0.10, .quota = quotas[r]};

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import evenstep as es
 from evenstep import worker_sizing
-from evenstep.worker_sizing import Measured, WorkerSizing, _allowed, _cores, _Look, most_workers, sizes
+from evenstep.worker_sizing import Measured, WorkerSizing, _cores, _Look, most_workers, sizes
 
 
 @pytest.mark.parametrize(
@@ -59,24 +58,6 @@ def test_cores_of_a_rank() -> None:
         _Look(0, 0, 0, 0, 0, math.inf, "two", [0, 1, 2, 3]),
     ]
     assert [_cores(one, everybody) for one in everybody] == [2, 1.5, 2, 4]
-
-
-def test_quotas_of_control_groups(tmp_path: Path) -> None:
-    def put(name: str, text: str) -> None:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-
-    assert _allowed(str(tmp_path)) == math.inf
-    put("proc/self/cgroup", "0::/outer/inner\n")
-    put("sys/fs/cgroup/outer/cpu.max", "150000 100000\n")
-    put("sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n")
-    assert _allowed(str(tmp_path)) == 1.5
-    put("proc/self/cgroup", "4:memory:/\n3:cpu,cpuacct:/ranks\n")
-    put("sys/fs/cgroup/cpu/ranks/cpu.cfs_quota_us", "2500\n")
-    put("sys/fs/cgroup/cpu/ranks/cpu.cfs_period_us", "10000\n")
-    put("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n")
-    put("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n")
-    assert _allowed(str(tmp_path)) == 0.25
 
 
 def test_accumulated_batches_are_one_step() -> None:
@@ -141,7 +122,7 @@ class Training:
         self.clock, self.told, self.looks = Clock(), list[str](), 0
         monkeypatch.setattr(worker_sizing, "time", self.clock)
         monkeypatch.setattr(worker_sizing, "_cores", lambda *_: cores)
-        monkeypatch.setattr(worker_sizing, "_allowed", lambda: math.inf)
+        monkeypatch.setattr(worker_sizing, "allowed_cores", lambda: math.inf)
         self.fetched, self.number, self.workers = 0.0, 0, 0
         self.sizing = WorkerSizing(0, self._gather, lambda: "", self.told.append, fetched=lambda: self.fetched)
         self.changes: list[tuple[int, int]] = []  # at which step how many workers came
@@ -252,7 +233,7 @@ def test_where_nobody_asked_one_rank_says_what_would_help(
 ) -> None:
     clock, told = Clock(), list[str]()
     monkeypatch.setattr(worker_sizing, "time", clock)
-    monkeypatch.setattr(worker_sizing, "_allowed", lambda: 8.0)
+    monkeypatch.setattr(worker_sizing, "allowed_cores", lambda: 8.0)
     monkeypatch.setattr(worker_sizing.os, "sched_getaffinity", lambda _: set(range(8)))
     sizing = WorkerSizing(0, None, lambda: "", told.append)
     assert steps(sizing, clock, 0, loading, work)[1] is None
@@ -444,6 +425,6 @@ def test_a_stream_gets_one_worker_and_stays_what_it_was(run_ranks: Callable[...,
     run_ranks(STREAM, ranks=2, env={"EVENSTEP_SEED": "3"})
 
 
-def test_no_more_than_are_allowed() -> None:
+def test_no_more_than_areallowed() -> None:
     ranks = [Measured(0.9, 0.1, 1, 8), Measured(9, 0.1, 1, 7)]
     assert sizes(ranks, 1) == [(1, 2), (1, 2)] and sizes(ranks, 2) == [(2, 2), (2, 2)]
