@@ -1,5 +1,6 @@
 /* Shares that follow the measured steps: one time model a rank, the exact optimum of the models, and a change
  * only where it pays. */
+#include "balancer/floors.h"
 #include "balancer/state.h"
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -204,6 +205,7 @@ even_status even_balancer_observe_exchange(even_balancer *b, const even_step_tim
   if (!even_balancer_measured(b) || !even_balancer_learned(b)) {
     return EVEN_OK;
   }
+  even_floors_forget(b);
   if (look && !even_guard_holds(b)) {
     EVEN_TRY(even_balancer_decide(b));
   }

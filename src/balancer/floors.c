@@ -22,6 +22,15 @@ void even_floors_learn(even_balancer *b) {
   }
 }
 
+void even_floors_forget(even_balancer *b) {
+  for (size_t r = 0; r < b->ranks; r++) {
+    if (b->models[r].sped_up) {
+      b->guard.floors[r] = 0.0;
+      b->models[r].sped_up = false;
+    }
+  }
+}
+
 /* Whether the rank is fast on the whole, and stopped now and then: by the spread of its times, for chance alone does
  * not make a third of the mean. */
 static bool stopped(const even_balancer *b, size_t rank, double mean) {

@@ -15,4 +15,7 @@ even_status even_floors_release(struct even_balancer *balancer, bool *begun) EVE
 /* Takes what a slower challenger has told. */
 void even_floors_learn(struct even_balancer *balancer);
 
+/* Before shares are decided on: floors of ranks that have become far faster. */
+void even_floors_forget(struct even_balancer *balancer);
+
 #endif

@@ -30,7 +30,10 @@ static const double as_before = 1.2;
 static const double noisy = 0.2;
 /* A rank that was as fast, or as slow, in more of its steps before is no other one for a few such in a row. */
 static const double often = 0.1;
+/* Of a rank that was steady for long, no stop of its quota's. */
+static const double far_faster = 0.5;
 enum {
+  LONG = 48,       /* steps */
   FRESH_LINE = 24, /* steps before which a line still moves much at each look */
   MOST_BLOCK = 8,
   SHOWN = 16, /* steps at one speed that tell it for good */
@@ -279,7 +282,10 @@ static void keep_known(even_rank_model *model, double factor, int older) {
 
 /* Forgets all but the last `recent` entries: before them the rank took `factor` times less. */
 static void begin_anew(even_rank_model *model, double factor, int recent) {
-  keep_known(model, factor, model->count - recent);
+  int older = model->count - recent;
+  keep_known(model, factor, older);
+  bool steady = older >= LONG && model->block == 1 && model->usual_noise < noisy;
+  model->sped_up = model->sped_up || (steady && factor < far_faster);
   drop(model, model->count - recent);
   model->fixed_seconds *= factor;
   model->seconds_per_sample *= factor;

@@ -28,6 +28,7 @@ typedef struct even_rank_model {
   double fixed_samples; /* prior: the fixed part costs as much as this many samples; survives changes of speed */
   double noise;         /* relative standard deviation of a step */
   double usual_noise;   /* the same before the last change of speed */
+  bool sped_up;         /* it was steady for long, and is far faster since; whoever has looked at that clears it */
   double restless;      /* recent changes of speed; each makes the next one harder to believe */
   double most_samples;  /* the largest share in the window, in whole buckets, without what micro-batches cost */
   double known_samples; /* the largest such that the last slowing made it forget; 0: none … */
