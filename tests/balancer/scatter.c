@@ -63,7 +63,8 @@ static void slow_ranks_get_headroom_for_what_they_scatter_alone(void **context) 
     double headroom = even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), RANKS, 2.0), slower[i]);
     assert_true(fabs(headroom / (2.0 * scale * log(slower[i])) - 1.0) < 0.05);
   }
-  assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), RANKS, 1.0), 1.0) < 1e-9); /* the fastest */
+  assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), RANKS, 1.0), 1.0) <
+              1e-9); /* the fastest */
   assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), 2, 1.0), 4.0) >
               even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), 1024, 1.0), 4.0));
 }
