@@ -17,7 +17,8 @@ from evenstep import _core
 
 _PATIENCE_SECONDS = 1.0  # one that waits for a rank that never comes is left: it will not come back
 _GLOO = "pt_gloo_runloop"  # torch's name for these threads
-_GLOO_SECONDS = 10.0  # that one runs, or is ready to; one that waits for another rank does not
+_GLOO_SECONDS = 10.0  # that one is ready to run; one that waits for another rank is not
+_BUSY_SECONDS = 1.0  # that it runs: it does something else, or is a thread of the script's that was started there
 
 
 class Stoppable(Protocol):
@@ -57,7 +58,7 @@ def _stop_all() -> None:
         for owner in left:
             owner.stop(_PATIENCE_SECONDS)
         stopped += left
-    _core.threads_rest(_GLOO, _GLOO_SECONDS)
+    _core.threads_rest(_GLOO, _GLOO_SECONDS, _BUSY_SECONDS)
 
 
 def stop_threads_at_exit() -> None:

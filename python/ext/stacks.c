@@ -40,14 +40,15 @@ static PyObject *hold_end_signal(PyObject *module, PyObject *arguments) {
 static PyObject *threads_rest(PyObject *module, PyObject *arguments) {
   const char *name = NULL;
   double seconds = 0;
+  double busy = 0;
   bool rest = false;
   (void)module;
-  if (!PyArg_ParseTuple(arguments, "sd:threads_rest", &name, &seconds)) {
+  if (!PyArg_ParseTuple(arguments, "sdd:threads_rest", &name, &seconds, &busy)) {
     return NULL;
   }
   seconds = seconds > 0 ? (seconds < MOST_SECONDS ? seconds : MOST_SECONDS) : 0;
   Py_BEGIN_ALLOW_THREADS;
-  rest = even_process_threads_rest(name, (uint64_t)(seconds * 1e9));
+  rest = even_process_threads_rest(name, (uint64_t)(seconds * 1e9), busy);
   Py_END_ALLOW_THREADS;
   return PyBool_FromLong(rest);
 }
@@ -60,8 +61,10 @@ static PyMethodDef functions[] = {
      "stacks_open() -> (signal, fd): from now on the agent can ask for this process's C stacks, and for what a handler "
      "of `signal` writes to `fd` (faulthandler.register)"},
     {"threads_rest", threads_rest, METH_VARARGS,
-     "threads_rest(name, seconds) -> bool: waits, without the GIL, until no thread of this process with this name runs "
-     "or is ready to; whether that was seen within so many seconds"},
+     "threads_rest(name, seconds, busy) -> bool: waits, without the GIL, until no thread of this process with this "
+     "name "
+     "runs or is ready to; whether that was seen within so many seconds, and before they used `busy` seconds of CPU "
+     "time"},
     {NULL, NULL, 0, NULL}};
 
 int even_ext_add_stacks(PyObject *module) {

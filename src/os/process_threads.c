@@ -146,6 +146,7 @@ typedef struct search {
   const char *name;
   pid_t pid;
   bool runs;
+  double cpu_seconds; /* of those that run */
 } search;
 
 static bool look(void *context, const char *name) {
@@ -162,19 +163,24 @@ static bool look(void *context, const char *name) {
     return true;
   }
   read_line(now->pid, thread, "stat", text, sizeof text);
-  now->runs = even_process_stat_parse(text, &stat) && (stat.state == 'R' || stat.state == 'D');
-  return !now->runs;
+  if (even_process_stat_parse(text, &stat) && (stat.state == 'R' || stat.state == 'D')) {
+    now->runs = true;
+    now->cpu_seconds += stat.cpu_seconds;
+  }
+  return true;
 }
 
-bool even_process_threads_rest(const char *name, uint64_t limit_ns) {
+bool even_process_threads_rest(const char *name, uint64_t limit_ns, double busy_seconds) {
   const uint64_t deadline = even_clock_ns() + limit_ns;
+  double began = -1.0;
   for (int rested = 0; rested < LOOKS;) {
     search now = {.name = name, .pid = even_os.getpid()};
     if (even_folder_each("/proc/self/task", look, &now) != EVEN_OK) {
       even_error_clear();
     }
     rested = now.runs ? 0 : rested + 1;
-    if (now.runs && even_clock_ns() >= deadline) {
+    began = now.runs && began < 0.0 ? now.cpu_seconds : began;
+    if (now.runs && (even_clock_ns() >= deadline || now.cpu_seconds - began > busy_seconds)) {
       return false;
     }
     if (rested < LOOKS) {

@@ -12,10 +12,12 @@
 /* Appends a line a thread of `pid` (128 at most): its name, state, where in the kernel it waits (wchan) and in what
  * system call, as far as /proc tells this user. A process that is gone adds nothing. */
 void even_process_threads_describe(pid_t pid, even_text *out);
-/* Waits until no thread of this process that has this name (15 bytes at most) runs, is ready to, or waits for a disk:
- * what it had to do is done, or waits for something else. Whether that was seen within `limit_ns`; where /proc cannot
- * be read, it is taken for seen. Any thread; the caller must hold nothing that such a thread may wait for. */
-bool even_process_threads_rest(const char *name, uint64_t limit_ns);
+/* Waits until no thread of this process that has this name (15 bytes at most; threads that it starts inherit it) runs,
+ * is ready to, or waits for a disk: what it had to do is done, or waits for something else. Whether that was seen
+ * within `limit_ns`, and before they used more than `busy_seconds` of CPU time: those are not about to rest. Where
+ * /proc cannot be read, it is taken for seen. Any thread; the caller must hold nothing that such a thread may wait for.
+ */
+bool even_process_threads_rest(const char *name, uint64_t limit_ns, double busy_seconds);
 /* Whether it stands still, or a debugger or tracer holds it. */
 bool even_process_is_held(pid_t pid);
 /* CPU time of all processes of a session, and of the children that they have waited for; 0 where /proc cannot be read.

@@ -106,18 +106,19 @@ static void a_thread_that_runs_is_waited_for(void **state) {
   busy_one now = {.begun = false};
   pthread_t thread;
   (void)state;
-  assert_true(even_process_threads_rest("busy one", 0)); /* there is none */
+  assert_true(even_process_threads_rest("busy one", 0, 0)); /* there is none */
   assert_int_equal(pipe(now.ends), 0);
   assert_int_equal(pthread_create(&thread, NULL, be_busy, &now), 0);
   while (!atomic_load(&now.begun)) {
   }
-  assert_false(even_process_threads_rest("busy one", 10 * 1000000));
-  assert_true(even_process_threads_rest("busy", 10 * 1000000)); /* another name */
-  fault_os_from(FAULT_open, 1, EMFILE);                         /* what cannot be seen holds nobody up */
-  assert_true(even_process_threads_rest("busy one", UINT64_MAX / 4));
+  assert_false(even_process_threads_rest("busy one", 10 * 1000000, 1e9));
+  assert_false(even_process_threads_rest("busy one", UINT64_MAX / 4, 0.05)); /* it goes on and on */
+  assert_true(even_process_threads_rest("busy", 10 * 1000000, 1e9));         /* another name */
+  fault_os_from(FAULT_open, 1, EMFILE);                                      /* what cannot be seen holds nobody up */
+  assert_true(even_process_threads_rest("busy one", UINT64_MAX / 4, 1e9));
   fault_reset();
   atomic_store(&now.rests, true);
-  assert_true(even_process_threads_rest("busy one", UINT64_MAX / 4));
+  assert_true(even_process_threads_rest("busy one", UINT64_MAX / 4, 1e9));
   assert_int_equal(close(now.ends[1]), 0);
   assert_int_equal(pthread_join(thread, NULL), 0);
   assert_int_equal(close(now.ends[0]), 0);
