@@ -131,20 +131,24 @@ def dies_after_backward() -> None:
     tell(caught(lambda: model(x).square().mean().backward()))
 
 
-def group_of(seconds: float) -> TorchGroup:
-    """Of all ranks, which have met in it; its calls have that limit from then on."""
+def group_of(seconds: float | None = None) -> TorchGroup:
+    """Of all ranks, which have met in it; its calls have that limit from then on, or ten seconds where torch's Gloo keeps the one
+    that the group was made with (2.6)."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
     world = dist.group.WORLD
-    assert world is not None
-    group = TorchGroup(world, GroupEnd(world, dist.distributed_c10d._get_default_store(), "place"))
+    dist.barrier()
+    made = world if seconds is None else dist.new_group(timeout=timedelta(seconds=max(10.0, seconds)))
+    assert made is not None
+    group = TorchGroup(made, GroupEnd(made, dist.distributed_c10d._get_default_store(), "place"))
     assert group.exchange(bytes([RANK])) == [bytes([rank]) for rank in range(RANKS)]
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), world)
+    if seconds is not None:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), made)
     return group
 
 
 def leaves() -> None:
     """Rank 1's script comes to its end, by itself or by an error, and its process with it; the others make another call."""
-    group = group_of(100.0)
+    group = group_of()
     if RANK == 1:
         kept.append(group)  # as a session does
         Path("left").touch()
@@ -166,7 +170,7 @@ def late() -> None:
 
 def revokes() -> None:
     """Rank 1 ends what the others wait for, or will: the last one comes when the first has heard."""
-    group = group_of(100.0)
+    group = group_of()
     if RANK == 1:
         group.revoke("enough")
         group.revoke("more than enough")  # the first word counts
@@ -230,7 +234,7 @@ def sets() -> None:
 
 def refused() -> None:
     """Torch refuses a call, on rank 1 alone: the group goes on, in step."""
-    group = group_of(100.0)
+    group = group_of()
 
     def refuse() -> None:
         raise RuntimeError("no such type")
