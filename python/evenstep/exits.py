@@ -14,11 +14,13 @@ import weakref
 from typing import Protocol
 
 from evenstep import _core
+from evenstep.exits_older import unnamed_threads_rest
 
 _PATIENCE_SECONDS = 1.0  # one that waits for a rank that never comes is left: it will not come back
 _GLOO = "pt_gloo_runloop"  # torch's name for these threads
 _GLOO_SECONDS = 10.0  # that one is ready to run; one that waits for another rank is not
 _BUSY_SECONDS = 1.0  # that it runs: it does something else, or is a thread of the script's that was started there
+_UNNAMED_SECONDS = 2.0  # the same, where they have no name: one that runs may be the script's own
 
 
 class Stoppable(Protocol):
@@ -59,6 +61,7 @@ def _stop_all() -> None:
             owner.stop(_PATIENCE_SECONDS)
         stopped += left
     _core.threads_rest(_GLOO, _GLOO_SECONDS, _BUSY_SECONDS)
+    unnamed_threads_rest(_GLOO, _UNNAMED_SECONDS)
 
 
 def stop_threads_at_exit() -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
+import hashlib
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+from evenstep import exits_older
 
 HEAD = """
 import atexit, threading
@@ -143,3 +151,28 @@ def test_a_thread_of_gloos_that_takes_the_interpreter_is_waited_for(run_ranks: C
     )
     assert [rank.stdout for rank in ranks] == ["done\n"] * 2
     assert not any("terminate called" in rank.stderr or "FATAL" in rank.stderr for rank in ranks)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_threads_that_torch_gives_no_name_are_found(monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """As torch 2.6's are, of C++: here one that the module threading does not know. A script's own is not waited for."""
+    monkeypatch.setattr(exits_older, "_has_gloo", lambda: True)
+    over, ended = threading.Event(), threading.Event()
+
+    def works() -> None:
+        while not over.is_set():
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)  # without the GIL
+        ended.set()
+
+    if known:
+        threading.Thread(target=works, daemon=True).start()
+    else:
+        _thread.start_new_thread(works, ())
+    try:
+        seen = [exits_older.unnamed_threads_rest("no such thread", 0.0) for _ in range(50)]
+        assert all(seen) if known else not all(seen)
+        named = Path("/proc/self/comm").read_text().strip()
+        assert exits_older.unnamed_threads_rest(named, 0.0), "where they have a name, nothing else is looked at"
+    finally:
+        over.set()
+    assert ended.wait(60) and exits_older.unnamed_threads_rest("no such thread", 60.0)
