@@ -122,17 +122,18 @@ static int has_flag(PyObject *object, PyObject *method) {
 static PyObject *name_of_conjugate; /* interned, made once */
 static PyObject *name_of_negative;
 
+static int refuse_lazy(void) {
+  return refuse("the tensor is a lazy conjugate or negative: its elements are not those in memory",
+                "pass x.resolve_conj().resolve_neg()");
+}
+
 static int check_flags(PyObject *object, const even_ext_data *data) {
   int conjugate = data->reals == 2 ? has_flag(object, name_of_conjugate) : 0;
   int negative = is_floating(data->dtype) && conjugate == 0 ? has_flag(object, name_of_negative) : 0;
   if (conjugate < 0 || negative < 0) {
     return -1;
   }
-  if (conjugate || negative) {
-    return refuse("the tensor is a lazy conjugate or negative: its elements are not those in memory",
-                  "pass x.resolve_conj().resolve_neg()");
-  }
-  return 0;
+  return conjugate || negative ? refuse_lazy() : 0;
 }
 
 /* The last type seen with a table of functions, and the last without: programs use few. */
@@ -204,12 +205,27 @@ static PyObject *call_dlpack(PyObject *object) {
   return capsule;
 }
 
+/* After a __dlpack__ that raised: torch 2.6 does so for lazy conjugates, by a RuntimeError of its own. */
+static int refuse_raised(PyObject *object) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  int conjugate = PyObject_HasAttrString(object, "is_conj") ? has_flag(object, name_of_conjugate) : 0;
+  if (conjugate > 0) {
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return refuse_lazy();
+  }
+  PyErr_Restore(type, value, trace); /* in place of one of is_conj */
+  return -1;
+}
+
 /* The capsule keeps the memory and gives it back when it goes, since nobody takes the tensor out of it. */
 static int open_by_capsule(PyObject *object, even_ext_data *out) {
   PyObject *capsule = call_dlpack(object);
   int failed = -1;
   if (capsule == NULL) {
-    return -1;
+    return refuse_raised(object);
   }
   if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
     dlpack_managed_versioned *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
