@@ -146,7 +146,7 @@ typedef struct search {
   const char *name;
   pid_t pid;
   bool runs;
-  double cpu_seconds; /* of those that run */
+  double cpu_seconds; /* of all that have it */
 } search;
 
 static bool look(void *context, const char *name) {
@@ -163,8 +163,8 @@ static bool look(void *context, const char *name) {
     return true;
   }
   read_line(now->pid, thread, "stat", text, sizeof text);
-  if (even_process_stat_parse(text, &stat) && (stat.state == 'R' || stat.state == 'D')) {
-    now->runs = true;
+  if (even_process_stat_parse(text, &stat)) {
+    now->runs = now->runs || stat.state == 'R' || stat.state == 'D';
     now->cpu_seconds += stat.cpu_seconds;
   }
   return true;
@@ -179,7 +179,7 @@ bool even_process_threads_rest(const char *name, uint64_t limit_ns, double busy_
       even_error_clear();
     }
     rested = now.runs ? 0 : rested + 1;
-    began = now.runs && began < 0.0 ? now.cpu_seconds : began;
+    began = began < 0.0 ? now.cpu_seconds : began;
     if (now.runs && (even_clock_ns() >= deadline || now.cpu_seconds - began > busy_seconds)) {
       return false;
     }
