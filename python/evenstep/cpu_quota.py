@@ -12,41 +12,62 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-_OWN, _ALL = 8, 64  # steps after which the process's own groups are read again, and those above, too
+_OWN, _ALL = (
+    8,
+    64,
+)  # steps after which the process's own groups and the one that binds are read again, and all others, too
+
+
+class Bound(NamedTuple):
+    """What was read together."""
+
+    cores: float  # CPU seconds a second
+    period_ns: int
+
+
+_NONE = Bound(math.inf, 0)
 
 
 class CpuQuota:
     def __init__(self, root: str = "", clock: Callable[[], int] = time.process_time_ns) -> None:
         """root: before /proc and the mount points. clock: ns of CPU time that the process has used."""
         self._clock = clock
-        self._groups = list(_groups(root))
-        self._least = [_quota(group) for group in self._groups]
-        self._own = [number for number, group in enumerate(self._groups) if self._is_own(number)]
+        folders = list(_groups(root))
+        self._groups = [_Group(folder) for folder in folders]
+        self._own = [
+            i for i, folder in enumerate(folders) if i == 0 or folders[i - 1].parent != folder
+        ]  # deepest of a hierarchy
         self._asked = 0
+        self._all()
 
-    def _is_own(self, number: int) -> bool:
-        """The deepest one of its hierarchy."""
-        return number == 0 or self._groups[number - 1].parent != self._groups[number]
+    def _all(self) -> None:
+        for group in self._groups:
+            group.open()
+        self._bounds = [group.bound() for group in self._groups]
 
     @property
-    def cores(self) -> float:
-        """CPU seconds a second that were allowed when that was last read; infinite where no group has a quota. Asked once a step."""
+    def bound(self) -> Bound:
+        """What was allowed when that was last read; infinite where no group has a quota. Asked once a step."""
         self._asked += 1
         if self._asked % _ALL == 0:
-            self._read(range(len(self._groups)))
+            self._all()
         elif self._asked % _OWN == 0:
-            self._read(self._own)
-        return min(self._least, default=math.inf)
+            return self.look()
+        return min(self._bounds, default=_NONE)
 
-    def look(self) -> float:
-        """The same by what the process's own groups say now: a quota may be set while it runs."""
+    def look(self) -> Bound:
+        """The same by what the process's own groups say now, and the one that bound it: a quota may be set while it runs."""
         self._read(self._own)
-        return min(self._least, default=math.inf)
+        least = min(self._bounds, default=_NONE)
+        if least.cores < math.inf:
+            self._read([self._bounds.index(least)])
+        return min(self._bounds, default=_NONE)
 
     def _read(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._least[number] = _quota(self._groups[number])
+            self._bounds[number] = self._groups[number].bound()
 
     def used_ns(self) -> int:
         return self._clock()
@@ -54,13 +75,16 @@ class CpuQuota:
 
 def allowed(root: str = "") -> float:
     """CPU seconds a second that control groups allow this process; infinite where they do not say."""
-    return min(map(_quota, _groups(root)), default=math.inf)
+    groups = [_Group(folder) for folder in _groups(root)]
+    for group in groups:
+        group.open()
+    return min((group.bound().cores for group in groups), default=math.inf)
 
 
 def _groups(root: str) -> Iterator[Path]:
     """In each hierarchy with the cpu controller this process's group and those above it."""
     try:
-        lines = Path(f"{root}/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = Path(f"{root}/proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:
@@ -75,27 +99,57 @@ def _groups(root: str) -> Iterator[Path]:
                 break
 
 
-def _read(path: str) -> bytes | None:
-    """Of a file that is small and made anew for each reader; pathlib would take several times as long, in each step."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.read(file, 64)
-    except OSError:
-        return None
-    finally:
-        os.close(file)
+class _Group:
+    """Its files stay open: to open them takes many times as long as to read them, in each step of a rank that is stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file, self._period_us = -1, 0  # 0: beside the quota in the same file, as in version 2
+
+    def open(self) -> None:
+        """Its files, anew; version 1 has a period of its own, which is read here alone."""
+        self._close()
+        self._period_us = 0
+        self._file = _open(f"{self._folder}/cpu.max")
+        if self._file < 0:
+            period = _open(f"{self._folder}/cpu.cfs_period_us")
+            self._period_us = _number(_read(period))
+            if period >= 0:
+                os.close(period)
+            self._file = _open(f"{self._folder}/cpu.cfs_quota_us") if self._period_us > 0 else -1
+
+    def bound(self) -> Bound:
+        """As the kernel has it now."""
+        quota, _, period = _read(self._file).strip().partition(b" ")
+        cores, each = _number(quota), self._period_us or _number(period)  # "max", -1: it has none
+        return Bound(cores / each, each * 1000) if cores > 0 and each > 0 else _NONE
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __del__(self) -> None:
+        self._close()
 
 
-def _quota(group: Path) -> float:
-    whole = _read(f"{group}/cpu.max")
-    if whole is not None:
-        quota, _, period = whole.strip().partition(b" ")
-    else:
-        quota, period = (_read(f"{group}/cpu.cfs_{name}_us") or b"" for name in ("quota", "period"))
+def _open(path: str) -> int:
     try:
-        return int(quota) / int(period) if int(quota) > 0 else math.inf
-    except (ValueError, ZeroDivisionError):  # "max", or there is none
-        return math.inf
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _read(file: int) -> bytes:
+    """Of a file that is small and made anew for who reads its beginning; nothing where it cannot be read."""
+    try:
+        return os.pread(file, 64, 0) if file >= 0 else b""
+    except OSError:
+        return b""
+
+
+def _number(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return 0

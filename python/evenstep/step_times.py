@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from evenstep import _core
-from evenstep.cpu_quota import CpuQuota
+from evenstep.cpu_quota import Bound, CpuQuota
+
+
+class Mark(NamedTuple):
+    at: int
+    blocked: int  # until then, and …
+    used: int  # … of the CPU; all in ns
+
+
+class _Apart(NamedTuple):
+    """Sums, in ns."""
+
+    idle: int = 0  # beside what was blocked
+    lasted: int = 0
+    blocked: int = 0
+    used: int = 0  # of the CPU
 
 
 class StepTimes:
@@ -21,13 +37,16 @@ class StepTimes:
         self._own = 0  # ns of it that this rank needed for the exchange by itself, in the step under way
         self._own_last = 0  # the same since the last meeting; the next one may still undo it
         self.own_seconds = 0.0  # the same of the step before, for each of its batches
-        self._apart = 0  # ns of evaluation and checkpoints
-        self._apart_reference = self._apart_at_sync = 0
+        self._apart = _Apart()  # evaluation and checkpoints
+        self._apart_reference = self._apart_at_sync = self._apart
+        self._voted: tuple[int, int] | None = None  # when all ranks were at the exchange under way; CPU time then
+        self._exchanges: list[tuple[int, int]] = []  # the last one of the step before, all of this one: ns; CPU time
+        self.seen = 0  # of the pass that was asked for last, by the clock alone
         self._sync_end = now
         self._used_reference = self._used_at_sync = self._used_ns()  # CPU time
         self._last_end = self._end_at_sync = now  # of the last backward before the step's work
         self._step_end = now
-        self._paused: tuple[int, int] | None = (now, 0)  # since when nothing is trained, and what was blocked then
+        self._paused: Mark | None = Mark(now, 0, self._used_reference)  # since when nothing is trained
         self._batch_start = now
         self._backward_start = now
 
@@ -48,23 +67,34 @@ class StepTimes:
         """The other ranks: what was done alone before lies between two meetings, and no smaller share makes up for it."""
         self._own_last = 0
 
-    def apart_since(self, start_ns: int, blocked_ns: int) -> int:
-        """What came since then, when so much had been blocked, is no part of a step. How long it was, in ns."""
-        duration = _core.clock_ns() - start_ns
-        self._apart += max(0, duration - (self.blocked_ns() - blocked_ns))
-        return duration
+    def mark(self) -> Mark:
+        """Of now, for apart_since."""
+        return Mark(_core.clock_ns(), self.blocked_ns(), self._used_ns())
+
+    def apart_since(self, since: Mark) -> int:
+        """What came since then is no part of a step. How long it was, in ns."""
+        now = self.mark()
+        lasted, blocked = now.at - since.at, now.blocked - since.blocked
+        before = self._apart
+        self._apart = _Apart(
+            before.idle + max(0, lasted - blocked),
+            before.lasted + lasted,
+            before.blocked + blocked,
+            before.used + now.used - since.used,
+        )
+        return lasted
 
     def pause(self) -> None:
-        self._paused = (_core.clock_ns(), self.blocked_ns())
+        self._paused = self.mark()
 
     def unpause(self) -> bool:
         """Whether there was a pause."""
         if self._paused is None:
             return False
-        since, blocked = self._paused
+        since = self._paused
         self._paused = None
-        now = since + self.apart_since(since, blocked)
-        if self._step_end == since:  # nothing was trained yet: the first step begins here
+        now = since.at + self.apart_since(since)
+        if self._step_end == since.at:  # nothing was trained yet: the first step begins here
             self._step_end = now
         return True
 
@@ -87,27 +117,42 @@ class StepTimes:
 
     def busy_until(self, end_ns: int) -> int:
         """This rank's own work in the step so far."""
-        idle = self.blocked_ns() - self._blocked_reference + self._apart - self._apart_reference
-        seen = max(0, end_ns - self._reference - idle)
+        apart, before = self._apart, self._apart_reference
+        blocked = self.blocked_ns() - self._blocked_reference
+        self.seen = seen = max(0, end_ns - self._reference - blocked - (apart.idle - before.idle))
         if self._quota is None:
             return seen
-        used = max(0, self._used_ns() - self._used_reference - idle)  # waits may have been polled, and are no work
-        if used <= seen * self._quota.cores:
+        # what was waited for others may have been polled, and is no work
+        polled = blocked - (apart.blocked - before.blocked)
+        used = max(0, self._used_ns() - self._used_reference - (apart.used - before.used) - polled)
+        if used <= seen * self._quota.bound.cores:
             return seen
         return max(seen, self._lasts(used, self._quota.look(), end_ns))  # another one, perhaps, than it was
 
     def _used_ns(self) -> int:
         return self._quota.used_ns() if self._quota is not None else 0
 
-    def _lasts(self, used: int, cores: float, end_ns: int) -> int:
+    def _lasts(self, used: int, bound: Bound, end_ns: int) -> int:
         """By its quota, so much CPU time: no wait for others makes it less in the long run, however fast the rank goes on after
-        one. It has not lasted longer than the step did, whatever the quota is by now."""
-        return min(int(used / cores), end_ns - self._last_end) if cores > 0 else 0
+        one. Only an exchange does, which no split makes shorter: what the quota gives while it lasts, a period's at most, comes
+        on top. It has not lasted longer than the step did beside exchanges, whatever the quota is by now."""
+        if not bound.cores > 0:
+            return 0
+        given = sum(max(0, min(ns, bound.period_ns) - int(cpu / bound.cores)) for ns, cpu in self._exchanges)
+        whole = end_ns - self._last_end - sum(ns for ns, _ in self._exchanges)
+        return min(int(used / bound.cores) - given, whole - (self._apart.lasted - self._apart_reference.lasted))
+
+    def meets_to_exchange(self) -> None:
+        """All ranks have ended their backward: what is waited for until synchronised is the exchange itself."""
+        self._voted = _core.clock_ns(), self._used_ns()
 
     def synchronised(self, step: int, end_ns: int) -> None:
         """The gradients of the backward that ended then are whole."""
         self._sync_end, self._used_at_sync, self._end_at_sync = _core.clock_ns(), self._used_ns(), end_ns
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
+        since, used = self._voted or (self._sync_end, self._used_at_sync)
+        self._exchanges.append((self._sync_end - since, self._used_at_sync - used))
+        self._voted = None
         self._telemetry.span(_core.SPAN_WAIT, step, end_ns, self._sync_end - end_ns)
 
     def committed(self, batches: int) -> None:
@@ -116,6 +161,7 @@ class StepTimes:
         self._own = self._own_last = 0
         self._reference, self._used_reference = self._sync_end, self._used_at_sync
         self._last_end = self._end_at_sync
+        del self._exchanges[:-1]
         self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
 
     def begin_anew(self) -> None:
@@ -125,6 +171,7 @@ class StepTimes:
         self._used_reference = self._used_at_sync = self._used_ns()
         self._blocked_reference = self._blocked_at_sync = self.blocked_ns()
         self._apart_reference = self._apart_at_sync = self._apart
+        self._exchanges, self._voted = [], None
 
     def stepped(self, step: int) -> tuple[int, int]:
         """The optimizer has made it: when, and how long it was since the one before."""

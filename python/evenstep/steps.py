@@ -130,13 +130,13 @@ class Steps:
     @contextmanager
     def apart(self, span: int) -> Iterator[None]:
         """Work that is no part of a training step: not the balancer's business."""
-        start, blocked = _core.clock_ns(), self.blocked_ns()
+        start = self.times.mark()
         try:
             with self.phases.during(_ACTIVITIES[span]):
                 yield
         finally:
-            duration = self.times.apart_since(start, blocked)
-            self.telemetry.span(span, self.step, start, duration)
+            duration = self.times.apart_since(start)
+            self.telemetry.span(span, self.step, start.at, duration)
             if self.memory is not None:
                 self.memory.watch.begin()
 
@@ -374,6 +374,7 @@ class Steps:
         flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
         self._passes(busy)
         ballots = self._exchange(weight, busy, flags)
+        self.times.meets_to_exchange()
         self._failure.begun = fired = vote.fired(ballots)
         failed = vote.failed(ballots)
         if failed:
@@ -503,7 +504,7 @@ class Steps:
         self._record = (
             self.step,
             plan.epoch if plan is not None else 0,
-            self._busy if passed else 0,
+            self.times.seen if passed else 0,  # by the clock, as all else that telemetry tells
             self._part.samples,
             self._part.total,
             self.loss,

@@ -425,6 +425,6 @@ def test_a_stream_gets_one_worker_and_stays_what_it_was(run_ranks: Callable[...,
     run_ranks(STREAM, ranks=2, env={"EVENSTEP_SEED": "3"})
 
 
-def test_no_more_than_areallowed() -> None:
+def test_no_more_than_are_allowed() -> None:
     ranks = [Measured(0.9, 0.1, 1, 8), Measured(9, 0.1, 1, 7)]
     assert sizes(ranks, 1) == [(1, 2), (1, 2)] and sizes(ranks, 2) == [(2, 2), (2, 2)]
