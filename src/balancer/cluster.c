@@ -105,7 +105,8 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
     if (shares[r] == 0 && c->idles) {
       seconds = 0.0;
     }
-    double lasts = !c->clocked && rank->quota > 0.0 ? seconds / rank->quota : 0.0;
+    double given = c->steps > 0 ? fmin(c->together, rank->period) : 0.0; /* as evenstep.step_times counts it */
+    double lasts = !c->clocked && rank->quota > 0.0 ? seconds / rank->quota - given : 0.0;
     seconds = rank->quota > 0.0 ? throttled(rank, c->now, seconds) : seconds;
     seconds += c->steps > 0 && shares[r] != c->before[r] ? c->change : 0.0;
     c->before[r] = shares[r];
@@ -114,6 +115,7 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
     c->exchange[r] = own_part(c, rank);
     longest = fmax(longest, seconds + c->exchange[r]);
   }
+  longest += c->together;
   for (size_t r = 0; r < c->ranks; r++) {
     if (c->rank[r].quota > 0.0) {
       refill(&c->rank[r], c->now + seen[r], c->now + longest);

@@ -44,6 +44,7 @@ typedef struct even_cluster {
   double dummy;                       /* part of a sample's time that a dummy batch takes; 0 is read as 1 */
   bool clocked;      /* ranks under a quota tell what the clock saw alone, not what their CPU time lasts by the quota */
   bool idles;        /* ranks without samples take no time, instead of that of a dummy batch */
+  double together;   /* seconds of each step's end in which all exchange, and none works */
   double first_step; /* factor of the first step's time: warm-up; 0 is read as 1 */
   int64_t steps;
   double exchange[EVEN_CLUSTER_RANKS]; /* of the last step: each rank's own part */
