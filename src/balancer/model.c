@@ -476,14 +476,14 @@ static bool unheard_of(const double *ratio, int older, int count, double mean, d
 }
 
 /* Whether steps before were often as far on that side: a rank that its quota stops now and then is fast, or slow, for
- * some steps in a row. */
+ * some steps in a row. One slow step alone may be a training's first, which is warm-up. */
 static bool usual(const double *ratio, int older, double mean, double factor) {
   double half = mean * (1.0 + factor) / 2.0;
   int beyond = 0;
   for (int i = 0; i < older; i++) {
     beyond += factor > 1.0 ? ratio[i] >= half : ratio[i] <= half;
   }
-  return beyond > often * older;
+  return beyond > often * older && (factor < 1.0 || beyond > 1);
 }
 
 /* By what factor the last `count` ratios differ from those before, 1 when that may be chance. */
