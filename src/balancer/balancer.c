@@ -68,6 +68,7 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
   EVEN_TRY(EVEN_NEW_ARRAY(&b->costs, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->last, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->scatters, b->ranks));
+  b->scatters_at = -1;
   EVEN_TRY(EVEN_NEW_ARRAY(&b->view_fixed, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&b->view_slope, b->ranks));
   EVEN_TRY(even_alloc(b->ranks, EVEN_TABLE_POINTS * sizeof *b->table_samples, (void **)&b->table_samples));

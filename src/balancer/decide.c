@@ -109,8 +109,13 @@ static double steepness(const even_rank_model *model) {
 }
 
 /* Of each rank, beside the fastest one, which a slow one is not to keep waiting. Of few ranks that is measured anew
- * each time, by today's models: what was scatter to a model of the first steps may have been the model's fault. */
+ * after each step, by today's models: what was scatter to a model of the first steps may have been the model's fault.
+ */
 static void set_scatter(even_balancer *b, size_t fastest) {
+  if (b->scatters_at == b->steps) {
+    return;
+  }
+  b->scatters_at = b->steps;
   bool few = b->replay.seconds != NULL;
   if (few) {
     even_replay_scatter(&b->replay, b->models, b->current, b->ranks, b->scatters);

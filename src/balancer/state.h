@@ -33,7 +33,8 @@ struct even_balancer {
   even_solve_room room;
   even_guard guard;
   even_scatter scatter;
-  double *scatters; /* variances, beside the fastest rank, as the tables have them */
+  double *scatters;    /* variances, beside the fastest rank, as the tables have them … */
+  int64_t scatters_at; /* … after so many steps */
   even_replay replay;
   even_change change;
   even_exchange exchange;

@@ -9,6 +9,8 @@
 
 #include <cmocka.h>
 
+#include "balancer/state.h"
+
 enum { RANKS = 3, STEPS = 400 };
 
 /* Steps of ranks that are believed to take 10, 20 and 40 ms; `off` says by what factor each differs in a step. */
@@ -82,10 +84,39 @@ static void a_rank_alone_or_unknown_scatters_from_nobody(void **context) {
   assert_true(even_scatter_headroom(even_scatter_seconds(even_scatter_square(&scatter), 2, 1.0), 4.0) < 1e-9);
 }
 
+static void observe(even_balancer *b, int steps, double off) {
+  for (int i = 0; i < steps; i++) {
+    const even_step_timing timings[2] = {{10, 0.01 * (1.0 + off * (double)(i % 2))}, {10, 0.04}};
+    assert_int_equal(even_balancer_observe(b, timings), EVEN_OK);
+  }
+}
+
+/* Many ask for it in one step. */
+static void it_is_measured_once_a_step(void **context) {
+  even_balancer *b = NULL;
+  const even_balancer_params params = {.size = sizeof params, .policy = EVEN_POLICY_DYNAMIC, .ranks = 2, .batch = 20};
+  (void)context;
+  assert_int_equal(even_balancer_open(&params, &b), EVEN_OK);
+  observe(b, 20, 0.1);
+  even_balancer_believe(b, 20);
+  double first = b->scatters[1];
+  assert_true(first > 1e-5);
+  for (int i = 0; i < EVEN_REPLAY_STEPS; i++) {
+    b->replay.seconds[2 * i] = i % 2 == 0 ? 0.01 : 0.013;
+  }
+  even_balancer_believe(b, 20);
+  assert_memory_equal(&b->scatters[1], &first, sizeof first);
+  observe(b, 1, 0.0);
+  even_balancer_believe(b, 20);
+  assert_true(b->scatters[1] > 2.0 * first);
+  even_balancer_close(b);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(slow_ranks_get_headroom_for_what_they_scatter_alone),
       cmocka_unit_test(a_rank_alone_or_unknown_scatters_from_nobody),
+      cmocka_unit_test(it_is_measured_once_a_step),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
