@@ -25,7 +25,7 @@ void even_floors_learn(even_balancer *b) {
 void even_floors_forget(even_balancer *b) {
   for (size_t r = 0; r < b->ranks; r++) {
     if (b->models[r].sped_up) {
-      b->guard.floors[r] = 0.0;
+      b->guard.floors[r] = b->guard.floors_tried[r] = 0.0; /* nor does a trial's end bring it back */
       b->models[r].sped_up = false;
     }
   }

@@ -10,6 +10,9 @@
 
 #include <cmocka.h>
 
+#include "balancer/floors.h"
+#include "balancer/state.h"
+
 #include "late.h"
 
 enum { SEEDS = 5, BATCH = 64 };
@@ -350,14 +353,36 @@ static void slower_times_for_all_do_not_mislead(void **context) {
   }
 }
 
+/* Neither what holds nor what a trial of others would put in its place, when it wins. */
+static void a_floor_goes_with_the_speed_it_was_learned_at(void **context) {
+  (void)context;
+  const even_balancer_params params = late_params(EVEN_POLICY_AUTO, 2, 20);
+  even_balancer *b = late_balancer(&params);
+  for (size_t r = 0; r < 2; r++) {
+    b->guard.floors[r] = b->guard.floors_tried[r] = 0.01;
+  }
+  b->models[1].sped_up = true;
+  even_floors_forget(b);
+  assert_true(b->guard.floors[0] > 0.0 && b->guard.floors_tried[0] > 0.0);
+  assert_false(b->guard.floors[1] > 0.0 || b->guard.floors_tried[1] > 0.0);
+  assert_false(b->models[1].sped_up);
+  even_balancer_close(b);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(a_trial_is_not_measured_with_a_probe),    cmocka_unit_test(noise_leaves_slow_ranks_headroom),
-      cmocka_unit_test(a_small_last_batch_has_a_small_headroom), cmocka_unit_test(several_quotas_are_found),
-      cmocka_unit_test(quotas_reach_the_best_fixed_split),       cmocka_unit_test(lifted_quota_is_noticed),
-      cmocka_unit_test(balancing_that_is_slower_is_given_up),    cmocka_unit_test(balancing_that_helps_stays),
-      cmocka_unit_test(slower_times_for_all_do_not_mislead),     cmocka_unit_test(an_answer_holds_for_a_while),
+      cmocka_unit_test(a_trial_is_not_measured_with_a_probe),
+      cmocka_unit_test(noise_leaves_slow_ranks_headroom),
+      cmocka_unit_test(a_small_last_batch_has_a_small_headroom),
+      cmocka_unit_test(several_quotas_are_found),
+      cmocka_unit_test(quotas_reach_the_best_fixed_split),
+      cmocka_unit_test(lifted_quota_is_noticed),
+      cmocka_unit_test(balancing_that_is_slower_is_given_up),
+      cmocka_unit_test(balancing_that_helps_stays),
+      cmocka_unit_test(slower_times_for_all_do_not_mislead),
+      cmocka_unit_test(an_answer_holds_for_a_while),
       cmocka_unit_test(a_rank_slows_under_equal_shares),
+      cmocka_unit_test(a_floor_goes_with_the_speed_it_was_learned_at),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
