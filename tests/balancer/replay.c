@@ -159,11 +159,47 @@ static void more_samples_than_a_model_counts_are_cut(void **context) {
   even_replay_close(&of.replay);
 }
 
+/* So that a few do not hide what the other steps say. */
+static void a_stall_counts_as_one_step_and_a_half(void **context) {
+  (void)context;
+  const double scatter[2] = {0.0, 0.0};
+  const int64_t shares[2] = {50, 14};
+  const even_step_timing stalled[2] = {{50, 5 * 0.053}, {14, 0.068}};
+  ranks of;
+  open_ranks(&of, 2);
+  take(&of, shares, scatter, EVEN_REPLAY_STEPS - 1);
+  even_replay_take(&of.replay, stalled, 2);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), EVEN_REPLAY_STEPS);
+  double seconds = (0.068 * (EVEN_REPLAY_STEPS - 1) + 1.5 * 0.053) / EVEN_REPLAY_STEPS;
+  assert_true(fabs(mean(&of, shares, EVEN_REPLAY_STEPS) - seconds) < 1e-9);
+  even_replay_close(&of.replay);
+}
+
+/* What their steps scatter by is known, though not what they would take with other samples. */
+static void ranks_in_whole_buckets_scatter(void **context) {
+  (void)context;
+  const double scatter[2] = {0.1, 0.1};
+  const int64_t shares[2] = {48, 16};
+  double squares[2] = {0};
+  ranks of;
+  open_ranks(&of, 2);
+  of.models[0].bucket = of.models[1].bucket = 8;
+  take(&of, shares, scatter, EVEN_REPLAY_STEPS);
+  even_replay_scatter(&of.replay, of.models, shares, 2, squares);
+  assert_true(squares[0] > 0.001 && squares[1] > 0.001);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), 0);
+  even_replay_close(&of.replay);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(the_best_of_all_splits_is_found),          cmocka_unit_test(shares_stay_within_their_limits),
-      cmocka_unit_test(what_all_ranks_share_is_no_difference),    cmocka_unit_test(what_tells_nothing_is_not_used),
+      cmocka_unit_test(the_best_of_all_splits_is_found),
+      cmocka_unit_test(shares_stay_within_their_limits),
+      cmocka_unit_test(what_all_ranks_share_is_no_difference),
+      cmocka_unit_test(what_tells_nothing_is_not_used),
       cmocka_unit_test(more_samples_than_a_model_counts_are_cut),
+      cmocka_unit_test(a_stall_counts_as_one_step_and_a_half),
+      cmocka_unit_test(ranks_in_whole_buckets_scatter),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
