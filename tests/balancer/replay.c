@@ -170,7 +170,7 @@ static void a_stall_counts_as_one_step_and_a_half(void **context) {
   take(&of, shares, scatter, EVEN_REPLAY_STEPS - 1);
   even_replay_take(&of.replay, stalled, 2);
   assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), EVEN_REPLAY_STEPS);
-  double seconds = (0.068 * (EVEN_REPLAY_STEPS - 1) + 1.5 * 0.053) / EVEN_REPLAY_STEPS;
+  double seconds = (0.068 * (double)(EVEN_REPLAY_STEPS - 1) + 1.5 * 0.053) / (double)EVEN_REPLAY_STEPS;
   assert_true(fabs(mean(&of, shares, EVEN_REPLAY_STEPS) - seconds) < 1e-9);
   even_replay_close(&of.replay);
 }
