@@ -167,14 +167,14 @@ class Recovery(Joins):
         if why:
             self.say(why)
         else:
-            self._memory.say_early(self._job_rank, True)
+            self._memory.say_early(self._job_rank, 1 + self._calls)
 
     def end_call(self) -> None:
         self.calling = False
         if self._before_prepare:
             self._before_prepare = self._early = False
             self._said = None
-            self._memory.say_early(self._job_rank, False)
+            self._memory.say_early(self._job_rank, 0)
 
     def look(self) -> None:
         """In a long call: raises where a rank was lost meanwhile, so that the others need not wait for its end."""

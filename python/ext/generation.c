@@ -92,11 +92,11 @@ static PyObject *generation_say(PyObject *self, PyObject *arguments) {
 
 static PyObject *generation_say_early(PyObject *self, PyObject *arguments) {
   int rank = 0;
-  int waits = 0;
-  if (!PyArg_ParseTuple(arguments, "ip:say_early", &rank, &waits)) {
+  unsigned long long early = 0;
+  if (!PyArg_ParseTuple(arguments, "iK:say_early", &rank, &early)) {
     return NULL;
   }
-  even_generation_say_early(of(self), rank, waits != 0);
+  even_generation_say_early(of(self), rank, early);
   Py_RETURN_NONE;
 }
 
@@ -279,7 +279,9 @@ static PyMethodDef methods[] = {
     {"has", generation_has, METH_VARARGS, "has(rank, number) -> whether it is a member of that generation"},
     {"say", generation_say, METH_VARARGS, "say(rank, why): it could go on without others (''), or why not"},
     {"say_early", generation_say_early, METH_VARARGS,
-     "say_early(rank, waits): before es.prepare, it is in a call of all ranks, or has come out of it"},
+     "say_early(rank, early): before es.prepare, it is in a call of all ranks, of which it made early - 1 before; 0: "
+     "it "
+     "has come out of it"},
     {"meet", generation_meet, METH_VARARGS, "meet(number, port of this host): where those of this generation meet"},
     {"port", generation_port, METH_VARARGS,
      "port(number, seconds) -> (address, port) of that place, '' this host; ('', 0): not said, or it is over"},

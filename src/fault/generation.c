@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define MAGIC 0x6e65676e65766565u
-#define VERSION 6u
+#define VERSION 7u
 enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2, EARLY = 3, ADDRESS_WORDS = EVEN_GENERATION_ADDRESS / 8 };
 
 typedef struct header {
@@ -37,6 +37,7 @@ typedef struct block {
   _Alignas(64) _Atomic uint32_t able; /* written after `why` */
   _Atomic uint32_t process;
   _Atomic uint32_t offers;
+  _Atomic uint64_t early;  /* 1 + the calls before the one in which it is EARLY; written before `able` */
   _Atomic uint64_t stands; /* 1 + the generation in which it does; 0: it does not */
   _Atomic uint64_t doubts; /* the same */
   _Atomic uint64_t gift;   /* generation << 32 | 1 + descriptor */
@@ -170,9 +171,15 @@ void even_generation_say(even_generation *generation, int rank, const char *why)
   atomic_store(&own->able, why[0] == '\0' ? ABLE : UNABLE);
 }
 
-void even_generation_say_early(even_generation *generation, int rank, bool waits) {
+void even_generation_say_early(even_generation *generation, int rank, uint64_t early) {
   if (is_rank(generation, rank)) {
-    atomic_store(&generation->blocks[rank].able, waits ? EARLY : UNSAID);
+    block *own = &generation->blocks[rank];
+    if (early == 0) { /* the number stays: who has just read that it is EARLY finds one */
+      atomic_store(&own->able, UNSAID);
+    } else {
+      atomic_store(&own->early, early);
+      atomic_store(&own->able, EARLY);
+    }
   }
 }
 
@@ -308,6 +315,7 @@ void even_generation_take(even_generation *generation, int rank, uint32_t number
 
 static void forget(block *its) {
   atomic_store(&its->able, UNSAID);
+  atomic_store(&its->early, 0u);
   atomic_store(&its->process, 0u);
   atomic_store(&its->offers, 0u);
   atomic_store(&its->stands, 0u);
@@ -342,12 +350,25 @@ void even_generation_started(even_generation *generation, int rank, uint32_t pro
   }
 }
 
-/* Of the lost members one without which others in a call before es.prepare cannot go on; -1: none. */
-static int awaited(const even_generation *generation, const bool *lost, const char **why) {
+/* The call before es.prepare in which it is, or was when it ended; 0: it was in none. Who trains has come to all of
+ * them. */
+static uint64_t early_call(const block *its) {
+  switch (atomic_load(&its->able)) {
+    case ABLE:
+      return UINT64_MAX;
+    case EARLY:
+      return atomic_load(&its->early);
+    default:
+      return 0;
+  }
+}
+
+/* Of the lost members one without which others in a call before es.prepare cannot go on, which have come to
+ * the call `furthest`; -1: none. */
+static int awaited(const even_generation *generation, const bool *lost, uint64_t furthest, const char **why) {
   uint32_t number = even_generation_number(generation);
   bool main = true;
   for (uint32_t each = 0; each < generation->header->ranks; each++) {
-    uint32_t able = atomic_load(&generation->blocks[each].able);
     if (!even_generation_has(generation, (int)each, number)) {
       continue;
     }
@@ -355,7 +376,7 @@ static int awaited(const even_generation *generation, const bool *lost, const ch
       *why = "it may alone have the values that all begin with, which es.prepare had not given to the others yet";
       return (int)each;
     }
-    if (lost[each] && able != EARLY && able != ABLE) {
+    if (lost[each] && early_call(&generation->blocks[each]) < furthest) {
       *why = "it was in the script's own code before es.prepare, for which the others may wait in their call";
       return (int)each;
     }
@@ -366,11 +387,12 @@ static int awaited(const even_generation *generation, const bool *lost, const ch
 
 bool even_generation_able(const even_generation *generation, const bool *lost, int *rank,
                           char why[EVEN_GENERATION_WORDS]) {
-  bool early = false;
+  uint64_t furthest = 0; /* of the calls before es.prepare in which others wait */
   for (uint32_t each = 0; each < generation->header->ranks; each++) {
     const block *its = &generation->blocks[each];
     uint32_t able = atomic_load(&its->able);
-    early = early || (!lost[each] && able == EARLY);
+    uint64_t early = able == EARLY && !lost[each] ? atomic_load(&its->early) : 0;
+    furthest = early > furthest ? early : furthest;
     if (lost[each] || able == ABLE || able == EARLY) {
       continue;
     }
@@ -383,7 +405,7 @@ bool even_generation_able(const even_generation *generation, const bool *lost, i
     return false;
   }
   const char *words = NULL;
-  int needed = early ? awaited(generation, lost, &words) : -1;
+  int needed = furthest > 0 ? awaited(generation, lost, furthest, &words) : -1;
   if (needed < 0) {
     return true;
   }
@@ -481,7 +503,7 @@ void even_generation_hear(const even_generation *generation, int rank, even_gene
   const block *its = &generation->blocks[rank];
   uint32_t able = atomic_load(&its->able);
   out->said = able == ABLE || able == UNABLE;
-  out->early = able == EARLY;
+  out->early = able == EARLY ? atomic_load(&its->early) : 0;
   out->offers = atomic_load(&its->offers) != 0;
   out->stands = atomic_load(&its->stands);
   out->took = atomic_load(&its->took);

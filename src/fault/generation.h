@@ -49,10 +49,11 @@ typedef enum even_generation_wish {
 
 /* Says that the rank could go on without others (why ""), or in a few words why not; until it says so it cannot. */
 void even_generation_say(even_generation *generation, int rank, const char *why);
-/* Before es.prepare. waits: the rank is in a call that all make, and could go on without others that are in one, too
- * (not without who may be doing what it waits for, nor without the main one, whose values of the models nobody else may
- * have); else it has come out of it, and has said nothing. */
-void even_generation_say_early(even_generation *generation, int rank, bool waits);
+/* Before es.prepare. early: 1 + how many calls the rank had made before the one that all make and in which it is; it
+ * could go on without others that have come to that one, too (not without who may be doing what it waits for, be it in
+ * an earlier call or on its way out of that, nor without the main one, whose values of the models nobody else may
+ * have). 0: it has come out of it, and has said nothing. */
+void even_generation_say_early(even_generation *generation, int rank, uint64_t early);
 /* The first member says on which port of its host (1 … 65535) those of this generation meet. Of an older one than what
  * was said before: nothing. */
 void even_generation_meet(even_generation *generation, uint32_t number, uint32_t port);
@@ -120,9 +121,9 @@ bool even_generation_took(const even_generation *generation, int rank, uint32_t 
 
 /* What a rank has said. */
 typedef struct even_generation_words {
-  bool said;  /* whether it could go on, or why not: `why` */
-  bool early; /* it waits in a call before es.prepare; it has said nothing else */
+  bool said; /* whether it could go on, or why not: `why` */
   bool offers;
+  uint64_t early;  /* 1 + the calls before that in which it waits before es.prepare; 0: it is in none */
   uint64_t stands; /* 1 + the generation in which it stands between two steps; 0: it does not */
   uint64_t took;   /* 1 + the generation of which it took the state; 0: it did not */
   uint64_t doubts; /* the same of the one in which a call of it has failed for another rank */

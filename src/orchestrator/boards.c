@@ -202,12 +202,13 @@ static even_status take_words(even_job *job, const even_host_agent *agent, const
   json_int_t stands = json_integer_value(json_object_get(content, "stands"));
   json_int_t took = json_integer_value(json_object_get(content, "took"));
   json_int_t doubts = json_integer_value(json_object_get(content, "doubts"));
+  json_int_t early = json_integer_value(json_object_get(content, "early"));
   even_generation_words words = {.said = json_is_true(json_object_get(content, "said")),
-                                 .early = json_is_true(json_object_get(content, "early")),
                                  .offers = json_is_true(json_object_get(content, "offers"))};
-  if (!json_is_integer(rank) || !is_of(agent, number) || stands < 0 || took < 0 || doubts < 0) {
+  if (!json_is_integer(rank) || !is_of(agent, number) || stands < 0 || took < 0 || doubts < 0 || early < 0) {
     return even_fail(EVEN_ERR_INPUT, "what a rank says that is not on host %s", agent->name);
   }
+  words.early = (uint64_t)early;
   words.stands = (uint64_t)stands;
   words.took = (uint64_t)took;
   words.doubts = (uint64_t)doubts;
@@ -246,7 +247,7 @@ even_status even_boards_take(even_job *job, even_host_agent *agent, const json_t
 /* ---- the others' ---- */
 
 static bool same_words(const even_generation_words *one, const even_generation_words *other) {
-  return one->said == other->said && one->early == other->early && one->offers == other->offers &&
+  return one->said == other->said && one->offers == other->offers && one->early == other->early &&
          one->stands == other->stands && one->took == other->took && one->doubts == other->doubts &&
          strcmp(one->why, other->why) == 0;
 }
@@ -255,7 +256,7 @@ static void add_words(even_json *json, size_t rank, const even_generation_words 
   even_json_object(json, NULL);
   even_json_integer(json, "rank", (int64_t)rank);
   even_json_bool(json, "said", words->said);
-  even_json_bool(json, "early", words->early);
+  even_json_integer(json, "early", (int64_t)words->early);
   even_json_string(json, "why", words->why);
   even_json_bool(json, "offers", words->offers);
   even_json_integer(json, "stands", (int64_t)words->stands);

@@ -214,8 +214,11 @@ bool even_job_goes_on_without(even_job *job, size_t rank);
 void even_job_shrink_tick(even_job *job);
 /* After a rank has ended well: ranks that are about to go on do not wait for it. */
 void even_job_left_well(even_job *job);
-/* Whether the others could go on without the members in `these`, which live; else why not. *later: they may, once ranks
- * of other hosts have said so. */
+/* What a rank of another host says comes with the next tick there, and one that has met the others may be about to say
+ * it; one that says nothing for so long is not training yet. */
+#define EVEN_JOB_HEARSAY_NS 2000000000u
+/* Whether the others could go on without the members in `these`, which live; else why not. *later: they may, once some
+ * have said so, within EVEN_JOB_HEARSAY_NS. */
 bool even_job_can_do_without(even_job *job, const bool *these, even_text *why, bool *later);
 /* Whether the others went on without it. */
 bool even_job_lost(const even_job *job, size_t rank);

@@ -14,10 +14,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What a rank of another host says comes with the next tick there, and one that has met the others may be about to say
- * it; one that says nothing for so long is not training yet. */
-static const uint64_t hearsay_ns = 2000000000u;
-
 even_status even_job_generations_open(even_job *job) {
   if (!job->params->shrink) {
     return EVEN_OK;
@@ -115,12 +111,14 @@ static void name_missed(const even_job *job, even_text *out) {
 
 /* ---- deciding ---- */
 
-/* Whether a rank that has said nothing yet may do so soon. */
-static bool may_say(even_job *job, int rank) {
+/* Whether more may soon be heard of the rank that stands in the way: it has said nothing yet, or it is one of those in
+ * `gone`, whose last word may still be on its way from another host. Of one of this host that is known. */
+static bool may_say(even_job *job, int rank, const bool *gone) {
   even_generation_words said;
   even_generation_hear(job->generation, rank, &said);
   even_progress_read(&job->progress);
-  return !said.said && !said.early && (job->ranks[rank].elsewhere || job->progress.ranks[rank].joined);
+  bool elsewhere = job->ranks[rank].elsewhere;
+  return !said.said && (gone[rank] ? elsewhere : said.early == 0 && (elsewhere || job->progress.ranks[rank].joined));
 }
 
 /* Why those that live do not go on; false: they do. *later: they may, once some have said so. */
@@ -138,7 +136,7 @@ static bool hindered(even_job *job, const bool *gone, even_text *why, bool *late
     return true;
   }
   if (!even_generation_able(job->generation, gone, &rank, words)) {
-    *later = may_say(job, rank);
+    *later = may_say(job, rank, gone);
     even_text_format(why, "rank %d: %s", rank, words);
     return true;
   }
@@ -239,7 +237,7 @@ static bool decide(even_job *job) {
     job->undecided_ns = job->lost_ns = 0;
     go_on_without_missed(job, gone);
   } else if (later && (job->undecided_ns == 0 || even_clock_ns() < job->undecided_ns)) {
-    job->undecided_ns = job->undecided_ns == 0 ? even_clock_ns() + hearsay_ns : job->undecided_ns;
+    job->undecided_ns = job->undecided_ns == 0 ? even_clock_ns() + EVEN_JOB_HEARSAY_NS : job->undecided_ns;
     goes_on = true;
   } else {
     name_missed(job, &missed);
@@ -299,7 +297,7 @@ bool even_job_goes_on_without(even_job *job, size_t rank) {
 
 void even_job_shrink_tick(even_job *job) {
   if (!even_succession_acts(job)) { /* who is left another one may decide */
-    job->undecided_ns = job->undecided_ns == 0 ? 0 : even_clock_ns() + hearsay_ns;
+    job->undecided_ns = job->undecided_ns == 0 ? 0 : even_clock_ns() + EVEN_JOB_HEARSAY_NS;
     return;
   }
   even_job_stands_tick(job);

@@ -94,13 +94,13 @@ static void who_waits_early_goes_on_without_who_does_so_too(void **state) {
   char why[EVEN_GENERATION_WORDS];
   int rank = -1;
   (void)state;
-  even_generation_say_early(views.rank, 0, true);
-  even_generation_say_early(views.rank, 1, true);
-  even_generation_say_early(views.rank, 3, true);
+  even_generation_say_early(views.rank, 0, 1);
+  even_generation_say_early(views.rank, 1, 1);
+  even_generation_say_early(views.rank, 3, 1);
   assert_false(even_generation_able(views.agent, third, &rank, why)); /* the others may wait for what it does */
   assert_int_equal(rank, 2);
   assert_non_null(strstr(why, "script's own code"));
-  even_generation_say_early(views.rank, 2, true);
+  even_generation_say_early(views.rank, 2, 1);
   assert_true(even_generation_able(views.agent, third, &rank, why));
   assert_true(even_generation_able(views.agent, nobody, &rank, why));
   assert_false(even_generation_able(views.agent, first, &rank, why)); /* the main one */
@@ -108,20 +108,46 @@ static void who_waits_early_goes_on_without_who_does_so_too(void **state) {
   assert_non_null(strstr(why, "the values that all begin with"));
   even_generation_say(views.rank, 2, ""); /* it has come to es.prepare */
   assert_true(even_generation_able(views.agent, third, &rank, why));
-  even_generation_say_early(views.rank, 0, false); /* it has come out of the call */
+  even_generation_say_early(views.rank, 0, 0); /* it has come out of the call */
   assert_false(even_generation_able(views.agent, third, &rank, why));
   assert_int_equal(rank, 0);
   even_generation_say(views.rank, 0, "");
   even_generation_say(views.rank, 1, "");
   even_generation_say(views.rank, 3, "");
-  even_generation_say_early(views.rank, 2, false);
+  even_generation_say_early(views.rank, 2, 0);
   assert_true(even_generation_able(views.agent, third, &rank, why)); /* nobody waits early */
-  even_generation_say_early(views.rank, 0, true);
-  even_generation_say_early(views.rank, 1, true);
-  even_generation_say_early(views.rank, 2, true);
+  even_generation_say_early(views.rank, 0, 1);
+  even_generation_say_early(views.rank, 1, 1);
+  even_generation_say_early(views.rank, 2, 1);
   assert_int_equal(even_generation_lose(views.agent, third), 1);
   even_generation_vacate(views.agent, 2); /* one that was lost before is no member: whatever it says */
   assert_true(even_generation_able(views.agent, two, &rank, why));
+  close_views(&views);
+}
+
+/* A rank in the call before, or on its way out of it, has not done what the script does between the two. */
+static void who_waits_early_does_not_go_on_without_who_is_in_an_earlier_call(void **state) {
+  two_views views = open_views(3);
+  const bool second[3] = {false, true, false};
+  char why[EVEN_GENERATION_WORDS];
+  int rank = -1;
+  (void)state;
+  even_generation_say_early(views.rank, 0, 1);
+  even_generation_say_early(views.rank, 1, 1);
+  even_generation_say_early(views.rank, 2, 1);
+  assert_true(even_generation_able(views.agent, second, &rank, why));
+  even_generation_say_early(views.rank, 2, 2); /* one of the others is enough */
+  assert_false(even_generation_able(views.agent, second, &rank, why));
+  assert_int_equal(rank, 1);
+  assert_non_null(strstr(why, "script's own code"));
+  even_generation_say_early(views.rank, 1, 2);
+  assert_true(even_generation_able(views.agent, second, &rank, why));
+  even_generation_say_early(views.rank, 1, 3); /* it was further than all others: it has done all that they wait for */
+  assert_true(even_generation_able(views.agent, second, &rank, why));
+  even_generation_say(views.rank, 1, "");
+  assert_true(even_generation_able(views.agent, second, &rank, why));
+  even_generation_vacate(views.agent, 1); /* another process has made no call */
+  assert_false(even_generation_able(views.agent, second, &rank, why));
   close_views(&views);
 }
 
@@ -335,17 +361,17 @@ static void what_ranks_say_can_be_repeated_elsewhere(void **state) {
   even_generation_repeat(other, 1, &words);
   assert_false(even_generation_able(other, nobody, &rank, why));
   assert_false(even_generation_stands(other, 1));
-  even_generation_say_early(views.rank, 1, true);
+  even_generation_say_early(views.rank, 1, 7);
   even_generation_hear(views.agent, 1, &words);
-  assert_true(words.early && !words.said);
+  assert_true(words.early == 7 && !words.said);
   even_generation_repeat(other, 1, &words);
   even_generation_hear(other, 1, &words);
-  assert_true(words.early && !words.said);
-  even_generation_say_early(views.rank, 1, false);
+  assert_true(words.early == 7 && !words.said);
+  even_generation_say_early(views.rank, 1, 0);
   even_generation_hear(views.agent, 1, &words);
   even_generation_repeat(other, 1, &words);
   even_generation_hear(other, 1, &words);
-  assert_false(words.early || words.said);
+  assert_false(words.early != 0 || words.said);
   even_generation_hear(views.agent, 2, &words); /* there is none */
   assert_false(words.said || words.offers);
   even_generation_repeat(other, 2, &words);
@@ -440,6 +466,7 @@ int main(void) {
       cmocka_unit_test(members_follow_from_the_losses),
       cmocka_unit_test(all_must_be_able),
       cmocka_unit_test(who_waits_early_goes_on_without_who_does_so_too),
+      cmocka_unit_test(who_waits_early_does_not_go_on_without_who_is_in_an_earlier_call),
       cmocka_unit_test(who_waits_is_woken),
       cmocka_unit_test(waiting_ends),
       cmocka_unit_test(who_offers_itself_joins_those_that_stand),

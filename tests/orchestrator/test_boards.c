@@ -99,7 +99,8 @@ static void members_meet_where_the_first_of_them_is(void **state) {
 static void odd_words_are_refused(void **state) {
   static const char *const to_leader[] = {"{\"ranks\":[{\"rank\":1,\"said\":true,\"why\":\"\"}]}",
                                           "{\"ranks\":[{\"said\":true}]}", "{\"ranks\":[{\"rank\":4}]}",
-                                          "{\"ranks\":[{\"rank\":2,\"stands\":-1}]}"};
+                                          "{\"ranks\":[{\"rank\":2,\"stands\":-1}]}",
+                                          "{\"ranks\":[{\"rank\":2,\"early\":-1}]}"};
   static const char *const to_other[] = {
       "{\"number\":-1}",
       "{\"number\":0,\"wish\":7}",
@@ -204,10 +205,10 @@ static void what_a_rank_elsewhere_cannot_is_told_at_once(void **state) {
 }
 
 static void all_wait_early(void) {
-  even_generation_say_early(leader.ranks_view, 0, true);
-  even_generation_say_early(leader.ranks_view, 1, true);
-  even_generation_say_early(other.ranks_view, 2, true);
-  even_generation_say_early(other.ranks_view, 3, true);
+  even_generation_say_early(leader.ranks_view, 0, 1);
+  even_generation_say_early(leader.ranks_view, 1, 1);
+  even_generation_say_early(other.ranks_view, 2, 1);
+  even_generation_say_early(other.ranks_view, 3, 1);
 }
 
 static void a_rank_elsewhere_is_lost_in_a_call_before_prepare(void **state) {
@@ -225,7 +226,7 @@ static void one_that_was_in_no_call_before_prepare_is_waited_for_no_longer_than_
   (void)state;
   leader.ranks[3].pid = THERE;
   all_wait_early();
-  even_generation_say_early(other.ranks_view, 3, false);
+  even_generation_say_early(other.ranks_view, 3, 0);
   assert_true(report());
   kill_rank(3);
   assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
@@ -234,6 +235,34 @@ static void one_that_was_in_no_call_before_prepare_is_waited_for_no_longer_than_
   even_job_shrink_tick(&leader.job);
   assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
   assert_non_null(strstr(leader.said.data, "cannot go on without rank 3: rank 3: it was in the script's own code"));
+}
+
+static void one_that_was_in_an_earlier_call_may_have_come_to_the_next(void **state) {
+  (void)state;
+  leader.ranks[3].pid = THERE;
+  all_wait_early();
+  assert_true(report());
+  for (int rank = 0; rank < RANKS; rank++) {
+    even_generation_say_early(rank < 2 ? leader.ranks_view : other.ranks_view, rank, 2);
+  }
+  kill_rank(3); /* before its agent's words have come */
+  assert_int_equal(even_generation_number(leader.ranks_view), 0);
+  assert_int_equal(leader.job.stage, EVEN_JOB_RUNS);
+  assert_true(report());
+  even_job_shrink_tick(&leader.job);
+  assert_int_equal(even_generation_number(leader.ranks_view), 1);
+}
+
+static void one_of_this_host_that_was_in_no_call_before_prepare_is_not_waited_for(void **state) {
+  (void)state;
+  leader.ranks[1].pid = 71;
+  all_wait_early();
+  even_generation_say_early(leader.ranks_view, 1, 0);
+  leader.job.progress.ranks[1].joined = true;
+  assert_true(report());
+  kill_rank(1); /* what it has said is known */
+  assert_int_equal(leader.job.stage, EVEN_JOB_TERMINATED);
+  assert_non_null(strstr(leader.said.data, "cannot go on without rank 1: rank 1: it was in the script's own code"));
 }
 
 static void a_host_is_lost_at_once(void **state) {
@@ -301,6 +330,8 @@ int main(void) {
       BOARD_TEST(what_a_rank_elsewhere_cannot_is_told_at_once),
       BOARD_TEST(a_rank_elsewhere_is_lost_in_a_call_before_prepare),
       BOARD_TEST(one_that_was_in_no_call_before_prepare_is_waited_for_no_longer_than_its_words_take),
+      BOARD_TEST(one_that_was_in_an_earlier_call_may_have_come_to_the_next),
+      BOARD_TEST(one_of_this_host_that_was_in_no_call_before_prepare_is_not_waited_for),
       BOARD_TEST(a_host_is_lost_at_once),
       BOARD_TEST(who_failed_while_others_were_heard_is_the_cause),
       BOARD_TEST(lack_of_memory_is_told),

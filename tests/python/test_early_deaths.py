@@ -4,7 +4,7 @@ job starts again and says why."""
 from __future__ import annotations
 
 import re
-from typing import Callable
+from typing import Any, Callable
 
 import generation_cases as cases
 import pytest
@@ -52,7 +52,6 @@ def _more(*values: object) -> object:
         (3, "2@came:0", [0, 1]),
         (3, "1@finding:0", [0, 2]),
         (4, "3@came:0,1@preparing:0,2@forward:3", [0]),
-        _more(3, "2@left:0", [0, 1]),
         _more(3, "2@read:0", [0, 1]),
         _more(4, "1@came:0,2@came:0", [0, 3]),
         _more(4, "1@came:0,3@meeting:0,2@finding:0", [0]),
@@ -130,6 +129,34 @@ Loader.read = read
     assert_right(text, [0, 2])
 
 
+# Another one waits in the next call when "left" comes, so that rank 1 has not done what it does between the two.
+BEHIND = """
+import pathlib, time
+from evenstep.group import SharedGroup
+
+plain_barrier, come = SharedGroup.barrier, []
+
+
+def barrier(group):
+    come.append(1)
+    if len(come) == 2:
+        pathlib.Path("next").touch()
+    plain_barrier(group)
+    while len(come) == 1 and rank == "1" and deaths and not pathlib.Path("next").exists():
+        time.sleep(0.005)
+    if len(come) == 1:
+        here("left")
+
+
+SharedGroup.barrier = barrier
+es.barrier()
+if rank == "1":
+    pathlib.Path("done").touch()
+es.barrier()
+assert pathlib.Path("done").exists()
+es.barrier()
+"""
+IN_OWN_CODE = "rank 1: it was in the script's own code before es.prepare"
 GLOO = "import torch.distributed as dist\nes.barrier()\ndist.new_group([0, 1, 2], backend='gloo')\n" + EARLY
 TORCH = """
 import torch.distributed as dist
@@ -144,13 +171,17 @@ dist.barrier()
     ("calls", "deaths", "why"),
     [
         (EARLY, "0@came:0", "rank 0: rank 0: it may alone have the values that all begin with"),
-        (EARLY, "1@own:0", "rank 1: rank 1: it was in the script's own code before es.prepare"),
+        (EARLY, "1@own:0", f"rank 1: {IN_OWN_CODE}"),
+        (BEHIND, "1@left:0", f"rank 1: {IN_OWN_CODE}"),
         _more(GLOO, "1@finding:0", "rank 1: rank [02]: the script has process groups of Gloo or NCCL of its own"),
         (TORCH, "1@joining:0", "rank 1: rank [02]: it is not training yet, and in no call of Evenstep's"),
     ],
 )
 def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, calls: str, deaths: str, why: str) -> None:
-    result = run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), deaths)
+    assert_restarted(run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), deaths), why)
+
+
+def assert_restarted(result: Any, why: str) -> None:
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert re.search(f"the others cannot go on without {why}", text), text
