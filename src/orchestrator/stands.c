@@ -57,8 +57,8 @@ void even_job_end_alone(even_job *job, size_t rank, bool standing) {
   }
 }
 
-/* The ranks in `held` hold the others up: ends them where the others can go on without. *later: they may, once ranks of
- * other hosts have said so. */
+/* The ranks in `held` hold the others up: ends them where the others can go on without. *later: they may, once some
+ * have said so. */
 static bool end_those(even_job *job, const bool *held, bool standing, even_text *why, bool *later) {
   if (!even_job_can_do_without(job, held, why, later)) {
     return false;
@@ -86,11 +86,12 @@ static bool anybody_doubts(const even_job *job) {
 typedef struct standing {
   size_t still;    /* members that do now, */
   size_t too_long; /* and have done so for too long; */
-  size_t over;     /* that did in this generation, and go on */
+  size_t over;     /* that did in this generation, and go on; */
+  bool heard;      /* one has been held for so long that who was to say something of going on without it has done so */
 } standing;
 
 static standing look(even_job *job, bool doubts, bool *held) {
-  standing found = {0, 0, 0};
+  standing found = {0, 0, 0, false};
   bool between = even_job_any_stands(job); /* whether one waits between two steps for the others to come there */
   double seconds = job->params->stop_seconds > 0 ? job->params->stop_seconds : patience_seconds;
   uint64_t now = even_clock_ns();
@@ -104,12 +105,13 @@ static standing look(even_job *job, bool doubts, bool *held) {
     bool awaited = doubts || (between && !even_generation_stands(job->generation, (int)i));
     if (!awaited || !stands_now(rank)) {
       rank->awaited_ns = 0;
-      found.over += rank->stood == generation ? 1 : 0;
+      found.over += rank->stood == generation && !rank->stood_still ? 1 : 0; /* not one that was ended, and dies */
       continue;
     }
     found.still++;
     rank->awaited_ns = rank->awaited_ns == 0 ? now : rank->awaited_ns;
     held[i] = now - rank->awaited_ns >= (uint64_t)(seconds * 1e9);
+    found.heard = found.heard || now - rank->awaited_ns >= (uint64_t)(seconds * 1e9) + EVEN_JOB_HEARSAY_NS;
     found.too_long += held[i] ? 1 : 0;
   }
   return found;
@@ -123,7 +125,8 @@ static void go_on_together(even_job *job) {
   even_job_notice(job, "generation %u: the stopped rank goes on, and the step under way is made again by all", number);
 }
 
-static void end_standing(even_job *job, const bool *held) {
+/* heard: nobody is waited for any more, but where this host may be the one that is cut off. */
+static void end_standing(even_job *job, const bool *held, bool heard) {
   even_text why = EVEN_TEXT_EMPTY;
   bool later = false;
   if (end_those(job, held, true, &why, &later)) {
@@ -133,7 +136,7 @@ static void end_standing(even_job *job, const bool *held) {
         even_job_notice(job, "rank %zu still stands, and the others wait for it: it is ended, so that they go on", i);
       }
     }
-  } else if (!later) {
+  } else if (!later || (heard && job->lost_ns == 0)) {
     even_job_notice(job, "the others cannot go on without the rank that stands still: %s", even_text_string(&why));
     even_job_generations_refuse(job);
   }
@@ -154,7 +157,7 @@ void even_job_stands_tick(even_job *job) {
   }
   standing found = look(job, doubts, held);
   if (found.too_long > 0) {
-    end_standing(job, held);
+    end_standing(job, held, found.heard);
   } else if (doubts && found.still == 0 && found.over > 0) {
     go_on_together(job);
   }

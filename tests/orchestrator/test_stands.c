@@ -188,6 +188,22 @@ static void who_goes_on_in_time_is_not_lost(void **state) {
       strstr(said(), "generation 1: the stopped rank goes on, and the step under way is made again by all|"));
 }
 
+static void who_was_ended_and_is_not_buried_yet_does_not_go_on(void **state) {
+  even_process_stat facts;
+  (void)state;
+  stop();
+  even_job_rank_stopped(&own.job, &own.ranks[STOPPED], SIGSTOP);
+  even_generation_doubt(own.view, 0, 0);
+  turn(3);
+  assert_int_equal(killed, child);
+  do {
+    assert_int_equal(even_process_stat_read(child, &facts), 0);
+  } while (facts.state != 'Z');
+  turn(2);
+  assert_int_equal(even_generation_number(own.view), 0);
+  assert_null(strstr(said(), "goes on"));
+}
+
 static void a_failed_call_alone_changes_nothing(void **state) {
   (void)state;
   even_generation_doubt(own.view, 0, 0); /* nobody stands, nor has stood: the ranks give up by themselves */
@@ -206,6 +222,43 @@ static void where_they_cannot_go_on_they_hear_so(void **state) {
   assert_int_equal(killed, 0);
   assert_true(even_generation_refused(own.view));
   assert_non_null(strstr(said(), "cannot go on without the rank that stands still: rank 2: its data set is a stream|"));
+}
+
+/* As others wait in a call before es.prepare. */
+static void all_but_one_wait_early(int not_yet) {
+  for (int i = 0; i < RANKS; i++) {
+    even_generation_say_early(own.view, i, i == not_yet ? 0 : 1);
+    own.job.progress.ranks[i].joined = true;
+  }
+}
+
+static void they_hear_at_once_of_one_in_its_own_code_before_prepare(void **state) {
+  (void)state;
+  all_but_one_wait_early(STOPPED);
+  stop();
+  even_generation_doubt(own.view, 0, 0);
+  turn(1);
+  assert_int_equal(killed, 0);
+  assert_true(own.ranks[STOPPED].awaited_ns != 0);
+  turn(1); /* stopped as it is it says nothing more */
+  assert_int_equal(killed, 0);
+  assert_true(even_generation_refused(own.view));
+  assert_non_null(strstr(said(), "without the rank that stands still: rank 1: it was in the script's own code"));
+}
+
+static void who_says_nothing_of_it_is_not_waited_for_for_ever(void **state) {
+  (void)state;
+  all_but_one_wait_early(2);
+  stop();
+  even_generation_doubt(own.view, 0, 0);
+  turn(3);
+  assert_int_equal(killed, 0);
+  assert_false(even_generation_refused(own.view)); /* rank 2 may come to the call, too */
+  own.ranks[STOPPED].awaited_ns = 1;               /* long ago */
+  turn(1);
+  assert_int_equal(killed, 0);
+  assert_true(even_generation_refused(own.view));
+  assert_non_null(strstr(said(), "without the rank that stands still: rank 2: it is not training yet"));
 }
 
 static void the_least_count_who_would_be_left(void **state) {
@@ -304,8 +357,11 @@ int main(void) {
       STANDS_TEST(a_stopped_rank_is_ended_when_others_wait_for_it),
       STANDS_TEST(it_has_its_time),
       STANDS_TEST(who_goes_on_in_time_is_not_lost),
+      STANDS_TEST(who_was_ended_and_is_not_buried_yet_does_not_go_on),
       STANDS_TEST(a_failed_call_alone_changes_nothing),
       STANDS_TEST(where_they_cannot_go_on_they_hear_so),
+      STANDS_TEST(they_hear_at_once_of_one_in_its_own_code_before_prepare),
+      STANDS_TEST(who_says_nothing_of_it_is_not_waited_for_for_ever),
       STANDS_TEST(the_least_count_who_would_be_left),
       STANDS_TEST(another_host_ends_its_own),
       STANDS_TEST(who_is_to_be_ended_and_goes_on_lives),

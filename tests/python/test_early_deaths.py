@@ -181,6 +181,21 @@ def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, calls:
     assert_restarted(run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), deaths), why)
 
 
+@pytest.mark.parametrize(
+    ("calls", "stop", "why"),
+    [
+        (EARLY, "1~own:0", IN_OWN_CODE),
+        _more(EARLY, "0~own:0", "rank 0: it may alone have the values that all begin with"),
+        (BEHIND, "1~left:0", IN_OWN_CODE),
+    ],
+)
+def test_one_that_is_stopped_where_others_may_wait_for_what_it_does_starts_the_job_again(
+    run: Run, script: Script, calls: str, stop: str, why: str
+) -> None:
+    result = run("-n", "3", *SHRINK, script(_with_calls(cases.HELD_UP, calls)), stop)
+    assert_restarted(result, f"the rank that stands still: {why}")
+
+
 def assert_restarted(result: Any, why: str) -> None:
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
