@@ -452,12 +452,9 @@ def load_checkpoint(
         folder, manifest = _agree(session, lambda: _newest_in(path))
         assert folder is not None
         loader = Loader(session, folder, manifest or read_manifest(folder))
+        found = folder, loader  # before the last meeting: who hears there of a loss has read all, where another came out
         loader.check_complete(kinds)
         loader.read_first(random)
-        found = (
-            folder,
-            loader,
-        )  # before the last meeting: who hears there of a loss has read all, where another came out of it
         loader.read(kinds, rest=loaders and optimizers)
         return os.fspath(folder)
 

@@ -236,6 +236,7 @@ class Session:
     def call(self, make: Callable[[], T], asks: Callable[[], bool]) -> T:
         """make(), to which all ranks come; where one is lost, those that are left make it again. asks: it cannot be, since it needs
         what each of them gives."""
+        self.join()
         group = self.group
         return group.call(make, packs_later, plain.loads, asks) if isinstance(group, MendedGroup) else make()
 

@@ -129,6 +129,33 @@ Loader.read = read
     assert_right(text, [0, 2])
 
 
+def test_es_load_checkpoint_may_be_the_first_call(run: Run, script: Script) -> None:
+    """Also where there is nothing else to read, and rank 2 hears of the loss in the last meeting, out of which rank 0 has come."""
+    made = run("-n", "1", script('import evenstep as es\nes.checkpoint("before", extra={"words": 1})\n'))
+    assert made.returncode == 0, made.stdout + made.stderr
+    calls = """
+from evenstep.checkpoint_state import Loader
+
+plain_first = Loader.read_first
+
+
+def read_first(loader, *arguments):
+    plain_first(loader, *arguments)
+    here("loaded")
+    if rank == "2" and deaths and len(es.session().recovery.members) == 3:
+        raise error_of("EVEN_ERR_PEER_LOST", "as if it had heard of it here")
+
+
+Loader.read_first = read_first
+nothing = dict.fromkeys(("models", "optimizers", "schedulers", "loaders", "random", "objects"), False)
+assert es.load_checkpoint("before", **nothing)["extra"] == {"words": 1}
+"""
+    result = run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), "1@loaded:0")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, [0, 2])
+
+
 # Another one waits in the next call when "left" comes, so that rank 1 has not done what it does between the two.
 BEHIND = """
 import pathlib, time
