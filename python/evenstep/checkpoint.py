@@ -437,7 +437,9 @@ def load_checkpoint(
     Everything is compared before anything is loaded; what is read a second time, to where it belongs, once more then
     (docs/checkpoints.md)."""
     session = _session("es.load_checkpoint")
-    session.check_arrived("es.load_checkpoint")
+    session.join()
+    if session.joining:
+        return _facts(*_look_into(session, path))
     kinds = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
 
     found: tuple[Path, Loader] | None = None
@@ -452,7 +454,7 @@ def load_checkpoint(
         folder, manifest = _agree(session, lambda: _newest_in(path))
         assert folder is not None
         loader = Loader(session, folder, manifest or read_manifest(folder))
-        found = folder, loader  # before the last meeting: who hears there of a loss has read all, where another came out
+        found = folder, loader  # before the last meeting: who hears there of a loss has read all
         loader.check_complete(kinds)
         loader.read_first(random)
         loader.read(kinds, rest=loaders and optimizers)
@@ -478,8 +480,21 @@ def load_checkpoint(
     if random:
         _restore_random(session, loader, state)
     session.begin_pass_anew(models)
-    facts = {key: state[key] for key in ("step", "epoch", "world_size")}
-    return {"path": folder, "created": manifest["created"], "extra": extra, **facts}
+    return _facts(folder, loader)
+
+
+def _look_into(session: Any, path: str | os.PathLike[str]) -> tuple[Path, Loader]:
+    """Of a process that takes a lost rank's place, with nobody: nothing is put in place, for it gets the others' state."""
+    folder, manifest = _agree(session, lambda: _newest_in(path))
+    assert folder is not None
+    loader = Loader(session, folder, manifest or read_manifest(folder))
+    loader.read_first(False)
+    return folder, loader
+
+
+def _facts(folder: Path, loader: Loader) -> dict[str, Any]:
+    state = {key: loader.manifest["state"][key] for key in ("step", "epoch", "world_size")}
+    return {"path": folder, "created": loader.manifest["created"], "extra": loader.extra(), **state}
 
 
 def _forget_exchanges(session: Any) -> None:

@@ -36,7 +36,6 @@ def reduce_mean(value: Any, weight: float | None = None) -> Any:
     """
     current = training_session("es.reduce_mean")
     current.check_arrived("es.reduce_mean")
-    current.join()
     amount = _default_weight() if weight is None else float(weight)
     if not (amount >= 0 and math.isfinite(amount)):
         raise ValueError(f"es.reduce_mean(weight={weight!r}): give a number >= 0")
@@ -68,7 +67,6 @@ def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
     """
     current = training_session("es.gather")
     current.check_arrived("es.gather")
-    current.join()
     if tensor.dim() == 0:
         raise EvenstepError("es.gather needs a tensor with rows\n  fix: give tensor[None] for a single number")
     if not current.in_job:

@@ -69,6 +69,8 @@ class Recovery(Joins):
         self._stands = False  # between two steps, until there is a newer generation
         self.calling = False  # the script is in a call
         self._before_prepare = self._early = False  # which began before es.prepare; and the others can go on from there
+        self._unrepeatable = ""  # why no process could take a place: of a call before es.prepare
+        self._began = len(self.members)
         self._asks = False  # it needs what each rank gives
         self._failing = 0  # calls that it has not come to, and that fail there
         self._leads = True  # what is in its commit counts as a step of training
@@ -150,6 +152,16 @@ class Recovery(Joins):
         """Whether a figure that the script asks for now has to be that of all ranks: outside the training loop."""
         return not self._session.in_training_loop
 
+    def needs_places(self, call: str) -> None:
+        """What a call gives is asked of each rank, before es.prepare: whoever takes a lost one's place could not make it. So the job
+        starts again with all where one is lost there, or was."""
+        if self._said is not None or self.joining or self.calling or not self._memory.takes_in:
+            return
+        self._unrepeatable = f"a process that takes a place could not make the {call} of before es.prepare"
+        if len(self.members) < self._began:
+            words = f"{call} before es.prepare, after a rank was lost: {self._unrepeatable}, so the job starts again with all"
+            raise error_of("EVEN_ERR_PEER_LOST", words, f"call {call} after the first batch, or use --recovery shrink")
+
     def begin_call(self) -> None:
         if self._failing:
             self._failing -= 1
@@ -162,7 +174,7 @@ class Recovery(Joins):
         """A call before es.prepare: nothing is prepared that would have to be as it was before. Who waits in one can go on."""
         from evenstep.generation_limits import why_no_groups
 
-        why = why_no_groups(self._session)
+        why = self._unrepeatable or why_no_groups(self._session)
         self._before_prepare, self._early = True, not why
         if why:
             self.say(why)

@@ -334,6 +334,9 @@ class Session:
 
     def check_arrived(self, call: str) -> None:
         """Raises where the others made this call long ago, and what they gave to it is gone."""
+        self.join()
+        if self.recovery is not None:
+            self.recovery.needs_places(call)
         if self.joining:
             raise EvenstepError(
                 f"{call} before the first batch: a process that takes a lost rank's place (--recovery replace) cannot make "

@@ -263,6 +263,11 @@ static PyObject *get_refused(PyObject *self, void *closure) {
   return PyBool_FromLong(even_generation_refused(of(self)));
 }
 
+static PyObject *get_takes_in(PyObject *self, void *closure) {
+  (void)closure;
+  return PyBool_FromLong(even_generation_takes_in(of(self)));
+}
+
 static PyObject *get_ranks(PyObject *self, void *closure) {
   (void)closure;
   return PyLong_FromLong(even_generation_ranks(of(self)));
@@ -271,6 +276,7 @@ static PyObject *get_ranks(PyObject *self, void *closure) {
 static PyGetSetDef members[] = {{"number", get_number, NULL, "of the newest generation", NULL},
                                 {"refused", get_refused, NULL, "whether the agent has given the attempt up", NULL},
                                 {"ranks", get_ranks, NULL, "that the job has places for", NULL},
+                                {"takes_in", get_takes_in, NULL, "whether other processes may join", NULL},
                                 {"wished", get_wished, NULL, "what the agent asks at the end of a step", NULL},
                                 {NULL, NULL, NULL, NULL, NULL}};
 static PyMethodDef methods[] = {

@@ -25,6 +25,7 @@ typedef struct header {
   _Atomic uint32_t bell;                /* the futex: rung after each change of what follows, too */
   _Atomic uint32_t refused;
   _Atomic uint32_t wish;
+  _Atomic uint32_t takes_in;
   _Atomic uint64_t place; /* generation << 32 | port of its meeting; 0 while the address is written */
   _Atomic uint64_t address[ADDRESS_WORDS];
   _Atomic uint32_t bringer; /* the process that holds what was brought: written before `brought` */
@@ -336,6 +337,14 @@ void even_generation_begin(even_generation *generation, const bool *members) {
   atomic_store(&generation->header->wish, EVEN_WISH_NOTHING);
   atomic_store(&generation->header->brought, 0u);
   atomic_store(&generation->header->ungiven, 0u);
+}
+
+void even_generation_let_in(even_generation *generation) {
+  atomic_store(&generation->header->takes_in, 1u);
+}
+
+bool even_generation_takes_in(const even_generation *generation) {
+  return atomic_load(&generation->header->takes_in) != 0;
 }
 
 void even_generation_vacate(even_generation *generation, int rank) {

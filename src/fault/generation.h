@@ -62,6 +62,8 @@ void even_generation_meet(even_generation *generation, uint32_t number, uint32_t
 uint32_t even_generation_port(even_generation *generation, uint32_t number, uint64_t timeout_ns,
                               char address[EVEN_GENERATION_ADDRESS]);
 even_generation_wish even_generation_wished(const even_generation *generation);
+/* Whether other processes may become members: they cannot make what calls the members have made. */
+bool even_generation_takes_in(const even_generation *generation);
 /* A member stands between two steps, and stays there until there is a newer generation than `number`, its own. */
 void even_generation_stand(even_generation *generation, int rank, uint32_t number);
 /* A call of the member's has failed in the generation `number`, its own, for another rank: it waits for a newer one. */
@@ -83,6 +85,8 @@ void even_generation_take(even_generation *generation, int rank, uint32_t number
 
 /* Before an attempt whose ranks have not started: as new. members: of generation 0; NULL: all. */
 void even_generation_begin(even_generation *generation, const bool *members);
+/* Other processes may become members, in each attempt. */
+void even_generation_let_in(even_generation *generation);
 /* The rank's process has ended, and another one may come: nothing is said of it yet. */
 void even_generation_vacate(even_generation *generation, int rank);
 /* A process has started in the rank's place. */

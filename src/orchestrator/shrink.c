@@ -21,6 +21,9 @@ even_status even_job_generations_open(even_job *job) {
   EVEN_TRY(EVEN_NEW_ARRAY(&job->lost, job->count));
   EVEN_TRY(even_generation_create((int)job->count, &job->generation_fd));
   EVEN_TRY(even_generation_open(job->generation_fd, &job->generation));
+  if (even_job_takes_in(job)) {
+    even_generation_let_in(job->generation);
+  }
   EVEN_TRY(even_boards_open(job));
   return even_job_replace_open(job);
 }

@@ -263,6 +263,16 @@ static void another_process_in_a_place_has_said_nothing(void **state) {
   close_views(&views);
 }
 
+static void ranks_hear_that_others_may_join(void **state) {
+  two_views views = open_views(2);
+  (void)state;
+  assert_false(even_generation_takes_in(views.rank));
+  even_generation_let_in(views.agent);
+  even_generation_begin(views.agent, NULL);
+  assert_true(even_generation_takes_in(views.rank));
+  close_views(&views);
+}
+
 static void many_generations_are_told_apart(void **state) {
   two_views views = open_views(2);
   const bool lost[2] = {false, true};
@@ -471,6 +481,7 @@ int main(void) {
       cmocka_unit_test(waiting_ends),
       cmocka_unit_test(who_offers_itself_joins_those_that_stand),
       cmocka_unit_test(another_process_in_a_place_has_said_nothing),
+      cmocka_unit_test(ranks_hear_that_others_may_join),
       cmocka_unit_test(many_generations_are_told_apart),
       cmocka_unit_test(members_of_another_host_follow),
       cmocka_unit_test(a_place_on_another_host_has_its_address),

@@ -38,6 +38,18 @@ def _with_calls(case: str, calls: str = EARLY) -> str:
     return made
 
 
+# Rank 0 has come out of the last meeting, and is not in the next call yet.
+STAYS = """
+import time
+
+
+def stays_until_one_is_lost():
+    while rank == "0" and deaths and es.session().recovery._memory.number == 0:
+        time.sleep(0.005)
+
+
+"""
+
 PLAIN = _with_calls(cases.PLAIN_LOOP)
 
 
@@ -69,8 +81,8 @@ def test_those_that_are_left_make_the_call_again(
 
 
 def test_a_process_takes_the_place_of_a_rank_that_died_in_a_barrier(run: Run, script: Script) -> None:
-    case = _with_calls(cases.REPLACED, EARLY.replace("assert es.load", "es.session().joining or es.load"))
-    case = case.replace('es.load_checkpoint("kept")["extra"] == {"words": 1}', 'es.load_checkpoint("kept")')
+    """It makes the calls of before es.prepare alone: es.load_checkpoint only reads there."""
+    case = _with_calls(cases.REPLACED)
     result = run("-n", "3", "--spares", "1", *REPLACE, script(case), "2@came:0", "2")
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
@@ -85,6 +97,32 @@ def test_one_that_is_stopped_goes_on_or_is_ended(run: Run, script: Script, stop:
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_right(text, left)
+
+
+@pytest.mark.parametrize(
+    ("death", "why"),
+    [
+        (
+            "1@came:0",
+            "EvenstepError: es.gather before es.prepare, after a rank was lost: a process that takes a place could not",
+        ),
+        (
+            "1@asked:0",
+            "the others cannot go on without rank 1: rank [02]: a process that takes a place could not make the es.gather",
+        ),
+    ],
+)
+def test_where_nobody_could_take_its_place_the_job_starts_again(run: Run, script: Script, death: str, why: str) -> None:
+    calls = (
+        'from evenstep.group import SharedGroup\naround(SharedGroup, "barrier", "came", "left")\nes.barrier()\n'
+        'es.gather(torch.tensor([es.rank()]))\naround(SharedGroup, "barrier", "asked", "left")\nes.barrier()\n'
+    )
+    result = run("-n", "3", *REPLACE, script(_with_calls(cases.PLAIN_LOOP, calls)), death)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert re.search(why, text), text
+    assert "restart 1 of 3 from the beginning" in text, text
+    assert len(re.findall(r"rank \d of 3 at step 18: ", text)) == 3, text
 
 
 def test_results_that_need_all_are_lost_on_all(run: Run, script: Script) -> None:
@@ -103,7 +141,8 @@ def test_results_that_need_all_are_lost_on_all(run: Run, script: Script) -> None
 def test_what_one_rank_has_loaded_with_all_stands(run: Run, script: Script) -> None:
     """Rank 2 hears of the loss in the last meeting, out of which rank 0 has come."""
     calls = (
-        """
+        STAYS
+        + """
 from evenstep.checkpoint_state import Loader
 
 plain_read = Loader.read
@@ -112,6 +151,7 @@ plain_read = Loader.read
 def read(loader, *arguments, **options):
     wanted = plain_read(loader, *arguments, **options)
     here("loaded")
+    stays_until_one_is_lost()
     if rank == "2" and deaths and len(es.session().recovery.members) == 3:
         error = es.EvenstepError("as if it had heard of it here")
         error.status = "EVEN_ERR_PEER_LOST"
@@ -133,7 +173,9 @@ def test_es_load_checkpoint_may_be_the_first_call(run: Run, script: Script) -> N
     """Also where there is nothing else to read, and rank 2 hears of the loss in the last meeting, out of which rank 0 has come."""
     made = run("-n", "1", script('import evenstep as es\nes.checkpoint("before", extra={"words": 1})\n'))
     assert made.returncode == 0, made.stdout + made.stderr
-    calls = """
+    calls = (
+        STAYS
+        + """
 from evenstep.checkpoint_state import Loader
 
 plain_first = Loader.read_first
@@ -142,6 +184,7 @@ plain_first = Loader.read_first
 def read_first(loader, *arguments):
     plain_first(loader, *arguments)
     here("loaded")
+    stays_until_one_is_lost()
     if rank == "2" and deaths and len(es.session().recovery.members) == 3:
         raise error_of("EVEN_ERR_PEER_LOST", "as if it had heard of it here")
 
@@ -150,6 +193,7 @@ Loader.read_first = read_first
 nothing = dict.fromkeys(("models", "optimizers", "schedulers", "loaders", "random", "objects"), False)
 assert es.load_checkpoint("before", **nothing)["extra"] == {"words": 1}
 """
+    )
     result = run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), "1@loaded:0")
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
