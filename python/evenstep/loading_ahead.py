@@ -172,9 +172,9 @@ class Loading:
 
 
 def _share_lost() -> EvenstepError:
-    from evenstep.mended_group import RankLost
+    from evenstep.mended_group import rank_lost
 
-    return RankLost(
-        "a rank was lost while the others went through an evaluation, and its share of the samples with it (EVEN_ERR_PEER_LOST)\n"
-        "  fix: catch es.RankLost, and begin the evaluation again; es.evaluate does so by itself"
+    return rank_lost(
+        "a rank was lost while the others went through an evaluation, and its share of the samples with it",
+        "catch es.RankLost, and begin the evaluation again; es.evaluate does so by itself",
     )

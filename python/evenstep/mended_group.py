@@ -26,15 +26,22 @@ class RankLost(EvenstepError):
 
 
 def is_lost(error: BaseException) -> bool:
-    """Whether it says that a rank has gone, or that another one has heard so."""
-    return isinstance(error, EvenstepError) and getattr(error, "status", "") in _LOST
+    """Whether it says that a rank has gone, or that another one has heard so, and nobody has dealt with it yet."""
+    told = isinstance(error, RankLost)  # those that are left go on together already
+    return isinstance(error, EvenstepError) and not told and getattr(error, "status", "") in _LOST
+
+
+def rank_lost(what: str, fix: str) -> RankLost:
+    error = RankLost(f"{what} (EVEN_ERR_PEER_LOST)\n  fix: {fix}")
+    error.status, error.fix = "EVEN_ERR_PEER_LOST", fix
+    return error
 
 
 def part_lost() -> RankLost:
-    return RankLost(
-        "a rank was lost before it gave its part to this call, and that part is in nobody's hands (EVEN_ERR_PEER_LOST)\n"
-        "  fix: catch es.RankLost and begin again what the call belongs to: all that are left raise it here; uncaught, the job "
-        "starts again from its last checkpoint"
+    return rank_lost(
+        "a rank was lost before it gave its part to this call, and that part is in nobody's hands",
+        "catch es.RankLost and begin again what the call belongs to: all that are left raise it here; uncaught, the job "
+        "starts again from its last checkpoint",
     )
 
 

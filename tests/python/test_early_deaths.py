@@ -129,7 +129,8 @@ def test_results_that_need_all_are_lost_on_all(run: Run, script: Script) -> None
     calls = EARLY + (
         'around(SharedGroup, "exchange", "giving", "given")\n'
         "try:\n    es.gather(torch.tensor([es.rank()]))\n    assert es.world_size() == 3\n"
-        'except es.RankLost:\n    print("lost a part", flush=True)\n'
+        'except es.RankLost as error:\n    assert error.status == "EVEN_ERR_PEER_LOST" and error.fix.startswith("catch es.RankLost")\n'
+        '    print("lost a part", flush=True)\n'
     )
     result = run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), "1@giving:0")
     text = result.stdout + result.stderr
