@@ -60,6 +60,7 @@ HEAD = '''
 import copy, os, sys
 if "PLAYED_HOSTS" in os.environ:
     exec(os.environ["PLAYED_HOSTS_CODE"])
+import signal
 import torch
 import evenstep as es
 from evenstep.errors import error_of
@@ -107,7 +108,7 @@ def dies_in_the_meeting(step, comes_out=lambda: None):
         if es.step() == step and len(es.session().recovery.members) == 3:
             comes_out()
             if rank == "1":
-                os.kill(os.getpid(), 9)
+                os.kill(os.getpid(), signal.SIGKILL)  # in other words than the scripts' own death, which tests replace
             if rank == "2":
                 raise error_of("EVEN_ERR_PEER_LOST", "as if it had heard of it here")
 

@@ -132,6 +132,7 @@ PLACE = """
 names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR")
 print("place", *(os.environ[name] for name in names), os.environ["GLOO_SOCKET_IFNAME"], flush=True)
 """
+SAYS_ITS_PLACE = TRAINING + PLACE + "train_and_compare()\n"
 
 
 # Each host's agent looks once a second: a rank stays until the history has what the kernel says of all of them.
@@ -146,7 +147,7 @@ with contextlib.closing(sqlite3.connect(sys.argv[1])) as history:
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_two_hosts_train_as_one_device_does(hosts: Hosts, script: Script, tmp_path: pathlib.Path, ranks: int) -> None:
-    trains = script(TRAINING + PLACE + "train_and_compare()\n" + STAYS)
+    trains = script(SAYS_ITS_PLACE + STAYS)
     words = ("--name", "a", "--log-rank", "all", trains, str(tmp_path / "runs/a/run.db"))
     code, text = hosts.run(*words, ranks=f":{ranks}" if ranks > 1 else "", monitor=True)
     assert code == 0, text

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from run_jobs import Job, end_all, end_soon
 from test_mpi import FOUND, NONE, QUIET, TORCHRUN
-from test_run_hosts import TRAINING
+from test_run_hosts import SAYS_ITS_PLACE
 
 Script = Callable[..., str]
 
@@ -80,7 +80,7 @@ def test_two_hosts_of_mpirun_train_as_one_device_does(
     launched: Launched, script: Script, tmp_path: pathlib.Path, mpirun: str
 ) -> None:
     assert mpirun, "EVENSTEP_TEST_REQUIRE has mpi, but no mpirun is found: set EVENSTEP_TEST_MPIRUN"
-    words = launched.command("--no-pin", "--log-rank", "all", "--name", "a", script(TRAINING))
+    words = launched.command("--no-pin", "--log-rank", "all", "--name", "a", script(SAYS_ITS_PLACE))
     code, text = launched.start([mpirun, "-n", "2", *words], **QUIET).finish()
     assert code == 0, text
     for rank in range(2):

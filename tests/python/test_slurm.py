@@ -10,7 +10,7 @@ import pytest
 import slurm_cluster
 from run_jobs import wait_until
 from slurm_cluster import Typed
-from test_run_hosts import TRAINING
+from test_run_hosts import SAYS_ITS_PLACE
 
 slurm, typed = slurm_cluster.slurm, slurm_cluster.typed
 pytestmark = pytest.mark.more
@@ -50,7 +50,7 @@ def evenstep(program: pathlib.Path) -> str:
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
 def test_agents_one_a_host_train_as_one_device_does(typed: Typed, script: Script, evenstep: str, mpi: str) -> None:
     words = ("srun", f"--mpi={mpi}", "-N", "2", "--ntasks-per-node=1")
-    job = typed.start(*words, evenstep, "run", *AUTO, "--name", "a", script(TRAINING))
+    job = typed.start(*words, evenstep, "run", *AUTO, "--name", "a", script(SAYS_ITS_PLACE))
     code, text = job.finish()
     assert code == 0, text
     for rank, host in enumerate(("n1", "n2")):
