@@ -438,8 +438,10 @@ def load_checkpoint(
     (docs/checkpoints.md)."""
     session = _session("es.load_checkpoint")
     session.join()
-    if session.joining:
-        return _facts(*_look_into(session, path))
+    if session.joining:  # in a lost rank's place, with nobody: nothing is put in place, for it gets the others' state
+        folder, loader = _look_into(session, path)
+        loader.read_first(False)
+        return _facts(folder, loader)
     kinds = [kind for kind, on in zip(KINDS, (models, optimizers, schedulers, loaders, objects)) if on]
 
     found: tuple[Path, Loader] | None = None
@@ -451,10 +453,9 @@ def load_checkpoint(
         for sync in session.steps.syncs:
             if sync.stale is not None:
                 sync.stale.wait()
-        folder, manifest = _agree(session, lambda: _newest_in(path))
-        assert folder is not None
-        loader = Loader(session, folder, manifest or read_manifest(folder))
-        found = folder, loader  # before the last meeting: who hears there of a loss has read all
+        found = folder, loader = _look_into(
+            session, path
+        )  # before the last meeting: who hears there of a loss has read all
         loader.check_complete(kinds)
         loader.read_first(random)
         loader.read(kinds, rest=loaders and optimizers)
@@ -484,12 +485,10 @@ def load_checkpoint(
 
 
 def _look_into(session: Any, path: str | os.PathLike[str]) -> tuple[Path, Loader]:
-    """Of a process that takes a lost rank's place, with nobody: nothing is put in place, for it gets the others' state."""
+    """The checkpoint that all ranks take, of which nothing is read yet."""
     folder, manifest = _agree(session, lambda: _newest_in(path))
     assert folder is not None
-    loader = Loader(session, folder, manifest or read_manifest(folder))
-    loader.read_first(False)
-    return folder, loader
+    return folder, Loader(session, folder, manifest or read_manifest(folder))
 
 
 def _facts(folder: Path, loader: Loader) -> dict[str, Any]:

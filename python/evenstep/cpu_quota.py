@@ -14,10 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_OWN, _ALL = (
-    8,
-    64,
-)  # steps after which the process's own groups and the one that binds are read again, and all others, too
+_OWN = 8  # steps after which the process's own groups and the one that binds are read again, …
+_ALL = 64  # … and all others, too
 
 
 class Bound(NamedTuple):

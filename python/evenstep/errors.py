@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from evenstep._core import EvenstepError
+
+E = TypeVar("E", bound=EvenstepError)
 
 
 def error_of(status: str, what: str, fix: str | None = None, rank: int | None = None) -> EvenstepError:
+    """As error_as, of no kind of its own."""
+    return error_as(EvenstepError, status, what, fix, rank)
+
+
+def error_as(kind: type[E], status: str, what: str, fix: str | None = None, rank: int | None = None) -> E:
     """Of a status by its whole name ("EVEN_ERR_PEER_LOST"), in the words and with the attributes of an error of the library's;
     `rank`: the one that it is about."""
-    error = EvenstepError(f"{what} ({status})" + (f"\n  fix: {fix}" if fix is not None else ""))
+    error = kind(f"{what} ({status})" + (f"\n  fix: {fix}" if fix is not None else ""))
     error.status, error.fix, error.rank, error.device = status, fix, rank, None
     return error

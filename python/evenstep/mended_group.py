@@ -10,6 +10,7 @@ import torch
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.call_results import Packs, packed
+from evenstep.errors import error_as
 from evenstep.group import SharedGroup, as_bytes
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ def is_lost(error: BaseException) -> bool:
 
 
 def rank_lost(what: str, fix: str) -> RankLost:
-    error = RankLost(f"{what} (EVEN_ERR_PEER_LOST)\n  fix: {fix}")
-    error.status, error.fix = "EVEN_ERR_PEER_LOST", fix
-    return error
+    return error_as(RankLost, "EVEN_ERR_PEER_LOST", what, fix)
 
 
 def part_lost() -> RankLost:

@@ -10,7 +10,7 @@ import generation_cases as cases
 import pytest
 from run_jobs import Run
 from test_generations import SHRINK, assert_right
-from test_generations_hosts import UCX, WHY_NONE, played
+from test_generations_hosts import ON_HOSTS, played
 from test_replacement import REPLACE, assert_replaced
 
 Script = Callable[[str], str]
@@ -277,7 +277,7 @@ def assert_restarted(result: Any, why: str) -> None:
     assert len(ends) == 3 and all(float(far) < 1e-12 for far in ends), text
 
 
-@pytest.mark.skipif(not UCX, reason=f"no UCX here: {WHY_NONE}")
+@ON_HOSTS
 @pytest.mark.parametrize(
     ("names", "deaths", "left"), [("a,b,b", "1@came:0", [0, 2]), _more("a,b,c", "2@read:0", [0, 1])]
 )

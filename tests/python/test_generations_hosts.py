@@ -20,7 +20,8 @@ from evenstep import hosts
 Script = Callable[[str], str]
 UCX, WHY_NONE = hosts.ucx_state()
 MAY_SKIP = "ucx" not in os.environ.get("EVENSTEP_TEST_REQUIRE", "")
-pytestmark = pytest.mark.skipif(not UCX and MAY_SKIP, reason=f"no UCX here: {WHY_NONE}")
+ON_HOSTS = pytest.mark.skipif(not UCX and MAY_SKIP, reason=f"no UCX here: {WHY_NONE}")
+pytestmark = ON_HOSTS
 
 
 def played(names: str, **more: str) -> dict[str, str]:

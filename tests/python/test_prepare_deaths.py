@@ -10,7 +10,7 @@ import generation_cases as cases
 import pytest
 from run_jobs import Run
 from test_generations import SHRINK, assert_right
-from test_generations_hosts import MAY_SKIP, UCX, WHY_NONE, played
+from test_generations_hosts import ON_HOSTS, played
 from test_replacement import REPLACE, assert_replaced
 
 Script = Callable[[str], str]
@@ -134,9 +134,6 @@ def here(point):
 rendezvous._Meeting._look = look
 """
 )
-
-
-ON_HOSTS = pytest.mark.skipif(not UCX and MAY_SKIP, reason=f"no UCX here: {WHY_NONE}")
 
 
 def _more(*values: object, marks: Sequence[pytest.MarkDecorator] = ()) -> object:
