@@ -4,7 +4,6 @@
 
 #include <stdint.h>
 
-uint64_t even_pseudo_random_bits(uint64_t *state);
 /* least … most, both included */
 int64_t even_pseudo_random_between(uint64_t *state, int64_t least, int64_t most);
 /* 0 <= x < 1 */

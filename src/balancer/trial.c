@@ -20,7 +20,7 @@ void even_series_clear(even_series *series) {
   series->taken = 0;
 }
 
-void even_series_take(even_series *series, double seconds) {
+static void take(even_series *series, double seconds) {
   series->seconds[series->taken % EVEN_TRIAL_WINDOW] = seconds;
   series->taken++;
 }
@@ -97,7 +97,7 @@ static even_trial_result challenge(even_trial *trial, double seconds) {
     trial->settling--;
     return EVEN_TRIAL_GOES_ON;
   }
-  even_series_take(&trial->challenger, seconds);
+  take(&trial->challenger, seconds);
   if (given_up) {
     return end(trial, EVEN_TRIAL_LOST);
   }
@@ -118,7 +118,7 @@ static even_trial_result challenge(even_trial *trial, double seconds) {
 even_trial_result even_trial_take(even_trial *trial, bool challenger, double seconds) {
   if (trial->state == EVEN_TRIAL_IDLE) {
     if (!challenger) {
-      even_series_take(&trial->before, seconds);
+      take(&trial->before, seconds);
     }
     return EVEN_TRIAL_GOES_ON;
   }
@@ -132,7 +132,7 @@ even_trial_result even_trial_take(even_trial *trial, bool challenger, double sec
     trial->settling--;
     return EVEN_TRIAL_GOES_ON;
   }
-  even_series_take(&trial->after, seconds);
+  take(&trial->after, seconds);
   if (even_series_count(&trial->after) < CHECK) {
     return EVEN_TRIAL_GOES_ON;
   }

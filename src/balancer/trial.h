@@ -35,7 +35,6 @@ typedef struct even_trial {
 } even_trial;
 
 void even_series_clear(even_series *series);
-void even_series_take(even_series *series, double seconds);
 int even_series_count(const even_series *series);
 /* Mean, with the outermost value at each end cut to the next: a lone outlier never counts. 0 when empty. */
 double even_series_mean(const even_series *series);

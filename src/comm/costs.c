@@ -90,7 +90,8 @@ even_comm_cost_key even_comm_cost_key_of(const even_comm_cost *cost) {
                               .bytes = cost->bytes};
 }
 
-even_cost_entry *even_comm_costs_entry(even_comm_costs *costs, const even_comm_cost_key *key) {
+/* The entry of that key, NULL without one. With the lock held. */
+static even_cost_entry *entry_of(even_comm_costs *costs, const even_comm_cost_key *key) {
   uint64_t bytes = size_class(key->bytes);
   for (size_t i = 0; i < costs->count; i++) {
     even_cost_entry *entry = &costs->entries[i];
@@ -156,7 +157,7 @@ static void refine(even_comm_cost *cost, double seconds) {
 }
 
 static even_status add_locked(even_comm_costs *costs, const even_comm_cost_key *key, double seconds) {
-  even_cost_entry *entry = even_comm_costs_entry(costs, key);
+  even_cost_entry *entry = entry_of(costs, key);
   if (entry == NULL) {
     EVEN_TRY(make_entry_of(costs, key, &entry));
   }
@@ -182,7 +183,7 @@ static uint32_t counted(uint32_t samples) {
 
 even_status even_comm_costs_merge(even_comm_costs *costs, const even_comm_cost *cost) {
   even_comm_cost_key key = even_comm_cost_key_of(cost);
-  even_cost_entry *entry = even_comm_costs_entry(costs, &key);
+  even_cost_entry *entry = entry_of(costs, &key);
   if (entry == NULL) {
     EVEN_TRY(make_entry_of(costs, &key, &entry));
   }

@@ -29,8 +29,6 @@ even_comm_costs *even_comm_costs_hold(even_comm_costs *costs);
 even_status even_comm_costs_merge(even_comm_costs *costs, const even_comm_cost *cost) EVEN_MUST_USE;
 /* EVEN_ERR_ARGUMENT names what is wrong with the words or the size. */
 even_status even_comm_costs_check(const even_comm_cost_key *key) EVEN_MUST_USE;
-/* The entry of that key, NULL without one. With the lock held. */
-even_cost_entry *even_comm_costs_entry(even_comm_costs *costs, const even_comm_cost_key *key);
 even_comm_cost_key even_comm_cost_key_of(const even_comm_cost *cost);
 
 /* costs_file.c: the file's content. Reading takes all entries from `oldest` on, or, with an error, none; `origin` names

@@ -23,7 +23,8 @@ typedef struct canvas {
   bool unicode;
 } canvas;
 
-void even_view_time(double seconds, char out[32]) {
+/* "3 h 05 min", "12 s" into `out`; "?" for NAN. */
+static void say_time(double seconds, char out[32]) {
   if (!isfinite(seconds)) {
     (void)snprintf(out, 32, "?");
   } else if (seconds < 100) {
@@ -96,10 +97,10 @@ static void head(const canvas *on, const even_state *state, const even_measure *
       even_text_format(content, "/%ld", measure->total);
     }
   }
-  even_view_time(measure->elapsed_seconds, time);
+  say_time(measure->elapsed_seconds, time);
   even_text_format(content, "  %s", time);
   if (isfinite(measure->eta_seconds)) {
-    even_view_time(measure->eta_seconds, time);
+    say_time(measure->eta_seconds, time);
     even_text_format(content, ", %s left", time);
   }
   line(on, COLOUR_BOLD, even_text_string(content));

@@ -6,7 +6,5 @@
 
 /* Lines of at most `columns` characters, each ended by a newline. */
 void even_view_draw(even_state *state, uint64_t now_ns, int columns, bool colour, even_text *out);
-/* "3 h 05 min", "12 s" into `out`; "?" for NAN. */
-void even_view_time(double seconds, char out[32]);
 
 #endif

@@ -12,7 +12,8 @@ static size_t ring_bytes(size_t records) {
   return sizeof(even_ring) + records * sizeof(even_ring_slot);
 }
 
-size_t even_ring_segment_bytes(int ranks, size_t records) {
+/* Bytes of a segment; 0 where ranks or records are out of range. */
+static size_t segment_bytes(int ranks, size_t records) {
   size_t bytes = 0;
   if (ranks < 1 || ranks > EVEN_TELEMETRY_MOST_RANKS || records < FEWEST_RECORDS || records > MOST_RECORDS ||
       (records & (records - 1)) != 0 || !even_multiply_size((size_t)ranks, ring_bytes(records), &bytes) ||
@@ -32,7 +33,7 @@ even_status even_telemetry_create_segment(int ranks, size_t records, int *fd) {
   while (rounded < records && rounded < MOST_RECORDS) {
     rounded *= 2;
   }
-  size_t bytes = even_ring_segment_bytes(ranks, rounded);
+  size_t bytes = segment_bytes(ranks, rounded);
   if (bytes == 0 || records > MOST_RECORDS) {
     return even_fail(EVEN_ERR_ARGUMENT, "telemetry for %d ranks of %zu records (1 to %d ranks, at most %d records)",
                      ranks, records, EVEN_TELEMETRY_MOST_RANKS, MOST_RECORDS);
@@ -58,7 +59,7 @@ static even_status check(const even_shared_memory *memory, const even_ring_heade
     status = even_fail(EVEN_ERR_INPUT, "the telemetry segment is of version %u, this build reads version %d",
                        facts->version, EVEN_RING_VERSION);
   } else if (facts->ranks > EVEN_TELEMETRY_MOST_RANKS ||
-             even_ring_segment_bytes((int)facts->ranks, facts->records) != memory->bytes) {
+             segment_bytes((int)facts->ranks, facts->records) != memory->bytes) {
     status = even_fail(EVEN_ERR_INPUT, "the telemetry segment is damaged: %u ranks of %u records in %zu bytes",
                        facts->ranks, facts->records, memory->bytes);
   }

@@ -52,8 +52,6 @@ _Static_assert(sizeof(even_ring_slot) == 64, "a slot is a cache line");
 _Static_assert(sizeof(even_ring) == 256, "ring");
 _Static_assert(sizeof(even_call_totals) == EVEN_RING_TOTALS * sizeof(uint64_t), "totals");
 
-/* Bytes of a segment; 0 where ranks or records are out of range. */
-size_t even_ring_segment_bytes(int ranks, size_t records);
 /* Maps a duplicate of `fd` and checks that it is a segment of this version and of the right size. *facts is a copy:
  * later damage to the header cannot lead outside the mapping. */
 even_status even_ring_map(int fd, even_shared_memory *memory, even_ring_header *facts) EVEN_MUST_USE;

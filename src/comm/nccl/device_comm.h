@@ -201,7 +201,6 @@ void even_device_times_renew(even_device_comm *comm, void *event, uint64_t at_ns
 
 void even_device_watch_begin(even_device_comm *comm);
 void even_device_watch_end(even_device_comm *comm);
-void even_device_look(void *comm);
 
 /* ---- differ.c: with `track` held ---- */
 

@@ -250,7 +250,7 @@ static waiting what_is_waited_for(const even_device_comm *comm) {
   return what;
 }
 
-void even_device_look(void *context) {
+static void look(void *context) {
   even_device_comm *comm = context;
   even_error why;
   char words[768];
@@ -279,7 +279,7 @@ void even_device_look(void *context) {
 
 void even_device_watch_begin(even_device_comm *comm) {
   if (!comm->watched) {
-    comm->watch = (even_watch){.look = even_device_look, .context = comm};
+    comm->watch = (even_watch){.look = look, .context = comm};
     comm->watched = true;
     even_watcher_add(&comm->watch);
   }

@@ -414,8 +414,7 @@ void even_ucx_take_room_back(even_ucx_group *group, const even_ucx_notice *notic
 
 /* ---- refusal.c: messages that do not fit where they are received; with the lock held ---- */
 
-/* Tells the sender, with the words of that receive's error; and takes it back. */
-void even_ucx_refuse(even_ucx_group *group, int sender, uint64_t number, const even_error *why);
+/* Takes what the sender was told back. */
 void even_ucx_accept(even_ucx_group *group, int sender, uint64_t number);
 /* Either notice. */
 void even_ucx_take_refusal(even_ucx_group *group, const even_ucx_notice *notice);

@@ -71,7 +71,8 @@ static void tell(even_ucx_group *group, int peer, const even_ucx_notice *notice,
   (void)even_error_restore(&kept);
 }
 
-void even_ucx_refuse(even_ucx_group *group, int sender, uint64_t number, const even_error *why) {
+/* Tells the sender, with the words of that receive's error. */
+static void tell_refusal(even_ucx_group *group, int sender, uint64_t number, const even_error *why) {
   even_ucx_notice notice;
   memset(&notice, 0, sizeof notice);
   notice.word = EVEN_UCX_REFUSES;
@@ -101,7 +102,7 @@ void even_ucx_message_tell_sender(even_ucx_group *group, even_ucx_request *reque
   }
   (void)pthread_mutex_lock(&group->lock);
   if (!was_accepted(group->messages, request->refused_from, request->refused_number)) {
-    even_ucx_refuse(group, request->refused_from, request->refused_number, &request->error);
+    tell_refusal(group, request->refused_from, request->refused_number, &request->error);
   }
   (void)pthread_mutex_unlock(&group->lock);
 }
