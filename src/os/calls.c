@@ -150,6 +150,9 @@ static int real_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int 
 static int real_getsockopt(int fd, int level, int option, void *value, socklen_t *bytes) {
   return getsockopt(fd, level, option, value, bytes);
 }
+static int real_touch(int fd) {
+  return futimens(fd, NULL);
+}
 static int real_nanosleep(const struct timespec *time) {
   return nanosleep(time, NULL);
 }
@@ -165,6 +168,7 @@ static int real_nanosleep(const struct timespec *time) {
    .fsync = fsync,                              \
    .ftruncate = ftruncate,                      \
    .fchmod = fchmod,                            \
+   .touch = real_touch,                         \
    .fallocate = fallocate,                      \
    .fstat = real_fstat,                         \
    .fstatfs = real_fstatfs,                     \

@@ -35,6 +35,7 @@ typedef struct even_os_calls {
   int (*fsync)(int fd);
   int (*ftruncate)(int fd, off_t length);
   int (*fchmod)(int fd, mode_t mode);
+  int (*touch)(int fd); /* futimens: its times are now, by the clock of its file system */
   int (*fallocate)(int fd, int mode, off_t offset, off_t bytes);
   int (*fstat)(int fd, struct stat *out);
   int (*fstatfs)(int fd, struct statfs *out);

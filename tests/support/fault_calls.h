@@ -19,6 +19,7 @@
   X(ssize_t, -1, pwrite, (int fd, const void *buffer, size_t bytes, off_t offset),                                     \
     (fd, buffer, fault_short(bytes), offset))                                                                          \
   X(int, -1, fsync, (int fd), (fd))                                                                                    \
+  X(int, -1, touch, (int fd), (fd))                                                                                    \
   X(int, -1, ftruncate, (int fd, off_t length), (fd, length))                                                          \
   X(int, -1, fallocate, (int fd, int mode, off_t offset, off_t bytes), (fd, mode, offset, bytes))                      \
   X(int, -1, fstatfs, (int fd, struct statfs *out), (fd, out))                                                          \

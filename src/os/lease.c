@@ -1,0 +1,412 @@
+/* The sign: lines of text, made with O_EXCL, renewed by its times, taken over by renaming it away. */
+#include "os/lease.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "base/stop.h"
+#include "base/text.h"
+#include "os/calls.h"
+#include "os/clock.h"
+#include "os/file.h"
+#include "os/folder.h"
+#include "os/futex.h"
+#include "os/host.h"
+#include "os/locks.h"
+#include "os/path.h"
+#include "os/random.h"
+#include "os/thread.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Whoever is in the way again and again lives. */
+enum { MOST_ATTEMPTS = 4, MOST_TEXT = 768, MOST_LINE = 256, MARK_DIGITS = 16 };
+
+static const uint64_t LOOK_NS = UINT64_C(250000000);
+
+struct even_lease {
+  even_text folder;
+  even_text path;
+  even_text text;
+  char mark[MARK_DIGITS + 1];
+  pthread_mutex_t renewing;
+  pthread_t thread;
+  bool kept;
+  _Atomic uint32_t ends;
+  _Atomic uint64_t renewed_ns;
+  _Atomic uint64_t tried_ns;
+  _Atomic bool lost;
+  char taker[MOST_TEXT]; /* the sign that lies there instead, "" for none: once it is lost */
+};
+
+typedef struct look {
+  bool there;
+  char text[MOST_TEXT];
+  struct timespec changed;
+  struct timespec written;
+} look;
+
+/* What a sign says; "" where it does not. */
+typedef struct holder {
+  char identity[MOST_LINE];
+  char host[MOST_LINE];
+  char process[MOST_LINE];
+  char owner[MOST_LINE];
+  uint64_t turn;
+} holder;
+
+/* ---- the sign ---- */
+
+static const char *next_line(const char *at, char *out) {
+  size_t length = strcspn(at, "\n");
+  (void)snprintf(out, MOST_LINE, "%.*s", (int)(length < MOST_LINE ? length : MOST_LINE - 1), at);
+  return at[length] == '\n' ? at + length + 1 : at + length;
+}
+
+static void read_holder(const char *text, holder *out) {
+  char turn[MOST_LINE];
+  const char *at = next_line(text, out->identity);
+  at = next_line(at, out->host);
+  at = next_line(at, out->process);
+  at = next_line(at, out->owner);
+  (void)next_line(at, turn);
+  out->turn = strtoull(turn, NULL, 10);
+}
+
+static even_status write_text(const even_lease_params *params, even_lease *lease) {
+  char identity[MOST_LINE];
+  char host[128];
+  even_host_identity(identity, sizeof identity);
+  even_host_name(host, sizeof host);
+  EVEN_TRY(even_random_hex(lease->mark, MARK_DIGITS));
+  even_text_add(&lease->folder, params->folder);
+  even_text_format(&lease->path, "%s/%s", params->folder, EVEN_LEASE_SIGN);
+  even_text_format(&lease->text, "%s\n%s\n%ld\n%s\n%llu\n%s\n", identity, host, (long)even_own_process(), params->owner,
+                   (unsigned long long)params->turn, lease->mark);
+  EVEN_TRY(even_text_status(&lease->folder));
+  EVEN_TRY(even_text_status(&lease->path));
+  EVEN_TRY(even_text_status(&lease->text));
+  return lease->text.length < MOST_TEXT ? EVEN_OK : even_fail(EVEN_ERR_OVERFLOW, "the sign in %s", params->folder);
+}
+
+/* Opened anew: what this host remembers of the file may be old. */
+static even_status look_at(const char *path, const char *own, look *out) {
+  struct stat facts;
+  memset(out, 0, sizeof *out);
+  int fd = even_os.open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "%s cannot be opened", path);
+  }
+  even_status status = EVEN_OK;
+  ssize_t got = even_os.read(fd, out->text, sizeof out->text - 1);
+  if (got < 0 || even_os.fstat(fd, &facts) != 0) {
+    status = even_fail_errno(errno, "%s cannot be read", path);
+  } else {
+    out->there = true;
+    out->changed = facts.st_ctim;
+    out->written = facts.st_mtim;
+    if (own != NULL && strcmp(own, out->text) == 0 && even_os.touch(fd) != 0) {
+      status = even_fail_errno(errno, "%s cannot be renewed", path);
+    }
+  }
+  (void)even_os.close(fd);
+  return status;
+}
+
+static bool same_time(const struct timespec *a, const struct timespec *b) {
+  return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
+}
+
+static bool has_moved(const look *before, const look *now) {
+  return strcmp(before->text, now->text) != 0 || !same_time(&before->changed, &now->changed) ||
+         !same_time(&before->written, &now->written);
+}
+
+/* EVEN_ERR_IN_USE: there is one. A server that has no room says so by fsync, or close. */
+static even_status make_sign(even_lease *lease) {
+  const char *path = lease->path.data;
+  int fd = even_os.open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  if (fd < 0) {
+    return even_fail_errno(errno, "%s cannot be created", path);
+  }
+  even_status status = even_file_write_all(fd, lease->text.data, lease->text.length);
+  if (status == EVEN_OK && even_os.fsync(fd) != 0) {
+    status = even_fail_errno(errno, "it cannot be synced");
+  }
+  if (even_os.close(fd) != 0 && status == EVEN_OK) {
+    status = even_fail_errno(errno, "it cannot be closed");
+  }
+  if (status != EVEN_OK) {
+    (void)even_error_prefix("%s", path);
+    (void)even_os.unlink(path);
+    return status == EVEN_ERR_IN_USE ? even_error_means(EVEN_ERR_SYSTEM) : status;
+  }
+  return EVEN_OK;
+}
+
+/* ---- another's ---- */
+
+static void add_holder(const holder *it, even_text *out) {
+  if (it->host[0] == '\0') {
+    even_text_add(out, "another host");
+  } else {
+    even_text_format(out, "host %s (process %s)", it->host, it->process);
+  }
+}
+
+static even_status in_use(const even_lease *lease, const look *seen) {
+  holder it;
+  even_text who = EVEN_TEXT_EMPTY;
+  read_holder(seen->text, &it);
+  add_holder(&it, &who);
+  even_status status = even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running on %s",
+                                 lease->folder.data, even_text_string(&who));
+  even_text_free(&who);
+  (void)even_error_fix("choose another --name or --runs-dir, or end that job first");
+  return status;
+}
+
+static even_status put_back(const even_lease *lease, const char *away) {
+  even_status status = even_file_link(away, lease->path.data);
+  bool done = status == EVEN_OK || status == EVEN_ERR_IN_USE; /* else there are no links */
+  return done ? even_file_remove(away) : even_file_rename(away, lease->path.data);
+}
+
+/* Renamed away first: of several that do so one alone gets it, and what is not the one that was seen goes back. */
+static even_status displace(const even_lease *lease, const look *seen) {
+  even_text away = EVEN_TEXT_EMPTY;
+  look got;
+  even_text_format(&away, "%s.%s", lease->path.data, lease->mark);
+  even_status status = even_text_status(&away);
+  if (status == EVEN_OK && even_os.rename(lease->path.data, away.data) != 0) {
+    status = errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "%s cannot be renamed", lease->path.data);
+  } else if (status == EVEN_OK) {
+    status = look_at(away.data, NULL, &got);
+    if (status == EVEN_OK && strcmp(got.text, seen->text) == 0) {
+      status = even_file_remove(away.data);
+    } else {
+      even_status back = put_back(lease, away.data);
+      status = back == EVEN_OK ? in_use(lease, status == EVEN_OK ? &got : seen) : back;
+    }
+  }
+  even_text_free(&away);
+  return status;
+}
+
+static void tell_wait(const even_lease_params *params, const holder *it) {
+  even_text words = EVEN_TEXT_EMPTY;
+  if (params->tell == NULL) {
+    return;
+  }
+  even_text_format(&words, "run folder %s has the sign of a job on ", params->folder);
+  add_holder(it, &words);
+  even_text_format(&words, ": looking for %d s at most whether that lives", (int)(EVEN_LEASE_NS / 1000000000u));
+  params->tell(params->context, even_text_string(&words));
+  even_text_free(&words);
+}
+
+/* EVEN_OK: it is gone, or has not moved. A look that fails tells nothing. */
+static even_status watch(const even_lease *lease, const look *seen) {
+  const uint64_t until = even_clock_ns() + EVEN_LEASE_NS;
+  while (even_clock_ns() < until) {
+    look now;
+    if (even_stop_asked()) {
+      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while run folder %s was looked at", lease->folder.data);
+    }
+    even_clock_sleep_ns(LOOK_NS);
+    if (look_at(lease->path.data, NULL, &now) != EVEN_OK) {
+      even_error_clear();
+      continue;
+    }
+    if (!now.there) {
+      return EVEN_OK;
+    }
+    if (has_moved(seen, &now)) {
+      return in_use(lease, &now);
+    }
+  }
+  return EVEN_OK;
+}
+
+static bool is_left_over(const even_lease_params *params, const holder *it) {
+  char here[MOST_LINE];
+  even_host_identity(here, sizeof here);
+  bool same_host = here[0] != '\0' && strcmp(here, it->identity) == 0;
+  bool same_owner = strcmp(params->owner, it->owner) == 0;
+  return (same_host && (params->alone || same_owner)) || (same_owner && it->turn < params->turn);
+}
+
+/* EVEN_OK: the name may be free now. The folder is listed, for a client believes for long what it last saw of names. */
+static even_status settle(const even_lease_params *params, even_lease *lease) {
+  even_names names = {NULL, 0};
+  look seen;
+  holder it;
+  if (even_folder_names(params->folder, &names) != EVEN_OK) {
+    even_error_clear();
+  }
+  even_names_free(&names);
+  EVEN_TRY(look_at(lease->path.data, NULL, &seen));
+  if (!seen.there) {
+    return EVEN_OK;
+  }
+  read_holder(seen.text, &it);
+  if (!is_left_over(params, &it)) {
+    if (!params->patient) {
+      return in_use(lease, &seen);
+    }
+    tell_wait(params, &it);
+    EVEN_TRY(watch(lease, &seen));
+  }
+  return displace(lease, &seen);
+}
+
+/* ---- this one's ---- */
+
+static even_status take(const even_lease_params *params, even_lease *lease) {
+  EVEN_TRY(write_text(params, lease));
+  even_status status = EVEN_OK;
+  for (int i = 0; i < MOST_ATTEMPTS; i++) {
+    status = make_sign(lease);
+    if (status != EVEN_ERR_IN_USE) {
+      break;
+    }
+    EVEN_TRY(settle(params, lease));
+  }
+  atomic_store(&lease->renewed_ns, even_clock_ns());
+  atomic_store(&lease->tried_ns, even_clock_ns());
+  return status;
+}
+
+static void free_lease(even_lease *lease) {
+  (void)pthread_mutex_destroy(&lease->renewing);
+  even_text_free(&lease->folder);
+  even_text_free(&lease->path);
+  even_text_free(&lease->text);
+  even_free(lease);
+}
+
+static even_status is_shared(const char *folder, bool *out) {
+  int fd = even_os.open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return even_fail_errno(errno, "folder %s cannot be opened", folder);
+  }
+  *out = even_is_shared(fd);
+  (void)even_os.close(fd);
+  return EVEN_OK;
+}
+
+even_status even_lease_take(const even_lease_params *params, even_lease **out) {
+  even_lease *lease = NULL;
+  bool shared = false;
+  *out = NULL;
+  EVEN_TRY(is_shared(params->folder, &shared));
+  if (!shared) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW(&lease));
+  (void)pthread_mutex_init(&lease->renewing, NULL);
+  even_status status = take(params, lease);
+  if (status != EVEN_OK) {
+    free_lease(lease);
+    return status;
+  }
+  *out = lease;
+  return EVEN_OK;
+}
+
+void even_lease_renew(even_lease *lease) {
+  even_error kept = *even_error_last();
+  look now;
+  if (pthread_mutex_trylock(&lease->renewing) != 0) { /* the server keeps another one waiting */
+    return;
+  }
+  uint64_t asked_ns = even_clock_ns();
+  atomic_store(&lease->tried_ns, asked_ns);
+  even_status status = look_at(lease->path.data, lease->text.data, &now);
+  bool own = strcmp(now.text, lease->text.data) == 0;
+  if (status == EVEN_OK && own) {
+    atomic_store(&lease->renewed_ns, asked_ns);
+  } else if (status == EVEN_OK && !atomic_load(&lease->lost)) {
+    memcpy(lease->taker, now.text, sizeof lease->taker);
+    atomic_store(&lease->lost, true);
+  }
+  (void)pthread_mutex_unlock(&lease->renewing);
+  (void)even_error_restore(&kept);
+}
+
+static even_status tell_lost(const even_lease *lease) {
+  holder own;
+  holder now;
+  even_text who = EVEN_TEXT_EMPTY;
+  read_holder(lease->text.data, &own);
+  read_holder(lease->taker, &now);
+  bool next = now.owner[0] != '\0' && strcmp(own.owner, now.owner) == 0;
+  if (lease->taker[0] == '\0') {
+    even_text_add(&who, "its sign " EVEN_LEASE_SIGN " is gone");
+  } else {
+    even_text_add(&who, next ? "this job goes on from " : "it was taken over from ");
+    add_holder(&now, &who);
+  }
+  even_status status = even_fail(EVEN_ERR_IN_USE, "run folder %s is not this process's any more: %s",
+                                 lease->folder.data, even_text_string(&who));
+  even_text_free(&who);
+  if (!next) {
+    (void)even_error_fix(
+        "where this process, or its file server, stood still for longer than %d s, go on with another "
+        "--name and --resume; two jobs that live need a --name each",
+        (int)(EVEN_LEASE_NS / 1000000000u));
+  }
+  return status;
+}
+
+even_status even_lease_check(even_lease *lease) {
+  if (lease == NULL) {
+    return EVEN_OK;
+  }
+  uint64_t now = even_clock_ns();
+  if (!atomic_load(&lease->lost) && now - atomic_load(&lease->renewed_ns) > EVEN_LEASE_NS &&
+      now - atomic_load(&lease->tried_ns) > EVEN_LEASE_RENEW_NS) {
+    even_lease_renew(lease);
+  }
+  return atomic_load(&lease->lost) ? tell_lost(lease) : EVEN_OK;
+}
+
+static void *keep(void *argument) {
+  even_lease *lease = argument;
+  while (atomic_load(&lease->ends) == 0) {
+    even_futex_wait(&lease->ends, 0, EVEN_LEASE_RENEW_NS);
+    if (atomic_load(&lease->ends) == 0) {
+      even_lease_renew(lease);
+    }
+  }
+  return NULL;
+}
+
+even_status even_lease_keep(even_lease *lease) {
+  EVEN_TRY(even_thread_start(keep, lease, &lease->thread));
+  lease->kept = true;
+  return EVEN_OK;
+}
+
+void even_lease_release(even_lease *lease) {
+  even_error kept = *even_error_last();
+  look now;
+  if (lease == NULL) {
+    return;
+  }
+  if (lease->kept) {
+    atomic_store(&lease->ends, 1);
+    even_futex_wake_all(&lease->ends);
+    even_thread_join(lease->thread);
+  }
+  if (look_at(lease->path.data, NULL, &now) == EVEN_OK && strcmp(now.text, lease->text.data) == 0) {
+    (void)even_os.unlink(lease->path.data);
+  }
+  free_lease(lease);
+  (void)even_error_restore(&kept);
+}
