@@ -16,6 +16,7 @@
 #include "orchestrator/legacy.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/lease.h"
 #include "os/pipe.h"
 #include "os/signals.h"
 
@@ -131,8 +132,17 @@ static void on_host_joined(void *context, const char *host, int first, const eve
   }
 }
 
+/* Whether the run folder is another job's by now: nothing is written there any more. */
+static even_status on_check(void *context) {
+  return even_lease_check(((running_job *)context)->setup.lease);
+}
+
 static void on_tick(void *context) {
   running_job *job = context;
+  if (on_check(job) != EVEN_OK) {
+    even_error_clear(); /* the agent, which asks, too, says so */
+    return;
+  }
   if (job->monitor != NULL && even_monitor_tick(job->monitor) != EVEN_OK && !job->monitor_failed) {
     job->monitor_failed = true; /* the training is worth more than its history */
     even_job_view_notice(&job->view, even_error_last()->what);
@@ -163,6 +173,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .devices = &job->setup.devices,
                                     .command = job->setup.command,
                                     .run_folder = job->setup.run_folder.data,
+                                    .id = job->setup.id,
                                     .environment = job->setup.environment.lines,
                                     .cpu_quota = job->setup.quota,
                                     .telemetry_fd = job->telemetry_fd,
@@ -202,6 +213,7 @@ static even_status run(running_job *job, int *exit_code) {
                                                  .rank_ended = on_rank_ended,
                                                  .line = on_line,
                                                  .tick = on_tick,
+                                                 .check = on_check,
                                                  .hang = on_hang,
                                                  .straggler_ended = on_straggler_ended,
                                                  .usage = on_usage,
@@ -358,13 +370,21 @@ static even_status open_monitor(running_job *job) {
   return EVEN_OK;
 }
 
+static even_status end_monitor(running_job *job, int exit_code) {
+  even_status held = on_check(job);
+  if (held == EVEN_OK) {
+    return even_monitor_close(job->monitor, exit_code);
+  }
+  even_monitor_leave(job->monitor);
+  return held;
+}
+
 /* A history that cannot be finished is told; the script's exit code stands. */
-static even_status close_monitor(running_job *job, int exit_code) {
-  if (job->monitor != NULL && even_monitor_close(job->monitor, exit_code) != EVEN_OK) {
+static void close_monitor(running_job *job, int exit_code) {
+  if (job->monitor != NULL && end_monitor(job, exit_code) != EVEN_OK) {
     even_job_view_notice(&job->view, even_error_last()->what);
   }
   job->monitor = NULL;
-  return EVEN_OK;
 }
 
 static bool user_asks(void) {
@@ -508,9 +528,9 @@ static even_status open_and_run(running_job *job, int *exit_code) {
     even_job_view_settle(&job->view);
   }
   if (status == EVEN_OK) {
-    status = close_monitor(job, *exit_code);
+    close_monitor(job, *exit_code);
   } else {
-    (void)!even_monitor_close(job->monitor, code_of(status));
+    (void)!end_monitor(job, code_of(status));
     (void)even_error_restore(&first); /* why the job failed is the news */
   }
   even_pipe_close(job->telemetry_fd);

@@ -1,12 +1,16 @@
 /* The run folder: its name, and what happens to one of that name. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "cli/command.h"
 #include "cli/job_setup.h"
+#include "orchestrator/estate.h"
 #include "orchestrator/legacy.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/folder.h"
+#include "os/lease.h"
 #include "os/path.h"
+#include "os/random.h"
 
 #include <string.h>
 #include <time.h>
@@ -114,7 +118,8 @@ static bool goes_on(const even_job_options *options) {
   return options->legacy != NULL && even_legacy_run_name(options->legacy) != NULL;
 }
 
-static even_status lock(const even_job_options *options, even_job_setup *setup) {
+/* Among jobs of this host. */
+static even_status lock_here(const even_job_options *options, even_job_setup *setup) {
   even_status locked = even_folder_lock(setup->run_folder.data, &setup->lock);
   if (locked == EVEN_ERR_UNSUPPORTED) {
     even_error_clear(); /* the job runs without */
@@ -128,6 +133,54 @@ static even_status lock(const even_job_options *options, even_job_setup *setup) 
     return status;
   }
   return EVEN_OK;
+}
+
+static even_status start_lease(const even_job_options *options, even_job_setup *setup) {
+  const even_estate *estate = options->estate;
+  const even_lease_params params = {.folder = setup->run_folder.data,
+                                    .owner = setup->id,
+                                    .turn = estate == NULL ? 0 : estate->generation,
+                                    .alone = setup->lock >= 0,
+                                    .patient = estate == NULL, /* nobody waits for a leader that waits */
+                                    .tell = even_cli_say};
+  EVEN_TRY(even_lease_take(&params, &setup->lease));
+  even_status status = setup->lease == NULL ? EVEN_OK : even_lease_keep(setup->lease);
+  if (status != EVEN_OK) {
+    even_lease_release(setup->lease);
+    setup->lease = NULL;
+  }
+  return status;
+}
+
+/* Among those of other hosts. Where no sign can be made the job runs as without other hosts. */
+static even_status lock_there(const even_job_options *options, even_job_setup *setup) {
+  even_text words = EVEN_TEXT_EMPTY;
+  even_status status = start_lease(options, setup);
+  if (status == EVEN_OK || status == EVEN_ERR_IN_USE || status == EVEN_ERR_INTERRUPTED) {
+    return status;
+  }
+  even_text_format(&words, "jobs of other hosts do not see that run folder %s is in use (%s): start none of that name",
+                   setup->run_folder.data, even_error_last()->what);
+  even_cli_say(NULL, even_text_string(&words));
+  even_text_free(&words);
+  even_error_clear();
+  return EVEN_OK;
+}
+
+static void unlock(even_job_setup *setup) {
+  even_lease_release(setup->lease);
+  even_folder_unlock(setup->lock);
+  setup->lease = NULL;
+  setup->lock = -1;
+}
+
+static even_status lock(const even_job_options *options, even_job_setup *setup) {
+  EVEN_TRY(lock_here(options, setup));
+  even_status status = lock_there(options, setup);
+  if (status != EVEN_OK) {
+    unlock(setup);
+  }
+  return status;
 }
 
 /* That of the leader that is gone, where this host has its logs; one that sees the same folder, and still lives (it may
@@ -144,7 +197,19 @@ static even_status share_folder(const even_job_options *options, even_job_setup 
   }
 }
 
+static even_status choose_id(const even_job_options *options, char *out) {
+  const char *before = options->estate != NULL   ? even_estate_text(options->estate, "job")
+                       : options->legacy != NULL ? even_legacy_job_id(options->legacy)
+                                                 : NULL;
+  if (before == NULL || strlen(before) != EVEN_JOB_ID) {
+    return even_random_hex(out, EVEN_JOB_ID);
+  }
+  memcpy(out, before, EVEN_JOB_ID + 1);
+  return EVEN_OK;
+}
+
 static even_status open_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
+  EVEN_TRY(choose_id(options, setup->id));
   EVEN_TRY(even_folder_make(options->runs_folder));
   if (options->name == NULL) {
     EVEN_TRY(make_unnamed(options, script, setup));
@@ -161,9 +226,10 @@ static even_status open_folder(const even_job_options *options, const char *scri
     if (options->resume != NULL || goes_on(options)) {
       return EVEN_OK;
     }
+    even_lease_release(setup->lease);
+    setup->lease = NULL;
     EVEN_TRY(move_away(setup->run_folder.data));
-    even_folder_unlock(setup->lock);
-    setup->lock = -1;
+    unlock(setup);
   }
   EVEN_TRY(even_folder_make(setup->run_folder.data));
   return lock(options, setup);

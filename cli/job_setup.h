@@ -12,7 +12,7 @@
 #include "orchestrator/hosts.h"
 #include "orchestrator/launched.h"
 
-enum { EVEN_JOB_SHELL_WORDS = 32 };
+enum { EVEN_JOB_SHELL_WORDS = 32, EVEN_JOB_ID = 32 };
 
 /* How other hosts are reached; lives as long as they are. */
 typedef struct even_job_way {
@@ -47,6 +47,8 @@ typedef struct even_job_setup {
   even_text run_name;
   even_text run_folder;
   int lock;                        /* on the run folder, for as long as the job lives; -1: none (no locks there) */
+  struct even_lease *lease;        /* the same among hosts; NULL: the file system is this one's alone, or has no room */
+  char id[EVEN_JOB_ID + 1];        /* the job's; that of the leader, or agent, that it goes on after */
   even_text checkpoint_folder;     /* absolute */
   struct even_host_memory *memory; /* with --checkpoint-memory; else NULL */
   even_environment environment;    /* added for every rank */
@@ -118,7 +120,8 @@ even_status even_job_command(const even_job_options *options, size_t count, char
 /* Whether --name, where given, can name a folder. */
 even_status even_job_check_name(const even_job_options *options) EVEN_MUST_USE;
 /* Makes the run folder: a new one, or with --resume the one that is there. A folder of that name without --resume is
- * moved to NAME.1 (.2 …) first; one that a living job uses is EVEN_ERR_IN_USE. */
+ * moved to NAME.1 (.2 …) first; one that a living job uses is EVEN_ERR_IN_USE: of this host at once, of another one
+ * that sees it (os/lease.h) after seconds; what such a one left is taken half a minute later. */
 even_status even_job_run_folder(const even_job_options *options, const char *script,
                                 even_job_setup *setup) EVEN_MUST_USE;
 

@@ -195,6 +195,13 @@ void even_database_close(even_database *database) {
   even_free(database);
 }
 
+void even_database_leave(even_database *database) {
+  if (database != NULL) {
+    (void)sqlite3_db_config(database->connection, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
+  }
+  even_database_close(database);
+}
+
 /* ---- rows: begin, bind column after column, end ---- */
 
 typedef struct row {

@@ -18,6 +18,8 @@ typedef struct even_database_limits {
 even_status even_database_create(const char *path, const even_database_limits *limits,
                                  even_database **out) EVEN_MUST_USE;
 void even_database_close(even_database *database);
+/* The same without a word more in the file: another process may have it. */
+void even_database_leave(even_database *database);
 /* Rows of so many ranks may come from now on. */
 even_status even_database_ranks(even_database *database, int ranks) EVEN_MUST_USE;
 

@@ -431,3 +431,14 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
   }
   return status;
 }
+
+void even_monitor_leave(even_monitor *monitor) {
+  even_error kept = *even_error_last();
+  if (monitor == NULL) {
+    return;
+  }
+  even_database_leave(monitor->database);
+  monitor->database = NULL;
+  release(monitor);
+  (void)even_error_restore(&kept);
+}

@@ -82,5 +82,8 @@ void even_monitor_gpu_fault(even_monitor *monitor, const even_gpu_news *news);
 even_status even_monitor_view(even_monitor *monitor, int columns, bool colour, even_text *out) EVEN_MUST_USE;
 /* Drains what is left, notes the exit code, writes report.html, frees. */
 even_status even_monitor_close(even_monitor *monitor, int exit_code) EVEN_MUST_USE;
+/* Frees, and writes nothing to the run folder any more: that is another job's. NULL is allowed. Keeps the last error.
+ */
+void even_monitor_leave(even_monitor *monitor);
 
 #endif

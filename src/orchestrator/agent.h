@@ -38,6 +38,8 @@ typedef struct even_agent_observer {
   void (*line)(void *context, int rank, bool error, const char *text, size_t length);
   /* about ten times a second */
   void (*tick)(void *context);
+  /* before that, while ranks run: any error ends them at once, and even_agent_run with it */
+  even_status (*check)(void *context);
   /* a rank hangs, or, `over`, goes on after all: what the notice of it says too */
   void (*hang)(void *context, int rank, bool over, const char *words);
   /* once a second: what a rank of another host takes there, by the word of its agent; `gpu` NULL: it has none. Of those
@@ -91,6 +93,7 @@ typedef struct even_agent_params {
   const even_device_list *devices; /* one a rank */
   char *const *command;            /* argv of every rank, NULL-terminated: {"python3", "-u", "script.py", …} */
   const char *run_folder;          /* made; logs/rank-N.log go there */
+  const char *id;                  /* of a job that begins: 32 hexadecimal digits; NULL: drawn */
   char *const *environment;        /* "NAME=value" lines added for every rank, NULL-terminated, may be NULL */
   const double *cpu_quota;         /* for each rank: fraction of its cores' time (0 < q <= 1), or NAN; NULL: none */
   /* Inherited by the ranks as EVENSTEP_TELEMETRY_FD; what they write there tells the agent who waits for a rank that

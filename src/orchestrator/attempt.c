@@ -103,10 +103,18 @@ static void check_hangs(even_job *job) {
   }
 }
 
+static void check(even_job *job) {
+  const even_agent_observer *observer = &job->params->observer;
+  if (observer->check != NULL && job->failure.status == EVEN_OK && observer->check(observer->context) != EVEN_OK) {
+    job->failure = *even_error_last();
+  }
+}
+
 static void tick(even_job *job) {
   uint64_t now = even_clock_ns();
   if (now >= job->next_tick_ns) {
     job->next_tick_ns = now + tick_ns;
+    check(job);
     if (job->params->observer.tick != NULL) {
       job->params->observer.tick(job->params->observer.context);
     }

@@ -77,6 +77,10 @@ static even_status read_text(const char *from, even_text *out) {
   return even_text_status(out);
 }
 
+const char *even_legacy_job_id(const even_legacy *legacy) {
+  return even_legacy_is_left(legacy) ? last(legacy)->id : NULL;
+}
+
 /* The era is another one: agents of other hosts that served the killed one sweep what is of theirs. */
 even_status even_legacy_take(const even_legacy *legacy, even_job *job) {
   const even_legacy_job *it = last(legacy);

@@ -49,6 +49,8 @@ void even_legacy_name(even_legacy *legacy, const char *run_name);
 const char *even_legacy_run_name(const even_legacy *legacy);
 /* Of the job's attempts so far those that count among --max-restarts. */
 int even_legacy_restarts(const even_legacy *legacy);
+/* The id of the job; NULL: no attempt has begun. */
+const char *even_legacy_job_id(const even_legacy *legacy);
 /* Whether an attempt has begun. */
 bool even_legacy_is_left(const even_legacy *legacy);
 

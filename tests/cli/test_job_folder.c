@@ -1,7 +1,11 @@
-/* Run folders: locked while their job lives, and what holds where a file system has no locks. */
+/* Run folders: locked while their job lives, what holds where a file system has no locks, and among hosts that share
+ * one: it says that it is NFS, keeps locks of folders to each host, and waits go by a made-up clock. */
 #include "base/fail.h"
 #include "cli/job_setup.h"
+#include "orchestrator/estate.h"
+#include "os/calls.h"
 #include "os/folder.h"
+#include "os/lease.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -12,6 +16,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -29,6 +36,7 @@ static int make_runs(void **state) {
 }
 
 static void close_setup(void) {
+  even_lease_release(setup.lease);
   even_folder_unlock(setup.lock);
   even_text_free(&setup.run_name);
   even_text_free(&setup.run_folder);
@@ -38,8 +46,9 @@ static void close_setup(void) {
 static int remove_runs(void **state) {
   char command[128];
   (void)state;
-  fault_reset();
   close_setup();
+  fault_reset();
+  (void)unsetenv("EVENSTEP_HOST_ID");
   (void)snprintf(command, sizeof command, "rm -rf %s", runs);
   return system(command);
 }
@@ -87,11 +96,168 @@ static void what_may_be_in_use_there_is_refused(void **state) {
   assert_non_null(strstr(even_error_last()->fix, "one/agent.json"));
 }
 
+/* ---- a file system that other hosts see ---- */
+
+static int statfs_of_nfs(int fd, struct statfs *out) {
+  int failed = even_os_real.fstatfs(fd, out);
+  out->f_type = 0x6969;
+  return failed;
+}
+
+static int no_locks_of_folders(int fd, int operation) {
+  struct stat facts;
+  return fstat(fd, &facts) == 0 && S_ISDIR(facts.st_mode) ? 0 : even_os_real.flock(fd, operation);
+}
+
+static uint64_t slept_ns;
+static char moves[96]; /* the sign of a job that lives, "" for none */
+
+static int made_up_clock(clockid_t clock, struct timespec *out) {
+  int failed = even_os_real.clock_gettime(clock, out);
+  out->tv_sec += (time_t)(slept_ns / 1000000000u);
+  return failed;
+}
+
+static int made_up_sleep(const struct timespec *time) {
+  static time_t second = 2000000000;
+  second++;
+  const struct timespec times[2] = {{second, 0}, {second, 0}};
+  slept_ns += (uint64_t)time->tv_sec * 1000000000u + (uint64_t)time->tv_nsec;
+  return moves[0] == '\0' ? 0 : utimensat(AT_FDCWD, moves, times, 0);
+}
+
+static int make_shared_runs(void **state) {
+  if (make_runs(state) != 0) {
+    return -1;
+  }
+  even_os.fstatfs = statfs_of_nfs;
+  even_os.flock = no_locks_of_folders;
+  even_os.clock_gettime = made_up_clock;
+  even_os.nanosleep = made_up_sleep;
+  slept_ns = 0;
+  moves[0] = '\0';
+  return setenv("EVENSTEP_HOST_ID", "a", 1);
+}
+
+static void sign_path(const char *name, char out[96]) {
+  (void)snprintf(out, 96, "%s/%s/%s", runs, name, EVEN_LEASE_SIGN);
+}
+
+/* Its host is lost: nobody renews it. */
+static void leave_sign(const char *name, const char *owner) {
+  char text[256];
+  char path[96];
+  char folder[80];
+  (void)snprintf(folder, sizeof folder, "%s/%s", runs, name);
+  assert_int_equal(mkdir(folder, 0777), 0);
+  sign_path(name, path);
+  int length = snprintf(text, sizeof text, "b pid:[1]\nfar\n4711\n%s\n1\n0123\n", owner);
+  int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  assert_true(fd >= 0);
+  assert_int_equal(write(fd, text, (size_t)length), length);
+  assert_int_equal(close(fd), 0);
+}
+
+static void a_job_of_another_host_is_not_disturbed(void **state) {
+  (void)state;
+  char path[96];
+  leave_sign("one", "somebody");
+  sign_path("one", path);
+  (void)strcpy(moves, path);
+  for (int i = 0; i < 2; i++) { /* and what has the name is not moved away */
+    options.resume = i == 0 ? NULL : "auto";
+    assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_ERR_IN_USE);
+    assert_non_null(strstr(even_error_last()->what, "host far (process 4711)"));
+    assert_non_null(strstr(even_error_last()->fix, "--name"));
+    assert_int_equal(setup.lock, -1);
+    assert_null(setup.lease);
+    assert_int_equal(access(path, F_OK), 0);
+    close_setup();
+  }
+  assert_true(slept_ns < EVEN_LEASE_NS);
+}
+
+static void what_a_lost_host_left_is_taken_in_time(void **state) {
+  (void)state;
+  char path[96];
+  leave_sign("one", "somebody");
+  options.resume = "auto";
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+  assert_true(slept_ns >= EVEN_LEASE_NS);
+  assert_non_null(setup.lease);
+  close_setup();
+  sign_path("one", path);
+  assert_int_equal(access(path, F_OK), -1); /* a job that has ended keeps nobody waiting */
+  slept_ns = 0;
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+  assert_int_equal(slept_ns, 0);
+}
+
+static void a_folder_that_is_moved_away_has_no_sign(void **state) {
+  (void)state;
+  char path[96];
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+    if (i == 0) {
+      close_setup();
+    }
+  }
+  sign_path("one", path);
+  assert_int_equal(access(path, F_OK), 0);
+  sign_path("one.1", path);
+  assert_int_equal(access(path, F_OK), -1);
+  assert_int_equal(slept_ns, 0);
+}
+
+static void a_next_leader_waits_for_nobody(void **state) {
+  (void)state;
+  static const char job[] = "0123456789abcdef0123456789abcdef";
+  even_estate estate = {.generation = 2, .content = json_pack("{s:s}", "job", job)};
+  assert_non_null(estate.content);
+  options.estate = &estate;
+  leave_sign("one", job);
+  leave_sign("one.1", "somebody");
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+  assert_string_equal(setup.id, job);
+  assert_non_null(strstr(setup.run_folder.data, "/one"));
+  assert_null(strstr(setup.run_folder.data, "/one."));
+  close_setup();
+  char path[96];
+  sign_path("one", path);
+  assert_int_equal(access(path, F_OK), -1);
+  options.name = "two"; /* another job's: the next name */
+  leave_sign("two", "somebody");
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+  assert_non_null(strstr(setup.run_folder.data, "/two.1"));
+  assert_int_equal(slept_ns, 0);
+  json_decref(estate.content);
+}
+
+static int no_room(int fd) {
+  (void)fd;
+  errno = ENOSPC;
+  return -1;
+}
+
+static void a_job_runs_where_no_sign_can_be_made(void **state) {
+  (void)state;
+  even_os.fsync = no_room;
+  options.name = NULL;
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+  assert_null(setup.lease);
+  assert_true(setup.lock >= 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_folder_in_use_is_refused, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_runs_where_nothing_can_be_locked, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(what_may_be_in_use_there_is_refused, make_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(a_job_of_another_host_is_not_disturbed, make_shared_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(what_a_lost_host_left_is_taken_in_time, make_shared_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(a_folder_that_is_moved_away_has_no_sign, make_shared_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(a_next_leader_waits_for_nobody, make_shared_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(a_job_runs_where_no_sign_can_be_made, make_shared_runs, remove_runs),
   };
   return cmocka_run_group_tests_name("cli_job_folder", tests, NULL, NULL);
 }

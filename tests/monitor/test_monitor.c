@@ -211,6 +211,21 @@ static void a_crashed_run_is_reported_as_far_as_it_came(void **state) {
   assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
 }
 
+/* Its folder is another job's by then. */
+static void what_is_left_is_written_to_no_more(void **state) {
+  monitored *made = *state;
+  even_history *history = NULL;
+  monitored_start(made);
+  monitored_steps(made, 30, 13);
+  even_monitor_leave(made->monitor);
+  even_monitor_leave(NULL);
+  assert_int_equal(even_history_open(made->folder, &history), EVEN_OK);
+  assert_false(even_history_ended(history));
+  even_history_close(history);
+  assert_int_not_equal(access(monitored_path(made, "report.html"), F_OK), 0);
+  assert_int_equal(access(monitored_path(made, "run.db-wal"), F_OK), 0);
+}
+
 static void a_run_without_a_step_is_reported(void **state) {
   monitored *made = *state;
   even_report *report = NULL;
@@ -306,6 +321,7 @@ int main(void) {
       TEST(the_report_page_holds_its_data_safely),
       TEST(an_interrupted_run_is_not_a_failed_one),
       TEST(a_crashed_run_is_reported_as_far_as_it_came),
+      TEST(what_is_left_is_written_to_no_more),
       TEST(a_run_without_a_step_is_reported),
       TEST(what_is_no_history_is_refused),
       TEST(a_damaged_history_is_one_error),

@@ -132,6 +132,7 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                                  .rank_ended = on_ended,
                                                  .line = on_line,
                                                  .tick = on_tick,
+                                                 .check = job->check,
                                                  .hang = on_hang,
                                                  .notice = on_notice}};
   return even_agent_run(&params, exit_code);

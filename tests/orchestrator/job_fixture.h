@@ -17,6 +17,7 @@ typedef struct job_fixture {
   void (*on_attempt)(struct job_fixture *job, int attempt);             /* may be NULL */
   void (*on_line)(struct job_fixture *job, int rank, const char *text); /* may be NULL */
   void (*on_tick)(struct job_fixture *job);                             /* may be NULL */
+  even_status (*check)(void *job);                                      /* may be NULL */
   int telemetry_fd;                                                     /* of open; -1 for none */
   pid_t pids[2];
   double *quota;

@@ -1,4 +1,5 @@
 /* Whole jobs: their ends, restarts and leftovers. */
+#include "base/fail.h"
 #include "job_fixture.h"
 #include "os/listener.h"
 #include "os/signals.h"
@@ -38,6 +39,22 @@ static void the_first_failure_ends_the_others(void **state) {
   const char *other = strstr(job->seen.data, "ended 0 3 15 "); /* EVEN_RANK_STOPPED_BY_AGENT, SIGTERM */
   assert_true(cause != NULL && other != NULL && cause < other);
   assert_non_null(strstr(cause, "exited with code 9: boom"));
+}
+
+static even_status refuse_once_started(void *context) {
+  const job_fixture *job = context;
+  return job_fixture_saw(job, "line 1 up|") ? even_fail(EVEN_ERR_IN_USE, "the folder is another's") : EVEN_OK;
+}
+
+static void who_runs_it_may_end_it_by_an_error(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->check = refuse_once_started;
+  job->max_restarts = 3;
+  const char *script = "trap '' TERM; echo up; while :; do sleep 1; done";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_ERR_IN_USE);
+  assert_string_equal(even_error_last()->what, "the folder is another's");
+  assert_false(job_fixture_saw(job, "attempt 1|")); /* and no rank is left: the fixture looks */
 }
 
 static void a_signal_is_128_and_more(void **state) {
@@ -381,6 +398,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       JOB_TEST(all_well_is_zero),
       JOB_TEST(the_first_failure_ends_the_others),
+      JOB_TEST(who_runs_it_may_end_it_by_an_error),
       JOB_TEST(a_signal_is_128_and_more),
       JOB_TEST(a_rank_that_ignores_sigterm_is_killed),
       JOB_TEST(restarts_from_the_newest_whole_checkpoint),
