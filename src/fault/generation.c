@@ -10,7 +10,6 @@
 
 #include <stdatomic.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 
 #define MAGIC 0x6e65676e65766565u
@@ -160,15 +159,20 @@ uint32_t even_generation_wait(even_generation *generation, uint32_t after, uint6
 
 /* ---- ranks ---- */
 
+/* words: maybe a rank's, which are not to be trusted to end. */
+static void copy_words(const char *words, char into[EVEN_GENERATION_WORDS]) {
+  size_t length = strnlen(words, EVEN_GENERATION_WORDS - 1);
+  memcpy(into, words, length);
+  into[length] = '\0';
+}
+
 void even_generation_say(even_generation *generation, int rank, const char *why) {
   if (!is_rank(generation, rank)) {
     return;
   }
   block *own = &generation->blocks[rank];
-  size_t length = strnlen(why, EVEN_GENERATION_WORDS - 1);
   atomic_store(&own->able, UNSAID);
-  memcpy(own->why, why, length);
-  own->why[length] = '\0';
+  copy_words(why, own->why);
   atomic_store(&own->able, why[0] == '\0' ? ABLE : UNABLE);
 }
 
@@ -406,11 +410,9 @@ bool even_generation_able(const even_generation *generation, const bool *lost, i
       continue;
     }
     *rank = (int)each;
-    const char *words =
-        able == UNSAID ? "it is not training yet, and in no call of Evenstep's that could be made again" : its->why;
-    size_t length = strnlen(words, EVEN_GENERATION_WORDS - 1); /* the rank's words: not to be trusted to end */
-    memcpy(why, words, length);
-    why[length] = '\0';
+    copy_words(
+        able == UNSAID ? "it is not training yet, and in no call of Evenstep's that could be made again" : its->why,
+        why);
     return false;
   }
   const char *words = NULL;
@@ -419,7 +421,7 @@ bool even_generation_able(const even_generation *generation, const bool *lost, i
     return true;
   }
   *rank = needed;
-  (void)snprintf(why, EVEN_GENERATION_WORDS, "%s", words);
+  copy_words(words, why);
   return false;
 }
 
@@ -487,13 +489,11 @@ void even_generation_bring(even_generation *generation, uint32_t number, uint32_
 
 void even_generation_fail_bringing(even_generation *generation, uint32_t number, const char *why) {
   header *head = generation->header;
-  size_t length = strnlen(why, EVEN_GENERATION_WORDS - 1);
   if (atomic_load(&head->ungiven) == (uint64_t)number + 1) {
     return; /* the first reason is it */
   }
   atomic_store(&head->ungiven, 0u);
-  memcpy(head->why, why, length);
-  head->why[length] = '\0';
+  copy_words(why, head->why);
   atomic_store(&head->ungiven, (uint64_t)number + 1);
   ring(generation);
 }
@@ -518,7 +518,7 @@ void even_generation_hear(const even_generation *generation, int rank, even_gene
   out->took = atomic_load(&its->took);
   out->doubts = atomic_load(&its->doubts);
   if (able == UNABLE) {
-    memcpy(out->why, its->why, strnlen(its->why, EVEN_GENERATION_WORDS - 1));
+    copy_words(its->why, out->why);
   }
 }
 
