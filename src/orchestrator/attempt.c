@@ -121,6 +121,9 @@ static void tick(even_job *job) {
     even_job_hosts_tick(job);
     even_elastic_tick(job);
     even_job_check_awaited(job);
+    if (even_succession_acts(job)) {
+      even_job_stands_at_start(job);
+    }
     check_hangs(job);
     even_stragglers_tick(job->stragglers, job);
     even_usages_tick(job->usages, job);

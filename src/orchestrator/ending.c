@@ -38,11 +38,14 @@ static bool any_stands(even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     even_process_stat facts;
     even_job_rank *rank = &job->ranks[i];
+    if (!rank->alive) {
+      continue; /* one that was ended for it did */
+    }
     if (rank->elsewhere) {
-      rank->stood_still = rank->alive && rank->stands;
+      rank->stood_still = rank->stands;
     } else {
-      rank->stood_still = rank->alive && !even_job_guardian_holds(job) &&
-                          even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
+      rank->stood_still =
+          !even_job_guardian_holds(job) && even_process_stat_read(rank->pid, &facts) == 0 && facts.state == 'T';
     }
     if (rank->stood_still && !rank->was_stopped) {
       tell_stopped(job, rank, "");

@@ -25,6 +25,7 @@ typedef struct even_job_rank {
   uint64_t stopped_ns;   /* since when, as far as this agent saw */
   uint64_t stood;        /* 1 + the generation in which it was last seen to be stopped, or let go on */
   uint64_t awaited_ns;   /* since when others are known to wait for it while it stands; 0: they do not */
+  uint64_t missed_ns;    /* the same, before all have come together */
   bool stood_still;      /* it still stood when another rank failed */
   bool hung;             /* and shall be ended for it: even_hangs_words says how */
   bool elsewhere;        /* on another host, whose agent watches it */
@@ -169,7 +170,7 @@ void even_job_drain_ended(even_job *job, even_job_rank *rank);
 void even_job_drain_forget(even_job *job);
 /* All ranks have ended well after notice: the job's exit code. */
 int even_job_drain_code(even_job *job);
-/* The next four of stands.c. It was stopped; it was let go on. */
+/* The next five of stands.c. It was stopped; it was let go on. */
 void even_job_rank_stands(even_job *job, even_job_rank *rank);
 void even_job_rank_continues(even_job *job, even_job_rank *rank);
 /* Ends a rank by SIGKILL, and no other; `standing`: only if it still stands. */
@@ -178,6 +179,9 @@ void even_job_end_alone(even_job *job, size_t rank, bool standing);
 bool even_job_ends_hung_alone(even_job *job);
 /* In each turn: ends stopped ranks for which the others wait, or has all go on together. */
 void even_job_stands_tick(even_job *job);
+/* The same before all ranks have come together, where no call of the others' fails for one, with --recovery or without:
+ * it is ended as if it had died, and the attempt with it. Every so often. */
+void even_job_stands_at_start(even_job *job);
 /* Ranks hang and shall be ended for it: they are, or the attempt is. */
 void even_job_end_hung(even_job *job);
 /* Ends this host's ranks by a signal, as their leader says; after some seconds, more sternly. */

@@ -17,12 +17,16 @@ static bool is_member(const even_job *job, size_t rank) {
   return job->ranks[rank].alive && !even_job_is_outside(job, rank);
 }
 
+static double patience(const even_job *job) {
+  return job->params->stop_seconds > 0 ? job->params->stop_seconds : patience_seconds;
+}
+
 /* ---- what the kernel, or another host's agent, says ---- */
 
 static void note(even_job *job, even_job_rank *rank, bool stands) {
   rank->stands = stands;
   rank->stopped_ns = stands ? even_clock_ns() : 0;
-  rank->awaited_ns = 0;
+  rank->awaited_ns = rank->missed_ns = 0;
   if (job->generation != NULL) {
     rank->stood = (uint64_t)even_generation_number(job->generation) + 1;
   }
@@ -93,7 +97,7 @@ typedef struct standing {
 static standing look(even_job *job, bool doubts, bool *held) {
   standing found = {0, 0, 0, false};
   bool between = even_job_any_stands(job); /* whether one waits between two steps for the others to come there */
-  double seconds = job->params->stop_seconds > 0 ? job->params->stop_seconds : patience_seconds;
+  double seconds = patience(job);
   uint64_t now = even_clock_ns();
   uint64_t generation = (uint64_t)even_generation_number(job->generation) + 1;
   for (size_t i = 0; i < job->count; i++) {
@@ -162,6 +166,50 @@ void even_job_stands_tick(even_job *job) {
     go_on_together(job);
   }
   even_free(held);
+}
+
+/* ---- before all have come together ---- */
+
+/* One that stands itself waits for nobody: the whole job may have been stopped. */
+static bool anybody_waits_for_all(const even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    const even_rank_progress *its = &job->progress.ranks[i];
+    if (is_member(job, i) && its->joining && !its->joined && !stands_now(&job->ranks[i])) {
+      return true;
+    }
+  }
+  return false;
+}
+
+static bool any_was_stopped(const even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].alive && job->ranks[i].stands) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void even_job_stands_at_start(even_job *job) {
+  if (job->stage != EVEN_JOB_RUNS || job->follower != NULL || !any_was_stopped(job) || even_job_guardian_holds(job)) {
+    return;
+  }
+  even_progress_read(&job->progress);
+  bool waits = anybody_waits_for_all(job);
+  uint64_t now = even_clock_ns();
+  for (size_t i = 0; i < job->count; i++) {
+    even_job_rank *rank = &job->ranks[i];
+    if (!waits || !is_member(job, i) || job->progress.ranks[i].joined || !rank->stands || !stands_now(rank)) {
+      rank->missed_ns = 0;
+      continue;
+    }
+    rank->missed_ns = rank->missed_ns == 0 ? now : rank->missed_ns;
+    if (now - rank->missed_ns >= (uint64_t)(patience(job) * 1e9)) {
+      rank->missed_ns = 0; /* one of another host may go on meanwhile: it is looked at anew */
+      even_job_notice(job, "rank %zu still stands, and the others wait for all ranks to come together: it is ended", i);
+      even_job_end_alone(job, i, true);
+    }
+  }
 }
 
 /* ---- ranks that hang ---- */

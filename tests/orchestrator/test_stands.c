@@ -301,6 +301,74 @@ static void who_is_to_be_ended_and_goes_on_lives(void **state) {
   assert_int_equal(killed, child);
 }
 
+/* Rank 0 waits for all to come together; the others have not come. */
+static void one_waits_for_all(void) {
+  own.job.progress.ranks[0].joining = true;
+  even_job_rank_stopped(&own.job, &own.ranks[STOPPED], SIGSTOP);
+}
+
+static void who_stands_before_all_have_come_is_ended_when_others_wait(void **state) {
+  (void)state;
+  stop();
+  even_job_rank_stopped(&own.job, &own.ranks[STOPPED], SIGSTOP);
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, 0); /* nobody waits */
+  one_waits_for_all();
+  own.params.stop_seconds = 1e6;
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, 0); /* it has its time */
+  own.params.stop_seconds = 1e-9;
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, child);
+  assert_non_null(
+      strstr(said(), "rank 1 still stands, and the others wait for all ranks to come together: it is ended|"));
+  const even_process_end end = {.pid = child, .signal = SIGKILL};
+  even_generation_say(own.view, 2, "it has not come");
+  even_job_rank_ended(&own.job, &own.ranks[STOPPED], &end);
+  assert_int_equal(own.job.stage, EVEN_JOB_TERMINATED);
+  assert_true(even_job_facts(&own.job, STOPPED).stood_still); /* what it was ended for */
+}
+
+static void nor_without_recovery_is_it_waited_for(void **state) {
+  (void)state;
+  even_job_generations_close(&own.job);
+  stop();
+  one_waits_for_all();
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, child);
+}
+
+static void who_has_come_or_goes_on_is_not_ended_at_the_start(void **state) {
+  (void)state;
+  one_waits_for_all(); /* by what was seen, but it goes on already */
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, 0);
+  stop();
+  own.job.progress.ranks[STOPPED].joined = true; /* the others, too, in a moment */
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, 0);
+  own.job.progress.ranks[STOPPED].joined = false;
+  own.job.progress.ranks[0].joined = true;
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, 0);
+}
+
+/* Ctrl-Z, and its end has not reached all of them yet. */
+static void a_job_that_was_stopped_whole_waits_for_nobody(void **state) {
+  (void)state;
+  stop();
+  one_waits_for_all();
+  own.ranks[0].pid = child;
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, 0);
+}
+
 static void only_who_hangs_is_ended(void **state) {
   (void)state;
   own.ranks[STOPPED].hung = true;
@@ -365,6 +433,10 @@ int main(void) {
       STANDS_TEST(the_least_count_who_would_be_left),
       STANDS_TEST(another_host_ends_its_own),
       STANDS_TEST(who_is_to_be_ended_and_goes_on_lives),
+      STANDS_TEST(who_stands_before_all_have_come_is_ended_when_others_wait),
+      STANDS_TEST(nor_without_recovery_is_it_waited_for),
+      STANDS_TEST(who_has_come_or_goes_on_is_not_ended_at_the_start),
+      STANDS_TEST(a_job_that_was_stopped_whole_waits_for_nobody),
       STANDS_TEST(only_who_hangs_is_ended),
       STANDS_TEST(where_all_hang_all_are_ended),
       STANDS_TEST(who_is_held_by_the_guardian_is_not_ended),
