@@ -258,7 +258,14 @@ def _save(
 ) -> Path:
     """All ranks call it; rank 0 writes, its outcome is everyone's. between: the script asked for it, between two
     iterations, so that a resumed one comes by the call again."""
-    if session.joining:  # the others have it, or will write it
+    session.join()
+    if session.joining:  # in a lost rank's place, with nobody: the others have it, or will not make this call any more
+        _tell_once(
+            session,
+            "joining",
+            f"es.checkpoint writes nothing before the first batch of a process that takes a place (rank {session.place[0]}): the "
+            "other ranks have made these calls without it",
+        )
         return step_folder(folder_of(session), int(session.step), lineage_of(session))[0] if path is None else path
     with session.steps.apart(_core.SPAN_CHECKPOINT):  # where a rank is lost, those that are left write it
         session.synchronise_models()  # a call of its own: where a rank is lost later, it is not made again
