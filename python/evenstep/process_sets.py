@@ -40,6 +40,7 @@ class ProcessSet:
     def __init__(self, ranks: Iterable[int] | Any, *, name: str | None = None) -> None:
         whole = whole_session()
         whole.join()
+        whole.refuse_in_place("es.ProcessSet")
         told, problem = _ranks_of(ranks, whole.world_size)
         if not problem and name is not None and not _NAME.match(name):
             problem = f"its name is {name!r}: give up to 64 letters, digits, dots, dashes and underscores, not step-…"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -22,6 +23,19 @@ def _register(c10d: ModuleType) -> None:
     backend = getattr(c10d, "Backend", None)  # absent where torch was built without distributed
     if backend is not None and "evenstep" not in backend.backend_list:
         backend.register_backend("evenstep", _create, extended_api=True, devices=["cpu", "cuda"])
+        if os.environ.get("EVENSTEP_JOINS") == "1":
+            c10d.rendezvous = _refuse  # type: ignore[attr-defined]
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    """In a process that takes a lost rank's place: it would wait there for ranks that met long ago, at a store that may be gone."""
+    from evenstep._core import EvenstepError
+
+    raise EvenstepError(
+        "torch.distributed.init_process_group: a process that takes a lost rank's place (--recovery replace) cannot come into "
+        "the group of all ranks, which the others opened without it\n"
+        "  fix: leave init_process_group to es.prepare; with --recovery shrink nobody takes a place"
+    )
 
 
 class _Loader(importlib.abc.Loader):

@@ -337,6 +337,10 @@ class Session:
         self.join()
         if self.recovery is not None:
             self.recovery.needs_places(call)
+        self.refuse_in_place(call)
+
+    def refuse_in_place(self, call: str) -> None:
+        """Raises in a process that takes a lost rank's place, and has not met the others yet."""
         if self.joining:
             raise EvenstepError(
                 f"{call} before the first batch: a process that takes a lost rank's place (--recovery replace) cannot make "
