@@ -89,6 +89,95 @@ def test_a_process_takes_the_place_of_a_rank_that_died_in_a_barrier(run: Run, sc
     assert_replaced(text, [0, 1])
 
 
+# Who comes after the loss runs the script from its beginning: what it did there must stay what all made of it.
+KEPT = """
+words = {"by": rank, "joined": joined}
+assert es.checkpoint("start", extra=words).name == "start"
+assert joined and "--spares" in sys.argv or es.load_checkpoint("start")["world_size"] == 3
+"""
+READ = """
+import json, pathlib
+
+for name in ("start", "ready"):
+    state = json.loads(pathlib.Path(name, "manifest.json").read_text())["state"]
+    print(name, "is", state["world_size"], sorted(state["extra"].items()), flush=True)
+"""
+
+
+@pytest.mark.parametrize("spares", [(), _more(("--spares", "1"))])
+def test_an_early_checkpoint_of_a_process_that_takes_a_place_writes_nothing(
+    run: Run, script: Script, spares: tuple[str, ...]
+) -> None:
+    case = _with_calls(cases.REPLACED, KEPT) + READ
+    case = case.replace(
+        'here("prepared")\n', 'here("prepared")\nassert es.checkpoint("ready", extra=words).name == "ready"\n'
+    )
+    result = run("-n", "3", *spares, *REPLACE, script(case), "1@forward:2", "2", *spares)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_replaced(text, [0, 2])
+    for name in ("start", "ready"):
+        assert text.count(f"{name} is 3 [('by', '0'), ('joined', False)]") == 3, text
+    assert text.count("es.checkpoint writes nothing before the first batch of a process that takes a place") == 1, text
+
+
+# The first one that takes the place says so, and the others go on.
+REFUSED = """
+import pathlib
+import torch.distributed as dist
+
+try:
+    dist.init_process_group("evenstep")
+except es.EvenstepError:
+    pathlib.Path("refused").touch()
+    raise
+dist.barrier()
+"""
+AWAITED = """
+import time
+
+while not pathlib.Path("refused").exists():
+    time.sleep(0.005)
+"""
+PLACE = "a process that takes a lost rank's place (--recovery replace) cannot"
+NO_MEMBER = "that was no member of the training yet: the others go on as they are"
+
+
+def test_nobody_comes_into_the_scripts_own_group_of_all_ranks_later(run: Run, script: Script) -> None:
+    case = _with_calls(cases.PLAIN_LOOP, REFUSED).replace("\nes.barrier()\ncompare", AWAITED + "es.barrier()\ncompare")
+    result = run("-n", "3", *REPLACE, script(case), "1@forward:2")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert f"init_process_group: {PLACE} come into the group of all ranks" in text and NO_MEMBER in text, text
+    assert_right(text, [0, 2])
+
+
+def test_a_spare_makes_no_process_set_by_itself(run: Run, script: Script) -> None:
+    """Its set of rank 0 would be itself, and write over that one's checkpoints."""
+    case = (
+        """
+import os, pathlib
+import evenstep as es
+
+try:
+    first = es.ProcessSet([0])
+except es.EvenstepError:
+    pathlib.Path("refused").touch()
+    raise
+if first.included:
+    with first:
+        es.checkpoint("mine")
+"""
+        + AWAITED
+        + 'es.barrier()\nprint("over", flush=True)\n'
+    )
+    result = run("-n", "2", "--spares", "1", *REPLACE, script(case))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert f"es.ProcessSet before the first batch: {PLACE} make this call again" in text and NO_MEMBER in text, text
+    assert text.count("] over") == 2, text
+
+
 @pytest.mark.parametrize(
     ("stop", "left"), [_more("1^came:0", [0, 1, 2]), ("2~came:0", [0, 1]), _more("1~read:0", [0, 2])]
 )
@@ -236,21 +325,36 @@ dist.init_process_group("evenstep")
 here("own")
 around(dist, "barrier", "joining", "joined")
 dist.barrier()
+around(dist, "broadcast", "giving", "given")
+values = torch.full((4,), float(rank))
+dist.broadcast(values, 0)
+assert values.tolist() == [0.0] * 4
 """
+FIRST = 'here("first")\n' + EARLY
+NO_CALL = "it is not training yet, and in no call of Evenstep's"
 
 
 @pytest.mark.parametrize(
-    ("calls", "deaths", "why"),
+    ("calls", "deaths", "why", "recovery"),
     [
-        (EARLY, "0@came:0", "rank 0: rank 0: it may alone have the values that all begin with"),
-        (EARLY, "1@own:0", f"rank 1: {IN_OWN_CODE}"),
-        (BEHIND, "1@left:0", f"rank 1: {IN_OWN_CODE}"),
-        _more(GLOO, "1@finding:0", "rank 1: rank [02]: the script has process groups of Gloo or NCCL of its own"),
-        (TORCH, "1@joining:0", "rank 1: rank [02]: it is not training yet, and in no call of Evenstep's"),
+        (EARLY, "0@came:0", "rank 0: rank 0: it may alone have the values that all begin with", SHRINK),
+        _more(EARLY, "0@came:0", "rank 0: rank 0: it may alone have the values that all begin with", REPLACE),
+        (EARLY, "1@own:0", f"rank 1: {IN_OWN_CODE}", SHRINK),
+        (BEHIND, "1@left:0", f"rank 1: {IN_OWN_CODE}", SHRINK),
+        _more(
+            GLOO, "1@finding:0", "rank 1: rank [02]: the script has process groups of Gloo or NCCL of its own", SHRINK
+        ),
+        (TORCH, "1@joining:0", f"rank 1: rank [02]: {NO_CALL}", SHRINK),
+        _more(TORCH, "0@giving:0", f"rank 0: rank [12]: {NO_CALL}", SHRINK),
+        (TORCH, "1@giving:0", f"rank 1: rank [02]: {NO_CALL}", REPLACE),
+        _more(FIRST, "0@first:0", f"rank 0: rank [12]: {NO_CALL}", SHRINK),
+        _more(FIRST, "1@first:0", f"rank 1: rank [02]: {NO_CALL}", REPLACE),
     ],
 )
-def test_else_the_job_starts_again_and_says_why(run: Run, script: Script, calls: str, deaths: str, why: str) -> None:
-    assert_restarted(run("-n", "3", *SHRINK, script(_with_calls(cases.PLAIN_LOOP, calls)), deaths), why)
+def test_else_the_job_starts_again_and_says_why(
+    run: Run, script: Script, calls: str, deaths: str, why: str, recovery: tuple[str, ...]
+) -> None:
+    assert_restarted(run("-n", "3", *recovery, script(_with_calls(cases.PLAIN_LOOP, calls)), deaths), f"without {why}")
 
 
 @pytest.mark.parametrize(
@@ -265,13 +369,31 @@ def test_one_that_is_stopped_where_others_may_wait_for_what_it_does_starts_the_j
     run: Run, script: Script, calls: str, stop: str, why: str
 ) -> None:
     result = run("-n", "3", *SHRINK, script(_with_calls(cases.HELD_UP, calls)), stop)
-    assert_restarted(result, f"the rank that stands still: {why}")
+    assert_restarted(result, f"without the rank that stands still: {why}")
+
+
+@pytest.mark.parametrize(
+    ("calls", "stop", "recovery"),
+    [
+        (TORCH, "1~giving:0", SHRINK),
+        _more(TORCH, "0~giving:0", REPLACE),
+        _more(EARLY, "0~came:0", REPLACE),
+        (FIRST, "0~first:0", SHRINK),  # the others wait for all to come together
+        _more(FIRST, "1~first:0", REPLACE),
+    ],
+)
+def test_one_that_is_stopped_where_no_call_can_be_made_again_starts_the_job_again(
+    run: Run, script: Script, calls: str, stop: str, recovery: tuple[str, ...]
+) -> None:
+    result = run("-n", "3", *recovery, script(_with_calls(cases.HELD_UP, calls)), stop)
+    words = r" \(cpu:\d on \S+, process \d+\) was stopped \(SIGSTOP, SIGTSTP\), sent from outside, and stood still while others"
+    assert_restarted(result, f"rank {stop[0]}{words}")
 
 
 def assert_restarted(result: Any, why: str) -> None:
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    assert re.search(f"the others cannot go on without {why}", text), text
+    assert re.search(why, text), text
     assert "restart 1 of 3 from the beginning" in text, text
     ends = re.findall(r"rank \d of 3 at step 18: (\S+) apart, rate kept", text)
     assert len(ends) == 3 and all(float(far) < 1e-12 for far in ends), text
