@@ -21,6 +21,7 @@ import evenstep  # noqa: F401
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 FOLDER = Path(sys.argv[1])
 STEPS = 3
+CPUS_TRAIN_SHARDED = hasattr(torch.cpu.Stream, "record_event")  # 2.6's fully_shard trains on no CPU, over no backend
 
 
 class Net(torch.nn.Module):
@@ -233,7 +234,7 @@ if __name__ == "__main__":
     dist.init_process_group("evenstep")
     ddp()
     uneven()
-    if hasattr(torch.cpu.Stream, "record_event"):  # 2.6's fully_shard trains on no CPU, over no backend
+    if CPUS_TRAIN_SHARDED:
         saved(fully_sharded())
     tensors()
     functional()

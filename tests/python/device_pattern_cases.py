@@ -14,7 +14,8 @@ if __name__ == "__main__":
     streams = stand_in_for_all()
     dist.init_process_group("evenstep")
     patterns.pipeline()
-    patterns.saved(patterns.fully_sharded())
+    if patterns.CPUS_TRAIN_SHARDED:
+        patterns.saved(patterns.fully_sharded())
     patterns.ddp()
     patterns.tensors()
     patterns.functional()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,7 +113,7 @@ class Two:
 def costs(monkeypatch: pytest.MonkeyPatch) -> _core.CommCosts:
     """The table of this process: calls take a millisecond for a MiB, and hardly any time to begin."""
     monkeypatch.setattr(comm_costs, "_kept", None)
-    monkeypatch.setattr(comm_costs.atexit, "register", lambda call: call)
+    monkeypatch.setattr(comm_costs, "atexit", SimpleNamespace(register=lambda call: call))
     table = comm_costs.table()
     for power in range(10, 26):
         table.add("all_reduce", "not known", "shm", "call", 1 << power, 1e-6 + (1 << power) / MIB * 1e-3)
@@ -179,7 +180,7 @@ def test_a_model_that_finds_none(costs: _core.CommCosts, clock: list[int]) -> No
 
 def test_costs_are_measured_where_they_are_not_known(clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comm_costs, "_kept", None)
-    monkeypatch.setattr(comm_costs.atexit, "register", lambda call: call)
+    monkeypatch.setattr(comm_costs, "atexit", SimpleNamespace(register=lambda call: call))
     sizes = BucketSizes(sixteen(), "model")
     rounds(sizes, clock, WARM + ROUNDS, every_ms=2, exposed_ms=4)
     sizes.decide(Alone())

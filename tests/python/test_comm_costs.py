@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ from evenstep import _core, comm_costs, hosts
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No table of an earlier test, nor one of this process afterwards."""
+    """No table of an earlier test, nor one of this process afterwards: of calls at its end this module's alone are left out, not pytest's."""
     monkeypatch.setattr(comm_costs, "_kept", None)
-    monkeypatch.setattr(comm_costs.atexit, "register", lambda call: call)
+    monkeypatch.setattr(comm_costs, "atexit", SimpleNamespace(register=lambda call: call))
 
 
 # ---- the table and its place ----
