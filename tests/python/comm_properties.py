@@ -317,8 +317,17 @@ class Example:
         calls[kind]()
 
 
-def check_ways(streams: list[Any]) -> None:
+def one_message(face: Any) -> None:
+    """Of every rank: what is drawn need not have one."""
+    face.use(0)
+    got = face.array(np.zeros(3, "f4"), False)
+    face.ring(face.array(np.full(3, RANK, "f4"), False), got, 7)
+    assert face.to_numpy(got).tolist() == [(RANK - 1) % SIZE] * 3
+
+
+def check_ways(face: Any) -> None:
     """Both were gone, and nothing was misused."""
+    streams = face.streams
     logs = [line for one in streams for line in one.log]
     assert any(line.startswith("a copy down on side ") for line in logs), "no message went through the host"
     assert "a copy up on side up" in logs and "ncclAllReduce" in streams[0].library.fake_gpu_log().decode()
@@ -350,9 +359,11 @@ def main() -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # at once: the others are told by it
+    if device:
+        one_message(faces["device"])
     dist.barrier()
     if device:
-        check_ways(faces["device"].streams)
+        check_ways(faces["device"])
     dist.destroy_process_group()
 
 

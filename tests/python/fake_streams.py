@@ -147,8 +147,10 @@ class FakeStreams(CudaStreams):
     def use(self, stream: Any) -> Iterator[None]:
         before = self.current(self._device)
         self._used.stream = stream
-        yield
-        self._used.stream = before
+        try:
+            yield
+        finally:
+            self._used.stream = before
 
     def captures(self) -> bool:
         return False
