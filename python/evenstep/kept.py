@@ -59,9 +59,9 @@ class KeptGradients:
             for one in gc.get_objects()
             if issubclass(type(one), torch.Tensor) and id(one) not in skip and _storage(one) in copies
         ]
-        for one in held:
+        for one, copy in [(one, copies[storage]) for one in held if (storage := _storage(one))]:
             empty = torch.empty(0, dtype=one.dtype, device=one.device)
-            one.data = empty.set_(copies[_storage(one)], one.storage_offset(), one.size(), one.stride())
+            one.data = empty.set_(copy, one.storage_offset(), one.size(), one.stride())
         self.own.update(kept)
 
 
@@ -69,4 +69,7 @@ def _storage(tensor: torch.Tensor | None) -> int:
     """Which memory; 0 for none."""
     if tensor is None or tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return 0
-    return int(tensor.untyped_storage()._cdata)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:  # torch 2.6: C++, on a thread of its own, let go of a tensor that the collector gave us
+        return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from evenstep.backward import observe_backward
 from evenstep.engine import Report
 from evenstep.gradients import GradientSync
 from evenstep.group import Alone
+from evenstep.kept import KeptGradients
 from evenstep.steps import Steps
 
 
@@ -152,3 +154,20 @@ def test_loss_that_is_no_number_is_unknown(watched: tuple[Shared, Steps]) -> Non
     y = model.first(torch.ones(2, 3, dtype=torch.float64))
     torch.autograd.backward([y], [torch.ones_like(y)])
     assert steps.commit() == [] and steps.loss != steps.loss and steps.step == 1
+
+
+def test_a_tensor_that_cpp_let_go_of_does_not_stop_the_search_for_kept_gradients() -> None:
+    """Whatever has one meanwhile, as the collector's list has, keeps with torch 2.6 an object without a tensor."""
+    parameter, given = nn.Parameter(torch.ones(2)), torch.ones(2)
+    found = weakref.ref(given)
+    parameter.grad = given
+    del given
+    left = found()
+    parameter.grad = None
+    memory = torch.zeros(2)
+    views = [memory.view(2)]
+    kept = KeptGradients(views, [memory])
+    mine = views[0]
+    kept.let_go([parameter])
+    memory.fill_(7)
+    assert left is not None and kept.own == {0} and mine.tolist() == [0, 0]
