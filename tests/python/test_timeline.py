@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from evenstep.backend_tensors import WAITS_UNASKED
+
 # Every kind of caller: torch.distributed (waiting, asynchronous, messages, a subgroup), es.comm, and es.prepare.
 TRAIN = """
     import numpy
@@ -158,7 +160,10 @@ def test_each_call_is_there_once_on_each_rank(job: Callable[..., dict[str, Any]]
             assert (row == "communication thread") == ("gradients" in told["group"] and told["bytes"] in (128, 2)), (
                 event
             )
-            assert (row == "asynchronous calls") == (told["bytes"] == 616), event
+            asked = told["bytes"] == 616
+            # torch 2.6: most of its own groups' calls are
+            unasked = WAITS_UNASKED and told["group"].startswith("torch/") and not asked
+            assert unasked or (row == "asynchronous calls") == asked, event
             if told["bytes"] > 0:
                 assert "busbw_GBps" in told or event["dur"] == 0
     steps = {e["args"]["step"] for e in events if e.get("cat") == "collective" and "gradients" in e["args"]["group"]}
