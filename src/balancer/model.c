@@ -2,6 +2,8 @@
  * where the rank's speed changed (after ADWIN: Bifet and Gavaldà 2007). */
 #include "balancer/model.h"
 
+#include "balancer/spread.h"
+
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
@@ -30,6 +32,13 @@ static const double as_before = 1.2;
 static const double noisy = 0.2;
 /* A rank that was as fast, or as slow, in more of its steps before is no other one for a few such in a row. */
 static const double often = 0.1;
+/* Steps that depart from the line by more than this in the mean of the last few have it looked at. */
+static const double drifted = 0.05;
+/* What a new step counts in that mean, and what is left of it once the line was looked at. */
+static const double drift_part = 0.125;
+static const double drift_left = 0.5;
+/* A stall is no drift. */
+static const double most_drift = 0.2;
 /* Of a rank that was steady for long, no stop of its quota's. */
 static const double far_faster = 0.5;
 enum {
@@ -37,7 +46,8 @@ enum {
   FRESH_LINE = 24, /* steps before which a line still moves much at each look */
   MOST_BLOCK = 8,
   SHOWN = 16, /* steps at one speed that tell it for good */
-  FEW = 6     /* recent steps, of which the middle is compared; of more it is the mean */
+  FEW = 6,    /* recent steps, of which the middle is compared; of more it is the mean … */
+  MANY = 16   /* … and of so many their own scatter counts, and a change long ago half as much */
 };
 
 static double larger(double a, double b) {
@@ -46,62 +56,6 @@ static double larger(double a, double b) {
 
 static double smaller(double a, double b) {
   return a < b ? a : b;
-}
-
-/* How many steps at each end of a window are cut to the next: a lone outlier never counts. Not a median: under a CPU
- * quota a step takes either nothing extra or a whole period, and only their mean tells the speed. */
-static int trimmed(int count) {
-  return count < 3 ? 0 : (count < 16 ? 1 : count / 10);
-}
-
-/* The value of `times` (1 or -1) times `values` that `before` of them lie below. Only the least ones are kept in order:
- * most of a window are passed over by one comparison, where sorting all of it was half of a step's cost. */
-static double in_order(const double *values, int count, int before, double times) {
-  double kept[EVEN_MODEL_WINDOW / 10 + 1] = {0};
-  int held = 0;
-  for (int i = 0; i < count; i++) {
-    double value = times * values[i];
-    if (held > before && value >= kept[before]) {
-      continue;
-    }
-    int at = held > before ? before : held++;
-    for (; at > 0 && kept[at - 1] > value; at--) {
-      kept[at] = kept[at - 1];
-    }
-    kept[at] = value;
-  }
-  return times * kept[before];
-}
-
-typedef struct spread {
-  double low; /* everything outside of low … high is cut to it */
-  double high;
-  double mean;
-  double deviation;
-} spread;
-
-static double within(const spread *limits, double value) {
-  return larger(limits->low, smaller(limits->high, value));
-}
-
-static spread winsorised(const double *values, int count) {
-  spread out = {0};
-  int cut = trimmed(count);
-  out.low = in_order(values, count, cut, 1.0);
-  /* the first steps of a training are slow (warm-up), never fast: of two the faster one is believed */
-  out.high = count == 2 ? out.low : in_order(values, count, cut, -1.0);
-  double sum = 0.0;
-  for (int i = 0; i < count; i++) {
-    sum += within(&out, values[i]);
-  }
-  out.mean = sum / count;
-  double squares = 0.0;
-  for (int i = 0; i < count; i++) {
-    double off = within(&out, values[i]) - out.mean;
-    squares += off * off;
-  }
-  out.deviation = count > 1 ? sqrt(squares / (count - 1)) : 0.0;
-  return out;
 }
 
 double even_model_line(const even_rank_model *model, double samples) {
@@ -153,7 +107,7 @@ static const double same_speed = 1.25;
 enum { IDLE_SHOWN = 5 };
 
 static double idle_seconds(const even_rank_model *model) {
-  return winsorised(model->idle, model->idle_count).mean;
+  return even_spread_of(model->idle, model->idle_count).mean;
 }
 
 bool even_model_idles(const even_rank_model *model) {
@@ -340,6 +294,8 @@ bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bo
   model->samples[model->count] = model->pending_samples / model->pending;
   model->seconds[model->count] = model->pending_seconds / model->pending;
   model->pieces[model->count] = model->pending_pieces / model->pending;
+  double expected = model->known ? expected_at(model, model->samples[model->count]) : model->seconds[model->count];
+  model->drift += drift_part * (smaller(most_drift, model->seconds[model->count] / expected - 1.0) - model->drift);
   model->count++;
   model->pending = 0;
   model->pending_samples = model->pending_seconds = model->pending_pieces = 0.0;
@@ -361,6 +317,9 @@ static void merge(even_rank_model *model) {
 
 bool even_model_surprised(const even_rank_model *model) {
   if (!model->known || model->count == 0) {
+    return true;
+  }
+  if (fabs(model->drift) > drifted) {
     return true;
   }
   double ratio = model->seconds[model->count - 1] / expected_at(model, model->samples[model->count - 1]);
@@ -391,11 +350,11 @@ static void regress(even_rank_model *model) {
   for (int i = 0; i < model->count; i++) {
     ratio[i] = model->seconds[i] / even_model_line(model, model->samples[i]);
   }
-  spread cut = winsorised(ratio, model->count);
+  even_spread cut = even_spread_of(ratio, model->count);
   double weights = 0.0, x = 0.0, xx = 0.0, y = 0.0, xy = 0.0, mean_samples = 0.0;
   for (int i = 0; i < model->count; i++) {
     double expected = even_model_line(model, model->samples[i]);
-    double seconds = expected * within(&cut, ratio[i]);
+    double seconds = expected * even_spread_cut(&cut, ratio[i]);
     double weight = 1.0 / (expected * expected);
     weights += weight;
     x += weight * model->samples[i];
@@ -447,11 +406,11 @@ typedef struct running {
   double squares[EVEN_MODEL_WINDOW + 1];
 } running;
 
-static void run(const even_rank_model *model, const double *ratio, const spread *cut, running *out) {
+static void run(const even_rank_model *model, const double *ratio, const even_spread *cut, running *out) {
   out->sum[0] = 0.0;
   out->squares[0] = 0.0;
   for (int i = 0; i < model->count; i++) {
-    double value = within(cut, ratio[i]);
+    double value = even_spread_cut(cut, ratio[i]);
     out->sum[i + 1] = out->sum[i] + value;
     out->squares[i + 1] = out->squares[i] + value * value;
   }
@@ -486,6 +445,18 @@ static bool usual(const double *ratio, int older, double mean, double factor) {
   return beyond > often * older && (factor < 1.0 || beyond > 1);
 }
 
+/* Of the last `count` ratios' mean, as a part of `mean`, not above the scatter that all had before: a steady rank's
+ * level is known sooner than that of the steps before it was steady (Welch 1947). */
+static double recent_noise(const running *sums, int before, int count, double mean, double noise) {
+  if (count < MANY) {
+    return noise;
+  }
+  double at = (sums->sum[before + count] - sums->sum[before]) / count;
+  double square = (sums->squares[before + count] - sums->squares[before]) / count - at * at;
+  double own = sqrt(larger(0.0, square) * count / (count - 1) + least_noise * least_noise) / mean;
+  return smaller(noise, 1.25 * own); /* what the cut took */
+}
+
 /* By what factor the last `count` ratios differ from those before, 1 when that may be chance. */
 static double change(const even_rank_model *model, const double *ratio, const running *sums, int count) {
   int older = model->count - count;
@@ -497,8 +468,8 @@ static double change(const even_rank_model *model, const double *ratio, const ru
     up = down = (sums->sum[model->count] - sums->sum[older]) / count;
   } else {
     /* more than half of the steps must agree, on the cautious side */
-    up = in_order(ratio + older, count, (count - 1) / 2, 1.0);
-    down = in_order(ratio + older, count, count / 2, 1.0);
+    up = even_spread_at(ratio + older, count, (count - 1) / 2, 1.0);
+    down = even_spread_at(ratio + older, count, count / 2, 1.0);
   }
   double factor = up > mean ? up / mean : (down < mean ? down / mean : 1.0);
   double size = factor > 1.0 ? factor - 1.0 : 1.0 / factor - 1.0;
@@ -506,7 +477,9 @@ static double change(const even_rank_model *model, const double *ratio, const ru
     return 1.0;
   }
   double noise = blended_noise(model->usual_noise, sqrt(variance) / mean, older);
-  double chance = (certain + 2.0 * model->restless) * noise * sqrt(1.0 / count + 1.0 / older);
+  double own = recent_noise(sums, older, count, mean, noise);
+  double doubts = (count < MANY ? 2.0 : 1.0) * model->restless;
+  double chance = (certain + doubts) * sqrt(own * own / count + noise * noise / older);
   bool proven = size > chance && !(count <= FEW && usual(ratio, older, mean, factor));
   return proven || (count <= FEW && unheard_of(ratio, older, count, mean, factor)) ? factor : 1.0;
 }
@@ -518,12 +491,12 @@ double even_model_measured(const even_rank_model *model) {
 }
 
 /* Drops the steps before the rank's speed changed; whether it did. *rest: the ratios of those that are left. */
-static bool forget_the_past(even_rank_model *model, spread *rest) {
+static bool forget_the_past(even_rank_model *model, even_spread *rest) {
   static const int recent[] = {2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
   double ratio[EVEN_MODEL_WINDOW];
   running sums;
   ratios(model, ratio);
-  *rest = winsorised(ratio, model->count);
+  *rest = even_spread_of(ratio, model->count);
   run(model, ratio, rest, &sums);
   for (size_t i = 0; i < sizeof recent / sizeof recent[0] && recent[i] < model->count; i++) {
     double factor = change(model, ratio, &sums, recent[i]);
@@ -533,7 +506,7 @@ static bool forget_the_past(even_rank_model *model, spread *rest) {
         even_shape_doubt(&model->shape, (int64_t)recent[i] * model->block);
       }
       ratios(model, ratio);
-      *rest = winsorised(ratio, model->count);
+      *rest = even_spread_of(ratio, model->count);
       return true;
     }
   }
@@ -547,7 +520,8 @@ void even_model_learn(even_rank_model *model) {
   if (!model->known) {
     begin(model);
   }
-  spread rest = {0};
+  even_spread rest = {0};
+  model->drift *= drift_left;
   bool again = true;
   for (int tries = 0; again && tries < 2; tries++) {
     /* the last line is a good start where little is new */

@@ -6,8 +6,9 @@
 #include <stdint.h>
 
 #include "balancer/shape.h"
+#include "balancer/spread.h"
 
-enum { EVEN_MODEL_WINDOW = 128, EVEN_MODEL_IDLE = 16 };
+enum { EVEN_MODEL_WINDOW = EVEN_SPREAD_MOST, EVEN_MODEL_IDLE = 16 };
 
 typedef struct even_rank_model {
   int count;   /* entries of the window, oldest first: steps, or the means of `block` steps */
@@ -29,6 +30,7 @@ typedef struct even_rank_model {
   double noise;         /* relative standard deviation of a step */
   double usual_noise;   /* the same before the last change of speed */
   bool sped_up;         /* it was steady for long, and is far faster since; whoever has looked at that clears it */
+  double drift;         /* mean of what the last steps were off the line by, as a part of it */
   double restless;      /* recent changes of speed; each makes the next one harder to believe */
   double most_samples;  /* the largest share in the window, in whole buckets, without what micro-batches cost */
   double known_samples; /* the largest such that the last slowing made it forget; 0: none … */

@@ -217,8 +217,59 @@ static void a_slow_first_step_hides_no_change(void **context) {
   }
 }
 
+/* As the balancer does: each 16th step, and where the last ones surprise. */
+static void take_as_balancer(even_rank_model *model, int64_t samples, double seconds, int step) {
+  bool taken = even_model_take(model, samples, seconds, false);
+  if (step % 16 == 0 || (taken && (model->count < 12 || even_model_surprised(model)))) {
+    even_model_learn(model);
+  }
+}
+
+/* The slow rank of a real training, in ms for its samples, from the moment on when it was faster: a machine's speed
+ * that had come and gone before. By their own scatter its steady steps are another speed long before they outnumber
+ * those. */
+static void a_rank_that_became_steady_is_known_by_its_steady_steps(void **context) {
+  (void)context;
+  static const int before[][2] = {{9, 328}, {9, 317}, {9, 326}, {9, 321}, {8, 270}, {8, 284}, {8, 278}, {8, 288},
+                                  {8, 294}, {8, 322}, {8, 298}, {8, 282}, {8, 286}, {8, 294}, {8, 293}, {8, 296}};
+  static const int between[][2] = {{7, 237},  {7, 266},  {7, 274},  {7, 261},  {7, 204}, {7, 205},
+                                   {10, 314}, {10, 341}, {10, 350}, {10, 360}, {9, 294}, {8, 262}};
+  even_rank_model model = {.block = 1};
+  int step = 0;
+  for (int i = 0; i < 48; i++) {
+    take_as_balancer(&model, before[i % 16][0], before[i % 16][1] * 1e-3, step++);
+  }
+  for (size_t i = 0; i < sizeof between / sizeof between[0]; i++) {
+    take_as_balancer(&model, between[i][0], between[i][1] * 1e-3, step++);
+  }
+  for (int i = 0; i < 24; i++) {
+    take_as_balancer(&model, 8, i % 2 == 0 ? 0.218 : 0.224, step++);
+  }
+  if (!(fabs(even_model_at(&model, 8) - 0.221) < 0.005)) {
+    fail_msg("believed to take %.3f s, takes 0.221; %d steps count", even_model_at(&model, 8), model.count);
+  }
+}
+
+/* Steps a little beside the line, none of which surprises by itself, have it looked at before their turn comes. */
+static void steps_that_drift_are_looked_at(void **context) {
+  (void)context;
+  even_rank_model model = {.block = 1};
+  take(&model, 0.20, 32);
+  int looks = 0;
+  for (int i = 0; i < 12; i++) {
+    (void)even_model_take(&model, 10, 0.217, false); /* 8.5 %; the band of one step is 10 % */
+    looks += even_model_surprised(&model) ? 1 : 0;
+  }
+  assert_true(looks > 0);
+  take(&model, 0.217, 1);
+  assert_true(fabs(even_model_at(&model, 10) - 0.217) < 0.002);
+  assert_true(model.count < 16);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(a_rank_that_became_steady_is_known_by_its_steady_steps),
+      cmocka_unit_test(steps_that_drift_are_looked_at),
       cmocka_unit_test(quotas_are_no_surprise),
       cmocka_unit_test(quotas_that_nobody_tells_are_found),
       cmocka_unit_test(first_steps_are_no_scatter),
