@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenstep import bench_balance_report
+from evenstep.bench_awake import awake
 from evenstep.bench_balance_bound import Bound, Lines, best_split, split_seconds
 from evenstep.bench_balance_courses import NAMES, Courses, different
 from evenstep.bench_balance_minutes import LEAST_STEPS, MOST_STEPS, Length
@@ -378,7 +379,7 @@ def heading() -> dict[str, str]:
             break
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "hardware": f"{processor}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start",
+        "hardware": f"{processor}, load {os.getloadavg()[0]:.1f} at the start, {os.cpu_count()} cores",
     }
 
 
@@ -428,9 +429,11 @@ def main() -> None:
     if options.only == "simulated":
         keep(options, top, None, [])
         return
-    bench = Bench(options)
-    top |= dict(software())
-    bench.run(functools.partial(keep, options, top))
+    with awake() as cores:
+        top["hardware"] += f", which {cores}"
+        bench = Bench(options)
+        top |= dict(software())
+        bench.run(functools.partial(keep, options, top))
     import torch.distributed as dist
 
     bench.base.group.barrier()
