@@ -179,6 +179,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .telemetry_fd = job->telemetry_fd,
                                     .hang_seconds = job->setup.hang_seconds,
                                     .restart_hung = job->setup.restart_hung,
+                                    .stop_grace_seconds = job->setup.stop_grace_seconds,
                                     .stop_seconds = job->setup.stop_seconds,
                                     .notice_seconds = job->setup.notice_seconds,
                                     .gpu_seconds = job->setup.watches.gpu_seconds,

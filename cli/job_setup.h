@@ -56,7 +56,8 @@ typedef struct even_job_setup {
   bool restart_always;
   double hang_seconds; /* 0: off */
   bool restart_hung;
-  double stop_seconds; /* 0: as the agent has it */
+  double stop_grace_seconds; /* INFINITY: never; this and the next: 0: as the agent has it */
+  double stop_seconds;
   even_on_straggler on_straggler;
   double straggler_gain; /* of a step; this and what follows: 0: as the agent has it */
   double straggler_seconds;

@@ -100,16 +100,18 @@ static even_status read_stragglers(const even_job_options *options, even_job_set
                      &setup->straggler_pause_seconds);
 }
 
+/* The grace is the ranks', who read it themselves, too. */
 static even_status read_stops(even_job_setup *setup) {
   const char *from = NULL;
-  char *end = NULL;
-  const char *limit = even_job_given(NULL, "", "EVENSTEP_STOP_PATIENCE", &from);
-  setup->stop_seconds = limit == NULL ? 0 : strtod(limit, &end);
-  if (limit != NULL && (end == limit || *end != '\0' || !(setup->stop_seconds > 0 && setup->stop_seconds <= 1e6))) {
-    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
-    return even_error_fix("give the seconds that a stopped rank is waited for under --recovery (1)");
-  }
-  return EVEN_OK;
+  const char *limit = even_job_given(NULL, "", "EVENSTEP_STOP_GRACE", &from);
+  EVEN_TRY(read_number(limit, from, 0, (double)INFINITY, "time",
+                       "give the seconds after which calls of the others fail for a stopped rank (0.15), or inf: never",
+                       &setup->stop_grace_seconds));
+  limit = even_job_given(NULL, "", "EVENSTEP_STOP_PATIENCE", &from);
+  return read_number(
+      limit, from, 1e-9, 1e6, "time",
+      "give the seconds that a stopped rank is waited for once calls of the others have failed for it (1)",
+      &setup->stop_seconds);
 }
 
 static even_status read_spikes(const even_job_options *options, even_job_setup *setup) {

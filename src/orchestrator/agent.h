@@ -106,8 +106,10 @@ typedef struct even_agent_params {
    * 0: they end the job, and are passed on. Needs telemetry_fd. */
   double notice_seconds;
   bool restart_hung; /* it, with `shrink`, or the attempt is ended then, and the job restarted; else it is told alone */
-  /* With `shrink`: so long a stopped rank is waited for once calls of the others have failed for it; then it is ended,
-   * and they go on without it. 0: 1 s. */
+  /* So long a stopped rank is waited for before calls of the others fail for it (the ranks' EVENSTEP_STOP_GRACE; 0:
+   * 0.15 s; INFINITY: they never do), and from then on until it is ended: with `shrink`, for them to go on without it,
+   * and where others wait for all to come together. 0: 1 s. */
+  double stop_grace_seconds;
   double stop_seconds;
   bool unpinned; /* leave the ranks on all CPUs */
   int max_restarts;

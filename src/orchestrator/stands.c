@@ -12,6 +12,7 @@
 
 /* So long a rank may stand still once calls of the others have failed for it, which is after EVENSTEP_STOP_GRACE. */
 static const double patience_seconds = 1;
+static const double grace_seconds = 0.15; /* as the ranks have it where nothing is said */
 
 static bool is_member(const even_job *job, size_t rank) {
   return job->ranks[rank].alive && !even_job_is_outside(job, rank);
@@ -19,6 +20,11 @@ static bool is_member(const even_job *job, size_t rank) {
 
 static double patience(const even_job *job) {
   return job->params->stop_seconds > 0 ? job->params->stop_seconds : patience_seconds;
+}
+
+/* As calls of the others fail: INFINITY: never. */
+static double grace(const even_job *job) {
+  return job->params->stop_grace_seconds > 0 ? job->params->stop_grace_seconds : grace_seconds;
 }
 
 /* ---- what the kernel, or another host's agent, says ---- */
@@ -204,7 +210,7 @@ void even_job_stands_at_start(even_job *job) {
       continue;
     }
     rank->missed_ns = rank->missed_ns == 0 ? now : rank->missed_ns;
-    if (now - rank->missed_ns >= (uint64_t)(patience(job) * 1e9)) {
+    if ((double)(now - rank->missed_ns) >= (grace(job) + patience(job)) * 1e9) { /* no call of theirs fails before */
       rank->missed_ns = 0; /* one of another host may go on meanwhile: it is looked at anew */
       even_job_notice(job, "rank %zu still stands, and the others wait for all ranks to come together: it is ended", i);
       even_job_end_alone(job, i, true);

@@ -11,6 +11,7 @@
 
 #include "job_alone.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -67,6 +68,7 @@ static even_status open_bench(void) {
   memset(&own, 0, sizeof own);
   own.devices = (even_device_list){.items = own.each_device, .count = RANKS};
   own.params = (even_agent_params){.shrink = true,
+                                   .stop_grace_seconds = 1e-9,
                                    .stop_seconds = 1e-9,
                                    .devices = &own.devices,
                                    .observer = {.context = &own.said, .notice = note}};
@@ -330,6 +332,27 @@ static void who_stands_before_all_have_come_is_ended_when_others_wait(void **sta
   assert_true(even_job_facts(&own.job, STOPPED).stood_still); /* what it was ended for */
 }
 
+/* With recovery and without: before its grace no call of the others would fail for it. */
+static void its_grace_comes_first_at_the_start(void **state) {
+  (void)state;
+  stop();
+  one_waits_for_all();
+  for (int times = 0; times < 2; times++) {
+    own.params.stop_grace_seconds = 1e6;
+    even_job_stands_at_start(&own.job);
+    even_job_stands_at_start(&own.job);
+    assert_int_equal(killed, 0);
+    own.params.stop_grace_seconds = (double)INFINITY;
+    own.ranks[STOPPED].missed_ns = 1; /* as long as the machine runs */
+    even_job_stands_at_start(&own.job);
+    assert_int_equal(killed, 0);
+    even_job_generations_close(&own.job);
+  }
+  own.params.stop_grace_seconds = 1e-9;
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, child);
+}
+
 static void nor_without_recovery_is_it_waited_for(void **state) {
   (void)state;
   even_job_generations_close(&own.job);
@@ -434,6 +457,7 @@ int main(void) {
       STANDS_TEST(another_host_ends_its_own),
       STANDS_TEST(who_is_to_be_ended_and_goes_on_lives),
       STANDS_TEST(who_stands_before_all_have_come_is_ended_when_others_wait),
+      STANDS_TEST(its_grace_comes_first_at_the_start),
       STANDS_TEST(nor_without_recovery_is_it_waited_for),
       STANDS_TEST(who_has_come_or_goes_on_is_not_ended_at_the_start),
       STANDS_TEST(a_job_that_was_stopped_whole_waits_for_nobody),

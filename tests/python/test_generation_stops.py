@@ -56,6 +56,7 @@ def test_a_hung_rank_alone_is_lost(run: Run, script: Script) -> None:
     ("options", "variable", "words"),
     [
         ((), {"EVENSTEP_STOP_PATIENCE": "long"}, "EVENSTEP_STOP_PATIENCE long is no time"),
+        ((), {"EVENSTEP_STOP_GRACE": "never"}, "EVENSTEP_STOP_GRACE never is no time"),
         (("--loss-spike", "0.5"), {}, "--loss-spike 0.5 is no limit"),
         ((), {"EVENSTEP_LOSS_SPIKE": "never"}, "EVENSTEP_LOSS_SPIKE never is no limit"),
         (("--hosts", "a,b"), {"EVENSTEP_HOST_TIMEOUT": "3"}, "EVENSTEP_HOST_TIMEOUT=3 is no time"),
