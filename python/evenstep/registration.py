@@ -6,9 +6,10 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 _MODULE = "torch.distributed.distributed_c10d"
 
@@ -23,19 +24,57 @@ def _register(c10d: ModuleType) -> None:
     backend = getattr(c10d, "Backend", None)  # absent where torch was built without distributed
     if backend is not None and "evenstep" not in backend.backend_list:
         backend.register_backend("evenstep", _create, extended_api=True, devices=["cpu", "cuda"])
-        if os.environ.get("EVENSTEP_JOINS") == "1":
-            c10d.rendezvous = _refuse  # type: ignore[attr-defined]
+        ranks = os.environ.get("WORLD_SIZE", "")
+        if os.environ.get("EVENSTEP_JOINS") == "1" and ranks.isdigit() and _has_the_agents_memory():
+            c10d.rendezvous = _refusing(c10d.rendezvous, int(ranks))  # type: ignore[attr-defined]
 
 
-def _refuse(*_: Any, **__: Any) -> None:
-    """In a process that takes a lost rank's place: it would wait there for ranks that met long ago, at a store that may be gone."""
-    from evenstep._core import EvenstepError
+def _has_the_agents_memory() -> bool:
+    """Not a process that a rank has started: its variables are the rank's, its descriptors are not."""
+    from evenstep._core import EvenstepError, Generation
 
-    raise EvenstepError(
-        "torch.distributed.init_process_group: a process that takes a lost rank's place (--recovery replace) cannot come into "
-        "the group of all ranks, which the others opened without it\n"
-        "  fix: leave init_process_group to es.prepare; with --recovery shrink nobody takes a place"
-    )
+    try:
+        Generation(int(os.environ.get("EVENSTEP_GENERATION_FD") or -1))
+    except (EvenstepError, ValueError):
+        return False
+    return True
+
+
+def _refusing(plain: Callable[..., Any], ranks: int) -> Callable[..., Any]:
+    """torch's rendezvous, for init_process_group in a process that takes a lost rank's place: in the group of all ranks it
+    would wait for those that met long ago, at a store that may be gone."""
+    process = os.getpid()
+
+    def rendezvous(url: Any, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
+        if os.getpid() == process and _asked(url, world_size) == ranks and _joining():
+            from evenstep._core import EvenstepError
+
+            raise EvenstepError(
+                "torch.distributed.init_process_group: a process that takes a lost rank's place (--recovery replace) cannot come "
+                "into the group of all ranks, which the others opened without it\n"
+                "  fix: leave init_process_group to es.prepare; with --recovery shrink nobody takes a place"
+            )
+        return plain(url, rank, world_size, **options)
+
+    return rendezvous
+
+
+def _asked(url: Any, world_size: int) -> int:
+    """How many ranks the group is to have; -1: torch will say that it is not told."""
+    if world_size != -1:
+        return world_size
+    parts = urlsplit(str(url))
+    told = parse_qs(parts.query).get("world_size", [os.environ.get("WORLD_SIZE", "") if parts.scheme == "env" else ""])[
+        0
+    ]
+    return int(told) if told.isdigit() else -1
+
+
+def _joining() -> bool:
+    """Whether it has not met the others yet; before the first call of Evenstep's there is no session."""
+    module = sys.modules.get("evenstep.session")
+    current = getattr(module, "_session", None)
+    return current is None or bool(current.joining)
 
 
 class _Loader(importlib.abc.Loader):

@@ -123,9 +123,14 @@ def test_an_early_checkpoint_of_a_process_that_takes_a_place_writes_nothing(
 
 # The first one that takes the place says so, and the others go on.
 REFUSED = """
-import pathlib
+import pathlib, subprocess, sys
 import torch.distributed as dist
 
+if os.environ.get("EVENSTEP_JOINS") == "1":  # a group of its own, and what a process that it starts is
+    dist.init_process_group("gloo", init_method=f"file://{pathlib.Path('own').absolute()}", rank=0, world_size=1)
+    dist.destroy_process_group()
+    has = "from evenstep.registration import _has_the_agents_memory as has; raise SystemExit(has())"
+    subprocess.run([sys.executable, "-c", has], check=True)
 try:
     dist.init_process_group("evenstep")
 except es.EvenstepError:

@@ -1,0 +1,102 @@
+"""The script's own init_process_group in a process that takes a lost rank's place: its group of all ranks is refused, while
+they have not met, and no other one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from evenstep import _core, registration
+
+OF_THE_AGENT = 7
+
+
+class _Backend:
+    def __init__(self) -> None:
+        self.backend_list: list[str] = []
+
+    def register_backend(self, name: str, *_: Any, **__: Any) -> None:
+        self.backend_list.append(name)
+
+
+def _generation(fd: int) -> object:
+    if fd != OF_THE_AGENT:
+        raise _core.EvenstepError("no generations")
+    return object()
+
+
+def _plain(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> tuple[Any, ...]:
+    return url, rank, world_size, options
+
+
+@pytest.fixture
+def in_place(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A process that takes a place in a job of 3, before its first call of Evenstep's."""
+    variables = {"EVENSTEP_JOINS": "1", "EVENSTEP_GENERATION_FD": str(OF_THE_AGENT), "RANK": "1", "WORLD_SIZE": "3"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(_core, "Generation", _generation)
+    monkeypatch.setitem(sys.modules, "evenstep.session", types.SimpleNamespace(_session=None))
+    return monkeypatch
+
+
+def _registered() -> Any:
+    """torch.distributed.distributed_c10d, of which this is all that counts here."""
+    c10d = types.SimpleNamespace(Backend=_Backend(), rendezvous=_plain)
+    registration._register(c10d)  # type: ignore[arg-type]
+    assert c10d.Backend.backend_list == ["evenstep"]
+    return c10d
+
+
+def _refused(c10d: Any, url: str, *arguments: int) -> bool:
+    try:
+        assert c10d.rendezvous(url, *arguments, timeout=5) == (url, *(*arguments, -1, -1)[:2], {"timeout": 5})
+    except _core.EvenstepError as error:
+        assert "a process that takes a lost rank's place (--recovery replace) cannot come into the group" in str(error)
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("url", "asked", "refused"),
+    [
+        ("env://", (), True),
+        ("env://", (1, 3), True),
+        ("tcp://host:29500", (1, 3), True),
+        ("tcp://host:29500?rank=1&world_size=3", (), True),
+        ("file:///tmp/private", (0, 1), False),
+        ("tcp://host:29500?rank=0&world_size=2", (), False),
+        ("tcp://host:29500", (), False),  # torch says what is missing
+    ],
+)
+def test_the_group_of_all_ranks_alone_is_refused(
+    in_place: Any, url: str, asked: tuple[int, ...], refused: bool
+) -> None:
+    assert _refused(_registered(), url, *asked) == refused
+
+
+def test_who_is_a_member_comes_into_all_groups(in_place: Any) -> None:
+    c10d, session = _registered(), types.SimpleNamespace(joining=True)
+    in_place.setattr(sys.modules["evenstep.session"], "_session", session)
+    assert _refused(c10d, "env://")
+    session.joining = False
+    assert not _refused(c10d, "env://")
+
+
+def test_so_do_processes_that_it_starts(in_place: Any) -> None:
+    c10d = _registered()
+    process = os.getpid()
+    in_place.setattr(os, "getpid", lambda: process + 1)  # forked
+    assert not _refused(c10d, "env://")
+    in_place.setenv("EVENSTEP_GENERATION_FD", "99")  # with its variables, without its descriptors
+    assert not _refused(_registered(), "env://")
+
+
+@pytest.mark.parametrize(("name", "value"), [("EVENSTEP_JOINS", "0"), ("EVENSTEP_GENERATION_FD", "")])
+def test_torchs_own_is_left_alone_elsewhere(in_place: Any, name: str, value: str) -> None:
+    in_place.setenv(name, value)
+    assert _registered().rendezvous is _plain
