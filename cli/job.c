@@ -31,7 +31,8 @@ typedef struct running_job {
   even_job_setup setup;
   even_job_view view;
   even_monitor *monitor; /* NULL with --no-monitor */
-  bool monitor_failed;   /* told once */
+  bool monitor_failed;   /* told once, */
+  bool unseen;           /* as is this */
   even_job_fetcher fetcher;
   even_job_devices all; /* what the job was given, while some are set aside */
   char url[256];
@@ -142,6 +143,10 @@ static void on_tick(void *context) {
   if (on_check(job) != EVEN_OK) {
     even_error_clear(); /* the agent, which asks, too, says so */
     return;
+  }
+  if (!job->unseen && !even_lease_is_seen(job->setup.lease)) {
+    job->unseen = true;
+    even_job_tell_unseen(&job->setup, "its file system moves no times", on_notice, job);
   }
   if (job->monitor != NULL && even_monitor_tick(job->monitor) != EVEN_OK && !job->monitor_failed) {
     job->monitor_failed = true; /* the training is worth more than its history */
@@ -372,7 +377,8 @@ static even_status open_monitor(running_job *job) {
 }
 
 static even_status end_monitor(running_job *job, int exit_code) {
-  even_status held = on_check(job);
+  /* the last look may be seconds old */
+  even_status held = job->monitor == NULL ? EVEN_OK : even_lease_ask(job->setup.lease);
   if (held == EVEN_OK) {
     return even_monitor_close(job->monitor, exit_code);
   }

@@ -46,7 +46,9 @@ static even_status set_path(even_job_setup *setup, const even_job_options *optio
   return even_text_status(&setup->run_folder);
 }
 
-static even_status move_away(const char *path) {
+/* With its sign, until it has its new name: else another host's job could have the old one meanwhile. */
+static even_status move_away(even_job_setup *setup) {
+  const char *path = setup->run_folder.data;
   even_text other = EVEN_TEXT_EMPTY;
   even_status status = EVEN_OK;
   int number = 1;
@@ -57,6 +59,9 @@ static even_status move_away(const char *path) {
   } while (status == EVEN_OK && even_path_exists(other.data));
   if (status == EVEN_OK) {
     status = even_folder_rename(path, other.data);
+  }
+  if (status == EVEN_OK) {
+    status = even_lease_follow(setup->lease, other.data);
   }
   even_text_free(&other);
   return status;
@@ -140,7 +145,6 @@ static even_status start_lease(const even_job_options *options, even_job_setup *
   const even_lease_params params = {.folder = setup->run_folder.data,
                                     .owner = setup->id,
                                     .turn = estate == NULL ? 0 : estate->generation,
-                                    .alone = setup->lock >= 0,
                                     .patient = estate == NULL, /* nobody waits for a leader that waits */
                                     .tell = even_cli_say};
   EVEN_TRY(even_lease_take(&params, &setup->lease));
@@ -152,17 +156,23 @@ static even_status start_lease(const even_job_options *options, even_job_setup *
   return status;
 }
 
+void even_job_tell_unseen(const even_job_setup *setup, const char *why, void (*tell)(void *context, const char *text),
+                          void *context) {
+  even_text words = EVEN_TEXT_EMPTY;
+  even_text_format(&words, "jobs of other hosts do not see that run folder %s is in use (%s): start none of that name",
+                   setup->run_folder.data, why);
+  tell(context, even_text_string(&words));
+  even_text_free(&words);
+}
+
 /* Among those of other hosts. Where no sign can be made the job runs as without other hosts. */
 static even_status lock_there(const even_job_options *options, even_job_setup *setup) {
-  even_text words = EVEN_TEXT_EMPTY;
   even_status status = start_lease(options, setup);
   if (status == EVEN_OK || status == EVEN_ERR_IN_USE || status == EVEN_ERR_INTERRUPTED) {
     return status;
   }
-  even_text_format(&words, "jobs of other hosts do not see that run folder %s is in use (%s): start none of that name",
-                   setup->run_folder.data, even_error_last()->what);
-  even_cli_say(NULL, even_text_string(&words));
-  even_text_free(&words);
+  const even_error why = *even_error_last();
+  even_job_tell_unseen(setup, why.what, even_cli_say, NULL);
   even_error_clear();
   return EVEN_OK;
 }
@@ -226,9 +236,7 @@ static even_status open_folder(const even_job_options *options, const char *scri
     if (options->resume != NULL || goes_on(options)) {
       return EVEN_OK;
     }
-    even_lease_release(setup->lease);
-    setup->lease = NULL;
-    EVEN_TRY(move_away(setup->run_folder.data));
+    EVEN_TRY(move_away(setup));
     unlock(setup);
   }
   EVEN_TRY(even_folder_make(setup->run_folder.data));

@@ -15,6 +15,9 @@ uint64_t even_clock_ns(void) {
 uint64_t even_clock_coarse_ns(void) {
   return read_clock(CLOCK_MONOTONIC_COARSE);
 }
+uint64_t even_clock_boot_ns(void) {
+  return read_clock(CLOCK_BOOTTIME);
+}
 void even_clock_sleep_ns(uint64_t ns) {
   const struct timespec time = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
   (void)even_os.nanosleep(&time);

@@ -13,6 +13,7 @@
 #include "os/host.h"
 #include "os/locks.h"
 #include "os/path.h"
+#include "os/process_stat.h"
 #include "os/random.h"
 #include "os/thread.h"
 
@@ -28,6 +29,14 @@
 enum { MOST_ATTEMPTS = 4, MOST_TEXT = 768, MOST_LINE = 256, MARK_DIGITS = 16 };
 
 static const uint64_t LOOK_NS = UINT64_C(250000000);
+static const uint64_t MOST_WATCHED_NS = 4 * EVEN_LEASE_NS; /* where hardly a look succeeds */
+
+typedef struct look {
+  bool there;
+  char text[MOST_TEXT];
+  struct timespec changed;
+  struct timespec written;
+} look;
 
 struct even_lease {
   even_text folder;
@@ -42,14 +51,13 @@ struct even_lease {
   _Atomic uint64_t tried_ns;
   _Atomic bool lost;
   char taker[MOST_TEXT]; /* the sign that lies there instead, "" for none: once it is lost */
+  _Atomic bool unseen;
+  /* of who renews: */
+  bool missed; /* by the last look that succeeded */
+  bool moves;  /* its times do; until that is known: */
+  look first;
+  uint64_t first_ns;
 };
-
-typedef struct look {
-  bool there;
-  char text[MOST_TEXT];
-  struct timespec changed;
-  struct timespec written;
-} look;
 
 /* What a sign says; "" where it does not. */
 typedef struct holder {
@@ -78,18 +86,24 @@ static void read_holder(const char *text, holder *out) {
   out->turn = strtoull(turn, NULL, 10);
 }
 
+static even_status set_paths(even_lease *lease, const char *folder) {
+  even_text_clear(&lease->folder);
+  even_text_clear(&lease->path);
+  even_text_add(&lease->folder, folder);
+  even_text_format(&lease->path, "%s/%s", folder, EVEN_LEASE_SIGN);
+  EVEN_TRY(even_text_status(&lease->folder));
+  return even_text_status(&lease->path);
+}
+
 static even_status write_text(const even_lease_params *params, even_lease *lease) {
   char identity[MOST_LINE];
   char host[128];
   even_host_identity(identity, sizeof identity);
   even_host_name(host, sizeof host);
   EVEN_TRY(even_random_hex(lease->mark, MARK_DIGITS));
-  even_text_add(&lease->folder, params->folder);
-  even_text_format(&lease->path, "%s/%s", params->folder, EVEN_LEASE_SIGN);
+  EVEN_TRY(set_paths(lease, params->folder));
   even_text_format(&lease->text, "%s\n%s\n%ld\n%s\n%llu\n%s\n", identity, host, (long)even_own_process(), params->owner,
                    (unsigned long long)params->turn, lease->mark);
-  EVEN_TRY(even_text_status(&lease->folder));
-  EVEN_TRY(even_text_status(&lease->path));
   EVEN_TRY(even_text_status(&lease->text));
   return lease->text.length < MOST_TEXT ? EVEN_OK : even_fail(EVEN_ERR_OVERFLOW, "the sign in %s", params->folder);
 }
@@ -138,6 +152,9 @@ static even_status make_sign(even_lease *lease) {
   if (status == EVEN_OK && even_os.fsync(fd) != 0) {
     status = even_fail_errno(errno, "it cannot be synced");
   }
+  if (status == EVEN_OK && even_os.touch(fd) != 0) {
+    status = even_fail_errno(errno, "its time cannot be moved");
+  }
   if (even_os.close(fd) != 0 && status == EVEN_OK) {
     status = even_fail_errno(errno, "it cannot be closed");
   }
@@ -177,8 +194,9 @@ static even_status put_back(const even_lease *lease, const char *away) {
   return done ? even_file_remove(away) : even_file_rename(away, lease->path.data);
 }
 
-/* Renamed away first: of several that do so one alone gets it, and what is not the one that was seen goes back. */
-static even_status displace(const even_lease *lease, const look *seen) {
+/* Renamed away first: of several that do so one alone gets it, and what is not the one that was seen goes back; where
+ * it was watched, also what was renewed since (renaming moves no more than st_ctime). */
+static even_status displace(const even_lease *lease, const look *seen, bool watched) {
   even_text away = EVEN_TEXT_EMPTY;
   look got;
   even_text_format(&away, "%s.%s", lease->path.data, lease->mark);
@@ -187,7 +205,8 @@ static even_status displace(const even_lease *lease, const look *seen) {
     status = errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "%s cannot be renamed", lease->path.data);
   } else if (status == EVEN_OK) {
     status = look_at(away.data, NULL, &got);
-    if (status == EVEN_OK && strcmp(got.text, seen->text) == 0) {
+    if (status == EVEN_OK && strcmp(got.text, seen->text) == 0 &&
+        (!watched || same_time(&got.written, &seen->written))) {
       status = even_file_remove(away.data);
     } else {
       even_status back = put_back(lease, away.data);
@@ -205,20 +224,28 @@ static void tell_wait(const even_lease_params *params, const holder *it) {
   }
   even_text_format(&words, "run folder %s has the sign of a job on ", params->folder);
   add_holder(it, &words);
-  even_text_format(&words, ": looking for %d s at most whether that lives", (int)(EVEN_LEASE_NS / 1000000000u));
+  even_text_format(&words, ": looking for %d s whether that lives", (int)(EVEN_LEASE_NS / 1000000000u));
   params->tell(params->context, even_text_string(&words));
   even_text_free(&words);
 }
 
-/* EVEN_OK: it is gone, or has not moved. A look that fails tells nothing. */
+/* EVEN_OK: it is gone, or has not moved. While nobody can look, its holder may not be able to renew it either: what
+ * lies between two looks that succeeded counts, and no more of it than the time for two. */
 static even_status watch(const even_lease *lease, const look *seen) {
-  const uint64_t until = even_clock_ns() + EVEN_LEASE_NS;
-  while (even_clock_ns() < until) {
+  const uint64_t began_ns = even_clock_boot_ns();
+  uint64_t seen_ns = began_ns;
+  uint64_t still_ns = 0;
+  while (still_ns < EVEN_LEASE_NS) {
     look now;
     if (even_stop_asked()) {
       return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while run folder %s was looked at", lease->folder.data);
     }
     even_clock_sleep_ns(LOOK_NS);
+    uint64_t asked_ns = even_clock_boot_ns();
+    if (asked_ns - began_ns > MOST_WATCHED_NS) {
+      (void)in_use(lease, seen);
+      return even_error_prefix("%s can hardly be looked at", lease->path.data);
+    }
     if (look_at(lease->path.data, NULL, &now) != EVEN_OK) {
       even_error_clear();
       continue;
@@ -229,16 +256,41 @@ static even_status watch(const even_lease *lease, const look *seen) {
     if (has_moved(seen, &now)) {
       return in_use(lease, &now);
     }
+    uint64_t between_ns = asked_ns - seen_ns;
+    still_ns += between_ns < 2 * LOOK_NS ? between_ns : 2 * LOOK_NS;
+    seen_ns = asked_ns;
   }
   return EVEN_OK;
 }
 
+/* Of those that can be named from here (even_host_identity). One that waits for its parent has ended. */
+static bool is_dead(const holder *it) {
+  even_process_stat process;
+  long pid = strtol(it->process, NULL, 10);
+  if (pid <= 0) {
+    return false;
+  }
+  if (even_os.kill((pid_t)pid, 0) != 0 && errno == ESRCH) {
+    return true;
+  }
+  return even_process_stat_read((pid_t)pid, &process) == 0 && (process.state == 'Z' || process.state == 'X');
+}
+
+/* No lock of this host tells: it may have the folder mounted twice, with locks of each mount's own. */
 static bool is_left_over(const even_lease_params *params, const holder *it) {
   char here[MOST_LINE];
   even_host_identity(here, sizeof here);
   bool same_host = here[0] != '\0' && strcmp(here, it->identity) == 0;
   bool same_owner = strcmp(params->owner, it->owner) == 0;
-  return (same_host && (params->alone || same_owner)) || (same_owner && it->turn < params->turn);
+  return (same_host && is_dead(it)) || (same_owner && it->turn < params->turn);
+}
+
+static even_status unreadable(const even_lease *lease) {
+  (void)even_error_means(EVEN_ERR_IN_USE);
+  (void)even_error_prefix("run folder %s has the sign of another job", lease->folder.data);
+  (void)even_error_fix("choose another --name or --runs-dir, or where no job uses that folder remove %s",
+                       lease->path.data);
+  return EVEN_ERR_IN_USE;
 }
 
 /* EVEN_OK: the name may be free now. The folder is listed, for a client believes for long what it last saw of names. */
@@ -250,19 +302,22 @@ static even_status settle(const even_lease_params *params, even_lease *lease) {
     even_error_clear();
   }
   even_names_free(&names);
-  EVEN_TRY(look_at(lease->path.data, NULL, &seen));
+  if (look_at(lease->path.data, NULL, &seen) != EVEN_OK) {
+    return unreadable(lease);
+  }
   if (!seen.there) {
     return EVEN_OK;
   }
   read_holder(seen.text, &it);
-  if (!is_left_over(params, &it)) {
+  bool watched = !is_left_over(params, &it);
+  if (watched) {
     if (!params->patient) {
       return in_use(lease, &seen);
     }
     tell_wait(params, &it);
     EVEN_TRY(watch(lease, &seen));
   }
-  return displace(lease, &seen);
+  return displace(lease, &seen, watched);
 }
 
 /* ---- this one's ---- */
@@ -277,8 +332,8 @@ static even_status take(const even_lease_params *params, even_lease *lease) {
     }
     EVEN_TRY(settle(params, lease));
   }
-  atomic_store(&lease->renewed_ns, even_clock_ns());
-  atomic_store(&lease->tried_ns, even_clock_ns());
+  atomic_store(&lease->renewed_ns, even_clock_boot_ns());
+  atomic_store(&lease->tried_ns, even_clock_boot_ns());
   return status;
 }
 
@@ -319,24 +374,55 @@ even_status even_lease_take(const even_lease_params *params, even_lease **out) {
   return EVEN_OK;
 }
 
-void even_lease_renew(even_lease *lease) {
+/* Some clients show what was set late, and some file systems count by seconds: half of the lease is waited. */
+static void see_moves(even_lease *lease, const look *now, uint64_t asked_ns) {
+  if (lease->first_ns == 0) {
+    lease->first = *now;
+    lease->first_ns = asked_ns;
+  }
+  lease->moves = has_moved(&lease->first, now);
+  if (!lease->moves && asked_ns - lease->first_ns >= EVEN_LEASE_NS / 2) {
+    (void)even_os.unlink(lease->path.data);
+    atomic_store(&lease->unseen, true);
+  }
+}
+
+static void lose(even_lease *lease, const look *now) {
+  memcpy(lease->taker, now->text, sizeof lease->taker);
+  atomic_store(&lease->lost, true);
+}
+
+/* With `renewing` held. */
+static void look_anew(even_lease *lease) {
   even_error kept = *even_error_last();
   look now;
-  if (pthread_mutex_trylock(&lease->renewing) != 0) { /* the server keeps another one waiting */
+  if (atomic_load(&lease->lost) || atomic_load(&lease->unseen)) {
     return;
   }
-  uint64_t asked_ns = even_clock_ns();
+  uint64_t asked_ns = even_clock_boot_ns();
   atomic_store(&lease->tried_ns, asked_ns);
   even_status status = look_at(lease->path.data, lease->text.data, &now);
-  bool own = strcmp(now.text, lease->text.data) == 0;
-  if (status == EVEN_OK && own) {
+  if (status == EVEN_OK && now.there && strcmp(now.text, lease->text.data) == 0) {
     atomic_store(&lease->renewed_ns, asked_ns);
-  } else if (status == EVEN_OK && !atomic_load(&lease->lost)) {
-    memcpy(lease->taker, now.text, sizeof lease->taker);
-    atomic_store(&lease->lost, true);
+    lease->missed = false;
+    if (!lease->moves) {
+      see_moves(lease, &now, asked_ns);
+    }
+  } else if (status == EVEN_OK) {
+    bool late = asked_ns - atomic_load(&lease->renewed_ns) > EVEN_LEASE_NS;
+    if (now.there || lease->missed || late) {
+      lose(lease, &now);
+    }
+    lease->missed = true;
   }
-  (void)pthread_mutex_unlock(&lease->renewing);
   (void)even_error_restore(&kept);
+}
+
+void even_lease_renew(even_lease *lease) {
+  if (pthread_mutex_trylock(&lease->renewing) == 0) { /* else the server keeps another one waiting */
+    look_anew(lease);
+    (void)pthread_mutex_unlock(&lease->renewing);
+  }
 }
 
 static even_status tell_lost(const even_lease *lease) {
@@ -368,12 +454,36 @@ even_status even_lease_check(even_lease *lease) {
   if (lease == NULL) {
     return EVEN_OK;
   }
-  uint64_t now = even_clock_ns();
-  if (!atomic_load(&lease->lost) && now - atomic_load(&lease->renewed_ns) > EVEN_LEASE_NS &&
+  uint64_t now = even_clock_boot_ns();
+  if (now - atomic_load(&lease->renewed_ns) > EVEN_LEASE_NS &&
       now - atomic_load(&lease->tried_ns) > EVEN_LEASE_RENEW_NS) {
     even_lease_renew(lease);
   }
   return atomic_load(&lease->lost) ? tell_lost(lease) : EVEN_OK;
+}
+
+even_status even_lease_ask(even_lease *lease) {
+  if (lease == NULL) {
+    return EVEN_OK;
+  }
+  (void)pthread_mutex_lock(&lease->renewing);
+  look_anew(lease);
+  (void)pthread_mutex_unlock(&lease->renewing);
+  return atomic_load(&lease->lost) ? tell_lost(lease) : EVEN_OK;
+}
+
+bool even_lease_is_seen(const even_lease *lease) {
+  return lease == NULL || !atomic_load(&lease->unseen);
+}
+
+even_status even_lease_follow(even_lease *lease, const char *folder) {
+  if (lease == NULL) {
+    return EVEN_OK;
+  }
+  (void)pthread_mutex_lock(&lease->renewing);
+  even_status status = set_paths(lease, folder);
+  (void)pthread_mutex_unlock(&lease->renewing);
+  return status;
 }
 
 static void *keep(void *argument) {

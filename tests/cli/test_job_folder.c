@@ -109,6 +109,14 @@ static int no_locks_of_folders(int fd, int operation) {
   return fstat(fd, &facts) == 0 && S_ISDIR(facts.st_mode) ? 0 : even_os_real.flock(fd, operation);
 }
 
+static int open_no_sign(const char *path, int flags, mode_t mode) {
+  if (strstr(path, EVEN_LEASE_SIGN) != NULL && (flags & O_CREAT) == 0) {
+    errno = EACCES;
+    return -1;
+  }
+  return even_os_real.open(path, flags, mode);
+}
+
 static uint64_t slept_ns;
 static char moves[96]; /* the sign of a job that lives, "" for none */
 
@@ -193,9 +201,17 @@ static void what_a_lost_host_left_is_taken_in_time(void **state) {
   assert_int_equal(slept_ns, 0);
 }
 
+static int rename_a_held_one(const char *from, const char *to) {
+  char path[128];
+  (void)snprintf(path, sizeof path, "%s/%s", from, EVEN_LEASE_SIGN);
+  assert_int_equal(access(path, F_OK), 0); /* another host's job would have it else */
+  return even_os_real.rename(from, to);
+}
+
 static void a_folder_that_is_moved_away_has_no_sign(void **state) {
   (void)state;
   char path[96];
+  even_os.rename = rename_a_held_one;
   for (int i = 0; i < 2; i++) {
     assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
     if (i == 0) {
@@ -233,6 +249,16 @@ static void a_next_leader_waits_for_nobody(void **state) {
   json_decref(estate.content);
 }
 
+static void a_job_whose_sign_cannot_be_read_is_not_disturbed(void **state) {
+  (void)state;
+  leave_sign("one", "somebody");
+  options.resume = "auto";
+  even_os.open = open_no_sign;
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_ERR_IN_USE);
+  assert_non_null(strstr(even_error_last()->what, "the sign of another job"));
+  assert_null(setup.lease);
+}
+
 static int no_room(int fd) {
   (void)fd;
   errno = ENOSPC;
@@ -257,6 +283,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_a_lost_host_left_is_taken_in_time, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_folder_that_is_moved_away_has_no_sign, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_next_leader_waits_for_nobody, make_shared_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(a_job_whose_sign_cannot_be_read_is_not_disturbed, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_runs_where_no_sign_can_be_made, make_shared_runs, remove_runs),
   };
   return cmocka_run_group_tests_name("cli_job_folder", tests, NULL, NULL);
