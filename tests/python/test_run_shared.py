@@ -1,0 +1,113 @@
+"""`evenstep run` in a run folder that other hosts see: the program's calls say that its disk is NFS, and of some tests
+that no time of a file can be moved, or that it was, which is not true (then 15 s are 0.15 s)."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+SAYS_NFS = """
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+static int times(const char *word) {
+  const char *said = getenv("TIMES");
+  return said != NULL && strcmp(said, word) == 0;
+}
+
+int futimens(int fd, const struct timespec *values) {
+  if (times("refused")) {
+    errno = ENOSYS;
+    return -1;
+  }
+  return times("ignored") ? 0 : (int)syscall(SYS_utimensat, fd, NULL, values, 0);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *out) {
+  int failed = (int)syscall(SYS_clock_gettime, clock, out);
+  if (times("ignored") && clock == CLOCK_BOOTTIME) {
+    long long ns = 100 * (1000000000LL * out->tv_sec + out->tv_nsec);
+    *out = (struct timespec){ns / 1000000000, ns % 1000000000};
+  }
+  return failed;
+}
+
+int fstatfs(int fd, struct statfs *out) {
+  int failed = (int)syscall(SYS_fstatfs, fd, out);
+  out->f_type = 0x6969;
+  return failed;
+}
+"""
+
+TAKEN_OVER = """
+    import os, pathlib, sys, time
+
+    sign = pathlib.Path(sys.argv[1])
+    print("held", sign.read_text().split("\\n")[2], flush=True)
+    other = sign.with_name("other")
+    other.write_text("boot pid:[1]\\nfar\\n4711\\nsomebody\\n0\\nmark\\n")
+    other.rename(sign)
+    if sys.argv[2] == "waits":
+        time.sleep(600)
+"""
+
+
+@pytest.fixture
+def preload(tmp_path: pathlib.Path) -> str:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler for another file system")
+    (tmp_path / "nfs.c").write_text(SAYS_NFS)
+    library = tmp_path / "nfs.so"
+    subprocess.run(
+        [compiler, "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nfs.c")], check=True
+    )
+    return f"LD_PRELOAD={library}"
+
+
+@pytest.mark.parametrize("ends", ["waits", "ends"])
+def test_a_job_whose_folder_was_taken_over_writes_nothing_more(
+    start, script, tmp_path: pathlib.Path, preload: str, ends: str
+) -> None:
+    """While it trains, and in its very end, when its thread has not looked for seconds."""
+    sign = tmp_path / "runs/a/evenstep.running"
+    words = ["-n", "1", "--name", "a", "--log-rank", "all", script(TAKEN_OVER), str(sign), ends]
+    job = start(*words, before=["env", preload], monitor=True)
+    code, text = job.finish()
+    assert f"held {job.process.pid}" in text
+    assert "is not this process's any more: it was taken over from host far (process 4711)" in text
+    assert code == (5 if ends == "waits" else 0), text
+    assert sign.read_text().endswith("mark\n")
+    assert not (tmp_path / "runs/a/report.html").exists() and (tmp_path / "runs/a/agent.json").exists()
+
+
+def test_a_job_there_leaves_no_sign(start, script, tmp_path: pathlib.Path, preload: str) -> None:
+    job = start("-n", "1", "--name", "a", script("print()"), before=["env", preload], monitor=True)
+    code, text = job.finish()
+    assert code == 0, text
+    assert not (tmp_path / "runs/a/evenstep.running").exists() and (tmp_path / "runs/a/report.html").exists()
+
+
+@pytest.mark.parametrize("times", ["refused", "ignored"])
+def test_a_job_whose_times_cannot_be_moved_says_so_once(
+    start, script, tmp_path: pathlib.Path, preload: str, times: str
+) -> None:
+    source = "import time; print('up', flush=True); time.sleep(600)"
+    words = ["-n", "1", "--name", "a", "--log-rank", "all", script(source)]
+    job = start(*words, before=["env", preload, f"TIMES={times}"], monitor=True)
+    job.wait_for("jobs of other hosts do not see that run folder runs/a is in use")
+    job.wait_for(r"\bup\b")
+    job.process.send_signal(signal.SIGINT)
+    code, text = job.finish()
+    assert code == 130 and text.count("do not see") == 1, text
+    assert not (tmp_path / "runs/a/evenstep.running").exists() and (tmp_path / "runs/a/report.html").exists()
