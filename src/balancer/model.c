@@ -319,12 +319,13 @@ bool even_model_surprised(const even_rank_model *model) {
   if (!model->known || model->count == 0) {
     return true;
   }
-  if (fabs(model->drift) > drifted) {
-    return true;
-  }
   double ratio = model->seconds[model->count - 1] / expected_at(model, model->samples[model->count - 1]);
   double band = larger(0.1, 2.0 * model->noise);
   return ratio > 1.0 + band || ratio < 1.0 - smaller(band, 0.5);
+}
+
+bool even_model_drifts(const even_rank_model *model) {
+  return fabs(model->drift) > drifted;
 }
 
 static void begin(even_rank_model *model) {

@@ -51,6 +51,8 @@ typedef struct even_rank_model {
 bool even_model_take(even_rank_model *model, int64_t samples, double seconds, bool spared);
 /* Whether the last step lies outside of what the model expects. */
 bool even_model_surprised(const even_rank_model *model);
+/* Whether the last few do in the mean, maybe none of them by itself. */
+bool even_model_drifts(const even_rank_model *model);
 /* Learns from the window; drops what was before a change of speed. */
 void even_model_learn(even_rank_model *model);
 /* The share runs as other micro-batches, from now on and in all that was measured. */

@@ -220,7 +220,7 @@ static void a_slow_first_step_hides_no_change(void **context) {
 /* As the balancer does: each 16th step, and where the last ones surprise. */
 static void take_as_balancer(even_rank_model *model, int64_t samples, double seconds, int step) {
   bool taken = even_model_take(model, samples, seconds, false);
-  if (step % 16 == 0 || (taken && (model->count < 12 || even_model_surprised(model)))) {
+  if (step % 16 == 0 || (taken && (model->count < 12 || even_model_surprised(model) || even_model_drifts(model)))) {
     even_model_learn(model);
   }
 }
@@ -258,7 +258,8 @@ static void steps_that_drift_are_looked_at(void **context) {
   int looks = 0;
   for (int i = 0; i < 12; i++) {
     (void)even_model_take(&model, 10, 0.217, false); /* 8.5 %; the band of one step is 10 % */
-    looks += even_model_surprised(&model) ? 1 : 0;
+    assert_false(even_model_surprised(&model));
+    looks += even_model_drifts(&model) ? 1 : 0;
   }
   assert_true(looks > 0);
   take(&model, 0.217, 1);
