@@ -18,7 +18,7 @@ FILE = "/dev/cpu_dma_latency"
 
 @contextmanager
 def awake(path: str = FILE) -> Iterator[str]:
-    """For as long as the `with` lasts. Yields what is to be said of it: "kept awake", or why they are not (not permitted: root
+    """For as long as the `with` lasts. Yields what is to be said of it: "are kept awake", or why they are not (not permitted: root
     alone may)."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -28,7 +28,7 @@ def awake(path: str = FILE) -> Iterator[str]:
     try:
         try:
             os.write(file, struct.pack("=i", 0))
-            said = "kept awake"
+            said = "are kept awake"
         except OSError as error:
             said = f"may sleep ({os.strerror(error.errno or 0)}: {path})"
         yield said

@@ -18,7 +18,7 @@ def test_a_bound_of_zero_is_held_for_as_long_as_the_bench_runs(tmp_path: Path) -
     file = tmp_path / "cpu_dma_latency"
     file.touch()
     with awake(str(file)) as said:
-        assert said == "kept awake"
+        assert said == "are kept awake"
         assert struct.unpack("=i", file.read_bytes()) == (0,)
         assert held(file)
     assert not held(file)
