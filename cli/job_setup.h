@@ -12,7 +12,7 @@
 #include "orchestrator/hosts.h"
 #include "orchestrator/launched.h"
 
-enum { EVEN_JOB_SHELL_WORDS = 32, EVEN_JOB_ID = 32 };
+enum { EVEN_JOB_SHELL_WORDS = 32 };
 
 /* How other hosts are reached; lives as long as they are. */
 typedef struct even_job_way {

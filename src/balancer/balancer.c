@@ -195,8 +195,7 @@ even_status even_balancer_observe_exchange(even_balancer *b, const even_step_tim
     bool taken = even_model_take(model, timings[r].samples, timings[r].busy_seconds, spared != NULL && spared[r]);
     /* the ranks take turns, so that a step costs the same as any other */
     bool turn = (b->steps + (int64_t)r) % LEARN_EVERY == 0;
-    bool departs = even_model_surprised(model) || even_model_drifts(model);
-    if (turn || (taken && (model->count < FRESH || departs))) {
+    if (turn || (taken && (model->count < FRESH || even_model_surprised(model) || even_model_drifts(model)))) {
       even_model_learn(model);
       look = true;
     }

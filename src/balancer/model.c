@@ -2,8 +2,6 @@
  * where the rank's speed changed (after ADWIN: Bifet and Gavaldà 2007). */
 #include "balancer/model.h"
 
-#include "balancer/spread.h"
-
 #include <math.h>
 #include <stddef.h>
 #include <string.h>

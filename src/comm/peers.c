@@ -137,9 +137,8 @@ even_peer_state even_peers_look_at(even_comm_control *peer, uint32_t own_process
   even_process_stat facts;
   int failed = even_process_stat_read((pid_t)process, &facts);
   uint64_t start_time = atomic_load(&peer->start_time);
-  bool gone = failed != 0
-                  ? failed == ENOENT || failed == ESRCH
-                  : (start_time != 0 && facts.start_time != start_time) || facts.state == 'Z' || facts.state == 'X';
+  bool gone = failed != 0 ? failed == ENOENT || failed == ESRCH
+                          : (start_time != 0 && facts.start_time != start_time) || even_process_stat_ended(&facts);
   if (gone) {
     atomic_store(&peer->looked_ns, 0); /* whoever else waits for it sees so at its own next look */
     return EVEN_PEER_GONE;

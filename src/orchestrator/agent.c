@@ -441,7 +441,7 @@ static even_status find_beginning(even_job *job) {
   if (job->params->id != NULL) {
     (void)snprintf(job->id, sizeof job->id, "%s", job->params->id);
   } else {
-    EVEN_TRY(even_random_hex(job->id, 32));
+    EVEN_TRY(even_random_hex(job->id, EVEN_JOB_ID));
   }
   EVEN_TRY(even_job_find_foreign(job));
   return even_job_find_resume(job, false);

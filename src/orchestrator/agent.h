@@ -25,6 +25,8 @@ typedef enum even_rank_end {
 } even_rank_end;
 
 /* Called from the agent's loop, one thread. Any member may be NULL. */
+enum { EVEN_JOB_ID = 32 }; /* hexadecimal digits that name a job */
+
 typedef struct even_agent_observer {
   void *context;
   /* an attempt begins (0 for the first); the ranks are not started yet */
@@ -93,7 +95,7 @@ typedef struct even_agent_params {
   const even_device_list *devices; /* one a rank */
   char *const *command;            /* argv of every rank, NULL-terminated: {"python3", "-u", "script.py", …} */
   const char *run_folder;          /* made; logs/rank-N.log go there */
-  const char *id;                  /* of a job that begins: 32 hexadecimal digits; NULL: drawn */
+  const char *id;                  /* of a job that begins, EVEN_JOB_ID digits; NULL: drawn */
   char *const *environment;        /* "NAME=value" lines added for every rank, NULL-terminated, may be NULL */
   const double *cpu_quota;         /* for each rank: fraction of its cores' time (0 < q <= 1), or NAN; NULL: none */
   /* Inherited by the ranks as EVENSTEP_TELEMETRY_FD; what they write there tells the agent who waits for a rank that

@@ -57,7 +57,7 @@ enum { EVEN_JOB_ADDRESS = 64, EVEN_JOB_INTERFACE = 32 };
 typedef struct even_job {
   const even_agent_params *params;
   uint64_t descriptors_before; /* the soft limit on open files that the agent raised; 0: it did not */
-  char id[33];
+  char id[EVEN_JOB_ID + 1];
   char host[64];
   even_text run_folder; /* absolute */
   even_loop loop;

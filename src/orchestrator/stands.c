@@ -2,6 +2,7 @@
  * them (--recovery shrink, replace), they alone are ended. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "comm/peers.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/gifts.h"
@@ -12,7 +13,6 @@
 
 /* So long a rank may stand still once calls of the others have failed for it, which is after EVENSTEP_STOP_GRACE. */
 static const double patience_seconds = 1;
-static const double grace_seconds = 0.15; /* as the ranks have it where nothing is said */
 
 static bool is_member(const even_job *job, size_t rank) {
   return job->ranks[rank].alive && !even_job_is_outside(job, rank);
@@ -22,9 +22,9 @@ static double patience(const even_job *job) {
   return job->params->stop_seconds > 0 ? job->params->stop_seconds : patience_seconds;
 }
 
-/* As calls of the others fail: INFINITY: never. */
+/* As calls of the others fail, by what the ranks have where nothing is said; INFINITY: never. */
 static double grace(const even_job *job) {
-  return job->params->stop_grace_seconds > 0 ? job->params->stop_grace_seconds : grace_seconds;
+  return job->params->stop_grace_seconds > 0 ? job->params->stop_grace_seconds : EVEN_COMM_STOP_GRACE_SECONDS;
 }
 
 /* ---- what the kernel, or another host's agent, says ---- */

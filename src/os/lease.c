@@ -263,7 +263,7 @@ static even_status watch(const even_lease *lease, const look *seen) {
   return EVEN_OK;
 }
 
-/* Of those that can be named from here (even_host_identity). One that waits for its parent has ended. */
+/* Of those that can be named from here (even_host_identity). */
 static bool is_dead(const holder *it) {
   even_process_stat process;
   long pid = strtol(it->process, NULL, 10);
@@ -273,7 +273,7 @@ static bool is_dead(const holder *it) {
   if (even_os.kill((pid_t)pid, 0) != 0 && errno == ESRCH) {
     return true;
   }
-  return even_process_stat_read((pid_t)pid, &process) == 0 && (process.state == 'Z' || process.state == 'X');
+  return even_process_stat_read((pid_t)pid, &process) == 0 && even_process_stat_ended(&process);
 }
 
 /* No lock of this host tells: it may have the folder mounted twice, with locks of each mount's own. */

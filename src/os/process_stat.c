@@ -30,6 +30,10 @@ static int field(const char *text, int before) {
   return end != text && value >= 0 && value < INT_MAX ? (int)value : -1;
 }
 
+bool even_process_stat_ended(const even_process_stat *stat) {
+  return stat->state == 'Z' || stat->state == 'X';
+}
+
 bool even_process_stat_parse(const char *text, even_process_stat *out) {
   unsigned long user = 0;
   unsigned long system = 0;

@@ -25,6 +25,8 @@ typedef struct even_process_stat {
 int even_process_stat_read(pid_t pid, even_process_stat *out);
 /* The same from the file's text; whether it is as proc(5) says. */
 bool even_process_stat_parse(const char *text, even_process_stat *out);
+/* Whether it has ended: it waits for its parent, or is gone. */
+bool even_process_stat_ended(const even_process_stat *stat);
 /* Whether somebody typed it, or what started it, in a shell: it has a terminal, and is in none but a job of that
  * terminal's session (job control gives each job a group of its own), and not what the session began with. */
 bool even_process_is_typed(void);

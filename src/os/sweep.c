@@ -83,7 +83,7 @@ static bool look(void *context, const char *name) {
   }
   int pidfd = even_os.pidfd_open((pid_t)pid, 0);
   bool no_pidfds = pidfd < 0 && errno == ENOSYS;
-  if (even_process_stat_read((pid_t)pid, &stat) == 0 && stat.state != 'Z' && stat.state != 'X' &&
+  if (even_process_stat_read((pid_t)pid, &stat) == 0 && !even_process_stat_ended(&stat) &&
       (in_sessions(now->sweep, stat.session) || is_marked(name, now->sweep->mark))) {
     now->alive++;
     if (pidfd >= 0) {

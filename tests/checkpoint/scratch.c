@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "os/calls.h"
 #include "support/fault.h"
+#include "support/nfs.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -14,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -99,12 +99,6 @@ int scratch_entries(void) {
   }
   (void)closedir(folder);
   return count;
-}
-
-static int statfs_of_nfs(int fd, struct statfs *out) {
-  int failed = even_os_real.fstatfs(fd, out);
-  out->f_type = 0x6969;
-  return failed;
 }
 
 static int no_exchange(const char *a, const char *b) {

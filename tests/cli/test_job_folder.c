@@ -7,6 +7,7 @@
 #include "os/folder.h"
 #include "os/lease.h"
 #include "support/fault.h"
+#include "support/nfs.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +19,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -97,12 +97,6 @@ static void what_may_be_in_use_there_is_refused(void **state) {
 }
 
 /* ---- a file system that other hosts see ---- */
-
-static int statfs_of_nfs(int fd, struct statfs *out) {
-  int failed = even_os_real.fstatfs(fd, out);
-  out->f_type = 0x6969;
-  return failed;
-}
 
 static int no_locks_of_folders(int fd, int operation) {
   struct stat facts;

@@ -4,6 +4,7 @@
 #include "base/stop.h"
 #include "os/calls.h"
 #include "support/fault.h"
+#include "support/nfs.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -14,7 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -44,12 +44,6 @@ static int made_up_sleep(const struct timespec *time) {
     while_asleep();
   }
   return 0;
-}
-
-static int statfs_of_nfs(int fd, struct statfs *out) {
-  int failed = even_os_real.fstatfs(fd, out);
-  out->f_type = 0x6969;
-  return failed;
 }
 
 void play(void) {

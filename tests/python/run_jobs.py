@@ -8,6 +8,7 @@ import pathlib
 import re
 import secrets
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -40,6 +41,15 @@ def go_without(word: str, why: str) -> NoReturn:
     if word in required.split(","):
         pytest.fail(f"EVENSTEP_TEST_REQUIRE is {required}, but: {why}")
     pytest.skip(why)
+
+
+def compile_library(out: pathlib.Path, source: pathlib.Path, *options: str) -> None:
+    """A shared library of one file, for a program to load; skips the test without a compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip(f"no C compiler for {source.name}")
+    words = [compiler, "-D_GNU_SOURCE", *options, "-shared", "-fPIC", str(source), "-o", str(out)]
+    subprocess.run(words, check=True)
 
 
 def hear_hangups() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
 
 import pytest
 import test_run_hosts as two_hosts
+from run_jobs import compile_library
 
 names, hosts = two_hosts.names, two_hosts.hosts  # fixtures
 DEVICE = pathlib.Path(__file__).resolve().parents[1] / "device"
@@ -31,12 +31,8 @@ WAITS = """
 @pytest.fixture
 def libraries(tmp_path: pathlib.Path) -> dict[str, str]:
     """The variables with which a program finds the made-up libraries."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler for the made-up libraries")
     for source, name in (("fake_cuda.c", "libcuda.so.1"), ("fake_nvml.c", "libnvidia-ml.so.1")):
-        words = [compiler, "-std=c11", "-D_GNU_SOURCE", "-DFAKE_WHOLE", "-shared", "-fPIC", str(DEVICE / source)]
-        subprocess.run([*words, "-o", str(tmp_path / name)], check=True)
+        compile_library(tmp_path / name, DEVICE / source, "-std=c11", "-DFAKE_WHOLE")
     return {"LD_LIBRARY_PATH": str(tmp_path), "EVENSTEP_FAKE_GPUS": "1"}
 
 

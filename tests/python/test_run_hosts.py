@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_all, end_soon, go_without, wait_until, write_checkpoint
+from run_jobs import Job, alive, compile_library, end_all, end_soon, go_without, wait_until, write_checkpoint
 from script_parts import TRAINING
 
 Script = Callable[[str], str]
@@ -309,13 +309,7 @@ def test_hosts_whose_clocks_differ(
     hosts: Hosts, script: Script, tmp_path: pathlib.Path, tree: pathlib.Path, hours: int
 ) -> None:
     """A rank of the host with the other clock is lost: what was trained, and when, is as if there were one clock."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler for another clock")
-    source = tree / "cli/chaos_clock_preload.c"
-    subprocess.run(
-        [compiler, "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(tmp_path / "clock.so"), str(source)], check=True
-    )
+    compile_library(tmp_path / "clock.so", tree / "cli/chaos_clock_preload.c")
     (tmp_path / "clock").write_bytes(struct.pack("=q", hours * 3600 * 10**9) * 5)  # of whoever is there
     says = 'import sys, time\n    print("hours", round((time.time() - float(sys.argv[1])) / 3600), flush=True)\n    '
     began = time.time()

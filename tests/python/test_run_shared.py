@@ -4,11 +4,10 @@ that no time of a file can be moved, or that it was, which is not true (then 15 
 from __future__ import annotations
 
 import pathlib
-import shutil
 import signal
-import subprocess
 
 import pytest
+from run_jobs import compile_library
 
 SAYS_NFS = """
 #include <errno.h>
@@ -64,14 +63,9 @@ TAKEN_OVER = """
 
 @pytest.fixture
 def preload(tmp_path: pathlib.Path) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler for another file system")
-    (tmp_path / "nfs.c").write_text(SAYS_NFS)
-    library = tmp_path / "nfs.so"
-    subprocess.run(
-        [compiler, "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(library), str(tmp_path / "nfs.c")], check=True
-    )
+    source, library = tmp_path / "nfs.c", tmp_path / "nfs.so"
+    source.write_text(SAYS_NFS)
+    compile_library(library, source)
     return f"LD_PRELOAD={library}"
 
 
