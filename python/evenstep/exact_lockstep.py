@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from evenstep.environment import Environment
-from evenstep.exact_random import NumPyGenerator, Randoms
+from evenstep.exact_random import NumPyGenerator, PythonGenerator, Randoms
 from evenstep.feeds import BatchPlan
 from evenstep.lockstep import LockstepGroup, Play, taken_lock
 from evenstep.session import Session, in_place_of_session
@@ -153,7 +153,7 @@ class Stage:
     def __init__(self) -> None:
         self._places: list[Session] = []
         self._hands: list[_Hand] = []
-        self._numpy = NumPyGenerator()
+        self._numpy, self._python = NumPyGenerator(), PythonGenerator()
 
     def run(
         self,
@@ -171,7 +171,7 @@ class Stage:
         while len(self._places) < played:
             self._places.append(Session(dataclasses.replace(Environment(), world_size=played)))
         places = self._places[:played]
-        scene, rows = _Turns(places, [Randoms(seed, self._numpy) for seed in seeds]), _Rows(steps, counts)
+        scene, rows = _Turns(places, [Randoms(seed, self._numpy, self._python) for seed in seeds]), _Rows(steps, counts)
         results: list[Any] = [None] * played
         for number, place in enumerate(places):
             samples = sizes[first + number] if own else 0

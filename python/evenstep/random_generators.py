@@ -86,7 +86,7 @@ class _Torch:
         torch.default_generator.set_state(look)
 
 
-class _Python:
+class PythonGenerator:
     """Of `random`. Its state as a tuple of 625 numbers costs 10 µs; its memory is looked at instead, where it is what CPython
     has there."""
 
@@ -191,4 +191,4 @@ def _flat(state: dict[str, Any]) -> list[tuple[str, Any]]:
 @functools.cache
 def watched() -> tuple[Watched, ...]:
     """Those of this process."""
-    return _Torch(), _Python(), _NumPy()
+    return _Torch(), PythonGenerator(), _NumPy()

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from evenstep.exact_random import NumPyGenerator, Randoms
+from evenstep.exact_random import NumPyGenerator, PythonGenerator, Randoms
 
 numpy = pytest.importorskip("numpy")
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: float(torch.rand(())),
     "random": random.random,
+    "half a pair of random": lambda: random.gauss(0.0, 1.0),  # which keeps the second one, too
     "numpy": numpy.random.rand,
     "half a pair": lambda: numpy.random.normal(),  # of two normal numbers NumPy keeps the second one
     "nothing": lambda: None,
@@ -28,12 +29,12 @@ DRAWS: dict[str, Callable[[], Any]] = {
 def test_each_block_has_its_own_random_numbers(first: str, second: str) -> None:
     """Three draws of each, of two blocks in turns, against each block alone; then something of everything."""
     kinds = [[first, second, first, *DRAWS], [second, first, "half a pair", *DRAWS]]
-    generator = NumPyGenerator()
+    generators = NumPyGenerator(), PythonGenerator()
     alone = []
     for block, draws in enumerate(kinds):
-        Randoms(7 + block, generator).begin()
+        Randoms(7 + block, *generators).begin()
         alone.append([DRAWS[kind]() for kind in draws])
-    randoms = [Randoms(7 + block, generator) for block in range(2)]
+    randoms = [Randoms(7 + block, *generators) for block in range(2)]
     in_turns: list[list[Any]] = [[], []]
     for step in range(len(kinds[0])):
         for block, own in enumerate(randoms):
