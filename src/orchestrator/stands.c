@@ -11,6 +11,8 @@
 #include "os/clock.h"
 #include "os/process_stat.h"
 
+#include <math.h>
+
 /* So long a rank may stand still once calls of the others have failed for it, which is after EVENSTEP_STOP_GRACE. */
 static const double patience_seconds = 1;
 
@@ -103,7 +105,8 @@ typedef struct standing {
 static standing look(even_job *job, bool doubts, bool *held) {
   standing found = {0, 0, 0, false};
   bool between = even_job_any_stands(job); /* whether one waits between two steps for the others to come there */
-  double seconds = patience(job);
+  /* where no call has failed yet, the grace comes first; INFINITY: never */
+  double seconds = patience(job) + (doubts && isfinite(grace(job)) ? 0.0 : grace(job));
   uint64_t now = even_clock_ns();
   uint64_t generation = (uint64_t)even_generation_number(job->generation) + 1;
   for (size_t i = 0; i < job->count; i++) {
@@ -120,8 +123,9 @@ static standing look(even_job *job, bool doubts, bool *held) {
     }
     found.still++;
     rank->awaited_ns = rank->awaited_ns == 0 ? now : rank->awaited_ns;
-    held[i] = now - rank->awaited_ns >= (uint64_t)(seconds * 1e9);
-    found.heard = found.heard || now - rank->awaited_ns >= (uint64_t)(seconds * 1e9) + EVEN_JOB_HEARSAY_NS;
+    double waited = (double)(now - rank->awaited_ns);
+    held[i] = waited >= seconds * 1e9;
+    found.heard = found.heard || waited >= seconds * 1e9 + (double)EVEN_JOB_HEARSAY_NS;
     found.too_long += held[i] ? 1 : 0;
   }
   return found;

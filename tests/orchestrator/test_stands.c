@@ -162,6 +162,27 @@ static void it_has_its_time(void **state) {
   assert_true(own.ranks[STOPPED].awaited_ns != 0);
 }
 
+/* Rank 0 waits between two steps, where no call fails; then one has failed, for another reason. */
+static void nobody_is_ended_whose_grace_is_for_ever(void **state) {
+  (void)state;
+  stop();
+  even_generation_stand(own.view, 0, 0);
+  own.params.stop_grace_seconds = 1e6;
+  turn(3);
+  assert_int_equal(killed, 0);
+  own.params.stop_grace_seconds = (double)INFINITY;
+  own.ranks[STOPPED].awaited_ns = 1; /* as long as the machine runs */
+  turn(3);
+  assert_int_equal(killed, 0);
+  even_generation_doubt(own.view, 0, 0);
+  turn(3);
+  assert_int_equal(killed, 0);
+  assert_false(even_generation_refused(own.view));
+  own.params.stop_grace_seconds = 1e-9;
+  turn(3);
+  assert_int_equal(killed, child);
+}
+
 static void who_goes_on_in_time_is_not_lost(void **state) {
   even_process_end end = {.pid = -1};
   bool any = true;
@@ -447,6 +468,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       STANDS_TEST(a_stopped_rank_is_ended_when_others_wait_for_it),
       STANDS_TEST(it_has_its_time),
+      STANDS_TEST(nobody_is_ended_whose_grace_is_for_ever),
       STANDS_TEST(who_goes_on_in_time_is_not_lost),
       STANDS_TEST(who_was_ended_and_is_not_buried_yet_does_not_go_on),
       STANDS_TEST(a_failed_call_alone_changes_nothing),
