@@ -148,7 +148,10 @@ def _evaluate(current: Session, model: nn.Module, loader: Any, fn: Callable[[nn.
         _check_serves_evaluation(loader)
     seen = _Seen()
     once = hasattr(loader, "__next__")
-    return current.call(lambda: _go_through(current, model, loader, fn, seen), lambda: once or seen.own)
+    try:
+        return current.call(lambda: _go_through(current, model, loader, fn, seen), lambda: once or seen.own)
+    finally:
+        current.evaluated = None
 
 
 class _Seen:
@@ -158,6 +161,9 @@ class _Seen:
 def _go_through(
     current: Session, model: nn.Module, loader: Any, fn: Callable[[nn.Module, Any], Any], seen: _Seen
 ) -> Any:
+    if current.evaluated is not None:
+        current.evaluated.evaluate_again()
+        current.evaluated = None
     if current.in_job and isinstance(loader, DataLoader):
         from evenstep.prepare import prepare
 

@@ -60,6 +60,7 @@ class EvenLoader(DataCourse):
             else IndexFeed(self, loader, skip_unreadable)
         )
         self._sizing: WorkerSizing | None = None
+        self._evaluated = self._evaluations = self._last_evaluation = 0
         self._per_step = 1  # batches of the last optimizer step that had any
 
     # -- what a DataLoader has --
@@ -134,9 +135,23 @@ class EvenLoader(DataCourse):
         return self._per_step
 
     def _iterate_evaluation(self) -> Iterator[Any]:
-        epoch = self._next_epoch
-        self._next_epoch += 1
+        """By what all ranks know alike, also one that joined or was resumed, whose own loaders were gone through less often: the
+        training's seed, its step, and how many iterations came at it."""
+        if self.loader.generator is None:
+            self.seed = next((one.seed for one in self._session.loaders.values() if one.train), self.seed)
+        step = self._session.step
+        if self._evaluated != step:
+            self._evaluated, self._evaluations = step, 0
+        epoch = self._next_epoch if self._epoch_set else step + (self._evaluations << 32)
+        self._epoch_set = False
+        self._evaluations += 1
+        self._last_evaluation, self._session.evaluated = epoch, self
         yield from self._batches_apart(epoch)
+
+    def evaluate_again(self) -> None:
+        """The next iteration is the last one again, which a rank that is lost has ended on some of the others."""
+        self._evaluations -= 1
+        self.set_epoch(self._last_evaluation)
 
     def first_batch_size(self) -> int:
         """Samples of a global batch; where a batch sampler does not say, of the first, with which training begins."""

@@ -73,6 +73,7 @@ class Session:
         self.optimizers: dict[str, Optimizer] = {}
         self.schedulers: dict[str, Any] = {}
         self.loaders: dict[str, EvenLoader] = {}
+        self.evaluated: EvenLoader | None = None  # in an es.evaluate: which it goes through
         self.objects: dict[str, Any] = {}  # of which checkpoints keep the state: a GradScaler, for one
         self.exchange_state: dict[
             str, Any

@@ -426,6 +426,46 @@ print(f"rank {rank} began at step {first} and made {passes} passes as process {o
 """
 )
 
+# Evaluates shuffled samples that draw random numbers, by loaders of its own, after each epoch.
+SHUFFLED = (
+    REPLACED[: REPLACED.index("es.barrier()\nmodel")]
+    + """
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(data)
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index)), torch.randn(())
+
+
+def judge(model, batch):
+    here("judging")
+    return {"square": batch[0] ** 2, "drawn": batch[1] * (1 + batch[0])}
+
+
+def made():
+    return es.prepare(loader=torch.utils.data.DataLoader(Noisy(), batch_size=5, shuffle=True), train=False)
+
+
+model, optimizer, scheduler, loader = es.prepare(*make(), loader)
+one, two = made(), made()
+for epoch in es.epochs(EPOCHS):
+    for batch in loader:
+        if not joined:
+            wait_for_somebody()
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        here("forward")
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+    found, same, later = (es.evaluate(model, which, judge) for which in (one, two, two))
+    once = found["square"] == sum(i * i for i in range(len(data))) / len(data)
+    alike, anew = abs(found["drawn"] - same["drawn"]) < 1e-12, abs(found["drawn"] - later["drawn"]) > 1e-3
+    print(f"rank {rank} at {es.step()}: once {once}, alike {alike}, anew {anew}, on {es.world_size()}", flush=True)
+"""
+)
+
 # Evaluates in the loop, and asks for what every rank has after each epoch.
 EVALUATED = (
     HEAD

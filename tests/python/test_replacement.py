@@ -60,6 +60,18 @@ def test_a_process_takes_the_place_of_a_killed_rank(
     assert_replaced(text, began)
 
 
+def test_who_comes_evaluates_the_others_samples_no_second_time(run: Run, script: Script) -> None:
+    """Its loaders have been gone through less often; those of who begins an evaluation again, once more."""
+    deaths = "1@forward:8,0@judging:12"
+    result = run("-n", "3", "--spares", "1", *REPLACE, script(cases.SHUFFLED), deaths, "8")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and "restart" not in text, text
+    found = re.findall(r"rank (\d) at (\d+): (.*), on \d", text)
+    came = {(rank, step) for rank, step, _ in found}
+    assert {("0", "6"), ("1", "6"), *((rank, step) for rank in "23" for step in ("12", "18"))} <= came, text
+    assert {words for _, _, words in found} == {"once True, alike True, anew True"}, text
+
+
 @pytest.mark.more
 def test_too_few_wait_with_their_state_saved(run: Run, script: Script) -> None:
     result = run("-n", "2", "--min-ranks", "2", *REPLACE, script(cases.REPLACED), "1@forward:2", "")

@@ -281,7 +281,8 @@ for way in ways:
     loaders.append([es.prepare(loader=DataLoader(Noisy(), batch_size=6, shuffle=train, **way), train=train,
                                **(dict(shares=shares) if train else {}))
                     for train in (True, False)])
-all_found = [[[seen(train), seen(test)] for epoch in range(2)] for train, test in loaders]
+rounds = [[[seen(pair[of]) for pair in loaders] for of in (0, 1)] for epoch in range(2)]  # evaluations: at one step
+all_found = [[[trained[way], evaluated[way]] for trained, evaluated in rounds] for way in range(3)]
 # Training loaders have numbers of their own: one that stands for the others.
 assert len({row[1] for found in all_found for row in found[0][0]}) == 3 * 22
 off = es.prepare(loader=DataLoader(Noisy(), batch_size=22), train=False, seed_samples=False)
