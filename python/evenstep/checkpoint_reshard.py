@@ -23,6 +23,7 @@ from evenstep._core import EvenstepError
 from evenstep.checkpoint_files import TensorFile, index_of, read_manifest, shard_name, verify, write_tensors
 from evenstep.checkpoint_reading import files_of
 from evenstep.convert_contents import DAMAGED, UNSUPPORTED, USAGE, Refused, Tensors
+from evenstep.convert_evenstep import refused
 from evenstep.convert_formats import kind_of
 
 FORMAT = "evenstep-ckpt-reshard-1"
@@ -144,8 +145,11 @@ def _reshard_folder(source: Path, target: Path, options: argparse.Namespace) -> 
 
 
 def _reshard_checkpoint(source: Path, target: Path, options: argparse.Namespace) -> int:
-    manifest = read_manifest(source)
-    verify(source, manifest)
+    try:
+        manifest = read_manifest(source)
+        verify(source, manifest)
+    except EvenstepError as error:
+        raise refused(error) from None
     state = manifest["state"]
     written: dict[str, list[str]] = {}
     split_files: set[str] = set()

@@ -36,7 +36,8 @@ _FOR_EVENSTEP = {  # parts of the state that no other format has a place for, in
 }
 
 
-def _refused(error: EvenstepError) -> Refused:
+def refused(error: EvenstepError) -> Refused:
+    """What cannot be read of a checkpoint, with its exit code."""
     what, _, fix = str(error).partition("\n  fix: ")
     return Refused(what, fix, UNSUPPORTED if "another version" in fix else DAMAGED)
 
@@ -47,7 +48,7 @@ def read_folder(folder: Path) -> Contents:
         verify(folder, manifest)
         return _contents(folder, manifest["state"])
     except EvenstepError as error:
-        raise _refused(error) from None
+        raise refused(error) from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise Refused(
             f"{folder} is damaged: its state is not what was written: {type(error).__name__}: {error}", "", DAMAGED
@@ -121,7 +122,7 @@ class _Snapshot:
         self.metadata: dict[str, list[tuple[str, str]]] = {}
         self.other: Tensors = {}
         self.state: dict[str, Any] = {
-            "lineage": secrets.token_hex(8),
+            "lineage": secrets.token_hex(16),
             "process_set": "",
             "job": "",
             "step": contents.step or 0,

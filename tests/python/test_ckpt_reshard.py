@@ -105,6 +105,17 @@ def test_a_checkpoint_that_training_goes_on_from(program: pathlib.Path, monkeypa
     assert done.returncode == 0, done.stdout
 
 
+def test_a_damaged_checkpoint_is_told_by_the_exit_code(program: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = make()
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    file = pathlib.Path(ck.checkpoint("whole")) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    command = [program, "ckpt", "reshard", "--python", sys.executable, "--files", "3", "whole", "split"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 6 and "is altered" in done.stderr, done
+    assert not pathlib.Path("split").exists()
+
+
 def test_what_cannot_be_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "one.safetensors")
     with pytest.raises(Refused, match="either"):
