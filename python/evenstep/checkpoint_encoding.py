@@ -148,6 +148,25 @@ def _decode_kind(kind: str, content: Any, tensor: Callable[[str], torch.Tensor],
         return tensor(content)
     if kind == "$array":
         return tensor(content).numpy()
+    try:
+        return _decode_value(kind, content, tensor, current)
+    except EvenstepError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError) as error:
+        raise EvenstepError(
+            f"the checkpoint is damaged: what it holds as {kind!r} is none ({type(error).__name__}: {error})\n"
+            "  fix: resume from an earlier checkpoint"
+        ) from None
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):  # any other of torch's names, a function's
+        raise TypeError(f"{name!r} is no type of torch's")
+    return found
+
+
+def _decode_value(kind: str, content: Any, tensor: Callable[[str], torch.Tensor], current: Any) -> Any:
     if kind == "$numpy":
         import numpy
 
@@ -166,7 +185,7 @@ def _decode_kind(kind: str, content: Any, tensor: Callable[[str], torch.Tensor],
         "$text": lambda points: "".join(map(chr, points)),
         "$complex": lambda parts: complex(float(parts[0]), float(parts[1])),
         "$bytes": base64.b64decode,
-        "$dtype": lambda name: getattr(torch, name),
+        "$dtype": _dtype,
         "$device": torch.device,
         "$kept": lambda name: None if current is _MISSING else current,
     }

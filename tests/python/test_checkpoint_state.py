@@ -65,6 +65,30 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     same(value, round_trip(value))
 
 
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"$dtype": "save"},  # a function
+        {"$dtype": ["float32"]},
+        {"$dtype": "float3"},
+        {"$complex": []},
+        {"$int": "9" * 20000},
+        {"$float": {}},
+        {"$bytes": "a"},
+        {"$text": [1 << 40]},
+        {"$device": "nowhere"},
+        {"$numpy": ["float3", 1]},
+        {"$tuple": 3},
+        {"$set": [[1]]},
+        {"$dict": [[1]]},
+    ],
+    ids=repr,
+)
+def test_a_value_that_is_none_of_its_kind_is_damage(held: Any) -> None:
+    with pytest.raises(EvenstepError, match=r"is damaged: what it holds as '\$"):
+        encoding.decode({"lr": [held]}, {}.__getitem__)
+
+
 def test_numpy_values_come_back() -> None:
     numpy = pytest.importorskip("numpy")
     back = round_trip({"a": numpy.float32(0.5), "b": numpy.int64(7), "c": numpy.arange(6).reshape(2, 3)})
