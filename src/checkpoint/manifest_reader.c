@@ -154,6 +154,45 @@ static even_status read_order(const json_t *state, even_checkpoint_info *out) {
   return status;
 }
 
+static bool is_a_file(const even_checkpoint_info *info, const json_t *name) {
+  const char *text = json_string_value(name);
+  for (size_t i = 0; i < info->file_count && text != NULL; i++) {
+    if (strcmp(info->files[i].name, text) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Of a model or an optimizer: "files", or where that is none or empty "file". */
+static bool names_its_files(const even_checkpoint_info *info, const json_t *saved) {
+  const json_t *names = json_object_get(saved, "files");
+  if (names == NULL || json_is_null(names) || (json_is_array(names) && json_array_size(names) == 0)) {
+    return is_a_file(info, json_object_get(saved, "file"));
+  }
+  bool all = json_is_array(names);
+  for (size_t i = 0; i < json_array_size(names); i++) {
+    all = all && is_a_file(info, json_array_get(names, i));
+  }
+  return all;
+}
+
+/* Who loads it asks the state for files, which no checksum is of that is not in the list. */
+static even_status check_named(const char *origin, const even_checkpoint_info *info) {
+  static const char *const kinds[] = {"models", "optimizers"};
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    json_t *kind = json_object_get(info->state, kinds[i]);
+    const char *name = NULL;
+    json_t *saved = NULL;
+    json_object_foreach(kind, name, saved) {
+      if (!names_its_files(info, saved)) {
+        return corrupt(origin, "its state names a file for a model or an optimizer that is none of its files");
+      }
+    }
+  }
+  return EVEN_OK;
+}
+
 static even_status read_root(const char *origin, json_t *root, even_checkpoint_info *out) {
   const char *format = json_string_value(json_object_get(root, "format"));
   const char *created = json_string_value(json_object_get(root, "created"));
@@ -175,7 +214,8 @@ static even_status read_root(const char *origin, json_t *root, even_checkpoint_i
   out->step = state_number(state, "step");
   out->epoch = state_number(state, "epoch");
   out->world_size = state_number(state, "world_size");
-  return read_files(origin, files, out);
+  EVEN_TRY(read_files(origin, files, out));
+  return check_named(origin, out);
 }
 
 even_status even_manifest_parse(const char *origin, const char *text, size_t bytes, even_checkpoint_info *out) {

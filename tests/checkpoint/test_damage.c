@@ -253,6 +253,43 @@ static void damage_is_told_precisely(void **state) {
   assert_non_null(strstr(even_error_last()->what, "o.safetensors cannot be opened: No such file"));
 }
 
+static even_status verify_with_state(const char *state_json) {
+  static int number = 0;
+  char name[32];
+  even_checkpoint_writer *writer = NULL;
+  (void)snprintf(name, sizeof name, "named-%d", number++);
+  const even_checkpoint_params params = {.size = sizeof params, .folder = scratch_path(name)};
+  const int64_t shape = 4;
+  const even_checkpoint_tensor tensor = {"data", "U8", &shape, 1, "abc", 4};
+  const even_checkpoint_file file = {
+      .size = sizeof file, .name = "o.safetensors", .tensors = &tensor, .tensor_count = 1};
+  assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
+  assert_int_equal(even_checkpoint_writer_commit(writer, state_json), EVEN_OK);
+  return even_checkpoint_verify(scratch_path(name), NULL);
+}
+
+static void the_state_names_files_that_are_there(void **state) {
+  (void)state;
+  static const char *const right[] = {
+      "{\"models\": {\"m\": {\"file\": \"o.safetensors\"}}, \"optimizers\": {}}",
+      "{\"models\": {\"m\": {\"files\": [\"o.safetensors\"], \"index\": \"no matter\"}}}",
+      "{\"optimizers\": {\"o\": {\"files\": null, \"file\": \"o.safetensors\"}}}"};
+  static const char *const wrong[] = {"{\"models\": {\"m\": {\"file\": \"../o.safetensors\"}}}",
+                                      "{\"models\": {\"m\": {\"files\": [\"o.safetensors\", \"p.safetensors\"]}}}",
+                                      "{\"models\": {\"m\": {\"files\": {}, \"file\": \"o.safetensors\"}}}",
+                                      "{\"models\": {\"m\": 3}}",
+                                      "{\"optimizers\": {\"o\": {\"file\": 3}}}",
+                                      "{\"optimizers\": {\"o\": {\"files\": []}}}"};
+  for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
+    assert_int_equal(verify_with_state(right[i]), EVEN_OK);
+  }
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    assert_int_equal(verify_with_state(wrong[i]), EVEN_ERR_CORRUPT);
+    assert_non_null(strstr(even_error_last()->what, "its state names a file for a model or an optimizer"));
+  }
+}
+
 static void what_is_no_checkpoint_is_no_damage(void **state) {
   (void)state;
   assert_int_equal(even_checkpoint_verify(scratch_path("absent"), NULL), EVEN_ERR_NOT_FOUND);
@@ -515,6 +552,7 @@ int main(void) {
                                      CASE(reading_ends_when_it_is_asked_to),
                                      CASE(every_truncation_is_found),
                                      CASE(damage_is_told_precisely),
+                                     CASE(the_state_names_files_that_are_there),
                                      CASE(what_is_no_checkpoint_is_no_damage),
                                      CASE(headers_are_checked),
                                      CASE(what_cannot_be_read_is_told),
