@@ -1,4 +1,5 @@
-"""Makes torch know the backend "evenstep" without importing torch: at once where torch is there, else when it comes."""
+"""Makes torch know the backend "evenstep", and its compiler leave that alone, without importing either: at once where they
+are there, else when they come."""
 
 from __future__ import annotations
 
@@ -7,11 +8,15 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 _MODULE = "torch.distributed.distributed_c10d"
+_COMPILER = "torch._dynamo.trace_rules"
+_NOT_COMPILED = ("backend", "device", "comm", "sites", "errors", "exits", "rendezvous", "ring")
+"""How files begin that calls of the backend run through."""
 
 
 def _create(options: Any, backend_options: Any) -> Any:
@@ -27,6 +32,14 @@ def _register(c10d: ModuleType) -> None:
         ranks = os.environ.get("WORLD_SIZE", "")
         if os.environ.get("EVENSTEP_JOINS") == "1" and ranks.isdigit() and _has_the_agents_memory():
             c10d.rendezvous = _refusing(c10d.rendezvous, int(ranks))  # type: ignore[attr-defined]
+
+
+def _leave_out(rules: ModuleType) -> None:
+    """torch.compile runs the backend's calls as they are, as those of backends in C++: it takes a process group for an object
+    that only has what it knows, and fails where it compiles methods that are Python."""
+    here = Path(__file__).parent
+    files = getattr(rules, "FORCE_SKIP_FILES", set())
+    files.update(str(file) for file in here.glob("*.py") if file.stem.split("_")[0] in _NOT_COMPILED)
 
 
 def _has_the_agents_memory() -> bool:
@@ -78,41 +91,48 @@ def _joining() -> bool:
 
 
 class _Loader(importlib.abc.Loader):
-    """Runs the module as its own loader does, then registers."""
+    """Runs the module as its own loader does, then what is to be done with it."""
 
-    def __init__(self, loader: importlib.abc.Loader) -> None:
+    def __init__(self, loader: importlib.abc.Loader, then: Callable[[ModuleType], None]) -> None:
         self._loader = loader
+        self._then = then
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _register(module)
+        self._then(module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; wraps the loader of torch's module and then steps aside."""
+    """Finds nothing itself; wraps the loader of one of torch's modules and then steps aside."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self.name = name
+        self._then = then
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != _MODULE:
+        if name != self.name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            spec.loader = _Loader(spec.loader, self._then)
         return spec
 
 
 def register() -> None:
-    """Registers the backend now or when torch is imported. Cheap; may be called again."""
-    c10d = sys.modules.get(_MODULE)
-    if c10d is not None:
-        _register(c10d)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    """Does so now or when torch is imported. Cheap; may be called again."""
+    awaited = {finder.name for finder in sys.meta_path if isinstance(finder, _Finder)}
+    for name, then in ((_MODULE, _register), (_COMPILER, _leave_out)):
+        module = sys.modules.get(name)
+        if module is not None:
+            then(module)
+        elif name not in awaited:
+            sys.meta_path.insert(0, _Finder(name, then))

@@ -198,6 +198,35 @@ def functional() -> None:
     close([torch.compile(plain, backend="aot_eager")(torch.ones(3))], [torch.full((3,), SIZE + 1.0)])
 
 
+def compiled() -> None:
+    """What torch.compile does not take into its graphs: DDP, and calls that it leaves to the group."""
+    wrapped = DistributedDataParallel(new_net())
+    branch = lambda step: True  # noqa: E731
+    train(torch.compile(wrapped, backend="aot_eager"), branch)
+    close(wrapped.parameters(), reference())
+
+    def asynchronous(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x, async_op=True).wait()
+        return x + 1
+
+    def rooted(x: torch.Tensor) -> torch.Tensor:
+        dist.barrier()
+        dist.reduce(x, 0)
+        dist.broadcast(x, 0)
+        return x + 1
+
+    def around(x: torch.Tensor) -> torch.Tensor:
+        got = torch.zeros(3)
+        work = dist.isend(x, (RANK + 1) % SIZE)
+        dist.recv(got, (RANK - 1) % SIZE)
+        work.wait()
+        return got + 1
+
+    total = torch.full((3,), SIZE * (SIZE - 1) / 2 + 1)
+    for call, wanted in ((asynchronous, total), (rooted, total), (around, torch.full((3,), (RANK - 1) % SIZE + 1.0))):
+        close([torch.compile(call, backend="aot_eager")(torch.full((3,), float(RANK)))], [wanted])
+
+
 def pipeline() -> None:
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
@@ -238,6 +267,7 @@ if __name__ == "__main__":
         saved(fully_sharded())
     tensors()
     functional()
+    compiled()
     pipeline()
     zero_redundancy()
     dist.barrier()
