@@ -34,6 +34,7 @@ from evenstep.backend_tensors import (
     is_ours,
     landing,
     named,
+    of_inference,
     op_of,
     plain,
     premultiplied,
@@ -240,6 +241,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         """Does `job` now, or on the group's thread where the caller wants a Work to wait for."""
         check_outputs(result)
         self._sequence += 1
+        if of_inference(result):
+            job = torch.inference_mode()(job)
         job = self._within(_limit_of(options), job)
         if getattr(options, "asyncOp", True) and self._size > 1:
             return self._worker().submit(job, result)

@@ -32,7 +32,7 @@ class MessageWork(dist.Work):
     def _end(self, seconds: float) -> None:
         self._rank = self._request.wait(seconds)
         if self._target is not None:
-            with torch.no_grad():
+            with torch.inference_mode() if self._target.is_inference() else torch.no_grad():
                 self._target.copy_(self._data)
             self._target = None
 

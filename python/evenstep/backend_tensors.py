@@ -210,6 +210,12 @@ def check_outputs(outputs: Any) -> None:
             )
 
 
+def of_inference(outputs: Any) -> bool:
+    """Whether one of these, which may be lists of lists, was made in inference mode: torch writes into it in that mode alone,
+    which is a thread's, as the group's own thread does not have it."""
+    return any(of_inference(one) if isinstance(one, (list, tuple)) else one.is_inference() for one in outputs)
+
+
 def apart(source: torch.Tensor, targets: Sequence[torch.Tensor | None], place: int | None = None) -> torch.Tensor:
     """A contiguous source that no target overlaps, a copy where one does: the engine reads it while it writes. Not
     where one begins `place` bytes behind the source's beginning (negative: before it): that is in place."""

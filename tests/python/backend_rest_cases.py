@@ -214,6 +214,41 @@ def lazy() -> None:
     assert group._reducer.put(queue, "left", None, tensors[:1], options)
 
 
+def inference() -> None:
+    """Tensors made in inference mode, into which torch writes in that mode alone: the group's thread, and a caller that has
+    left it, do so all the same."""
+    with torch.inference_mode():
+        mine, total = torch.full((4,), RANK + 1.0), torch.full((4,), SIZE * (SIZE + 1) / 2)
+    outside, inside = (lambda: torch.inference_mode(False)), torch.inference_mode
+    for mode, asynchronous in ((inside, False), (inside, True), (outside, False), (outside, True)):
+        with torch.inference_mode():
+            parts = [torch.zeros(4) for _ in range(SIZE)]
+            summed, scattered, got, whole = (torch.zeros(8)[::2] for _ in range(4))
+            sparse, scaled = torch.eye(2).mul(RANK + 1.0).to_sparse(), mine.clone()
+            summed.copy_(mine)
+            wholes = mine.repeat(SIZE)
+        half = dist._make_nccl_premul_sum(0.5)
+        with mode():
+            works = [
+                dist.all_gather(parts, mine, async_op=asynchronous),
+                dist.all_reduce(summed, async_op=asynchronous),
+                dist.all_reduce(scaled, half, async_op=asynchronous),
+                dist.all_reduce(sparse, async_op=asynchronous),
+                dist.reduce_scatter_tensor(scattered, wholes, async_op=asynchronous),
+                dist.broadcast(whole, 0, async_op=asynchronous),
+                dist.isend(mine, (RANK + 1) % SIZE),
+                dist.irecv(got, (RANK - 1) % SIZE),
+            ]
+            for work in works:
+                if work is not None:
+                    work.wait()
+        with torch.inference_mode():
+            assert all(bool((part == rank + 1).all()) for rank, part in enumerate(parts))
+            assert torch.equal(summed, total) and torch.equal(scaled, total / 2) and torch.equal(scattered, total)
+            assert torch.equal(sparse.to_dense(), torch.eye(2) * total[0])
+            assert bool((got == (RANK - 1) % SIZE + 1).all()) and not whole.any()
+
+
 def meshes() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -249,7 +284,7 @@ def forked() -> None:
 
 
 def rest() -> None:
-    for part in (sparse, odd_dtypes, refusals, overlaps, lazy, meshes, forked, aborted):
+    for part in (sparse, odd_dtypes, refusals, overlaps, lazy, inference, meshes, forked, aborted):
         part()
     dist.barrier()
     dist.destroy_process_group()
