@@ -38,7 +38,7 @@ def _leave_out(rules: ModuleType) -> None:
     """torch.compile runs the backend's calls as they are, as those of backends in C++: it takes a process group for an object
     that only has what it knows, and fails where it compiles methods that are Python."""
     here = Path(__file__).parent
-    files = getattr(rules, "FORCE_SKIP_FILES", set())
+    files: set[str] = getattr(rules, "FORCE_SKIP_FILES", set())
     files.update(str(file) for file in here.glob("*.py") if file.stem.split("_")[0] in _NOT_COMPILED)
 
 
