@@ -116,11 +116,9 @@ def main() -> None:
             model(words.masked_fill(gone, MASK)).flatten(0, 1), words.flatten(), reduction="none"
         )
         count = int(gone.sum())
-        batch = es.session().latest
-        weight = count if batch is None or batch.samples else 0  # a rank without samples has a dummy one
         loss = (losses * gone.flatten()).sum() / max(1, count)
         optimizer.zero_grad()
-        es.set_weight(weight)
+        weight = es.set_weight(count)  # 0 on a rank without samples, which has a dummy one
         loss.backward()
         optimizer.step()
         if step % args.print_every == 0 or step == args.steps:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from evenstep.feeds import BatchPlan
     from evenstep.steps import Steps
 
 
@@ -38,16 +39,19 @@ class PassWeight:
     def is_given(self) -> bool:
         return self._given is not None
 
-    def give(self, amount: float) -> None:
-        """es.set_weight. Collective."""
+    def give(self, amount: float, latest: BatchPlan | None = None) -> float:
+        """es.set_weight, which gives what counts. latest: the batch that the script is at. Collective."""
         if not (amount >= 0 and math.isfinite(amount)):
             raise ValueError(f"es.set_weight({amount!r}): give what this rank's loss is a mean over, a number >= 0")
+        if self._steps.is_idle(latest):
+            amount = 0.0  # counted on a dummy sample
         values = torch.tensor([float(amount)], dtype=torch.float64)
         with self._steps.blocking():
             self._steps.group.sum_(values)
         total = float(values[0])
         self._given, self._amount = amount / total if total > 0 else 0.0, amount
         self.empty = total == 0
+        return amount
 
     def take(self, weight: float) -> None:
         """As `give`, for what asks nobody: a part of any whole, where only the ranks' ratio counts."""

@@ -63,14 +63,15 @@ def epochs(count: int) -> Iterator[int]:
         current.iteration_begins()  # none does: the last step, left by a break, is over all the same
 
 
-def set_weight(amount: float) -> None:
+def set_weight(amount: float) -> float:
     """Before backward: the loss is a mean over `amount` things (tokens, say) on this rank. Collective.
 
-    The gradients of the next backward are then those of the mean over all ranks' things.
+    The gradients of the next backward are then those of the mean over all ranks' things. Gives what counts, as a weight for
+    es.reduce_mean: `amount`, and 0 on a rank that has a dummy sample in place of a share of the batch.
     """
     current = training_session("es.set_weight")
     current.join()
-    current.steps.weight.give(float(amount))
+    return current.steps.weight.give(float(amount), current.latest)
 
 
 def synchronise_models() -> None:

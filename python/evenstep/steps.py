@@ -102,8 +102,12 @@ class Steps:
                     "the loaders one batch_size; or call backward for each batch before the next is fetched"
                 )
             return self.weight.amount() > 0
+        return not self.is_idle(latest)
+
+    def is_idle(self, latest: BatchPlan | None) -> bool:
+        """Whether what is at work are dummy samples alone, as far as that can be told."""
         plan = latest or self.plan  # the latter also where the script keeps a batch of an ended iteration
-        return plan is None or plan.samples > 0
+        return plan is not None and plan.samples == 0 and not self._fetched.unlike
 
     # -- time blocked on others --
 

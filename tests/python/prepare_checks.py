@@ -248,6 +248,7 @@ def check_numbers_over_ranks() -> None:
         value = x[:, 0].mean() if plan.samples else torch.tensor(math.nan)
         assert math.isclose(float(es.reduce_mean(value)), sum(rows.tolist()) / len(rows), rel_tol=1e-6)
         assert isinstance(es.reduce_mean(1.5), float)
+        assert es.set_weight(7) == (7 if plan.samples else 0)  # a dummy sample's words count nothing
     assert es.reduce_mean(float(RANK), weight=RANK + 1.0) == sum(r * (r + 1) for r in range(RANKS)) / sum(
         r + 1 for r in range(RANKS)
     )

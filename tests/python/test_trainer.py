@@ -48,8 +48,7 @@ if by_hand:
     for epoch in es.epochs(3):
         for batch in loader:
             loss, amount = loss_of(model, batch)
-            latest = es.session().latest
-            es.set_weight(0 if latest is not None and latest.samples == 0 else amount)
+            es.set_weight(amount)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
