@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -48,6 +49,11 @@ def reasons(
         found.append("the loader's collate_fn draws random numbers, which are others where a batch is split otherwise")
     if _draws(start, step, batches):
         found.append(f"random numbers are drawn in the step: {_some(droppers(start.model)) or 'dropout, or noise'}")
+    if start.hooks and _hooks_matter(start, step, batches):
+        found.append(
+            f"hooks change gradients of parameters, on each rank those of its own samples alone: {_some(list(start.hooks))}; change "
+            "p.grad between backward() and optimizer.step()"
+        )
     if loss is not None and not _is_mean(start, loss, batches, 0.03 if reference.rounded else 1e-4):
         found.append(
             "the loss of a batch is not the mean of its parts' losses, weighted by samples: a mean over tokens (call "
@@ -81,6 +87,12 @@ def _draws(start: Start, step: Step, batches: Batches) -> bool:
     first = from_seed(1)
     rounding = distance(from_seed(1), first)  # what differs without any drawing
     return distance(from_seed(2), first) > 10 * rounding
+
+
+def _hooks_matter(start: Start, step: Step, batches: Batches) -> bool:
+    """Whether a step on one device comes out otherwise without them."""
+    without = alone(replace(start, hooks={}), step, batches, steps=1).parameters
+    return distance(alone(start, step, batches, steps=1).parameters, without) > 0
 
 
 def droppers(model: Any) -> list[str]:

@@ -47,6 +47,7 @@ class Start:
     optimizer: Any
     dtype: torch.dtype | None
     random: tuple[Any, dict[str, torch.Tensor]]
+    hooks: Mapping[str, list[Callable[..., Any]]]  # the script's, on gradients of these parameters: copies have none
 
     def again(self) -> tuple[Any, Any]:
         model, optimizer = copy.deepcopy((self.model, self.optimizer))
@@ -57,6 +58,9 @@ class Start:
                 for key, value in state.items():
                     if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim():
                         state[key] = value.to(self.dtype)
+        for name, p in _parameters_of(model) if self.hooks else ():
+            for hook in self.hooks.get(name, ()):
+                p.register_hook(hook)
         state, tensors = self.random
         checkpoint_random.restore(state, tensors.__getitem__)
         return model, optimizer
@@ -78,7 +82,29 @@ def take(model: Any, optimizer: Any, dtype: torch.dtype | None) -> Start:
     for module in modules_in(copies[0]):
         module.zero_grad()
         make_local(module)
-    return Start(*copies, dtype, checkpoint_random.capture())
+    return Start(*copies, dtype, checkpoint_random.capture(), _hooks_of(model))
+
+
+def _hooks_of(model: Any) -> dict[str, list[Callable[..., Any]]]:
+    found = {
+        name: [one for one in (p._backward_hooks or {}).values() if not _is_ours(one)]
+        for name, p in _parameters_of(model)
+    }
+    return {name: hooks for name, hooks in found.items() if hooks}
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("evenstep.")
+
+
+def _parameters_of(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Each once, by its name in the report."""
+    seen: set[int] = set()
+    for prefix, module in _named(model):
+        for name, p in module.named_parameters():
+            if id(p) not in seen:
+                seen.add(id(p))
+                yield prefix + name, p
 
 
 def modules_in(given: Any) -> list[nn.Module]:

@@ -195,6 +195,15 @@ def check_reasons() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return functional.cross_entropy(model(batch[0]).float(), batch[1])
 
+    model = nn.Linear(6, 3)
+    doubled = model.bias.register_hook(lambda gradient: 2 * gradient)
+    found = es.verify(model, sgd(model), loader_of(), classify, dtype=torch.float64)
+    assert found.exact, str(found)  # what is linear changes nothing
+    model.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    told(es.verify(model, sgd(model), loader_of(), classify), "hooks change gradients of parameters", "weight, bias")
+    assert len(model.bias._backward_hooks) == 1
+    doubled.remove()
+
     deep = nn.Sequential(nn.Linear(6, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 3))
     found = es.verify(deep, adam(deep), loader_of(), half)
     assert found.exact or any("rounded to bfloat16" in one for one in found.reasons), str(found)
