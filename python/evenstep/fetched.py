@@ -70,6 +70,11 @@ class Pace:
     def may_be_ahead(self) -> bool:
         return self.ahead or self._unsure
 
+    def is_behind(self, waiting: int, first: int) -> bool:
+        """Whether the next backward, before which so many new batches of one loader came (before the first one of the iteration
+        `first`), is over one that came before these, or may be."""
+        return self.ahead or (not self._several and 0 < waiting < first)
+
     def backward(self, number: int, first: int, latest: int, suspected: bool) -> None:
         """An iteration's backward of this number with new batches of one loader: so many at the first, at this one. suspected:
         the script holds what may be an older one's."""
@@ -92,6 +97,7 @@ class FetchedBatches:
         self.pace = pace or Pace()
         self._waiting: list[_Batch] = []
         self._ended: list[_Batch] = []
+        self._together: list[_Batch] = []  # that waited for the last backward which had new ones
         self._last: _Batch | None = None  # to come
         self._alike = True  # as far as checked: what is held only becomes less
         # Of a script that seems to fetch ahead of backward:
@@ -136,6 +142,16 @@ class FetchedBatches:
         """Whether this rank has samples of one batch that waits for backward, and a dummy one of another."""
         return len({one.plan.samples == 0 for one in self._waiting if not one.gone}) > 1
 
+    @property
+    def all_idle(self) -> bool:
+        """Whether this rank has dummy samples alone of every batch that the next backward may be over; False where that cannot be
+        told."""
+        if self.pace.is_behind(_most_of_one_loader(self._waiting), self._counts[1]):
+            return False
+        possible = self._waiting or self._ended or self._together
+        copies = all(one.gone for one in possible)
+        return all(one.plan.samples == 0 for one in possible if copies or not one.gone)
+
     def end(self, loader: DataCourse) -> None:
         """An iteration over this loader has ended."""
         ended = [one for one in self._waiting if one.plan.loader is loader]
@@ -147,7 +163,8 @@ class FetchedBatches:
         """A backward has had them; or the oldest of those that the script holds, where it fetches ahead."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
-            return  # once more over the same
+            return  # once more over the same, or over another of those that came together
+        self._together = waiting
         backwards, first, _ = self._counts
         latest = _most_of_one_loader(waiting)
         self._counts = (backwards + 1, first or latest, latest)

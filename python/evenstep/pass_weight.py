@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from evenstep.feeds import BatchPlan
     from evenstep.steps import Steps
 
 
@@ -39,11 +38,11 @@ class PassWeight:
     def is_given(self) -> bool:
         return self._given is not None
 
-    def give(self, amount: float, latest: BatchPlan | None = None) -> float:
-        """es.set_weight, which gives what counts. latest: the batch that the script is at. Collective."""
+    def give(self, amount: float) -> float:
+        """es.set_weight, which gives what counts. Collective."""
         if not (amount >= 0 and math.isfinite(amount)):
             raise ValueError(f"es.set_weight({amount!r}): give what this rank's loss is a mean over, a number >= 0")
-        if self._steps.is_idle(latest):
+        if self._steps.is_idle:
             amount = 0.0  # counted on a dummy sample
         values = torch.tensor([float(amount)], dtype=torch.float64)
         with self._steps.blocking():

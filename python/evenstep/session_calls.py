@@ -71,7 +71,7 @@ def set_weight(amount: float) -> float:
     """
     current = training_session("es.set_weight")
     current.join()
-    return current.steps.weight.give(float(amount), current.latest)
+    return current.steps.weight.give(float(amount))
 
 
 def synchronise_models() -> None:

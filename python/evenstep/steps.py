@@ -102,12 +102,13 @@ class Steps:
                     "the loaders one batch_size; or call backward for each batch before the next is fetched"
                 )
             return self.weight.amount() > 0
-        return not self.is_idle(latest)
-
-    def is_idle(self, latest: BatchPlan | None) -> bool:
-        """Whether what is at work are dummy samples alone, as far as that can be told."""
         plan = latest or self.plan  # the latter also where the script keeps a batch of an ended iteration
-        return plan is not None and plan.samples == 0 and not self._fetched.unlike
+        return plan is None or plan.samples > 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next backward is over dummy samples alone, as far as that can be told."""
+        return self.plan is not None and self.plan.samples == 0 and self._fetched.all_idle
 
     # -- time blocked on others --
 

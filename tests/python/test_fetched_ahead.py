@@ -120,3 +120,54 @@ def test_what_is_no_fetching_ahead_goes_on_as_the_shares_move() -> None:
         pairs.backward()
         history.append(other)
     assert batch
+
+
+def idle_loop(*samples: int) -> tuple[Loop, Callable[[], Any]]:
+    """A loop whose batches have so many samples on this rank, and what fetches the next one."""
+    loop, waiting = Loop(), list(samples)
+
+    def fetch() -> Any:
+        one = waiting.pop(0)
+        plan = BatchPlan(loop.loader, 0, loop.number, 12, [one, 12 - one], one, 0, 0.0)  # type: ignore[arg-type]
+        loop.number += 1
+        batch = [torch.zeros(1)]
+        loop.fetched.add(plan, batch)
+        return batch
+
+    return loop, fetch
+
+
+def test_dummy_samples_are_known_where_each_batch_has_its_backward() -> None:
+    loop, fetch = idle_loop(3, 0, 0, 3)
+    for idle in (False, True, True, False):
+        batch = fetch()
+        for _ in range(2):  # the second of two losses, too
+            assert loop.fetched.all_idle == idle
+            loop.fetched.used()
+        del batch
+
+
+def test_a_batch_with_samples_is_never_taken_for_the_dummy_one_that_came_after_it() -> None:
+    together, fetch = idle_loop(3, 3, 0, 0, 0, 0)
+    for idle in (False, True):
+        batches = [fetch() for _ in range(3)]
+        for _ in batches:
+            assert together.fetched.all_idle == idle
+            together.fetched.used()
+        del batches
+
+    for copies in (False, True):
+        ahead, fetch = idle_loop(3, 3, 3, 0, 0)
+        held = [fetch()]
+        for _ in range(3):
+            held.append(fetch())
+            if copies:
+                held = [None, None]
+            assert not ahead.fetched.all_idle
+            ahead.fetched.used()
+            held.pop(0)
+
+    kept, fetch = idle_loop(3, 0)
+    batches = [fetch(), fetch()]
+    kept.fetched.end(kept.loader)  # type: ignore[arg-type]
+    assert batches and not kept.fetched.all_idle
