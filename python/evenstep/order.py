@@ -134,7 +134,7 @@ class GlobalOrder:
         if isinstance(loader.dataset, IterableDataset):
             raise EvenstepError(
                 "the loader's data set is an IterableDataset, which has no indices to draw\n"
-                "  fix: give a map-style data set, or one collated batch: next(iter(loader))"
+                "  fix: give a map-style data set; es.verify takes one collated batch, too: next(iter(loader))"
             )
         sampler = loader.sampler
         batch_sampler: Any = loader.batch_sampler

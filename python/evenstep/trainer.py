@@ -274,6 +274,11 @@ class Trainer:
             raise TypeError(
                 f"train_step gave a {what}\n  fix: return the loss, a tensor of one element, or (loss, what it is a mean over)"
             )
+        if amount is not None and not 0 <= float(amount) < math.inf:
+            raise ValueError(
+                f"train_step gave {float(amount):g} as what its loss is a mean over\n  fix: give a number >= 0 beside the loss (of tokens, say), or "
+                "the loss alone"
+            )
         return loss, None if amount is None else float(amount)
 
     # -- es.prepare --

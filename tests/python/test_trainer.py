@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,9 @@ def test_wrong_arguments() -> None:
         trainer.fit([])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="tensor of 2 elements\n  fix: return the loss"):
         trainer._loss_of(model, torch.zeros(2))
+    for amount, said in ((-1, "-1"), (torch.tensor(math.nan), "nan"), (math.inf, "inf")):
+        with pytest.raises(ValueError, match=f"train_step gave {said} as what its loss is a mean over"):
+            trainer._loss_of(model, (torch.zeros(()), amount))
     with pytest.raises(ValueError, match="only a loop that computes the batch block by block"):
         es.prepare(model, exact="bitwise")  # type: ignore[arg-type]
 
