@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from evenstep.steps import Steps
+
+_MAY_BE_IDLE = (
+    "es.set_weight: several batches wait for backward, and this rank has a dummy sample in place of some of them: what is "
+    "counted on that must not count\n  fix: keep es.session().latest beside each batch, and give 0 where its samples are 0; or call "
+    "backward for each batch before the next is fetched"
+)
 
 
 class PassWeight:
@@ -44,6 +51,8 @@ class PassWeight:
             raise ValueError(f"es.set_weight({amount!r}): give what this rank's loss is a mean over, a number >= 0")
         if self._steps.is_idle:
             amount = 0.0  # counted on a dummy sample
+        elif amount > 0 and self._steps.may_be_idle:
+            warnings.warn(_MAY_BE_IDLE, stacklevel=3)
         values = torch.tensor([float(amount)], dtype=torch.float64)
         with self._steps.blocking():
             self._steps.group.sum_(values)

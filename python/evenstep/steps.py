@@ -110,6 +110,11 @@ class Steps:
         """Whether the next backward is over dummy samples alone, as far as that can be told."""
         return self.plan is not None and self.plan.samples == 0 and self._fetched.all_idle
 
+    @property
+    def may_be_idle(self) -> bool:
+        """Whether it is over dummy samples or over others, and which cannot be told."""
+        return self._fetched.unlike
+
     # -- time blocked on others --
 
     def blocked_ns(self) -> int:

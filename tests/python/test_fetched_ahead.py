@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from evenstep._core import EvenstepError
 from evenstep.fetched import FetchedBatches
 from evenstep.loader import BatchPlan
+from evenstep.pass_weight import PassWeight
 
 
 @pytest.mark.parametrize("kept", ["the loader's tensors", "copies"])
@@ -171,3 +175,22 @@ def test_a_batch_with_samples_is_never_taken_for_the_dummy_one_that_came_after_i
     batches = [fetch(), fetch()]
     kept.fetched.end(kept.loader)  # type: ignore[arg-type]
     assert batches and not kept.fetched.all_idle
+
+
+def test_set_weight_says_where_it_cannot_tell_dummy_samples() -> None:
+    loop, fetch = idle_loop(3, 0, 3, 3)
+    steps = SimpleNamespace(
+        is_idle=False, blocking=contextlib.nullcontext, group=SimpleNamespace(sum_=lambda values: values.mul_(2))
+    )
+    weight = PassWeight(steps)  # type: ignore[arg-type]
+    batches = [fetch(), fetch()]
+    steps.may_be_idle = loop.fetched.unlike
+    with pytest.warns(UserWarning, match="a dummy sample in place of some of them"):
+        assert weight.give(5.0) == 5.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert weight.give(0.0) == 0.0  # who gives that has looked
+        loop.fetched.used()
+        batches = [fetch(), fetch()]
+        steps.may_be_idle = loop.fetched.unlike
+        assert batches and weight.give(5.0) == 5.0
