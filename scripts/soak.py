@@ -338,6 +338,7 @@ class Soak:
         report_unnoticed(faults)
         report_again(faults)
         report_survivals(self.runs)
+        report_late(self.runs)
 
 
 def report_unnoticed(faults: list[dict[str, Any]]) -> None:
@@ -415,6 +416,31 @@ def report_survivals(runs: list[Run]) -> None:
             print(
                 f"{words:44}{len(took):6}{quantile(took, 0.5):9.3f}{quantile(took, 0.99):9.3f}{max(took):9.3f}{aim:>10}"
             )
+
+
+def report_late(runs: list[Run]) -> None:
+    """Each time above its aim, with the faults that came shortly before and after: two at once are not what the aim is of."""
+    rows = []
+    for run in runs:
+        for fault in run.injected:
+            times = [("noticed", "noticed_ns", LIMITS.get(fault["kind"]))]
+            if fault["kind"] in KILLS and fault.get("others") == "went_on":
+                times += [("others compute again", "again_ns", 2.0), ("another's first step", "joined_ns", 5.0)]
+            for words, key, aim in times:
+                took = (fault[key] - fault["at_ns"]) * 1e-9 if aim and fault.get(key) else 0.0
+                if aim and took > aim:
+                    rows.append((run, fault, f"{words} after {took:.3f} s (aim {aim})"))
+    if rows:
+        print("\ntimes above their aims, and the faults within 15 s of these")
+    for run, fault, words in rows:
+        near = [
+            f"{other['kind']}{' of rank ' + str(other['rank']) if other['rank'] >= 0 else ''} "
+            f"at {(other['at_ns'] - fault['at_ns']) * 1e-9:+.2f} s"
+            for other in run.injected
+            if other is not fault and abs(other["at_ns"] - fault["at_ns"]) < 15e9
+        ]
+        print(f"  seed {run.seed}, {run.recovery}, {run.hosts} hosts, {fault['kind']} ({fault['what']}): {words}; "
+              f"{', '.join(near) or 'none other'}")  # fmt: skip
 
 
 def spans(numbers: list[int]) -> list[str]:
