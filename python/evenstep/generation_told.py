@@ -75,9 +75,10 @@ def name(ranks: Sequence[int], verb: str = "go") -> str:
 
 
 def changed(number: int, gone: Sequence[int], new: Sequence[int], members: Sequence[int], seconds: float) -> str:
-    """Who goes on, or who has come, in one line."""
+    """Who goes on without whom, and who has come, in one line: a rank may be lost while another one joins."""
     old = [rank for rank in members if rank not in new]
-    words = f"{name(new, 'join')} {name(old, '')}" if new else f"{name(members)} on without {name(gone, '')}"
+    without = f"without {name(gone, '')}" if gone else ""
+    words = " ".join(filter(None, (f"{name(new, 'join')} {name(old, '')}" if new else f"{name(members)} on", without)))
     return f"generation {number}: {words} after {1e3 * seconds:.0f} ms"
 
 

@@ -137,6 +137,27 @@ static void a_loss_is_by_the_fault_of_whom_the_others_went_on_without(void **sta
   assert_int_equal(faults[0].stepped_ns, BEGAN + 50);
 }
 
+/* Rank 1 dies while rank 3, a spare, joins: the generation in which it does is the first without rank 1. */
+static void a_loss_may_come_with_another_rank_that_joins(void **state) {
+  made *run = *state;
+  even_survival fault = {.pid = FIRST_PID + 1, .at_ns = BEGAN + 105};
+  note(run, 0, 3, EVEN_EVENT_RANK_STARTED, 500, BEGAN, "cpu");
+  note(run, 0, 1, EVEN_EVENT_RANK_ENDED, 0, BEGAN + 106, "killed");
+  note(run, 0, 0, EVEN_EVENT_GENERATION, 2, BEGAN + 107,
+       "generation 2: rank 3 joins ranks 0 and 2 without rank 1 after 1 ms");
+  for (uint32_t step = 10; step < 20; step++) {
+    make_step(run, 0, 0, step, BEGAN + 15 + step * STEP);
+    make_step(run, 0, 2, step, BEGAN + 16 + step * STEP);
+    make_step(run, 0, 3, step, BEGAN + 17 + step * STEP);
+  }
+  note(run, 0, 0, EVEN_EVENT_GENERATION, 3, BEGAN + 300, "generation 3: ranks 0 and 2 go on without rank 1 after 1 ms");
+  assert_string_equal(find(run, &fault, 1, false), "");
+  assert_int_equal(fault.outcome, EVEN_SURVIVAL_WENT_ON);
+  assert_int_equal(fault.again_ns, BEGAN + 107);
+  assert_int_equal(fault.stepped_ns, BEGAN + 116);
+  assert_int_equal(fault.joined_ns, BEGAN + 117);
+}
+
 /* One loss of several, said in other words. */
 static void those_of_a_host_are_lost_together(void **state) {
   static const char *const words[] = {
@@ -253,6 +274,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(the_others_go_on, begin, end),
       cmocka_unit_test_setup_teardown(a_step_that_ended_before_the_loss_was_known_does_not_count, begin, end),
       cmocka_unit_test_setup_teardown(a_loss_is_by_the_fault_of_whom_the_others_went_on_without, begin, end),
+      cmocka_unit_test_setup_teardown(a_loss_may_come_with_another_rank_that_joins, begin, end),
       cmocka_unit_test_setup_teardown(those_of_a_host_are_lost_together, begin, end),
       cmocka_unit_test_setup_teardown(others_take_the_places, begin, end),
       cmocka_unit_test_setup_teardown(the_job_starts_again, begin, end),

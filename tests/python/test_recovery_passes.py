@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep._core import EvenstepError
 from evenstep.environment import read_environment
 from evenstep.generation_passes import Passes
-from evenstep.generation_told import Told
+from evenstep.generation_told import Told, changed
 from evenstep.generations import Recovery
 from evenstep.loader import EvenLoader
 from evenstep.regrouping import own_workers, regroup
@@ -421,3 +421,16 @@ def test_who_joins_gets_workers_where_the_others_have_been_given_some(training: 
     assert own_workers(one.session) == [(2, 3), None]  # those that it has stay
     inner = [loader.feed._inner for loader in one.loaders]
     assert [each.num_workers for each in inner] == [2, 0] and inner[0].prefetch_factor == 3
+
+
+@pytest.mark.parametrize(
+    ("gone", "new", "members", "words"),
+    [
+        ([1], [], [0, 2], "ranks 0 and 2 go on without rank 1"),
+        ([1, 2], [], [0], "rank 0 goes on without ranks 1 and 2"),
+        ([], [3], [0, 2, 3], "rank 3 joins ranks 0 and 2"),
+        ([0], [3], [2, 3], "rank 3 joins rank 2 without rank 0"),
+    ],
+)
+def test_who_goes_and_who_comes_is_said(gone: list[int], new: list[int], members: list[int], words: str) -> None:
+    assert changed(4, gone, new, members, 0.0051) == f"generation 4: {words} after 5 ms"
