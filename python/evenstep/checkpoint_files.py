@@ -270,6 +270,7 @@ def sync_folder(folder: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest, its own checksum verified."""
     path = folder / MANIFEST
+    _refuse_link(path)
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -285,9 +286,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ) from None
     manifest = parse_manifest(path, text)
     for entry in manifest["files"]:
-        if (folder / entry["name"]).is_symlink():
-            raise damaged(f"{folder / entry['name']} is a symbolic link: a checkpoint's files lie in its folder")
+        _refuse_link(folder / entry["name"])
     return manifest
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise damaged(f"{path} is a symbolic link: a checkpoint's files lie in its folder")
 
 
 def parse_manifest(path: Path, text: bytes) -> dict[str, Any]:

@@ -124,6 +124,7 @@ static even_status read_text(const char *text, even_earlier *out) {
 even_status even_earlier_read(const char *folder, even_earlier *out) {
   even_text text = EVEN_TEXT_EMPTY;
   even_error kept = *even_error_last();
+  bool link = false;
   *out = (even_earlier){NULL, NULL, 0};
   if (folder == NULL || folder[0] == '\0') {
     return EVEN_OK;
@@ -134,7 +135,10 @@ even_status even_earlier_read(const char *folder, even_earlier *out) {
   if (status == EVEN_OK) {
     even_text path = text;
     text = (even_text)EVEN_TEXT_EMPTY;
-    status = even_file_read(even_text_string(&path), MOST_MANIFEST_BYTES, &text);
+    status = even_path_is_link(even_text_string(&path), &link);
+    if (status == EVEN_OK && !link) {
+      status = even_file_read(even_text_string(&path), MOST_MANIFEST_BYTES, &text);
+    }
     even_text_free(&path);
   }
   if (status == EVEN_OK && own_sum_is_right(&text) &&

@@ -1,16 +1,17 @@
-/* Parses and checks a manifest. */
+/* Reads, parses and checks a manifest. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "checkpoint/manifest_writer.h"
 #include "checkpoint/reader.h"
+#include "os/file.h"
 
 #include <evenstep/checkpoint.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUM_DIGITS = 16 };
+enum { SUM_DIGITS = 16, MOST_MANIFEST_BYTES = 256 << 20 };
 
 static even_status corrupt(const char *origin, const char *what) {
   return even_fail(EVEN_ERR_CORRUPT, "%s is damaged: %s", origin, what);
@@ -229,6 +230,28 @@ even_status even_manifest_parse(const char *origin, const char *text, size_t byt
   }
   even_status status = read_root(origin, root, out);
   json_decref(root);
+  return status;
+}
+
+even_status even_manifest_read(const char *folder, even_text *text, even_checkpoint_info *out) {
+  even_text path = EVEN_TEXT_EMPTY;
+  bool link = false;
+  *out = (even_checkpoint_info){.step = -1, .epoch = -1, .world_size = -1};
+  even_text_format(&path, "%s/%s", folder, EVEN_CHECKPOINT_MANIFEST);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    status = even_path_is_link(even_text_string(&path), &link);
+  }
+  if (status == EVEN_OK && link) {
+    status = even_fail(EVEN_ERR_CORRUPT, "%s is a symbolic link: a checkpoint's files lie in its folder", path.data);
+  }
+  if (status == EVEN_OK) {
+    status = even_file_read(path.data, MOST_MANIFEST_BYTES, text);
+  }
+  if (status == EVEN_OK) {
+    status = even_manifest_parse(path.data, even_text_string(text), text->length, out);
+  }
+  even_text_free(&path);
   return status;
 }
 

@@ -3,6 +3,7 @@
 #ifndef EVEN_CHECKPOINT_READER_H
 #define EVEN_CHECKPOINT_READER_H
 
+#include "base/text.h"
 #include "checkpoint/parts.h"
 #include "os/folder.h"
 
@@ -40,6 +41,9 @@ typedef struct even_checkpoint_info {
  * wrong. Free with even_checkpoint_info_free, also after a failure. */
 even_status even_manifest_parse(const char *origin, const char *text, size_t bytes,
                                 even_checkpoint_info *out) EVEN_MUST_USE;
+/* The same for that of a checkpoint's folder; its bytes are appended to `text`. EVEN_ERR_CORRUPT, too, where it is a
+ * symbolic link; other errors are those of reading. */
+even_status even_manifest_read(const char *folder, even_text *text, even_checkpoint_info *out) EVEN_MUST_USE;
 void even_checkpoint_info_free(even_checkpoint_info *info);
 
 /* Reads the manifest of a checkpoint and compares the sizes of its files; no tensor is read. Errors:
@@ -52,11 +56,13 @@ even_status even_checkpoint_inspect(const char *folder, even_checkpoint_info *ou
  * EVEN_ERR_INTERRUPTED where the thread's question says so (base/stop.h); this holds for what searches, too. */
 even_status even_checkpoint_verify(const char *folder, even_names *problems) EVEN_MUST_USE;
 
-/* Puts right what is damaged in `folder` by a copy of the same checkpoint: chunks, the manifest, missing files. A file
- * is written anew beside the old one and then takes its place, so that nothing is worse when this ends early.
- * `repaired` has a line for each chunk and file, `left` for each chunk that is damaged in both (EVEN_ERR_CORRUPT then;
- * such a file stays as it is). EVEN_ERR_INPUT: `copy` is another checkpoint. Free both with even_names_free, also after
- * a failure. */
+/* Puts right what is damaged in `folder` by a copy of the same checkpoint: chunks, the manifest, missing files. Of a
+ * manifest of which too little is left to tell whose it was, the files tell: that of the copy is taken where one of
+ * them is whole by it, and the others that are there are the copy's but for a tenth of their tensors' bytes. A file is
+ * written anew beside the old one and then takes its place, so that nothing is worse when this ends early. `repaired`
+ * has a line for each chunk and file, `left` for each chunk that is damaged in both (EVEN_ERR_CORRUPT then; such a file
+ * stays as it is). EVEN_ERR_INPUT: `copy` is another checkpoint. Free both with even_names_free, also after a failure.
+ */
 even_status even_checkpoint_repair(const char *folder, const char *copy, even_names *repaired,
                                    even_names *left) EVEN_MUST_USE;
 

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/stop.h"
 #include "base/text.h"
+#include "checkpoint/compare.h"
 #include "checkpoint/reader.h"
 #include "os/file.h"
 #include "os/stream.h"
@@ -11,7 +12,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { MOST_MANIFEST_BYTES = 256 << 20, MOST_CHUNK_BYTES = 1 << 30 };
+enum { MOST_CHUNK_BYTES = 1 << 30 };
 static const char unfinished[] = ".evenstep.repair"; /* behind the name of a file that is written anew */
 
 typedef struct repair_job {
@@ -30,6 +31,13 @@ typedef struct repair_file {
   even_input other;
   char *buffer; /* of a chunk */
 } repair_file;
+
+#define FILE_OF(file)                          \
+  ((repair_file){.stored = (file),             \
+                 .path = EVEN_TEXT_EMPTY,      \
+                 .copy_path = EVEN_TEXT_EMPTY, \
+                 .own = {.fd = -1},            \
+                 .other = {.fd = -1}})
 
 static even_status join(const char *folder, const char *name, const char *suffix, even_text *out) {
   even_text_clear(out);
@@ -67,18 +75,15 @@ static bool is_alike(const even_text *a, const even_text *b) {
   return longer > 0 && same >= longer - longer / 10;
 }
 
-static even_status read_manifest(const char *folder, even_text *text, even_checkpoint_info *info) {
-  even_text path = EVEN_TEXT_EMPTY;
-  *info = (even_checkpoint_info){.step = -1, .epoch = -1, .world_size = -1};
-  even_status status = join(folder, EVEN_CHECKPOINT_MANIFEST, "", &path);
-  if (status == EVEN_OK) {
-    status = even_file_read(even_text_string(&path), MOST_MANIFEST_BYTES, text);
+/* Whether it may be what is left of the other: what is gone is cut off, or zeros, as after a cut of the power. */
+static bool is_left_of(const even_text *damaged, const even_text *right) {
+  size_t left = 0;
+  size_t same = 0;
+  for (size_t i = 0; i < damaged->length; i++) {
+    left += damaged->data[i] != '\0';
+    same += damaged->data[i] != '\0' && i < right->length && damaged->data[i] == right->data[i];
   }
-  if (status == EVEN_OK) {
-    status = even_manifest_parse(even_text_string(&path), even_text_string(text), text->length, info);
-  }
-  even_text_free(&path);
-  return status;
+  return same >= left - left / 10;
 }
 
 static even_status replace_manifest(const repair_job *job, const even_text *right) {
@@ -95,32 +100,6 @@ static even_status not_a_copy(const repair_job *job) {
   even_status status =
       even_fail(EVEN_ERR_INPUT, "%s is not a copy of %s: their manifests differ", job->copy, job->folder);
   (void)even_error_fix("name a folder that the checkpoint was copied to");
-  return status;
-}
-
-/* The manifest by which both are judged, put right where it was damaged. */
-static even_status settle_manifest(const repair_job *job, even_checkpoint_info *info) {
-  even_text own = EVEN_TEXT_EMPTY;
-  even_text other = EVEN_TEXT_EMPTY;
-  even_checkpoint_info theirs;
-  even_status mine = read_manifest(job->folder, &own, info);
-  even_error first = *even_error_last();
-  even_status status = read_manifest(job->copy, &other, &theirs);
-  if (mine == EVEN_OK) {
-    bool differs = status == EVEN_OK && (own.length != other.length || memcmp(own.data, other.data, own.length) != 0);
-    bool damaged = status == EVEN_ERR_CORRUPT && is_alike(&own, &other);
-    status = differs || (status == EVEN_ERR_CORRUPT && !damaged) ? not_a_copy(job) : damaged ? EVEN_OK : status;
-  } else if (mine != EVEN_ERR_CORRUPT) {
-    status = even_error_restore(&first);
-  } else if (status == EVEN_OK) {
-    status = is_alike(&own, &other) ? replace_manifest(job, &other) : not_a_copy(job);
-    even_checkpoint_info damaged = *info;
-    *info = theirs;
-    theirs = damaged;
-  }
-  even_checkpoint_info_free(&theirs);
-  even_text_free(&own);
-  even_text_free(&other);
   return status;
 }
 
@@ -238,21 +217,29 @@ static size_t most_bytes(const repair_file *file) {
   return (size_t)(most < there ? most : there);
 }
 
-static even_status repair_one(const repair_job *job, const even_checkpoint_stored_file *stored) {
-  repair_file file = {
-      .stored = stored, .path = EVEN_TEXT_EMPTY, .copy_path = EVEN_TEXT_EMPTY, .own = {.fd = -1}, .other = {.fd = -1}};
-  bool damaged = false;
-  bool curable = false;
+static even_status open_both(const repair_job *job, repair_file *file) {
+  const even_checkpoint_stored_file *stored = file->stored;
   if (stored->chunk_bytes > MOST_CHUNK_BYTES) {
     return even_fail(EVEN_ERR_CORRUPT, "%s: chunks that do not fit in memory", stored->name);
   }
-  even_status status = open_side(job->folder, stored->name, &file.path, &file.own);
-  if (status == EVEN_OK) {
-    status = open_side(job->copy, stored->name, &file.copy_path, &file.other);
-  }
-  if (status == EVEN_OK) {
-    status = EVEN_NEW_ARRAY(&file.buffer, most_bytes(&file) + 1);
-  }
+  EVEN_TRY(open_side(job->folder, stored->name, &file->path, &file->own));
+  EVEN_TRY(open_side(job->copy, stored->name, &file->copy_path, &file->other));
+  return EVEN_NEW_ARRAY(&file->buffer, most_bytes(file) + 1);
+}
+
+static void close_both(repair_file *file) {
+  even_input_close(&file->own);
+  even_input_close(&file->other);
+  even_text_free(&file->path);
+  even_text_free(&file->copy_path);
+  even_free(file->buffer);
+}
+
+static even_status repair_one(const repair_job *job, const even_checkpoint_stored_file *stored) {
+  repair_file file = FILE_OF(stored);
+  bool damaged = false;
+  bool curable = false;
+  even_status status = open_both(job, &file);
   if (status == EVEN_OK) {
     status = look_at(job, &file, &damaged, &curable);
   }
@@ -263,11 +250,149 @@ static even_status repair_one(const repair_job *job, const even_checkpoint_store
       status = add_name(job->repaired, stored->name);
     }
   }
-  even_input_close(&file.own);
-  even_input_close(&file.other);
-  even_text_free(&file.path);
-  even_text_free(&file.copy_path);
-  even_free(file.buffer);
+  close_both(&file);
+  return status;
+}
+
+/* ---- whether it is a copy, by the files ---- */
+/* Where the tensors begin: two checkpoints of one model have the same headers. 0: no file of tensors. */
+static uint64_t tensors_begin(const repair_file *file) {
+  even_safetensors_file tensors;
+  uint64_t begin = 0;
+  if (even_safetensors_is_named(file->stored->name)) {
+    begin = even_safetensors_open(even_text_string(&file->copy_path), &tensors) == EVEN_OK ? tensors.data : 0;
+    even_safetensors_close(&tensors);
+    even_error_clear();
+  }
+  return begin;
+}
+
+/* Of a chunk that is not right here: its bytes from `from` on that are the copy's. */
+static even_status count_same(repair_file *file, size_t chunk, size_t from, char *own, uint64_t *same) {
+  uint64_t begin = (uint64_t)chunk * file->stored->chunk_bytes;
+  size_t here = bytes_of(file->stored, chunk);
+  bool right = false;
+  if (file->own.bytes <= begin) {
+    return EVEN_OK;
+  }
+  here = file->own.bytes - begin < here ? (size_t)(file->own.bytes - begin) : here;
+  EVEN_TRY(read_chunk(file, &file->other, chunk, &right));
+  bool both = right && even_input_read_at(&file->own, begin, own, here) == EVEN_OK;
+  even_error_clear();
+  for (size_t i = from; both && i < here; i++) {
+    *same += file->buffer[i] == own[i];
+  }
+  return EVEN_OK;
+}
+
+/* *whole: it is what the manifest says. *alike: that, or at least nine tenths of its bytes are the copy's, or it is not
+ * there, and says nothing. */
+static even_status compare_file(repair_file *file, bool *whole, bool *alike) {
+  uint64_t bytes = 0;
+  uint64_t same = 0;
+  bool damaged = file->own.fd < 0 || file->own.bytes != file->stored->bytes;
+  char *more = NULL;
+  *whole = false;
+  *alike = file->own.fd < 0 || file->own.bytes == 0;
+  if (*alike) {
+    return EVEN_OK;
+  }
+  uint64_t from = tensors_begin(file);
+  even_status status = EVEN_NEW_ARRAY(&more, most_bytes(file) + 1);
+  for (size_t i = 0; status == EVEN_OK && i < file->stored->sum_count; i++) {
+    size_t here = bytes_of(file->stored, i);
+    size_t skipped = from < here ? (size_t)from : here; /* the header may end in a later chunk */
+    bool right = false;
+    from -= skipped;
+    bytes += here - skipped;
+    status = read_chunk(file, &file->own, i, &right);
+    if (right) {
+      same += here - skipped;
+    } else if (status == EVEN_OK) {
+      damaged = true;
+      status = count_same(file, i, skipped, more, &same);
+    }
+  }
+  even_free(more);
+  *whole = !damaged;
+  *alike = !damaged || same >= bytes - bytes / 10;
+  return status;
+}
+
+static even_status other_bytes(const repair_job *job, const char *file) {
+  even_status status = even_fail(EVEN_ERR_INPUT,
+                                 "%s is not known to be a copy of %s: the manifest here is damaged, and %s has other "
+                                 "bytes there",
+                                 job->copy, job->folder, file);
+  (void)even_error_fix(
+      "name a folder that the checkpoint was copied to; where this is one, remove %s/%s, which then comes from there",
+      job->folder, file);
+  return status;
+}
+
+/* Whether the copy's manifest is that of the files here. A single file that is whole says so where no other has a
+ * checkpoint's other values. */
+static even_status compare_files(const repair_job *job, const even_checkpoint_info *theirs) {
+  bool some = false;
+  for (size_t i = 0; i < theirs->file_count; i++) {
+    repair_file file = FILE_OF(&theirs->files[i]);
+    bool whole = false;
+    bool alike = false;
+    even_status status = open_both(job, &file);
+    if (status == EVEN_OK) {
+      status = compare_file(&file, &whole, &alike);
+    }
+    close_both(&file);
+    EVEN_TRY(status);
+    if (!alike) {
+      return other_bytes(job, theirs->files[i].name);
+    }
+    some = some || whole;
+  }
+  if (some) {
+    return EVEN_OK;
+  }
+  even_status status = even_fail(EVEN_ERR_INPUT,
+                                 "%s is not known to be a copy of %s: the manifest here is damaged, and no file of "
+                                 "that one is whole here",
+                                 job->copy, job->folder);
+  (void)even_error_fix("copy the whole folder from there, where it is the same checkpoint");
+  return status;
+}
+
+/* ---- both ---- */
+/* The copy's, where that and what is left of the own one, or the files, say that it is one. */
+static even_status take_manifest(const repair_job *job, const even_text *own, const even_text *other,
+                                 const even_checkpoint_info *theirs) {
+  if (!is_alike(own, other)) {
+    EVEN_TRY(is_left_of(own, other) ? compare_files(job, theirs) : not_a_copy(job));
+  }
+  return replace_manifest(job, other);
+}
+
+/* The manifest by which both are judged, put right where it was damaged. */
+static even_status settle_manifest(const repair_job *job, even_checkpoint_info *info) {
+  even_text own = EVEN_TEXT_EMPTY;
+  even_text other = EVEN_TEXT_EMPTY;
+  even_checkpoint_info theirs;
+  even_status mine = even_manifest_read(job->folder, &own, info);
+  even_error first = *even_error_last();
+  even_status status = even_manifest_read(job->copy, &other, &theirs);
+  if (mine == EVEN_OK) {
+    bool differs = status == EVEN_OK && (own.length != other.length || memcmp(own.data, other.data, own.length) != 0);
+    bool damaged = status == EVEN_ERR_CORRUPT && (is_alike(&own, &other) || is_left_of(&other, &own));
+    status = differs || (status == EVEN_ERR_CORRUPT && !damaged) ? not_a_copy(job) : damaged ? EVEN_OK : status;
+  } else if (mine != EVEN_ERR_CORRUPT) {
+    status = even_error_restore(&first);
+  } else if (status == EVEN_OK) {
+    status = take_manifest(job, &own, &other, &theirs);
+    even_checkpoint_info damaged = *info;
+    *info = theirs;
+    theirs = damaged;
+  }
+  even_checkpoint_info_free(&theirs);
+  even_text_free(&own);
+  even_text_free(&other);
   return status;
 }
 

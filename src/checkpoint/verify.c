@@ -5,7 +5,6 @@
 #include "checkpoint/compare.h"
 #include "checkpoint/placing.h"
 #include "checkpoint/reader.h"
-#include "os/file.h"
 #include "os/stream.h"
 
 #include <evenstep/checkpoint.h>
@@ -13,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_PROBLEMS = 256, MOST_MANIFEST_BYTES = 256 << 20 };
+enum { MOST_PROBLEMS = 256 };
 
 static even_status join(const char *folder, const char *name, even_text *out) {
   even_text_clear(out);
@@ -39,26 +38,15 @@ static even_status not_there(const char *folder) {
 
 /* Reads the manifest alone. */
 static even_status read_manifest(const char *folder, even_checkpoint_info *out) {
-  even_text path = EVEN_TEXT_EMPTY;
   even_text text = EVEN_TEXT_EMPTY;
-  *out = (even_checkpoint_info){.step = -1, .epoch = -1, .world_size = -1};
-  even_status status = join(folder, EVEN_CHECKPOINT_MANIFEST, &path);
-  if (status == EVEN_OK) {
-    status = even_file_read(even_text_string(&path), MOST_MANIFEST_BYTES, &text);
-    if (status == EVEN_ERR_NOT_FOUND) {
-      if (even_path_exists(folder)) {
-        status = even_fail(EVEN_ERR_INPUT, "%s is not a checkpoint: it has no %s", folder, EVEN_CHECKPOINT_MANIFEST);
-        (void)even_error_fix("`evenstep ckpt ls DIR` lists the checkpoints of a folder or a run");
-      } else {
-        status = not_there(folder);
-      }
-    }
-  }
-  if (status == EVEN_OK) {
-    status = even_manifest_parse(even_text_string(&path), even_text_string(&text), text.length, out);
-  }
+  even_status status = even_manifest_read(folder, &text, out);
   even_text_free(&text);
-  even_text_free(&path);
+  if (status == EVEN_ERR_NOT_FOUND && even_path_exists(folder)) {
+    status = even_fail(EVEN_ERR_INPUT, "%s is not a checkpoint: it has no %s", folder, EVEN_CHECKPOINT_MANIFEST);
+    (void)even_error_fix("`evenstep ckpt ls DIR` lists the checkpoints of a folder or a run");
+  } else if (status == EVEN_ERR_NOT_FOUND) {
+    status = not_there(folder);
+  }
   return status;
 }
 

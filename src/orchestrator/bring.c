@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { TICK_MS = 50, MOST_MANIFEST = 256 << 20, MOST_OPEN = 32 };
+enum { TICK_MS = 50, MOST_OPEN = 32 };
 
 typedef enum bring_state { ASKED, SENDING, HOLDS, FAILED } bring_state;
 
@@ -156,16 +156,8 @@ static even_status send_next(even_host_agent *agent) {
 /* ---- asking ---- */
 
 static even_status read_checkpoint(even_bring *bring) {
-  even_text path = EVEN_TEXT_EMPTY;
   even_text text = EVEN_TEXT_EMPTY;
-  even_text_format(&path, "%s/%s", even_text_string(&bring->folder), EVEN_CHECKPOINT_MANIFEST);
-  even_status status = even_text_status(&path);
-  if (status == EVEN_OK) {
-    status = even_file_read(path.data, MOST_MANIFEST, &text);
-  }
-  if (status == EVEN_OK) {
-    status = even_manifest_parse(path.data, even_text_string(&text), text.length, &bring->info);
-  }
+  even_status status = even_manifest_read(even_text_string(&bring->folder), &text, &bring->info);
   if (status == EVEN_OK && bring->info.file_count >= EVEN_BRING_FILES) {
     status = even_fail(EVEN_ERR_UNSUPPORTED, "a checkpoint of %zu files", bring->info.file_count);
   }
@@ -174,7 +166,6 @@ static even_status read_checkpoint(even_bring *bring) {
     bring->sum = even_checkpoint_checksum(text.data, text.length);
   }
   even_text_free(&text);
-  even_text_free(&path);
   return status;
 }
 

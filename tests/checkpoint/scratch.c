@@ -8,15 +8,22 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
+#include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <cmocka.h>
 
 char scratch[64];
 
@@ -154,6 +161,22 @@ static even_status save(const char *folder, bool replace, int seed, int other) {
 
 even_status save_sample(const char *folder, bool replace, int seed) {
   return save(folder, replace, seed, seed);
+}
+
+off_t scratch_size(const char *name) {
+  struct stat facts;
+  assert_int_equal(stat(scratch_path(name), &facts), 0);
+  return facts.st_size;
+}
+
+void scratch_flip(const char *name, off_t offset, unsigned bit) {
+  unsigned char byte = 0;
+  int fd = open(scratch_path(name), O_RDWR);
+  assert_true(fd >= 0);
+  assert_int_equal(pread(fd, &byte, 1, offset), 1);
+  byte ^= (unsigned char)(1u << bit);
+  assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
+  (void)close(fd);
 }
 
 even_status save_two(const char *folder, int model, int optimizer) {

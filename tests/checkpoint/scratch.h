@@ -4,6 +4,7 @@
 
 #include <evenstep/checkpoint.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 extern char scratch[64]; /* the folder; empty before each test */
 
@@ -15,6 +16,10 @@ const char *scratch_path(const char *name);
 bool scratch_has(const char *name);
 /* Files and folders right below the scratch folder. */
 int scratch_entries(void);
+
+off_t scratch_size(const char *name);
+/* Alters one bit of a file. */
+void scratch_flip(const char *name, off_t offset, unsigned bit);
 
 /* From now on the file system says that it is NFS, and swaps no folders; until the next fault_reset or fault_os. */
 void scratch_is_nfs(void);

@@ -23,24 +23,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void flip_bit(const char *name, off_t offset, unsigned bit) {
-  unsigned char byte = 0;
-  int fd = open(scratch_path(name), O_RDWR);
-  assert_true(fd >= 0);
-  assert_int_equal(pread(fd, &byte, 1, offset), 1);
-  byte ^= (unsigned char)(1u << bit);
-  assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
-  (void)close(fd);
-}
-
 static void flip(const char *name, off_t offset) {
-  flip_bit(name, offset, (unsigned)(offset % 8));
-}
-
-static off_t size_of(const char *name) {
-  struct stat facts;
-  assert_int_equal(stat(scratch_path(name), &facts), 0);
-  return facts.st_size;
+  scratch_flip(name, offset, (unsigned)(offset % 8));
 }
 
 /* Of the sample: 15 floats, then 7 flags, behind the header. */
@@ -59,10 +43,10 @@ static void every_altered_bit_is_found(void **state) {
   static const char *const files[] = {"one/model.safetensors", "one/optimizer.safetensors", "one/manifest.json"};
   assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
   for (size_t i = 0; i < 3; i++) {
-    off_t size = size_of(files[i]);
+    off_t size = scratch_size(files[i]);
     for (off_t at = 0; at < 8 * size; at += SEARCH_STRIDE) {
       even_names problems = {NULL, 0};
-      flip_bit(files[i], at / 8, (unsigned)(at % 8));
+      scratch_flip(files[i], at / 8, (unsigned)(at % 8));
       assert_int_equal(even_checkpoint_verify(scratch_path("one"), &problems), EVEN_ERR_CORRUPT);
       assert_int_equal(problems.count, 1);
       assert_non_null(strstr(problems.items[0], strchr(files[i], '/') + 1));
@@ -70,130 +54,10 @@ static void every_altered_bit_is_found(void **state) {
         expect_tensor(problems.items[0], at / 8, size);
       }
       even_names_free(&problems);
-      flip_bit(files[i], at / 8, (unsigned)(at % 8));
+      scratch_flip(files[i], at / 8, (unsigned)(at % 8));
     }
   }
   assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
-}
-
-static even_status repair(const char *name, const char *copy, size_t *repaired, size_t *left) {
-  even_names done = {NULL, 0};
-  even_names not_done = {NULL, 0};
-  even_status status = even_checkpoint_repair(scratch_path(name), scratch_path(copy), &done, &not_done);
-  *repaired = done.count;
-  *left = not_done.count;
-  even_names_free(&done);
-  even_names_free(&not_done);
-  return status;
-}
-
-static void copy_file(const char *from, const char *to) {
-  char data[65536];
-  FILE *in = fopen(scratch_path(from), "rb");
-  FILE *out = fopen(scratch_path(to), "wb");
-  assert_true(in != NULL && out != NULL);
-  size_t bytes = fread(data, 1, sizeof data, in);
-  assert_int_equal(fwrite(data, 1, bytes, out), bytes);
-  (void)fclose(in);
-  (void)fclose(out);
-}
-
-static void save_twice(void) {
-  static const char *const names[] = {"model.safetensors", "optimizer.safetensors", "manifest.json"};
-  assert_int_equal(save_sample(scratch_path("one"), true, 1), EVEN_OK);
-  (void)mkdir(scratch_path("copy"), 0755);
-  for (size_t i = 0; i < 3; i++) {
-    char from[64];
-    char to[64];
-    (void)snprintf(from, sizeof from, "one/%s", names[i]);
-    (void)snprintf(to, sizeof to, "copy/%s", names[i]);
-    copy_file(from, to);
-  }
-}
-
-static void every_altered_bit_is_repaired(void **state) {
-  (void)state;
-  static const char *const files[] = {"one/model.safetensors", "one/optimizer.safetensors", "one/manifest.json"};
-  size_t repaired = 0;
-  size_t left = 0;
-  save_twice();
-  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
-  assert_int_equal(repaired, 0);
-  for (size_t i = 0; i < 3; i++) {
-    for (off_t at = 0; at < 8 * size_of(files[i]); at += SEARCH_STRIDE) {
-      flip_bit(files[i], at / 8, (unsigned)(at % 8));
-      assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
-      assert_int_equal(repaired, 1);
-      assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
-    }
-  }
-  assert_int_equal(unlink(scratch_path("one/optimizer.safetensors")), 0);
-  assert_int_equal(truncate(scratch_path("one/model.safetensors"), size_of("one/model.safetensors") + 5), 0);
-  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
-  assert_int_equal(repaired, 2);
-  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
-}
-
-static void both_copies_may_be_damaged(void **state) {
-  (void)state;
-  size_t repaired = 0;
-  size_t left = 0;
-  save_twice();
-  flip("one/model.safetensors", 9);
-  flip("copy/optimizer.safetensors", 9); /* elsewhere */
-  flip("copy/manifest.json", 40);
-  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
-  assert_int_equal(repaired, 1);
-  assert_int_equal(repair("copy", "one", &repaired, &left), EVEN_OK);
-  assert_int_equal(repaired, 2);
-  assert_int_equal(even_checkpoint_verify(scratch_path("copy"), NULL), EVEN_OK);
-  flip("one/model.safetensors", 9);
-  flip("one/optimizer.safetensors", 9);
-  flip("copy/model.safetensors", 20); /* the same chunk */
-  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_ERR_CORRUPT);
-  assert_int_equal(repaired, 1);
-  assert_int_equal(left, 1);
-  assert_non_null(strstr(even_error_last()->what, "chunk 0 of model.safetensors"));
-}
-
-static void another_checkpoint_is_no_copy(void **state) {
-  (void)state;
-  size_t repaired = 0;
-  size_t left = 0;
-  save_twice();
-  assert_int_equal(save_sample(scratch_path("other"), false, 2), EVEN_OK);
-  assert_int_equal(repair("one", "other", &repaired, &left), EVEN_ERR_INPUT);
-  assert_non_null(strstr(even_error_last()->what, "is not a copy of"));
-  assert_int_equal(truncate(scratch_path("one/manifest.json"), 60), 0);
-  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_ERR_INPUT); /* nothing tells whose it was */
-  assert_int_equal(repair("absent", "copy", &repaired, &left), EVEN_ERR_NOT_FOUND);
-}
-
-/* Whatever fails, nothing is worse than before, and the next repair ends it. */
-static void a_repair_may_fail_anywhere(void **state) {
-  (void)state;
-  size_t repaired = 0;
-  size_t left = 0;
-  for (long nth = 1;; nth++) {
-    save_twice();
-    flip("one/model.safetensors", 9);
-    flip("one/manifest.json", 9);
-    fault_allocation(0);
-    fault_os_any(nth, EIO);
-    even_status status = repair("one", "copy", &repaired, &left);
-    bool failed_one = fault_os_calls(FAULT_CALL_COUNT) >= nth;
-    assert_int_equal(fault_live_blocks(), 0);
-    fault_reset();
-    if (status != EVEN_OK) {
-      assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
-    }
-    assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
-    if (!failed_one) {
-      assert_int_equal(status, EVEN_OK);
-      assert_true(nth > 10);
-      break;
-    }
-  }
 }
 
 static void every_truncation_is_found(void **state) {
@@ -201,7 +65,7 @@ static void every_truncation_is_found(void **state) {
   static const char *const files[] = {"one/model.safetensors", "one/manifest.json"};
   for (size_t i = 0; i < 2; i++) {
     assert_int_equal(save_sample(scratch_path("one"), true, 1), EVEN_OK);
-    for (off_t size = size_of(files[i]) - 1; size >= 0; size -= SEARCH_STRIDE) {
+    for (off_t size = scratch_size(files[i]) - 1; size >= 0; size -= SEARCH_STRIDE) {
       assert_int_equal(truncate(scratch_path(files[i]), size), 0);
       assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_CORRUPT);
     }
@@ -240,12 +104,13 @@ static void damage_is_told_precisely(void **state) {
   flip("one/o.safetensors", (off_t)EVEN_CHECKPOINT_CHUNK_BYTES);
   char last[128];
   (void)snprintf(last, sizeof last, "chunk 3 of o.safetensors (bytes 12582912\xE2\x80\x93%ld) is altered (data)",
-                 (long)size_of("one/o.safetensors") - 1);
+                 (long)scratch_size("one/o.safetensors") - 1);
   expect_problem(last);
   expect_problem(
       "chunk 1 of o.safetensors (bytes 4194304\xE2\x80\x93"
       "8388607) is altered (data)");
-  (void)snprintf(last, sizeof last, "o.safetensors is truncated: 100 of %ld bytes", (long)size_of("one/o.safetensors"));
+  (void)snprintf(last, sizeof last, "o.safetensors is truncated: 100 of %ld bytes",
+                 (long)scratch_size("one/o.safetensors"));
   assert_int_equal(truncate(scratch_path("one/o.safetensors"), 100), 0);
   expect_problem(last);
   assert_int_equal(unlink(scratch_path("one/o.safetensors")), 0);
@@ -288,6 +153,26 @@ static void the_state_names_files_that_are_there(void **state) {
     assert_int_equal(verify_with_state(wrong[i]), EVEN_ERR_CORRUPT);
     assert_non_null(strstr(even_error_last()->what, "its state names a file for a model or an optimizer"));
   }
+}
+
+static void a_manifest_that_is_a_link_is_refused(void **state) {
+  (void)state;
+  char *path = NULL;
+  even_names damaged = {NULL, 0};
+  even_checkpoint_info info;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("two"), false, 1), EVEN_OK);
+  assert_int_equal(unlink(scratch_path("two/manifest.json")), 0);
+  assert_int_equal(symlink("../one/manifest.json", scratch_path("two/manifest.json")), 0);
+  assert_int_equal(even_checkpoint_verify(scratch_path("two"), &damaged), EVEN_ERR_CORRUPT);
+  assert_non_null(strstr(damaged.items[0], "two/manifest.json is a symbolic link"));
+  even_names_free(&damaged);
+  assert_int_equal(even_checkpoint_inspect(scratch_path("two"), &info), EVEN_ERR_CORRUPT);
+  even_checkpoint_info_free(&info);
+  assert_int_equal(even_checkpoint_find_whole(scratch, NULL, NULL, &damaged, &path), EVEN_OK);
+  assert_string_equal(path, scratch_path("one"));
+  even_free(path);
+  even_names_free(&damaged);
 }
 
 static void what_is_no_checkpoint_is_no_damage(void **state) {
@@ -374,7 +259,7 @@ static void reading_may_fail(void **state) {
   assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
 }
 
-/* Opens the folder, then the manifest. */
+/* Opens the folder, then the manifest, to see whether it is a link, and to read it. */
 static void what_cannot_be_read_is_told(void **state) {
   (void)state;
   static const struct {
@@ -386,7 +271,7 @@ static void what_cannot_be_read_is_told(void **state) {
   assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
   assert_int_equal(mkdir(scratch_path("lost+found"), 0700), 0);
   for (size_t i = 0; i < sizeof failures / sizeof failures[0]; i++) {
-    fault_os_from(FAULT_open, 2, failures[i].error);
+    fault_os_from(FAULT_open, 3, failures[i].error);
     even_status status = even_checkpoint_find_whole(scratch, NULL, NULL, &unread, &path);
     fault_reset();
     assert_int_equal(status, EVEN_OK);
@@ -396,46 +281,6 @@ static void what_cannot_be_read_is_told(void **state) {
     assert_non_null(strstr(unread.items[0], failures[i].words));
     even_names_free(&unread);
   }
-}
-
-static even_allocator usual;
-static size_t most_allocated;
-
-static void *allocate(size_t bytes) {
-  most_allocated = bytes > most_allocated ? bytes : most_allocated;
-  return usual.allocate(bytes);
-}
-
-/* A manifest with a right checksum that speaks of one chunk of a gigabyte; the files have a few bytes. */
-static void no_memory_is_taken_by_a_manifests_word(void **state) {
-  (void)state;
-  static const char *const folders[] = {"one", "copy"};
-  char text[1024];
-  size_t repaired = 0;
-  size_t left = 0;
-  save_twice();
-  int length = snprintf(text, sizeof text,
-                        "{\n  \"format\": \"%s\",\n  \"created\": \"2026-11-22T10:00:01.000000Z\",\n  \"files\": "
-                        "[{\"name\": \"model.safetensors\", \"bytes\": 1073741824, \"chunk_bytes\": 1073741824, "
-                        "\"checksums\": [\"0123456789abcdef\"]}],\n  \"state\": {},",
-                        EVEN_CHECKPOINT_FORMAT);
-  uint64_t sum = even_checkpoint_checksum(text, (size_t)length);
-  (void)snprintf(text + length, sizeof text - (size_t)length, "%s%016" PRIx64 "%s", EVEN_MANIFEST_TAIL, sum,
-                 EVEN_MANIFEST_END);
-  for (size_t i = 0; i < 2; i++) {
-    char name[64];
-    (void)snprintf(name, sizeof name, "%s/%s", folders[i], EVEN_CHECKPOINT_MANIFEST);
-    FILE *file = fopen(scratch_path(name), "wb");
-    assert_true(file != NULL && fputs(text, file) >= 0 && fclose(file) == 0);
-  }
-  usual = even_allocator_current;
-  even_allocator_current.allocate = allocate;
-  most_allocated = 0;
-  even_status status = repair("one", "copy", &repaired, &left);
-  even_allocator_current = usual;
-  assert_int_equal(status, EVEN_ERR_CORRUPT);
-  assert_int_equal(left, 1);
-  assert_true(most_allocated > 0 && most_allocated < 1 << 20);
 }
 
 static void a_newer_format_is_told(void **state) {
@@ -545,10 +390,7 @@ static void reading_ends_when_it_is_asked_to(void **state) {
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
   const struct CMUnitTest tests[] = {CASE(every_altered_bit_is_found),
-                                     CASE(every_altered_bit_is_repaired),
-                                     CASE(both_copies_may_be_damaged),
-                                     CASE(another_checkpoint_is_no_copy),
-                                     CASE(a_repair_may_fail_anywhere),
+                                     CASE(a_manifest_that_is_a_link_is_refused),
                                      CASE(reading_ends_when_it_is_asked_to),
                                      CASE(every_truncation_is_found),
                                      CASE(damage_is_told_precisely),
@@ -556,7 +398,6 @@ int main(void) {
                                      CASE(what_is_no_checkpoint_is_no_damage),
                                      CASE(headers_are_checked),
                                      CASE(what_cannot_be_read_is_told),
-                                     CASE(no_memory_is_taken_by_a_manifests_word),
                                      CASE(a_newer_format_is_told),
                                      CASE(a_failing_disk_leads_to_the_older_one),
                                      CASE(only_what_is_accepted_is_taken),

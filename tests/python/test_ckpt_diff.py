@@ -169,6 +169,21 @@ def test_files_that_lie_elsewhere(program: pathlib.Path, tmp_path: pathlib.Path)
         read_manifest(a)
 
 
+def test_a_manifest_that_lies_elsewhere(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A folder may be a link, as `latest` to the newest: then its files are its own."""
+    a = save(tmp_path / "a", {"model.safetensors": MODEL})
+    (tmp_path / "latest").symlink_to("a")
+    assert ckpt(program, "verify", tmp_path / "latest").returncode == 0
+    read_manifest(tmp_path / "latest")
+    (a / "manifest.json").rename(tmp_path / "away")
+    (a / "manifest.json").symlink_to("../away")
+    for command in (["diff", a, a], ["verify", a], ["show", a], ["convert", a, tmp_path / "out.pt"]):
+        done = ckpt(program, *command)
+        assert done.returncode == 6 and "manifest.json is a symbolic link" in done.stdout + done.stderr, command
+    with pytest.raises(EvenstepError, match="manifest.json is a symbolic link"):
+        read_manifest(a)
+
+
 def test_a_state_that_names_a_file_elsewhere(tmp_path: pathlib.Path) -> None:
     saved = {"model": {"file": "../away.safetensors", "tied": {}, "extra": {}}}
     a = save(tmp_path / "a", {"model.safetensors": MODEL}, {**STATE, "models": saved})

@@ -39,6 +39,23 @@ def test_repair(program: Path, tmp_path: Path) -> None:
     assert said["left"] == [f"chunk 0 of {file.name}"] and said["repaired"] == []
 
 
+def test_an_empty_manifest(program: Path, tmp_path: Path) -> None:
+    one, copy = tmp_path / "one", tmp_path / "copy"
+    write_checkpoint(one, tensor=True)
+    shutil.copytree(one, copy)
+    manifest = one / "manifest.json"
+    for rest in (b"", manifest.read_bytes()[:100], bytes(300)):
+        manifest.write_bytes(rest)
+        done = ckpt(program, "repair", one, "--from", copy)
+        assert done.returncode == 0 and "repaired: manifest.json" in done.stdout, done
+        assert manifest.read_bytes() == (copy / "manifest.json").read_bytes()
+    manifest.write_bytes(b"")
+    (one / "model.safetensors").unlink()
+    done = ckpt(program, "repair", one, "--from", copy)
+    assert done.returncode == 3 and "no file of that one is whole here" in done.stderr, done
+    assert manifest.read_bytes() == b""
+
+
 def test_bad_input(program: Path, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "one", tensor=True)
     for words, code, text in (
