@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "cli/command.h"
 #include "cli/job_setup.h"
+#include "orchestrator/environment.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/legacy.h"
 #include "os/clock.h"
@@ -241,6 +242,19 @@ static even_status open_folder(const even_job_options *options, const char *scri
   }
   EVEN_TRY(even_folder_make(setup->run_folder.data));
   return lock(options, setup);
+}
+
+even_status even_job_set_sign(even_job_setup *setup) {
+  even_text folder = EVEN_TEXT_EMPTY;
+  if (setup->lease == NULL) {
+    return EVEN_OK;
+  }
+  even_status status = even_path_absolute(setup->run_folder.data, &folder);
+  if (status == EVEN_OK) {
+    status = even_environment_set(&setup->environment, "EVENSTEP_RUN_SIGN", folder.data);
+  }
+  even_text_free(&folder);
+  return status;
 }
 
 even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {

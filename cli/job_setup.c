@@ -194,6 +194,7 @@ static even_status build_environment(const even_job_options *options, char *cons
   EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_POLICY", options->policy));
   EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_DIR", setup->checkpoint_folder.data));
   EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_KEEP", keep));
+  EVEN_TRY(even_job_set_sign(setup));
   if (options->checkpoint_every != NULL) {
     EVEN_TRY(even_environment_set(&setup->environment, "EVENSTEP_CHECKPOINT_EVERY", options->checkpoint_every));
   }

@@ -125,6 +125,9 @@ even_status even_job_check_name(const even_job_options *options) EVEN_MUST_USE;
  * that sees it (os/lease.h) after seconds; what such a one left is taken half a minute later. */
 even_status even_job_run_folder(const even_job_options *options, const char *script,
                                 even_job_setup *setup) EVEN_MUST_USE;
+/* EVENSTEP_RUN_SIGN, the run folder as seen from the root, where other hosts see its sign: who writes checkpoints looks
+ * before whether that is the job's still. */
+even_status even_job_set_sign(even_job_setup *setup) EVEN_MUST_USE;
 /* That the job runs although jobs of other hosts do not see it, and why. */
 void even_job_tell_unseen(const even_job_setup *setup, const char *why, void (*tell)(void *context, const char *text),
                           void *context);

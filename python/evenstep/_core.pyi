@@ -488,6 +488,8 @@ class CheckpointWriter:
         replace: bool = False,
         expected_bytes: int = 0,
         previous: str | PathLike[str] | None = None,
+        run_folder: str | None = None,
+        job: str | None = None,
     ) -> CheckpointWriter: ...
     def add(
         self,
@@ -517,6 +519,8 @@ class CheckpointSnapshot:
         replace: bool = False,
         expected_bytes: int = 0,
         previous: str | PathLike[str] | None = None,
+        run_folder: str | None = None,
+        job: str | None = None,
     ) -> None: ...
     def write(self) -> None: ...
 

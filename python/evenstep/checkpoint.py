@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_background import Background
-from evenstep.checkpoint_files import MANIFEST, PARTIAL, read_manifest, sync_folder, write_tensors
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, owner, read_manifest, sync_folder, write_tensors
 from evenstep.checkpoint_keeping import (
     checkpoint_folder,
     folder_of,
@@ -64,7 +64,7 @@ def _make_parent(folder: Path) -> None:
 def _write(folder: Path, snapshot: Snapshot, replace: bool, previous: Path | None) -> None:
     """Writes one checkpoint, or leaves nothing."""
     _make_parent(folder)
-    writer = _core.CheckpointWriter(folder, replace, snapshot.size + len(snapshot.text), previous)
+    writer = _core.CheckpointWriter(folder, replace, snapshot.size + len(snapshot.text), previous, *owner())
     try:
         for name, tensors in snapshot.files.items():
             write_tensors(writer, name, tensors, snapshot.metadata.get(name, ()))

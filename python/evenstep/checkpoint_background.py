@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from evenstep import _core
-from evenstep.checkpoint_files import File, file_of
+from evenstep.checkpoint_files import File, file_of, owner
 from evenstep.checkpoint_snapshot import Snapshot
 from evenstep.memory import HostMemory
 
@@ -54,7 +54,7 @@ class Background:
             file_of(name, tensors, snapshot.metadata.get(name, ())) for name, tensors in snapshot.files.items()
         ]
         files += [(name, content, [], None) for name, content in snapshot.tables.items()]
-        self._memory.take(folder, files, snapshot.text, replace, size, previous)
+        self._memory.take(folder, files, snapshot.text, replace, size, previous, *owner())
         self._bytes = max(self._bytes, size)
         return True
 

@@ -258,6 +258,11 @@ class TensorFile:
         return self.as_saved(name, values)
 
 
+def owner() -> tuple[str | None, str | None]:
+    """By which writers see whether the job still has its run folder, where other hosts see that, too; and the job."""
+    return os.environ.get("EVENSTEP_RUN_SIGN"), os.environ.get("EVENSTEP_JOB")
+
+
 def sync_folder(folder: Path) -> None:
     """What was made, renamed or removed in it stays so, also after a power cut."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -17,32 +17,39 @@ static PyObject *misuse(const char *text) {
 }
 
 static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
-  static char *names[] = {"folder", "replace", "expected_bytes", "previous", NULL};
+  static char *names[] = {"folder", "replace", "expected_bytes", "previous", "run_folder", "job", NULL};
   PyObject *folder = NULL;
   PyObject *previous = NULL;
+  PyObject *run_folder = NULL;
+  const char *job = NULL;
   int replace = 0;
   unsigned long long expected_bytes = 0;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&|pKO&:CheckpointWriter", names, PyUnicode_FSConverter,
-                                   &folder, &replace, &expected_bytes, even_ext_path_or_none, &previous)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&|pKO&O&z:CheckpointWriter", names, PyUnicode_FSConverter,
+                                   &folder, &replace, &expected_bytes, even_ext_path_or_none, &previous,
+                                   even_ext_path_or_none, &run_folder, &job)) {
     return NULL;
   }
   writer_object *self = (writer_object *)even_ext_object_new(type);
   if (self == NULL) {
     Py_DECREF(folder);
     Py_XDECREF(previous);
+    Py_XDECREF(run_folder);
     return NULL;
   }
   even_checkpoint_params params = {.size = sizeof params,
                                    .folder = PyBytes_AsString(folder),
                                    .replace = replace != 0,
                                    .expected_bytes = expected_bytes,
-                                   .previous = previous == NULL ? NULL : PyBytes_AsString(previous)};
+                                   .previous = previous == NULL ? NULL : PyBytes_AsString(previous),
+                                   .run_folder = run_folder == NULL ? NULL : PyBytes_AsString(run_folder),
+                                   .job = job};
   even_status status = EVEN_OK;
   Py_BEGIN_ALLOW_THREADS;
   status = even_checkpoint_writer_open(&params, &self->writer);
   Py_END_ALLOW_THREADS;
   Py_DECREF(folder);
   Py_XDECREF(previous);
+  Py_XDECREF(run_folder);
   if (status != EVEN_OK) {
     Py_DECREF(self);
     return even_ext_raise(status);

@@ -104,27 +104,34 @@ static PyObject *run_take(snapshot_object *self, const even_checkpoint_params *p
 }
 
 static PyObject *snapshot_take(PyObject *object, PyObject *arguments, PyObject *keywords) {
-  static char *names[] = {"folder", "files", "state_json", "replace", "expected_bytes", "previous", NULL};
+  static char *names[] = {"folder",   "files",      "state_json", "replace", "expected_bytes",
+                          "previous", "run_folder", "job",        NULL};
   PyObject *folder = NULL;
   PyObject *previous = NULL;
+  PyObject *run_folder = NULL;
+  const char *job = NULL;
   PyObject *sequence = NULL;
   const char *state = NULL;
   int replace = 0;
   unsigned long long expected_bytes = 0;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&Os|pKO&:take", names, PyUnicode_FSConverter, &folder,
-                                   &sequence, &state, &replace, &expected_bytes, even_ext_path_or_none, &previous)) {
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&Os|pKO&O&z:take", names, PyUnicode_FSConverter, &folder,
+                                   &sequence, &state, &replace, &expected_bytes, even_ext_path_or_none, &previous,
+                                   even_ext_path_or_none, &run_folder, &job)) {
     return NULL;
   }
   even_checkpoint_params params = {.size = sizeof params,
                                    .folder = PyBytes_AsString(folder),
                                    .replace = replace != 0,
                                    .expected_bytes = expected_bytes,
-                                   .previous = previous == NULL ? NULL : PyBytes_AsString(previous)};
+                                   .previous = previous == NULL ? NULL : PyBytes_AsString(previous),
+                                   .run_folder = run_folder == NULL ? NULL : PyBytes_AsString(run_folder),
+                                   .job = job};
   PyObject *files = PySequence_Tuple(sequence);
   PyObject *result = files == NULL ? NULL : run_take((snapshot_object *)object, &params, files, state);
   Py_XDECREF(files);
   Py_DECREF(folder);
   Py_XDECREF(previous);
+  Py_XDECREF(run_folder);
   return result;
 }
 

@@ -13,8 +13,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { MOST_PATH = 4096, MOST_NAME = 256, MOST_FILES = 65536, PAGE = 4096 };
-static const char magic[16] = "evenstep-snap-3";
+enum { MOST_PATH = 4096, MOST_NAME = 256, MOST_JOB = 64, MOST_FILES = 65536, PAGE = 4096 };
+static const char magic[16] = "evenstep-snap-4";
 
 /* Whether there is something to write. Stored last, so that a process that dies meanwhile leaves EMPTY. */
 enum { EMPTY = 0, READY = 1 };
@@ -40,6 +40,8 @@ typedef struct snapshot_head {
   uint64_t state_bytes; /* with its final NUL */
   char folder[MOST_PATH];
   char previous[MOST_PATH]; /* "": none */
+  char run_folder[MOST_PATH];
+  char job[MOST_JOB];
 } snapshot_head;
 
 struct even_checkpoint_snapshot {
@@ -158,6 +160,13 @@ static void free_plan(snapshot_plan *plan) {
   even_free(plan->copies);
 }
 
+/* What is too long is left out: written all the same. */
+static void put_text(const char *text, char *out, size_t bytes) {
+  size_t length = text == NULL || strlen(text) >= bytes ? 0 : strlen(text);
+  memcpy(out, length == 0 ? "" : text, length);
+  out[length] = '\0';
+}
+
 static even_status copy(const snapshot_plan *plan, const even_checkpoint_params *params, const char *state_json,
                         const even_shared_memory *memory) {
   snapshot_head *head = head_of(memory);
@@ -170,8 +179,9 @@ static even_status copy(const snapshot_plan *plan, const even_checkpoint_params 
   head->state = plan->state_at;
   head->state_bytes = plan->state_bytes;
   memcpy(head->folder, params->folder, strlen(params->folder) + 1);
-  const char *previous = params->previous == NULL || strlen(params->previous) >= MOST_PATH ? "" : params->previous;
-  memcpy(head->previous, previous, strlen(previous) + 1);
+  put_text(params->previous, head->previous, sizeof head->previous);
+  put_text(params->run_folder, head->run_folder, sizeof head->run_folder);
+  put_text(params->job, head->job, sizeof head->job);
   for (size_t i = 0; i < plan->count; i++) {
     plan->copies[i] = (even_content_copy){.content = &plan->contents[i], .to = base + plan->entries[i].offset};
   }
@@ -248,7 +258,8 @@ static even_status check(const even_shared_memory *memory) {
                head->entries % _Alignof(snapshot_entry) == 0 &&
                is_inside(memory, head->entries, head->count * sizeof(snapshot_entry)) && head->state_bytes > 0 &&
                is_inside(memory, head->state, head->state_bytes) && base[head->state + head->state_bytes - 1] == '\0' &&
-               memchr(head->folder, '\0', MOST_PATH) != NULL && memchr(head->previous, '\0', MOST_PATH) != NULL;
+               memchr(head->folder, '\0', MOST_PATH) != NULL && memchr(head->previous, '\0', MOST_PATH) != NULL &&
+               memchr(head->run_folder, '\0', MOST_PATH) != NULL && memchr(head->job, '\0', MOST_JOB) != NULL;
   for (size_t i = 0; right && i < head->count; i++) {
     right = is_entry(memory, (const snapshot_entry *)(const void *)(base + head->entries) + i);
   }
@@ -277,7 +288,9 @@ static even_status write_out(const even_shared_memory *memory) {
                                          .folder = head->folder,
                                          .replace = head->replace != 0,
                                          .expected_bytes = head->expected_bytes,
-                                         .previous = head->previous};
+                                         .previous = head->previous,
+                                         .run_folder = head->run_folder,
+                                         .job = head->job};
   EVEN_TRY(check(memory));
   EVEN_TRY(even_checkpoint_writer_open(&params, &writer));
   for (size_t i = 0; i < head->count; i++) {

@@ -13,6 +13,7 @@
 #include "checkpoint/placing.h"
 #include "os/file.h"
 #include "os/folder.h"
+#include "os/lease_sign.h"
 #include "os/stream.h"
 
 #include <errno.h>
@@ -28,6 +29,8 @@ typedef struct unsynced_file {
 struct even_checkpoint_writer {
   char *folder;
   char *parent;
+  char *run_folder; /* NULL: no sign is asked for */
+  char *job;
   even_partial partial;
   bool begun;       /* the partial folder is there and ours */
   bool may_replace; /* a checkpoint of that name */
@@ -71,6 +74,8 @@ static void free_writer(even_checkpoint_writer *writer) {
   even_earlier_free(&writer->earlier);
   even_free(writer->files);
   even_free(writer->folder);
+  even_free(writer->run_folder);
+  even_free(writer->job);
   even_partial_free(&writer->partial);
   even_free(writer->parent);
   even_free(writer);
@@ -164,6 +169,20 @@ static even_status check_target(even_checkpoint_writer *writer, bool replace) {
   return EVEN_OK;
 }
 
+static even_status keep_owner(even_checkpoint_writer *writer, const even_checkpoint_params *params) {
+  if (params->run_folder == NULL || params->run_folder[0] == '\0' || params->job == NULL) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_duplicate(params->run_folder, &writer->run_folder));
+  return even_duplicate(params->job, &writer->job);
+}
+
+/* Whether the job still has its run folder: another host's job, which took this one for dead, may write there. */
+static even_status check_owner(const even_checkpoint_writer *writer) {
+  even_status status = even_lease_is_of(writer->run_folder, writer->job);
+  return status == EVEN_OK ? EVEN_OK : even_error_prefix("checkpoint %s is not written", writer->folder);
+}
+
 even_status even_checkpoint_writer_open(const even_checkpoint_params *params, even_checkpoint_writer **out) {
   even_checkpoint_writer *writer = NULL;
   *out = NULL;
@@ -174,6 +193,12 @@ even_status even_checkpoint_writer_open(const even_checkpoint_params *params, ev
   writer->partial = EVEN_PARTIAL_NONE;
   writer->expected_bytes = params->expected_bytes;
   even_status status = name_parts(writer, params->folder);
+  if (status == EVEN_OK) {
+    status = keep_owner(writer, params);
+  }
+  if (status == EVEN_OK) {
+    status = check_owner(writer);
+  }
   if (status == EVEN_OK) {
     status = check_target(writer, params->replace);
   }
@@ -383,6 +408,7 @@ static even_status put_in_place(even_checkpoint_writer *writer, bool *older_here
   *older_here = false;
   EVEN_TRY(even_partial_complete(&writer->partial));
   EVEN_TRY(even_folder_sync(writer->partial.path));
+  EVEN_TRY(check_owner(writer));   /* the last before the name: writing may have taken long */
   for (int attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
     if (writer->replaces) {
       status = even_placing_replace(writer->partial.path, writer->parent, writer->folder, older_here);

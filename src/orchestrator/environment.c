@@ -77,12 +77,12 @@ static even_status set_unless_there(even_environment *environment, const char *n
 /* What another job's rank, if we are started by one, has for itself alone. */
 bool even_environment_is_of_a_rank(const char *line) {
   static const char *const names[] = {
-      "EVENSTEP_AGENT=",         "EVENSTEP_JOB_KEY=",      "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=",
-      "EVENSTEP_DEVICE=",        "EVENSTEP_TELEMETRY_FD=", "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",
-      "EVENSTEP_REQUESTS_FD=",   "EVENSTEP_PLAN=",         "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",
-      "EVENSTEP_CHECKPOINT_",    "EVENSTEP_SNAPSHOT_FD=",  "EVENSTEP_GENERATION_FD=", "EVENSTEP_JOINS=",
-      "EVENSTEP_STANDING_FD=",   "EVENSTEP_AWAITS=",       "EVENSTEP_MEMORY_CAPS=",   "EVENSTEP_PARENT=",
-      "TORCHELASTIC_ERROR_FILE="};
+      "EVENSTEP_AGENT=",       "EVENSTEP_JOB_KEY=",       "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=",
+      "EVENSTEP_DEVICE=",      "EVENSTEP_TELEMETRY_FD=",  "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",
+      "EVENSTEP_REQUESTS_FD=", "EVENSTEP_PLAN=",          "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",
+      "EVENSTEP_CHECKPOINT_",  "EVENSTEP_SNAPSHOT_FD=",   "EVENSTEP_GENERATION_FD=", "EVENSTEP_JOINS=",
+      "EVENSTEP_STANDING_FD=", "EVENSTEP_AWAITS=",        "EVENSTEP_MEMORY_CAPS=",   "EVENSTEP_PARENT=",
+      "EVENSTEP_RUN_SIGN=",    "TORCHELASTIC_ERROR_FILE="};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strncmp(line, names[i], strlen(names[i])) == 0) {
       return true;

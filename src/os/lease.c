@@ -11,6 +11,7 @@
 #include "os/folder.h"
 #include "os/futex.h"
 #include "os/host.h"
+#include "os/lease_sign.h"
 #include "os/locks.h"
 #include "os/path.h"
 #include "os/process_stat.h"
@@ -26,21 +27,15 @@
 #include <string.h>
 
 /* Whoever is in the way again and again lives. */
-enum { MOST_ATTEMPTS = 4, MOST_TEXT = 768, MOST_LINE = 256, MARK_DIGITS = 16 };
+enum { MOST_ATTEMPTS = 4, MARK_DIGITS = 16 };
 
 static const uint64_t LOOK_NS = UINT64_C(250000000);
 static const uint64_t MOST_WATCHED_NS = 4 * EVEN_LEASE_NS; /* where hardly a look succeeds */
 
-typedef struct look {
-  bool there;
-  char text[MOST_TEXT];
-  struct timespec changed;
-  struct timespec written;
-} look;
-
 struct even_lease {
   even_text folder;
   even_text path;
+  even_text unseen_path;
   even_text text;
   char mark[MARK_DIGITS + 1];
   pthread_mutex_t renewing;
@@ -50,53 +45,31 @@ struct even_lease {
   _Atomic uint64_t renewed_ns;
   _Atomic uint64_t tried_ns;
   _Atomic bool lost;
-  char taker[MOST_TEXT]; /* the sign that lies there instead, "" for none: once it is lost */
+  char taker[EVEN_LEASE_MOST_TEXT]; /* the sign that lies there instead, "" for none: once it is lost */
   _Atomic bool unseen;
   /* of who renews: */
   bool missed; /* by the last look that succeeded */
   bool moves;  /* its times do; until that is known: */
-  look first;
+  even_lease_look first;
   uint64_t first_ns;
 };
 
-/* What a sign says; "" where it does not. */
-typedef struct holder {
-  char identity[MOST_LINE];
-  char host[MOST_LINE];
-  char process[MOST_LINE];
-  char owner[MOST_LINE];
-  uint64_t turn;
-} holder;
-
 /* ---- the sign ---- */
-
-static const char *next_line(const char *at, char *out) {
-  size_t length = strcspn(at, "\n");
-  (void)snprintf(out, MOST_LINE, "%.*s", (int)(length < MOST_LINE ? length : MOST_LINE - 1), at);
-  return at[length] == '\n' ? at + length + 1 : at + length;
-}
-
-static void read_holder(const char *text, holder *out) {
-  char turn[MOST_LINE];
-  const char *at = next_line(text, out->identity);
-  at = next_line(at, out->host);
-  at = next_line(at, out->process);
-  at = next_line(at, out->owner);
-  (void)next_line(at, turn);
-  out->turn = strtoull(turn, NULL, 10);
-}
 
 static even_status set_paths(even_lease *lease, const char *folder) {
   even_text_clear(&lease->folder);
   even_text_clear(&lease->path);
+  even_text_clear(&lease->unseen_path);
   even_text_add(&lease->folder, folder);
   even_text_format(&lease->path, "%s/%s", folder, EVEN_LEASE_SIGN);
+  even_text_format(&lease->unseen_path, "%s/%s", folder, EVEN_LEASE_UNSEEN);
   EVEN_TRY(even_text_status(&lease->folder));
+  EVEN_TRY(even_text_status(&lease->unseen_path));
   return even_text_status(&lease->path);
 }
 
 static even_status write_text(const even_lease_params *params, even_lease *lease) {
-  char identity[MOST_LINE];
+  char identity[EVEN_LEASE_MOST_LINE];
   char host[128];
   even_host_identity(identity, sizeof identity);
   even_host_name(host, sizeof host);
@@ -105,38 +78,15 @@ static even_status write_text(const even_lease_params *params, even_lease *lease
   even_text_format(&lease->text, "%s\n%s\n%ld\n%s\n%llu\n%s\n", identity, host, (long)even_own_process(), params->owner,
                    (unsigned long long)params->turn, lease->mark);
   EVEN_TRY(even_text_status(&lease->text));
-  return lease->text.length < MOST_TEXT ? EVEN_OK : even_fail(EVEN_ERR_OVERFLOW, "the sign in %s", params->folder);
-}
-
-/* Opened anew: what this host remembers of the file may be old. */
-static even_status look_at(const char *path, const char *own, look *out) {
-  struct stat facts;
-  memset(out, 0, sizeof *out);
-  int fd = even_os.open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0);
-  if (fd < 0) {
-    return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "%s cannot be opened", path);
-  }
-  even_status status = EVEN_OK;
-  ssize_t got = even_os.read(fd, out->text, sizeof out->text - 1);
-  if (got < 0 || even_os.fstat(fd, &facts) != 0) {
-    status = even_fail_errno(errno, "%s cannot be read", path);
-  } else {
-    out->there = true;
-    out->changed = facts.st_ctim;
-    out->written = facts.st_mtim;
-    if (own != NULL && strcmp(own, out->text) == 0 && even_os.touch(fd) != 0) {
-      status = even_fail_errno(errno, "%s cannot be renewed", path);
-    }
-  }
-  (void)even_os.close(fd);
-  return status;
+  return lease->text.length < EVEN_LEASE_MOST_TEXT ? EVEN_OK
+                                                   : even_fail(EVEN_ERR_OVERFLOW, "the sign in %s", params->folder);
 }
 
 static bool same_time(const struct timespec *a, const struct timespec *b) {
   return a->tv_sec == b->tv_sec && a->tv_nsec == b->tv_nsec;
 }
 
-static bool has_moved(const look *before, const look *now) {
+static bool has_moved(const even_lease_look *before, const even_lease_look *now) {
   return strcmp(before->text, now->text) != 0 || !same_time(&before->changed, &now->changed) ||
          !same_time(&before->written, &now->written);
 }
@@ -168,19 +118,11 @@ static even_status make_sign(even_lease *lease) {
 
 /* ---- another's ---- */
 
-static void add_holder(const holder *it, even_text *out) {
-  if (it->host[0] == '\0') {
-    even_text_add(out, "another host");
-  } else {
-    even_text_format(out, "host %s (process %s)", it->host, it->process);
-  }
-}
-
-static even_status in_use(const even_lease *lease, const look *seen) {
-  holder it;
+static even_status in_use(const even_lease *lease, const even_lease_look *seen) {
+  even_lease_holder it;
   even_text who = EVEN_TEXT_EMPTY;
-  read_holder(seen->text, &it);
-  add_holder(&it, &who);
+  even_lease_read_holder(seen->text, &it);
+  even_lease_add_holder(&it, &who);
   even_status status = even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running on %s",
                                  lease->folder.data, even_text_string(&who));
   even_text_free(&who);
@@ -196,15 +138,15 @@ static even_status put_back(const even_lease *lease, const char *away) {
 
 /* Renamed away first: of several that do so one alone gets it, and what is not the one that was seen goes back; where
  * it was watched, also what was renewed since (renaming moves no more than st_ctime). */
-static even_status displace(const even_lease *lease, const look *seen, bool watched) {
+static even_status displace(const even_lease *lease, const even_lease_look *seen, bool watched) {
   even_text away = EVEN_TEXT_EMPTY;
-  look got;
+  even_lease_look got;
   even_text_format(&away, "%s.%s", lease->path.data, lease->mark);
   even_status status = even_text_status(&away);
   if (status == EVEN_OK && even_os.rename(lease->path.data, away.data) != 0) {
     status = errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "%s cannot be renamed", lease->path.data);
   } else if (status == EVEN_OK) {
-    status = look_at(away.data, NULL, &got);
+    status = even_lease_look_at(away.data, NULL, &got);
     if (status == EVEN_OK && strcmp(got.text, seen->text) == 0 &&
         (!watched || same_time(&got.written, &seen->written))) {
       status = even_file_remove(away.data);
@@ -217,13 +159,13 @@ static even_status displace(const even_lease *lease, const look *seen, bool watc
   return status;
 }
 
-static void tell_wait(const even_lease_params *params, const holder *it) {
+static void tell_wait(const even_lease_params *params, const even_lease_holder *it) {
   even_text words = EVEN_TEXT_EMPTY;
   if (params->tell == NULL) {
     return;
   }
   even_text_format(&words, "run folder %s has the sign of a job on ", params->folder);
-  add_holder(it, &words);
+  even_lease_add_holder(it, &words);
   even_text_format(&words, ": looking for %d s whether that lives", (int)(EVEN_LEASE_NS / 1000000000u));
   params->tell(params->context, even_text_string(&words));
   even_text_free(&words);
@@ -231,12 +173,12 @@ static void tell_wait(const even_lease_params *params, const holder *it) {
 
 /* EVEN_OK: it is gone, or has not moved. While nobody can look, its holder may not be able to renew it either: what
  * lies between two looks that succeeded counts, and no more of it than the time for two. */
-static even_status watch(const even_lease *lease, const look *seen) {
+static even_status watch(const even_lease *lease, const even_lease_look *seen) {
   const uint64_t began_ns = even_clock_boot_ns();
   uint64_t seen_ns = began_ns;
   uint64_t still_ns = 0;
   while (still_ns < EVEN_LEASE_NS) {
-    look now;
+    even_lease_look now;
     if (even_stop_asked()) {
       return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while run folder %s was looked at", lease->folder.data);
     }
@@ -246,7 +188,7 @@ static even_status watch(const even_lease *lease, const look *seen) {
       (void)in_use(lease, seen);
       return even_error_prefix("%s can hardly be looked at", lease->path.data);
     }
-    if (look_at(lease->path.data, NULL, &now) != EVEN_OK) {
+    if (even_lease_look_at(lease->path.data, NULL, &now) != EVEN_OK) {
       even_error_clear();
       continue;
     }
@@ -264,7 +206,7 @@ static even_status watch(const even_lease *lease, const look *seen) {
 }
 
 /* Of those that can be named from here (even_host_identity). */
-static bool is_dead(const holder *it) {
+static bool is_dead(const even_lease_holder *it) {
   even_process_stat process;
   long pid = strtol(it->process, NULL, 10);
   if (pid <= 0) {
@@ -277,8 +219,8 @@ static bool is_dead(const holder *it) {
 }
 
 /* No lock of this host tells: it may have the folder mounted twice, with locks of each mount's own. */
-static bool is_left_over(const even_lease_params *params, const holder *it) {
-  char here[MOST_LINE];
+static bool is_left_over(const even_lease_params *params, const even_lease_holder *it) {
+  char here[EVEN_LEASE_MOST_LINE];
   even_host_identity(here, sizeof here);
   bool same_host = here[0] != '\0' && strcmp(here, it->identity) == 0;
   bool same_owner = strcmp(params->owner, it->owner) == 0;
@@ -296,19 +238,19 @@ static even_status unreadable(const even_lease *lease) {
 /* EVEN_OK: the name may be free now. The folder is listed, for a client believes for long what it last saw of names. */
 static even_status settle(const even_lease_params *params, even_lease *lease) {
   even_names names = {NULL, 0};
-  look seen;
-  holder it;
+  even_lease_look seen;
+  even_lease_holder it;
   if (even_folder_names(params->folder, &names) != EVEN_OK) {
     even_error_clear();
   }
   even_names_free(&names);
-  if (look_at(lease->path.data, NULL, &seen) != EVEN_OK) {
+  if (even_lease_look_at(lease->path.data, NULL, &seen) != EVEN_OK) {
     return unreadable(lease);
   }
   if (!seen.there) {
     return EVEN_OK;
   }
-  read_holder(seen.text, &it);
+  even_lease_read_holder(seen.text, &it);
   bool watched = !is_left_over(params, &it);
   if (watched) {
     if (!params->patient) {
@@ -341,6 +283,7 @@ static void free_lease(even_lease *lease) {
   (void)pthread_mutex_destroy(&lease->renewing);
   even_text_free(&lease->folder);
   even_text_free(&lease->path);
+  even_text_free(&lease->unseen_path);
   even_text_free(&lease->text);
   even_free(lease);
 }
@@ -375,19 +318,19 @@ even_status even_lease_take(const even_lease_params *params, even_lease **out) {
 }
 
 /* Some clients show what was set late, and some file systems count by seconds: half of the lease is waited. */
-static void see_moves(even_lease *lease, const look *now, uint64_t asked_ns) {
+static void see_moves(even_lease *lease, const even_lease_look *now, uint64_t asked_ns) {
   if (lease->first_ns == 0) {
     lease->first = *now;
     lease->first_ns = asked_ns;
   }
   lease->moves = has_moved(&lease->first, now);
   if (!lease->moves && asked_ns - lease->first_ns >= EVEN_LEASE_NS / 2) {
-    (void)even_os.unlink(lease->path.data);
+    (void)even_os.rename(lease->path.data, lease->unseen_path.data); /* who works for it may look for it there */
     atomic_store(&lease->unseen, true);
   }
 }
 
-static void lose(even_lease *lease, const look *now) {
+static void lose(even_lease *lease, const even_lease_look *now) {
   memcpy(lease->taker, now->text, sizeof lease->taker);
   atomic_store(&lease->lost, true);
 }
@@ -395,13 +338,13 @@ static void lose(even_lease *lease, const look *now) {
 /* With `renewing` held. */
 static void look_anew(even_lease *lease) {
   even_error kept = *even_error_last();
-  look now;
+  even_lease_look now;
   if (atomic_load(&lease->lost) || atomic_load(&lease->unseen)) {
     return;
   }
   uint64_t asked_ns = even_clock_boot_ns();
   atomic_store(&lease->tried_ns, asked_ns);
-  even_status status = look_at(lease->path.data, lease->text.data, &now);
+  even_status status = even_lease_look_at(lease->path.data, lease->text.data, &now);
   if (status == EVEN_OK && now.there && strcmp(now.text, lease->text.data) == 0) {
     atomic_store(&lease->renewed_ns, asked_ns);
     lease->missed = false;
@@ -425,31 +368,6 @@ void even_lease_renew(even_lease *lease) {
   }
 }
 
-static even_status tell_lost(const even_lease *lease) {
-  holder own;
-  holder now;
-  even_text who = EVEN_TEXT_EMPTY;
-  read_holder(lease->text.data, &own);
-  read_holder(lease->taker, &now);
-  bool next = now.owner[0] != '\0' && strcmp(own.owner, now.owner) == 0;
-  if (lease->taker[0] == '\0') {
-    even_text_add(&who, "its sign " EVEN_LEASE_SIGN " is gone");
-  } else {
-    even_text_add(&who, next ? "this job goes on from " : "it was taken over from ");
-    add_holder(&now, &who);
-  }
-  even_status status = even_fail(EVEN_ERR_IN_USE, "run folder %s is not this process's any more: %s",
-                                 lease->folder.data, even_text_string(&who));
-  even_text_free(&who);
-  if (!next) {
-    (void)even_error_fix(
-        "where this process, or its file server, stood still for longer than %d s, go on with another "
-        "--name and --resume; two jobs that live need a --name each",
-        (int)(EVEN_LEASE_NS / 1000000000u));
-  }
-  return status;
-}
-
 even_status even_lease_check(even_lease *lease) {
   if (lease == NULL) {
     return EVEN_OK;
@@ -459,7 +377,7 @@ even_status even_lease_check(even_lease *lease) {
       now - atomic_load(&lease->tried_ns) > EVEN_LEASE_RENEW_NS) {
     even_lease_renew(lease);
   }
-  return atomic_load(&lease->lost) ? tell_lost(lease) : EVEN_OK;
+  return atomic_load(&lease->lost) ? even_lease_tell_lost(lease->folder.data, lease->text.data, lease->taker) : EVEN_OK;
 }
 
 even_status even_lease_ask(even_lease *lease) {
@@ -469,7 +387,7 @@ even_status even_lease_ask(even_lease *lease) {
   (void)pthread_mutex_lock(&lease->renewing);
   look_anew(lease);
   (void)pthread_mutex_unlock(&lease->renewing);
-  return atomic_load(&lease->lost) ? tell_lost(lease) : EVEN_OK;
+  return atomic_load(&lease->lost) ? even_lease_tell_lost(lease->folder.data, lease->text.data, lease->taker) : EVEN_OK;
 }
 
 bool even_lease_is_seen(const even_lease *lease) {
@@ -505,7 +423,7 @@ even_status even_lease_keep(even_lease *lease) {
 
 void even_lease_release(even_lease *lease) {
   even_error kept = *even_error_last();
-  look now;
+  even_lease_look now;
   if (lease == NULL) {
     return;
   }
@@ -514,8 +432,9 @@ void even_lease_release(even_lease *lease) {
     even_futex_wake_all(&lease->ends);
     even_thread_join(lease->thread);
   }
-  if (look_at(lease->path.data, NULL, &now) == EVEN_OK && strcmp(now.text, lease->text.data) == 0) {
-    (void)even_os.unlink(lease->path.data);
+  const char *path = atomic_load(&lease->unseen) ? lease->unseen_path.data : lease->path.data;
+  if (even_lease_look_at(path, NULL, &now) == EVEN_OK && strcmp(now.text, lease->text.data) == 0) {
+    (void)even_os.unlink(path);
   }
   free_lease(lease);
   (void)even_error_restore(&kept);

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #define EVEN_LEASE_SIGN "evenstep.running"
+#define EVEN_LEASE_UNSEEN "evenstep.unseen" /* its name where its time does not move */
 
 /* How long the sign of a living holder may stand still; how often it is renewed. What clients of NFS and sshfs remember
  * of a file that they do not open is up to half a minute old. */
@@ -50,7 +51,7 @@ even_status even_lease_check(even_lease *lease) EVEN_MUST_USE;
 /* The same after a new look, for as long as the server takes. */
 even_status even_lease_ask(even_lease *lease) EVEN_MUST_USE;
 /* Whether other hosts see it. false, for good: its time has not moved for half of EVEN_LEASE_NS although it was renewed
- * (a file system that ignores it), and so the sign was removed, and cannot be lost. Any thread; NULL: true. */
+ * (a file system that ignores it), and so the sign has another name, and cannot be lost. Any thread; NULL: true. */
 bool even_lease_is_seen(const even_lease *lease);
 /* Its folder was renamed to this. Not while another thread may call even_lease_check. NULL is allowed. */
 even_status even_lease_follow(even_lease *lease, const char *folder) EVEN_MUST_USE;

@@ -84,12 +84,14 @@ static void a_time_that_does_not_move_is_noticed(void **state) {
   assert_true(even_lease_is_seen(lease));
   renew_for(lease, EVEN_LEASE_NS / 2, false);
   assert_false(even_lease_is_seen(lease));
-  assert_int_equal(entries(), 0);
+  assert_int_equal(entries(), 1); /* under another name, for those who work for it */
+  assert_int_equal(access(sign, F_OK), -1);
   renew_for(lease, 2 * EVEN_LEASE_NS, false); /* that is not lost */
   clock_ns += 2 * EVEN_LEASE_NS;
   assert_int_equal(even_lease_check(lease), EVEN_OK);
   assert_int_equal(even_lease_ask(lease), EVEN_OK);
   even_lease_release(lease);
+  assert_int_equal(entries(), 0);
   assert_true(even_lease_is_seen(NULL));
 }
 

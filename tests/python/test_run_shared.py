@@ -105,3 +105,44 @@ def test_a_job_whose_times_cannot_be_moved_says_so_once(
     code, text = job.finish()
     assert code == 130 and text.count("do not see") == 1, text
     assert not (tmp_path / "runs/a/evenstep.running").exists() and (tmp_path / "runs/a/report.html").exists()
+
+
+LOSES_IT_WHILE_WRITING = """
+    import importlib, os, pathlib
+    import torch
+    import evenstep as es
+
+    sign = pathlib.Path(os.environ["EVENSTEP_RUN_SIGN"]) / "evenstep.running"
+    model = torch.nn.Linear(1, 1)
+    es.prepare(model)
+    es.checkpoint("first")
+    module = importlib.import_module("evenstep.checkpoint")
+    write = module.write_tensors
+
+    def write_and_lose(*words):
+        write(*words)
+        other = sign.with_name("other")
+        other.write_text("boot pid:[1]\\nfar\\n4711\\nsomebody\\n0\\nmark\\n")
+        other.rename(sign)
+
+    module.write_tensors = write_and_lose
+    es.checkpoint("second")
+"""
+
+
+def test_a_rank_whose_folder_was_taken_over_while_it_writes_puts_nothing_in_place(
+    start, script, tmp_path: pathlib.Path, preload: str
+) -> None:
+    """Whoever finds out first, the rank or its agent, which kills it."""
+    job = start("-n", "1", "--name", "a", script(LOSES_IT_WHILE_WRITING), before=["env", preload])
+    code, text = job.finish()
+    assert code != 0 and "it was taken over from host far (process 4711)" in text, text
+    assert (tmp_path / "first/manifest.json").exists()
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_job_on_a_disk_of_its_own_asks_for_no_sign(start, script) -> None:
+    source = "import os; print('asks', os.environ.get('EVENSTEP_RUN_SIGN'), flush=True)"
+    job = start("-n", "1", "--name", "a", "--log-rank", "all", script(source), before=["env", "EVENSTEP_RUN_SIGN=/old"])
+    code, text = job.finish()
+    assert code == 0 and "asks None" in text, text
