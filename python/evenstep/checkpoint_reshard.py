@@ -55,6 +55,7 @@ class Shards:
                     self._files[name] = path
                     self.sizes[name] = file.bytes_of(name)
                     self.tied.update({k: of for k, of in file.metadata.items() if of in self._files})
+        self.tied = {k: of for k, of in self.tied.items() if k not in self._files}
 
     def read(self, names: Iterable[str]) -> Tensors:
         by_file: dict[Path, list[str]] = {}

@@ -26,15 +26,26 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", "
 # -- reading --
 
 
-def read_tensors(path: Path) -> Tensors:
-    """All tensors of a file. Raises Refused."""
+def _read_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """All tensors of a file, and the names that its metadata has beside them -> the one whose tensor each is."""
     try:
         with TensorFile(path) as file:
             tensors = {name: file.read(name) for name in file.names()}
             tied = {name: of for name, of in file.metadata.items() if name not in tensors and of in tensors}
     except EvenstepError as error:
         raise Refused(str(error).splitlines()[0], "check the copy, or save it again", DAMAGED) from None
-    return {**tensors, **{name: tensors[of] for name, of in tied.items()}}
+    return tensors, tied
+
+
+def _add_tied(tensors: Tensors, tied: dict[str, str]) -> None:
+    tensors.update({name: tensors[of] for name, of in tied.items() if name not in tensors})
+
+
+def read_tensors(path: Path) -> Tensors:
+    """All tensors of a file, tied ones under each of their names. Raises Refused."""
+    tensors, tied = _read_tensors(path)
+    _add_tied(tensors, tied)
+    return tensors
 
 
 def read_file(path: Path) -> Contents:
@@ -80,8 +91,12 @@ def read_folder(folder: Path) -> Contents:
     if (folder / INDEX).exists():
         index = folder / INDEX
         files = shards_of(folder, index)
+        tied: dict[str, str] = {}
         for path in files:
-            _merge(tensors, path, read_tensors(path))
+            more, names = _read_tensors(path)
+            _merge(tensors, path, more)
+            tied.update(names)
+        _add_tied(tensors, tied)
         wanted = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         missing = sorted(set(wanted) - set(tensors))
         if missing:
@@ -128,7 +143,9 @@ def prepare(contents: Contents, tensors: Tensors) -> tuple[Tensors, dict[str, st
                 UNSUPPORTED,
             )
     if tied:
-        contents.note(f"tied tensors are stored once, as safetensors wants it: {', '.join(sorted(tied))} left out")
+        contents.note(
+            f"tied tensors are stored once, as safetensors wants it: {', '.join(sorted(tied))} only named there"
+        )
     return {name: tensor for name, tensor in tensors.items() if name not in tied}, tied
 
 
@@ -194,13 +211,17 @@ def _parts(tensors: Tensors, most_bytes: int) -> list[list[str]]:
 def write_folder(contents: Contents, folder: Path, most_bytes: int, beside: Iterable[Path]) -> None:
     """A folder that from_pretrained reads; `beside`: further files for it, such as config.json."""
     leave_all_but_weights(contents)
-    tensors, _ = prepare(contents, contents.model())
+    tensors, tied = prepare(contents, contents.model())
     parts = _parts(tensors, most_bytes)
     where = {}
     for i, names in enumerate(parts):
         file_name = SINGLE if len(parts) == 1 else f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
         with (folder / file_name).open("wb") as file:
-            write_tensors(file, {name: tensors[name] for name in names}, {})
+            write_tensors(
+                file,
+                {name: tensors[name] for name in names},
+                {name: of for name, of in tied.items() if of in names},
+            )
             file.flush()
             os.fsync(file.fileno())
         where.update(dict.fromkeys(names, file_name))

@@ -9,17 +9,19 @@ import json
 import os
 import pathlib
 import pickle
+import subprocess
 from typing import Any
 
 import pytest
 import torch
 from checkpoint_session import OneProcess, ck, use
 from ckpt_samples import ckpt
-from safetensors.torch import load_file
+from safetensors.torch import load_file, load_model, save_file
 from torch import nn
 from torch.distributed import checkpoint as dcp
 
 from evenstep import ckpt_convert
+from evenstep.checkpoint_files import read_manifest
 from evenstep.convert_contents import Refused
 from evenstep.convert_formats import read
 
@@ -201,13 +203,16 @@ def test_hugging_face_folders(tmp_path: pathlib.Path) -> None:
     told = convert(
         tmp_path / "in.pt", tmp_path / "hf", weights_only=True, shard_bytes=40, config=tmp_path / "config.json"
     )
-    assert any("head.weight left out" in note for note in told["notes"])
+    assert any("head.weight only named" in note for note in told["notes"])
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 16 + 36 + 12
     shards = sorted(set(index["weight_map"].values()))
     assert shards == [f"model-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)]
+    stored = {}
     for name, file in index["weight_map"].items():
-        assert torch.equal(load_file(tmp_path / "hf" / file)[name], weights[name])
+        stored.update(load_file(tmp_path / "hf" / file))
+        assert torch.equal(stored[name], weights[name])
+    assert set(stored) == {"embed.weight", "mid.weight", "mid.bias"}  # as other libraries see it
     (tmp_path / "hf" / "tokenizer.json").write_text("{}")
     (tmp_path / "hf" / "old.bin").write_bytes(b"x")
     told = convert(tmp_path / "hf", tmp_path / "again", "hf")
@@ -228,10 +233,59 @@ def test_hugging_face_folders(tmp_path: pathlib.Path) -> None:
 def test_tied_tensors_stay_tied(tmp_path: pathlib.Path) -> None:
     tied = torch.randn(3, 2)
     torch.save({"a": tied, "b": tied}, tmp_path / "in.pt")
-    for kind in ("evenstep", "safetensors", "torch"):
+    for kind in ("evenstep", "safetensors", "torch", "hf"):
         convert(tmp_path / "in.pt", tmp_path / kind, kind)
         model = read(tmp_path / kind).model()
         assert torch.equal(model["a"], tied) and model["a"].data_ptr() == model["b"].data_ptr(), kind
+
+
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte = torch.nn.Embedding(5, 3)
+        self.mid = torch.nn.Linear(3, 3)
+        self.lm_head = torch.nn.Linear(3, 5, bias=False)
+        self.lm_head.weight = self.wte.weight
+
+
+@pytest.mark.parametrize("shard_bytes", [70, 1 << 30])
+def test_tied_names_come_back_from_a_hugging_face_folder(
+    program: pathlib.Path, tmp_path: pathlib.Path, shard_bytes: int
+) -> None:
+    """By way of the folder, and of that folder in other files; and safetensors' own load_model takes it as before."""
+    model = Tied()
+    torch.save(model.state_dict(), tmp_path / "in.pt")
+    convert(tmp_path / "in.pt", tmp_path / "hf", weights_only=True, shard_bytes=shard_bytes)
+    files = sorted((tmp_path / "hf").glob("*.safetensors"))
+    assert len(files) == (1 if shard_bytes > 70 else 2)
+    done = subprocess.run(
+        [program, "ckpt", "reshard", tmp_path / "hf", tmp_path / "other", "--files", str(3 - len(files))],
+        capture_output=True,
+    )
+    assert done.returncode == 0, done
+    for folder in ("hf", "other"):
+        back = read(tmp_path / folder).model()
+        assert set(back) == set(model.state_dict()), folder
+        assert torch.equal(back["lm_head.weight"], model.wte.weight)
+        assert back["lm_head.weight"].data_ptr() == back["wte.weight"].data_ptr()
+        convert(tmp_path / folder, tmp_path / f"{folder}-ours")
+        saved = read_manifest(tmp_path / f"{folder}-ours")["state"]["models"]["model"]
+        assert len(saved["tied"]) == 1 and set(*saved["tied"].items()) == {"lm_head.weight", "wte.weight"}
+    if len(files) == 1:
+        other = Tied()
+        assert load_model(other, files[0]) == (set(), [])
+        assert torch.equal(other.lm_head.weight, model.lm_head.weight)
+
+
+def test_what_a_shard_stores_goes_before_what_another_names(tmp_path: pathlib.Path) -> None:
+    """A folder of other hands, whose tensors are tied no more."""
+    tensors = {"wte.weight": torch.ones(2, 2), "lm_head.weight": torch.zeros(2, 2)}
+    names = {name: f"model-{i}.safetensors" for i, name in enumerate(tensors)}
+    for name, file in names.items():
+        save_file({name: tensors[name]}, tmp_path / file, {"format": "pt", "lm_head.weight": "wte.weight"})
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    model = read(tmp_path).model()
+    assert all(torch.equal(model[name], tensors[name]) for name in tensors) and len(model) == 2
 
 
 # -- optimizers without names --
