@@ -31,11 +31,11 @@ static void differ(even_chaos_verdict *out, double by, const char *where) {
   }
 }
 
-static void take_tensor(void *context, const char *name, const json_t *a, const json_t *b,
+static void take_tensor(void *context, const char *name, even_tensor_side a, even_tensor_side b,
                         const even_tensor_difference *how) {
   even_chaos_verdict *out = context;
-  out->tensors += a != NULL && b != NULL;
-  if (a == NULL || b == NULL || !how->same_type || !how->same_shape || how->not_finite > 0) {
+  out->tensors += a.tensor != NULL && b.tensor != NULL;
+  if (a.tensor == NULL || b.tensor == NULL || !how->same_type || !how->same_shape || how->not_finite > 0) {
     out->different++;
     differ(out, (double)INFINITY, name);
   } else if (how->different > 0) {
@@ -52,7 +52,9 @@ static even_status compare_file(const char *name, even_chaos_verdict *out) {
     status = even_text_status(&paths[i]);
   }
   if (status == EVEN_OK) {
-    status = even_safetensors_compare(even_text_string(&paths[0]), even_text_string(&paths[1]), take_tensor, out);
+    const even_names a = {&paths[0].data, 1};
+    const even_names b = {&paths[1].data, 1};
+    status = even_safetensors_compare(&a, &b, take_tensor, out);
   }
   even_text_free(&paths[0]);
   even_text_free(&paths[1]);

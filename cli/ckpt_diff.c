@@ -1,4 +1,5 @@
 /* evenstep ckpt diff A B: what two checkpoints, or safetensors files, have that is not the same. */
+#include "base/alloc.h"
 #include "base/fail.h"
 #include "base/utf8.h"
 #include "checkpoint/compare.h"
@@ -13,6 +14,7 @@
 #include <string.h>
 
 /* EXIT_DIFFERS: as diff(1). MOST_SETTINGS: printed as text; as JSON all are. */
+#define MODEL_FILE "model.safetensors"
 enum { EXIT_DIFFERS = 1, MOST_SHOWN = 1024, MOST_VALUE = 60, MOST_SETTINGS = 40 };
 
 static const even_usage usage = {
@@ -23,8 +25,10 @@ static const even_usage usage = {
         "differ,\n"
         "the largest |a-b|, the largest |a-b|/max(|a|,|b|), and the relative norm, that of a-b over that of a), and "
         "the\n"
-        "settings in their manifests. A and B may also be .safetensors files: a file beside a checkpoint is compared\n"
-        "with its model.safetensors. Checksums are not compared: `evenstep ckpt verify` does.",
+        "settings in their manifests. In which of its files a model's or an optimizer's tensor lies counts for "
+        "nothing, and\n"
+        "is said. A and B may also be .safetensors files: a file beside a checkpoint is compared\n"
+        "with its model. Checksums are not compared: `evenstep ckpt verify` does.",
     .epilogue =
         "exit code: 0 they are the same, 1 they differ, 3 one is not there or no checkpoint, 6 one is damaged,\n"
         "8 one has a newer format"};
@@ -35,16 +39,23 @@ typedef struct source {
   even_checkpoint_info info;
 } source;
 
+/* A model or an optimizer, in however many files, or what one further file has: compared as one. */
+typedef struct part {
+  even_names names; /* of files, "" for a file by itself */
+  even_names paths;
+} part;
+
 typedef struct diff {
   source a, b;
   bool as_json, tensors_only;
   double within; /* relative norm up to which values count as the same; < 0: every bit counts */
   even_json json;
-  const char *file; /* in hand */
-  bool file_named;
-  size_t same;      /* tensors */
-  size_t different; /* tensors, those of one side with them */
-  size_t files;     /* that one side alone has */
+  const part *part_a, *part_b; /* in hand */
+  const char *named;           /* the file whose tensors are told, as text */
+  bool moved;                  /* a tensor that both have lies in another file */
+  size_t same;                 /* tensors */
+  size_t different;            /* tensors, those of one side with them */
+  size_t files;                /* that one side alone has */
   size_t settings;
 } diff;
 
@@ -94,10 +105,22 @@ static void add_side(even_json *json, const char *key, const json_t *tensor) {
   free(shape);
 }
 
-static void tell_json(diff *on, const char *name, const json_t *a, const json_t *b, const even_tensor_difference *how) {
+static const char *file_of(const part *of, even_tensor_side side) {
+  return of->names.items[side.file];
+}
+
+/* By the name that A has for it; where one side is a file by itself, which is compared with a model, by the other's. */
+static const char *shown_file(const diff *on, even_tensor_side a, even_tensor_side b) {
+  const char *left = a.tensor == NULL ? "" : file_of(on->part_a, a);
+  const char *right = b.tensor == NULL ? "" : file_of(on->part_b, b);
+  return left[0] != '\0' ? left : right[0] != '\0' ? right : MODEL_FILE;
+}
+
+static void tell_json(diff *on, const char *file, const char *name, const json_t *a, const json_t *b,
+                      const even_tensor_difference *how) {
   even_json *json = &on->json;
   even_json_object(json, NULL);
-  even_json_string(json, "file", on->file);
+  even_json_string(json, "file", file);
   even_json_string(json, "name", name);
   add_side(json, "a", a);
   add_side(json, "b", b);
@@ -128,13 +151,14 @@ static void tell_values(const even_tensor_difference *how) {
   (void)printf("\n");
 }
 
-static void tell_text(diff *on, const char *name, const json_t *a, const json_t *b, const even_tensor_difference *how) {
+static void tell_text(diff *on, const char *file, const char *name, const json_t *a, const json_t *b,
+                      const even_tensor_difference *how) {
   char shown[MOST_SHOWN];
   char left[256] = "";
   char right[256] = "";
-  if (!on->file_named) {
-    on->file_named = true;
-    (void)printf("%s\n", clean(on->file, shown));
+  if (on->named == NULL || strcmp(on->named, file) != 0) {
+    on->named = file;
+    (void)printf("%s\n", clean(file, shown));
   }
   (void)printf("  %s: ", clean(name, shown));
   describe(a, left, sizeof left);
@@ -151,13 +175,14 @@ static void tell_text(diff *on, const char *name, const json_t *a, const json_t 
   }
 }
 
-static void tell_tensor(diff *on, const char *name, const json_t *a, const json_t *b,
+static void tell_tensor(diff *on, const char *name, even_tensor_side a, even_tensor_side b,
                         const even_tensor_difference *how) {
+  const char *file = shown_file(on, a, b);
   on->different++;
   if (on->as_json) {
-    tell_json(on, name, a, b, how);
+    tell_json(on, file, name, a.tensor, b.tensor, how);
   } else {
-    tell_text(on, name, a, b, how);
+    tell_text(on, file, name, a.tensor, b.tensor, how);
   }
 }
 
@@ -168,60 +193,191 @@ static bool alike(const diff *on, const even_tensor_difference *how) {
   return how->different == 0 || (on->within >= 0 && how->not_finite == 0 && how->relative_norm <= on->within);
 }
 
-static void take_tensor(void *context, const char *name, const json_t *a, const json_t *b,
+static void take_tensor(void *context, const char *name, even_tensor_side a, even_tensor_side b,
                         const even_tensor_difference *how) {
   diff *on = context;
-  if (a != NULL && b != NULL && alike(on, how)) {
+  if (a.tensor != NULL && b.tensor != NULL && !on->a.is_file && !on->b.is_file) {
+    on->moved = on->moved || strcmp(file_of(on->part_a, a), file_of(on->part_b, b)) != 0;
+  }
+  if (a.tensor != NULL && b.tensor != NULL && alike(on, how)) {
     on->same++;
   } else {
     tell_tensor(on, name, a, b, how);
   }
 }
 
-static even_status path_of(const source *of, const char *name, even_text *out) {
-  if (of->is_file) {
-    even_text_add(out, of->path);
-  } else {
-    even_text_format(out, "%s/%s", of->path, name);
-  }
-  return even_text_status(out);
+/* ---- which files are compared with which ---- */
+
+static const char *const kinds[] = {"models", "optimizers"};
+
+static even_status add_name(even_names *names, const char *text) {
+  EVEN_TRY(even_realloc((void **)&names->items, names->count + 1, sizeof *names->items));
+  EVEN_TRY(even_duplicate(text, &names->items[names->count]));
+  names->count++;
+  return EVEN_OK;
 }
 
-/* The file of that name, on both sides or on one: then each of its tensors is told. */
-static even_status compare_file(diff *on, const char *name, bool in_a, bool in_b) {
-  even_text a = EVEN_TEXT_EMPTY;
-  even_text b = EVEN_TEXT_EMPTY;
-  on->file = name;
-  on->file_named = false;
-  on->files += in_a != in_b;
-  even_status status = path_of(&on->a, name, &a);
+static even_status add_file(const source *of, const char *name, part *out) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, name[0] == '\0' ? "%s" : "%s/%s", of->path, name);
+  even_status status = even_text_status(&path);
   if (status == EVEN_OK) {
-    status = path_of(&on->b, name, &b);
+    status = add_name(&out->names, name);
   }
   if (status == EVEN_OK) {
-    status = even_safetensors_compare(in_a ? even_text_string(&a) : NULL, in_b ? even_text_string(&b) : NULL,
-                                      take_tensor, on);
+    status = add_name(&out->paths, path.data);
   }
-  even_text_free(&a);
-  even_text_free(&b);
+  even_text_free(&path);
   return status;
+}
+
+static void free_part(part *of) {
+  even_names_free(&of->names);
+  even_names_free(&of->paths);
+}
+
+/* The files of what is saved as a model or an optimizer: "files", or where that is none or empty "file" (whoever parsed
+ * the manifest has seen that they are its own). */
+static const char *saved_file(const json_t *saved, size_t i) {
+  const json_t *files = json_object_get(saved, "files");
+  if (json_array_size(files) > 0) {
+    return json_string_value(json_array_get(files, i));
+  }
+  return i == 0 ? json_string_value(json_object_get(saved, "file")) : NULL;
+}
+
+static bool lies_in(const json_t *saved, const char *file) {
+  const char *one = NULL;
+  for (size_t i = 0; (one = saved_file(saved, i)) != NULL; i++) {
+    if (strcmp(one, file) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Whether it is one of the files of what both sides have. */
+static bool is_of_both(const source *of, const source *other, const char *file) {
+  bool found = false;
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    const char *name = NULL;
+    json_t *saved = NULL;
+    json_object_foreach(json_object_get(of->info.state, kinds[i]), name, saved) {
+      bool there = json_object_get(json_object_get(other->info.state, kinds[i]), name) != NULL;
+      found = found || (there && lies_in(saved, file));
+    }
+  }
+  return found;
+}
+
+static even_status add_saved(const source *of, const json_t *saved, part *out) {
+  const char *file = NULL;
+  for (size_t i = 0; (file = saved_file(saved, i)) != NULL; i++) {
+    if (even_safetensors_is_named(file)) {
+      EVEN_TRY(add_file(of, file, out));
+    }
+  }
+  return EVEN_OK;
+}
+
+static even_status compare_parts(diff *on, const part *a, const part *b) {
+  on->part_a = a;
+  on->part_b = b;
+  on->named = NULL;
+  return even_safetensors_compare(&a->paths, &b->paths, take_tensor, on);
+}
+
+/* Where the other side has it, too, all of its files at once: they may be cut otherwise there. */
+static even_status compare_saved(diff *on, const json_t *a, const json_t *b) {
+  part left = {{NULL, 0}, {NULL, 0}};
+  part right = {{NULL, 0}, {NULL, 0}};
+  even_status status = add_saved(&on->a, a, &left);
+  if (status == EVEN_OK) {
+    status = add_saved(&on->b, b, &right);
+  }
+  if (status == EVEN_OK) {
+    status = compare_parts(on, &left, &right);
+  }
+  free_part(&left);
+  free_part(&right);
+  return status;
+}
+
+/* The file of that name, on both sides or on one. */
+static even_status compare_file(diff *on, const char *name, bool in_a, bool in_b) {
+  part left = {{NULL, 0}, {NULL, 0}};
+  part right = {{NULL, 0}, {NULL, 0}};
+  on->files += in_a != in_b;
+  even_status status = in_a ? add_file(&on->a, name, &left) : EVEN_OK;
+  if (status == EVEN_OK && in_b) {
+    status = add_file(&on->b, name, &right);
+  }
+  if (status == EVEN_OK) {
+    status = compare_parts(on, &left, &right);
+  }
+  free_part(&left);
+  free_part(&right);
+  return status;
+}
+
+/* Of what both sides have that of which this is A's first file: it stands for all of them. */
+static even_status compare_saved_from(diff *on, const char *file) {
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    const char *name = NULL;
+    json_t *saved = NULL;
+    json_object_foreach(json_object_get(on->a.info.state, kinds[i]), name, saved) {
+      const json_t *there = json_object_get(json_object_get(on->b.info.state, kinds[i]), name);
+      if (there != NULL && strcmp(saved_file(saved, 0), file) == 0) {
+        EVEN_TRY(compare_saved(on, saved, there));
+      }
+    }
+  }
+  return EVEN_OK;
 }
 
 static even_status compare_folders(diff *on) {
   for (size_t i = 0; i < on->a.info.file_count; i++) {
     const char *name = on->a.info.files[i].name;
-    if (even_safetensors_is_named(name)) {
-      EVEN_TRY(compare_file(on, name, true, has_file(&on->b, name)));
+    EVEN_TRY(compare_saved_from(on, name));
+    if (even_safetensors_is_named(name) && !is_of_both(&on->a, &on->b, name)) {
+      EVEN_TRY(compare_file(on, name, true, has_file(&on->b, name) && !is_of_both(&on->b, &on->a, name)));
     }
   }
   for (size_t i = 0; i < on->b.info.file_count; i++) {
     const char *name = on->b.info.files[i].name;
-    if (even_safetensors_is_named(name) && !has_file(&on->a, name)) {
+    bool other = has_file(&on->a, name) && !is_of_both(&on->a, &on->b, name);
+    if (even_safetensors_is_named(name) && !is_of_both(&on->b, &on->a, name) && !other) {
       EVEN_TRY(compare_file(on, name, false, true));
     }
   }
   return EVEN_OK;
 }
+
+/* A file by itself is compared with a checkpoint's model, or with another such file. */
+static even_status add_model(const source *of, part *out) {
+  if (of->is_file) {
+    return add_file(of, "", out);
+  }
+  const json_t *saved = json_object_get(json_object_get(of->info.state, "models"), "model");
+  return saved == NULL ? add_file(of, MODEL_FILE, out) : add_saved(of, saved, out);
+}
+
+static even_status compare_models(diff *on) {
+  part left = {{NULL, 0}, {NULL, 0}};
+  part right = {{NULL, 0}, {NULL, 0}};
+  even_status status = add_model(&on->a, &left);
+  if (status == EVEN_OK) {
+    status = add_model(&on->b, &right);
+  }
+  if (status == EVEN_OK) {
+    status = compare_parts(on, &left, &right);
+  }
+  free_part(&left);
+  free_part(&right);
+  return status;
+}
+
+/* ---- settings ---- */
 
 static void dump_setting(even_json *json, const char *key, const json_t *value) {
   char *text = value == NULL ? NULL : json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -267,6 +423,36 @@ static void tell_setting(void *context, const char *where, const json_t *a, cons
   }
 }
 
+/* The state without what says in which files models and optimizers lie. */
+static json_t *without_files(const json_t *state) {
+  static const char *const members[] = {"file", "files", "index"};
+  json_t *copy = json_deep_copy(state);
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    const char *name = NULL;
+    json_t *saved = NULL;
+    json_object_foreach(json_object_get(copy, kinds[i]), name, saved) {
+      for (size_t j = 0; j < sizeof members / sizeof *members; j++) {
+        (void)json_object_del(saved, members[j]);
+      }
+    }
+  }
+  return copy;
+}
+
+static even_status compare_settings(diff *on) {
+  if (!on->moved) {
+    return even_json_compare("", on->a.info.state, on->b.info.state, tell_setting, on);
+  }
+  json_t *a = without_files(on->a.info.state);
+  json_t *b = without_files(on->b.info.state);
+  even_status status = a == NULL || b == NULL
+                           ? even_fail(EVEN_ERR_MEMORY, "no memory for the settings of %s", on->a.path)
+                           : even_json_compare("", a, b, tell_setting, on);
+  json_decref(a);
+  json_decref(b);
+  return status;
+}
+
 static even_status compare_all(diff *on) {
   bool single = on->a.is_file || on->b.is_file;
   even_json_object(&on->json, NULL);
@@ -274,17 +460,18 @@ static even_status compare_all(diff *on) {
   even_json_string(&on->json, "a", on->a.path);
   even_json_string(&on->json, "b", on->b.path);
   even_json_array(&on->json, "tensors");
-  EVEN_TRY(single ? compare_file(on, "model.safetensors", true, true) : compare_folders(on));
+  EVEN_TRY(single ? compare_models(on) : compare_folders(on));
   even_json_array_end(&on->json);
   even_json_array(&on->json, "settings");
   if (!single && !on->tensors_only) {
-    EVEN_TRY(even_json_compare("", on->a.info.state, on->b.info.state, tell_setting, on));
+    EVEN_TRY(compare_settings(on));
   }
   even_json_array_end(&on->json);
   even_json_unsigned(&on->json, "same_tensors", on->same);
   even_json_unsigned(&on->json, "different_tensors", on->different);
   even_json_unsigned(&on->json, "different_settings", on->settings);
   even_json_bool(&on->json, "same", on->different + on->settings + on->files == 0);
+  even_json_bool(&on->json, "same_layout", !on->moved);
   even_json_object_end(&on->json);
   return EVEN_OK;
 }
@@ -294,10 +481,12 @@ static void conclude(const diff *on) {
     (void)printf("  … and %zu more (--json has all)\n", on->settings - MOST_SETTINGS);
   }
   if (on->different + on->settings + on->files == 0) {
-    (void)printf("the same: %zu tensors%s\n", on->same,
-                 on->tensors_only || on->a.is_file || on->b.is_file ? "" : " and all settings");
+    (void)printf("the same: %zu tensors%s%s\n", on->same,
+                 on->tensors_only || on->a.is_file || on->b.is_file ? "" : " and all settings",
+                 on->moved ? "; only the layout differs: some lie in files of other names" : "");
   } else {
-    (void)printf("%zu of %zu tensors and %zu settings differ\n", on->different, on->different + on->same, on->settings);
+    (void)printf("%zu of %zu tensors and %zu settings differ%s\n", on->different, on->different + on->same,
+                 on->settings, on->moved ? "; some lie in files of other names" : "");
   }
 }
 

@@ -171,51 +171,84 @@ even_status even_tensors_compare(even_safetensors_file *a, const char *name_a, e
 
 /* ---- whole files ---- */
 
-static even_status open_or_nothing(const char *path, even_safetensors_file *out) {
-  *out = (even_safetensors_file){.input = {.fd = -1}};
-  if (path != NULL) {
-    return even_safetensors_open(path, out);
-  }
-  out->header = json_object();
-  return out->header != NULL ? EVEN_OK : even_fail(EVEN_ERR_MEMORY, "no memory for an empty list of tensors");
-}
+typedef struct file_set {
+  even_safetensors_file *files;
+  size_t count; /* that are open, the last one perhaps in part */
+} file_set;
 
-static even_status compare_tensors(even_safetensors_file *a, even_safetensors_file *b, even_tensor_told *told,
-                                   void *context) {
-  static const even_tensor_difference none = {.compared = false};
-  const char *name = NULL;
-  json_t *tensor = NULL;
-  json_object_foreach(a->header, name, tensor) {
-    const json_t *other = json_object_get(b->header, name);
-    even_tensor_difference how = none;
-    if (strcmp(name, "__metadata__") == 0) {
-      continue;
-    }
-    if (other != NULL) {
-      EVEN_TRY(even_tensors_compare(a, name, b, name, &how));
-    }
-    told(context, name, tensor, other, &how);
-  }
-  json_object_foreach(b->header, name, tensor) {
-    if (strcmp(name, "__metadata__") != 0 && json_object_get(a->header, name) == NULL) {
-      told(context, name, NULL, tensor, &none);
-    }
+static even_status open_all(const even_names *paths, file_set *out) {
+  *out = (file_set){.files = NULL};
+  EVEN_TRY(EVEN_NEW_ARRAY(&out->files, paths->count));
+  for (size_t i = 0; i < paths->count; i++) {
+    EVEN_TRY(even_safetensors_open(paths->items[i], &out->files[out->count++]));
   }
   return EVEN_OK;
 }
 
-even_status even_safetensors_compare(const char *path_a, const char *path_b, even_tensor_told *told, void *context) {
-  even_safetensors_file a;
-  even_safetensors_file b = {.input = {.fd = -1}};
-  even_status status = open_or_nothing(path_a, &a);
+static void close_all(file_set *set) {
+  for (size_t i = 0; i < set->count; i++) {
+    even_safetensors_close(&set->files[i]);
+  }
+  even_free(set->files);
+}
+
+static even_tensor_side find_in(const file_set *set, const char *name) {
+  for (size_t i = 0; i < set->count; i++) {
+    const json_t *tensor = json_object_get(set->files[i].header, name);
+    if (tensor != NULL) {
+      return (even_tensor_side){tensor, i};
+    }
+  }
+  return (even_tensor_side){NULL, 0};
+}
+
+static even_status compare_of(file_set *a, size_t file, file_set *b, even_tensor_told *told, void *context) {
+  const char *name = NULL;
+  json_t *tensor = NULL;
+  json_object_foreach(a->files[file].header, name, tensor) {
+    even_tensor_difference how = {.compared = false};
+    if (strcmp(name, "__metadata__") == 0) {
+      continue;
+    }
+    even_tensor_side other = find_in(b, name);
+    if (other.tensor != NULL) {
+      EVEN_TRY(even_tensors_compare(&a->files[file], name, &b->files[other.file], name, &how));
+    }
+    told(context, name, (even_tensor_side){tensor, file}, other, &how);
+  }
+  return EVEN_OK;
+}
+
+static void tell_further(const file_set *a, const file_set *b, even_tensor_told *told, void *context) {
+  static const even_tensor_difference none = {.compared = false};
+  const char *name = NULL;
+  json_t *tensor = NULL;
+  for (size_t i = 0; i < b->count; i++) {
+    json_object_foreach(b->files[i].header, name, tensor) {
+      even_tensor_side other = find_in(a, name);
+      if (strcmp(name, "__metadata__") != 0 && other.tensor == NULL) {
+        told(context, name, other, (even_tensor_side){tensor, i}, &none);
+      }
+    }
+  }
+}
+
+even_status even_safetensors_compare(const even_names *paths_a, const even_names *paths_b, even_tensor_told *told,
+                                     void *context) {
+  file_set a;
+  file_set b = {.files = NULL};
+  even_status status = open_all(paths_a, &a);
   if (status == EVEN_OK) {
-    status = open_or_nothing(path_b, &b);
+    status = open_all(paths_b, &b);
+  }
+  for (size_t i = 0; status == EVEN_OK && i < a.count; i++) {
+    status = compare_of(&a, i, &b, told, context);
   }
   if (status == EVEN_OK) {
-    status = compare_tensors(&a, &b, told, context);
+    tell_further(&a, &b, told, context);
   }
-  even_safetensors_close(&a);
-  even_safetensors_close(&b);
+  close_all(&a);
+  close_all(&b);
   return status;
 }
 

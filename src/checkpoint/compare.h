@@ -2,6 +2,7 @@
 #ifndef EVEN_CHECKPOINT_COMPARE_H
 #define EVEN_CHECKPOINT_COMPARE_H
 
+#include "os/folder.h"
 #include "os/stream.h"
 
 #include <jansson.h>
@@ -35,14 +36,21 @@ typedef struct even_tensor_difference {
 even_status even_tensors_compare(even_safetensors_file *a, const char *name_a, even_safetensors_file *b,
                                  const char *name_b, even_tensor_difference *out) EVEN_MUST_USE;
 
-/* Told of each tensor of two files; NULL: that side has none of the name, and *how says nothing. */
-typedef void even_tensor_told(void *context, const char *name, const json_t *a, const json_t *b,
+/* A tensor of one side: what the header says of it, and the number of the file that has it. NULL: there is none. */
+typedef struct even_tensor_side {
+  const json_t *tensor;
+  size_t file;
+} even_tensor_side;
+
+/* Told of each tensor of either side; where one has none of the name, *how says nothing. */
+typedef void even_tensor_told(void *context, const char *name, even_tensor_side a, even_tensor_side b,
                               const even_tensor_difference *how);
 /* Whether a file of a checkpoint holds tensors, by its name: tables that say where tensors lie do not. */
 bool even_safetensors_is_named(const char *name);
-/* Compares the files, tensor by tensor: those of a, then what b alone has. A path that is NULL is a file without
- * tensors. Errors: those of opening and comparing. */
-even_status even_safetensors_compare(const char *path_a, const char *path_b, even_tensor_told *told,
+/* Compares what lies in some files (a model, an optimizer) with what lies in others, tensor by tensor, in whichever
+ * file each is: those of a, then what b alone has. All files are open meanwhile. Errors: those of opening and
+ * comparing. */
+even_status even_safetensors_compare(const even_names *paths_a, const even_names *paths_b, even_tensor_told *told,
                                      void *context) EVEN_MUST_USE;
 
 #endif

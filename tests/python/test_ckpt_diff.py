@@ -28,6 +28,7 @@ def test_the_same_is_the_same(program: pathlib.Path, tmp_path: pathlib.Path) -> 
     a, b = save(tmp_path / "a", files), save(tmp_path / "b", files)
     done = ckpt(program, "diff", a, b)
     assert (done.returncode, done.stdout) == (0, "the same: 4 tensors and all settings\n")
+    assert report(program, a, b)[1]["same_layout"]
     code, told = report(program, a / "model.safetensors", b)
     assert code == 0 and told["same"] and told["same_tensors"] == 3
 
@@ -64,6 +65,49 @@ def test_what_may_differ(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert ckpt(program, "diff", "--tensors", "--within", "1e-5", a, b).returncode == 0
     assert ckpt(program, "diff", "--tensors", "--within", "1e-7", a, b).returncode == 1
     assert ckpt(program, "diff", "--within", "1e-5", a, b).returncode == 1
+
+
+@pytest.mark.parametrize("words", [["--files", "3"], ["--shard-bytes", "24"]])
+def test_a_layout_alone(program: pathlib.Path, tmp_path: pathlib.Path, words: list[str]) -> None:
+    """What was resharded, once and again: the tensors are the same, and so is the exit code."""
+    moments = {f"optimizer/{name}/exp_avg": value.float() * 2 for name, value in MODEL.items()}
+    state = {
+        **STATE,
+        "models": {"model": {"file": "model.safetensors", "tied": {}, "extra": {}}},
+        "optimizers": {"optimizer": {"file": "optimizer.safetensors"}},
+    }
+    a = save(tmp_path / "a", {"model.safetensors": MODEL, "optimizer.safetensors": moments}, state)
+    assert ckpt(program, "reshard", a, tmp_path / "b", *words).returncode == 0
+    assert ckpt(program, "reshard", tmp_path / "b", tmp_path / "c", "--files", "1").returncode == 0
+    for one, other in (("a", "b"), ("b", "a"), ("b", "c")):
+        done = ckpt(program, "diff", tmp_path / one, tmp_path / other)
+        assert done.returncode == 0, done
+        expected = "the same: 6 tensors and all settings; only the layout differs: some lie in files of other names\n"
+        assert done.stdout == expected
+        code, told = report(program, tmp_path / one, tmp_path / other)
+        assert code == 0 and told["same"] and not told["same_layout"] and told["tensors"] == told["settings"] == []
+    code, told = report(program, a / "model.safetensors", tmp_path / "b")
+    assert code == 0 and told["same_tensors"] == 3
+
+
+def test_differences_in_another_layout(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """They are told under A's files; what is in both states is told where it differs."""
+    state = {**STATE, "models": {"model": {"file": "model.safetensors", "tied": {}, "extra": {}}}}
+    a = save(tmp_path / "a", {"model.safetensors": MODEL, "random.safetensors": {"r": torch.ones(1)}}, state)
+    other = {**MODEL, "w": MODEL["w"] + 1, "more": torch.zeros(1)}
+    del other["flags"]
+    first = save(tmp_path / "first", {"model.safetensors": other, "random.safetensors": {"r": torch.ones(1)}}, state)
+    assert ckpt(program, "reshard", first, tmp_path / "b", "--files", "2").returncode == 0
+    code, told = report(program, a, tmp_path / "b")
+    assert code == 1 and not told["same"] and not told["same_layout"] and told["settings"] == []
+    by_name = {tensor["name"]: tensor for tensor in told["tensors"]}
+    assert set(by_name) == {"w", "flags", "more"} and told["same_tensors"] == 2
+    assert by_name["w"]["file"] == by_name["flags"]["file"] == "model.safetensors"
+    assert by_name["more"]["file"].startswith("model-0000") and by_name["more"]["a"] is None
+    text = ckpt(program, "diff", a, tmp_path / "b").stdout
+    assert "3 of 5 tensors and 0 settings differ; some lie in files of other names" in text
+    code, told = report(program, a, first)
+    assert code == 1 and told["same_layout"]
 
 
 def test_settings_of_a_newer_list(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
