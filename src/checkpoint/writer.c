@@ -408,7 +408,7 @@ static even_status put_in_place(even_checkpoint_writer *writer, bool *older_here
   *older_here = false;
   EVEN_TRY(even_partial_complete(&writer->partial));
   EVEN_TRY(even_folder_sync(writer->partial.path));
-  EVEN_TRY(check_owner(writer));   /* the last before the name: writing may have taken long */
+  EVEN_TRY(check_owner(writer)); /* the last before the name: writing may have taken long */
   for (int attempt = 0; attempt < MOST_ATTEMPTS; attempt++) {
     if (writer->replaces) {
       status = even_placing_replace(writer->partial.path, writer->parent, writer->folder, older_here);

@@ -160,6 +160,14 @@ static void what_cannot_be_shared_is_written(void **state) {
   assert_int_equal(unlink(path), 0);
   assert_int_equal(save_by(take_at_once, "two", "one", true), EVEN_OK);
   whole("two");
+  (void)snprintf(path, sizeof path, "%s/manifest.json", scratch_path("linked"));
+  assert_int_equal(save("linked", NULL), EVEN_OK);
+  assert_int_equal(rename(path, scratch_path("away")), 0);
+  assert_int_equal(symlink("../away", path), 0); /* its manifest lies elsewhere */
+  assert_int_equal(save_by(take_at_once, "three", "linked", true), EVEN_OK);
+  whole("three");
+  assert_false(shared("frozen.safetensors", "linked", "three"));
+  (void)snprintf(path, sizeof path, "%s/frozen.safetensors", scratch_path("one"));
   assert_int_equal(symlink(scratch_path("two/frozen.safetensors"), path), 0);
   assert_int_equal(save_by(take_at_once, "three", "one", true), EVEN_OK);
   whole("three");

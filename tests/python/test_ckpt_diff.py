@@ -224,7 +224,7 @@ def test_a_manifest_that_lies_elsewhere(program: pathlib.Path, tmp_path: pathlib
     for command in (["diff", a, a], ["verify", a], ["show", a], ["convert", a, tmp_path / "out.pt"]):
         done = ckpt(program, *command)
         assert done.returncode == 6 and "manifest.json is a symbolic link" in done.stdout + done.stderr, command
-    with pytest.raises(EvenstepError, match="manifest.json is a symbolic link"):
+    with pytest.raises(EvenstepError, match="is a symbolic link"):
         read_manifest(a)
 
 
