@@ -166,6 +166,7 @@ const EVENT_WORDS = {
   compression: (e) => e.words, batch: (e) => `global ${e.words}`, memory: (e) => e.words, left_out: (e) => e.words, generation: (e) => e.words, checkpoints_wait: (e) => e.words, skipped: (e) => `rank ${e.rank}: ${e.words}`, stall: (e) => `STALL: ${e.words}`,
   balancing: (e) => (e.value ? `balancing was measured slower than ${e.value === 2 ? "the profile's split" : "equal shares"} (${e.words}): went back` : `balanced shares are faster again (${e.words})`),
   joining: (e) => `rank ${e.rank} ${e.words || "waits for the others"}`, joined: (e) => `rank ${e.rank}: ${e.words || "all ranks have come"}`,
+  opening: (e) => `rank ${e.rank} ${e.words || "waits in init_process_group"}`, opened: (e) => `rank ${e.rank} ${e.words || "has left init_process_group"}`,
   lost_records: (e) => e.words, total_steps: (e) => `${e.value} steps to make`,
 };
 

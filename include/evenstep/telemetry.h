@@ -122,7 +122,11 @@ typedef enum even_event {
   /* the global batch is adapted, or would be; value: its samples from now on; words: "batch 64 -> 128 samples: noise
    * scale 310; learning rate x 1.41 (sqrt)" */
   EVEN_EVENT_BATCH = 21,
-  EVEN_EVENT_LAST = EVEN_EVENT_BATCH
+  /* the rank came to torch's init_process_group of all ranks and waits there until all have come; value: for which
+   * time, from 1 */
+  EVEN_EVENT_OPENING = 22,
+  EVEN_EVENT_OPENED = 23, /* it came out of it, with a group or an error; value: as of OPENING */
+  EVEN_EVENT_LAST = EVEN_EVENT_OPENED
 } even_event;
 
 #define EVEN_EVENT_WORDS_BYTES 128 /* with the NUL */

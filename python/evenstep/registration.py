@@ -7,11 +7,15 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
+
+if TYPE_CHECKING:
+    from evenstep._core import Telemetry
 
 _MODULE = "torch.distributed.distributed_c10d"
 _COMPILER = "torch._dynamo.trace_rules"
@@ -30,6 +34,8 @@ def _register(c10d: ModuleType) -> None:
     if backend is not None and "evenstep" not in backend.backend_list:
         backend.register_backend("evenstep", _create, extended_api=True, devices=["cpu", "cuda"])
         ranks = os.environ.get("WORLD_SIZE", "")
+        if ranks.isdigit() and os.environ.get("EVENSTEP_TELEMETRY_FD"):
+            c10d.rendezvous = _told(c10d.rendezvous, int(ranks))  # type: ignore[attr-defined]
         if os.environ.get("EVENSTEP_JOINS") == "1" and ranks.isdigit() and _has_the_agents_memory():
             c10d.rendezvous = _refusing(c10d.rendezvous, int(ranks))  # type: ignore[attr-defined]
 
@@ -68,6 +74,33 @@ def _refusing(plain: Callable[..., Any], ranks: int) -> Callable[..., Any]:
                 "  fix: leave init_process_group to es.prepare; with --recovery shrink nobody takes a place"
             )
         return plain(url, rank, world_size, **options)
+
+    return rendezvous
+
+
+def _told(plain: Callable[..., Any], ranks: int) -> Callable[..., Any]:
+    """torch's rendezvous, for init_process_group: the agent is told while this rank is in that call for the group of all
+    ranks, so that it ends one that is stopped (or has ended) before it, for which the others would wait half an hour."""
+    process = os.getpid()
+    times = count(1)
+
+    def come(ring: Telemetry, meeting: Iterator[Any]) -> Iterator[Any]:
+        from evenstep import _core
+
+        time = next(times)
+        ring.event(_core.EVENT_OPENING, 0, time, "waits in init_process_group for all ranks")
+        try:
+            yield from meeting
+        finally:  # init_process_group lets go of this iterator when it returns, or raises
+            ring.event(_core.EVENT_OPENED, 0, time, "has left init_process_group")
+
+    def rendezvous(url: Any, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
+        from evenstep.ring import watched_ring
+
+        meeting = plain(url, rank, world_size, **options)
+        of_all = os.getpid() == process and _asked(url, world_size) == ranks
+        ring = watched_ring() if of_all else None
+        return meeting if ring is None else come(ring, meeting)
 
     return rendezvous
 

@@ -128,6 +128,13 @@ def _of_process() -> _core.Telemetry:
     return ring
 
 
+def watched_ring() -> _core.Telemetry | None:
+    """This process's ring, where an agent may read it; none in a process that a rank has started."""
+    fd = os.environ.get(_VARIABLE, "")
+    known = _last is not None and _last[0] == os.getpid()
+    return _of_process() if known or (fd.isdecimal() and _is_segment(int(fd))) else None
+
+
 def record_calls(comm: _core.Comm | _core.DeviceComm, name: str) -> None:
     """Has the group's calls counted, and recorded where somebody asked for a timeline. Where a name is used again, the
     groups of that name are told apart by how often it was."""

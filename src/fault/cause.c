@@ -118,12 +118,17 @@ static void add_exit(even_text *cause, const even_fault_facts *facts, const even
   }
 }
 
+static bool never_came(const even_fault_facts *facts) {
+  return facts->leave == EVEN_LEAVE_BEFORE_JOINING || facts->leave == EVEN_LEAVE_BEFORE_OPENING;
+}
+
 /* Code 0, but the others were not done with it. */
 static void add_leave(even_text *cause, const even_fault_facts *facts) {
-  if (facts->leave == EVEN_LEAVE_BEFORE_JOINING) {
-    even_text_add(cause,
-                  "ended with code 0 without es.prepare, where the other ranks wait for it: let every rank call "
-                  "es.prepare, or none");
+  if (never_came(facts)) {
+    const char *call = facts->leave == EVEN_LEAVE_BEFORE_JOINING ? "es.prepare" : "init_process_group";
+    even_text_format(cause,
+                     "ended with code 0 without %s, where the other ranks wait for it: let every rank call %s, or none",
+                     call, call);
     return;
   }
   even_text_add(cause, "ended with code 0 ");
@@ -218,7 +223,7 @@ static guilt guilt_of(const even_fault_facts *facts) {
     return GUILT_STOOD;
   }
   if (ended_well(facts)) {
-    return facts->leave == EVEN_LEAVE_BEFORE_JOINING ? GUILT_FAILED : GUILT_NONE;
+    return never_came(facts) ? GUILT_FAILED : GUILT_NONE;
   }
   bool traced = find(facts, &traceback);
   even_traceback_blame blame = traced ? even_traceback_blames(&traceback) : EVEN_BLAME_OWN;

@@ -10,7 +10,8 @@
 /* An end with code 0 that was none for the others. */
 typedef enum even_fault_leave {
   EVEN_LEAVE_NONE,
-  EVEN_LEAVE_BEFORE_JOINING, /* others wait for it in es.prepare, where it never was */
+  EVEN_LEAVE_BEFORE_JOINING, /* others wait for it in es.prepare, where it never was, */
+  EVEN_LEAVE_BEFORE_OPENING, /* or in torch's init_process_group */
   EVEN_LEAVE_EARLY           /* others failed in a step that it did not take part in */
 } even_fault_leave;
 

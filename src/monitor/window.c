@@ -42,7 +42,9 @@ static const struct {
               {EVEN_EVENT_PARAMETERS, "parameters"},
               {EVEN_EVENT_CHECKPOINTS_WAIT, "checkpoints_wait"},
               {EVEN_EVENT_SKIPPED, "skipped"},
-              {EVEN_EVENT_BATCH, "batch"}};
+              {EVEN_EVENT_BATCH, "batch"},
+              {EVEN_EVENT_OPENING, "opening"},
+              {EVEN_EVENT_OPENED, "opened"}};
 
 const char *even_state_event_name(int event) {
   for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) {

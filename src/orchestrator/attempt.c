@@ -268,7 +268,7 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
                                                       : even_hangs_words(job->hangs, index),
                             .slow = rank->slow ? rank->slow_words : NULL,
                             .out_of_memory = rank->elsewhere ? rank->out_of_memory : met_oom_killer(job, rank),
-                            .leave = rank->awaited ? EVEN_LEAVE_BEFORE_JOINING : EVEN_LEAVE_NONE,
+                            .leave = rank->awaited,
                             .steps_known = job->progress.reader != NULL && job->progress.ranks[index].joined,
                             .steps = job->progress.ranks[index].stepped ? job->progress.ranks[index].last_step + 1 : 0,
                             .samples = job->progress.reader != NULL ? job->progress.ranks[index].samples : 0,

@@ -211,21 +211,32 @@ void even_job_host_ended(even_job *job, size_t host, const char *why) {
   }
 }
 
+/* What those that live wait for until all have come, of which the rank never was a part. */
+static even_fault_leave awaited(const even_job *job, size_t gone) {
+  const even_rank_progress *its = &job->progress.ranks[gone];
+  even_fault_leave found = EVEN_LEAVE_NONE;
+  for (size_t i = 0; i < job->count && !even_job_lost(job, gone); i++) {
+    const even_rank_progress *other = &job->progress.ranks[i];
+    if (job->ranks[i].alive && other->joining && !other->joined && !its->joined) {
+      return EVEN_LEAVE_BEFORE_JOINING;
+    }
+    if (job->ranks[i].alive && other->opening > other->opened && its->opened < other->opening) {
+      found = EVEN_LEAVE_BEFORE_OPENING;
+    }
+  }
+  return found;
+}
+
 void even_job_check_awaited(even_job *job) {
-  bool waits = false;
   if (job->stage != EVEN_JOB_RUNS || job->ended == 0 || job->alive == 0 || job->follower != NULL) {
     return;
   }
   even_progress_read(&job->progress);
-  for (size_t i = 0; i < job->count; i++) {
-    const even_rank_progress *rank = &job->progress.ranks[i];
-    waits = waits || (job->ranks[i].alive && rank->joining && !rank->joined);
-  }
   bool missed = false;
-  for (size_t i = 0; i < job->ended && waits; i++) {
-    size_t gone = job->order[i];
-    job->ranks[gone].awaited = !job->progress.ranks[gone].joined && !even_job_lost(job, gone);
-    missed = missed || job->ranks[gone].awaited;
+  for (size_t i = 0; i < job->ended; i++) {
+    even_job_rank *gone = &job->ranks[job->order[i]];
+    gone->awaited = awaited(job, job->order[i]);
+    missed = missed || gone->awaited != EVEN_LEAVE_NONE;
   }
   if (missed) {
     move_to(job, EVEN_JOB_TERMINATED, SIGTERM, false, grace_failure_ns);

@@ -35,7 +35,7 @@ typedef struct even_job_rank {
   char hung_words[160];  /* of a rank elsewhere: as even_hangs_words */
   bool slow;             /* and is ended for it: slow_words say why */
   char slow_words[192];
-  bool awaited; /* ended with code 0 while others wait for it in es.prepare */
+  even_fault_leave awaited; /* ended with code 0 while others wait for it where it never was */
   even_process_end end;
   even_rank_output output;
 } even_job_rank;

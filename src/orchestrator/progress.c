@@ -34,12 +34,28 @@ void even_progress_begin(even_progress *progress) {
   progress->since_ns = even_clock_ns();
 }
 
+static void take_event(even_rank_progress *rank, const even_event_record *event) {
+  rank->joining = rank->joining || event->event == EVEN_EVENT_JOINING;
+  rank->joined = rank->joined || event->event == EVEN_EVENT_JOINED;
+  if (event->event == EVEN_EVENT_OPENING) {
+    rank->opening = event->value;
+  } else if (event->event == EVEN_EVENT_OPENED) {
+    rank->opening = rank->opened = event->value;
+  }
+}
+
+/* Its events may be overwritten by now. */
+static void is_at_work(even_rank_progress *rank) {
+  rank->joined = true;
+  rank->opened = rank->opening;
+}
+
 static void take(even_progress *progress, const even_record *record) {
   even_rank_progress *rank = &progress->ranks[record->rank];
   switch (record->kind) {
     case EVEN_RECORD_STEP:
       if (record->as.step.end_ns >= progress->since_ns) {
-        rank->joined = true; /* the event itself may be overwritten by now */
+        is_at_work(rank);
         rank->stepped = true;
         rank->last_step = record->as.step.step;
         rank->samples = record->as.step.samples;
@@ -47,12 +63,13 @@ static void take(even_progress *progress, const even_record *record) {
       }
       break;
     case EVEN_RECORD_SPAN:
-      rank->joined = rank->joined || record->as.span.start_ns >= progress->since_ns;
+      if (record->as.span.start_ns >= progress->since_ns) {
+        is_at_work(rank);
+      }
       break;
     case EVEN_RECORD_EVENT:
       if (record->as.event.at_ns >= progress->since_ns) {
-        rank->joining = rank->joining || record->as.event.event == EVEN_EVENT_JOINING;
-        rank->joined = rank->joined || record->as.event.event == EVEN_EVENT_JOINED;
+        take_event(rank, &record->as.event);
       }
       break;
     default:

@@ -1,4 +1,5 @@
-/* How far the ranks have come, from what they write into their telemetry rings: in es.prepare, and in steps. */
+/* How far the ranks have come, from what they write into their telemetry rings: in torch's init_process_group, in
+ * es.prepare, and in steps. */
 #ifndef EVEN_ORCHESTRATOR_PROGRESS_H
 #define EVEN_ORCHESTRATOR_PROGRESS_H
 
@@ -9,6 +10,8 @@
 typedef struct even_rank_progress {
   bool joining;       /* it came to es.prepare */
   bool joined;        /* and all others, too */
+  int64_t opening;    /* how often it came to torch's init_process_group of all ranks, */
+  int64_t opened;     /* and out of it */
   bool stepped;       /* it made a step */
   uint64_t last_step; /* the last that it made, from 0 since the start of training */
   uint32_t samples;   /* its own in that step, */

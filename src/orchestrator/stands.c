@@ -180,15 +180,30 @@ void even_job_stands_tick(even_job *job) {
 
 /* ---- before all have come together ---- */
 
+/* What ranks wait for until all have come to it. */
+typedef struct meetings {
+  bool joining;    /* a call of Evenstep's, */
+  int64_t opening; /* torch's init_process_group: for which time; 0: none */
+} meetings;
+
 /* One that stands itself waits for nobody: the whole job may have been stopped. */
-static bool anybody_waits_for_all(const even_job *job) {
+static meetings look_for_meetings(const even_job *job) {
+  meetings found = {false, 0};
   for (size_t i = 0; i < job->count; i++) {
     const even_rank_progress *its = &job->progress.ranks[i];
-    if (is_member(job, i) && its->joining && !its->joined && !stands_now(&job->ranks[i])) {
-      return true;
+    bool joining = its->joining && !its->joined;
+    bool opening = its->opening > its->opened;
+    if ((joining || opening) && is_member(job, i) && !stands_now(&job->ranks[i])) {
+      found.joining = found.joining || joining;
+      found.opening = opening && its->opening > found.opening ? its->opening : found.opening;
     }
   }
-  return false;
+  return found;
+}
+
+static bool is_missed(const even_job *job, size_t rank, const meetings *held) {
+  const even_rank_progress *its = &job->progress.ranks[rank];
+  return is_member(job, rank) && ((held->joining && !its->joined) || its->opened < held->opening);
 }
 
 static bool any_was_stopped(const even_job *job) {
@@ -205,11 +220,11 @@ void even_job_stands_at_start(even_job *job) {
     return;
   }
   even_progress_read(&job->progress);
-  bool waits = anybody_waits_for_all(job);
+  meetings held = look_for_meetings(job);
   uint64_t now = even_clock_ns();
   for (size_t i = 0; i < job->count; i++) {
     even_job_rank *rank = &job->ranks[i];
-    if (!waits || !is_member(job, i) || job->progress.ranks[i].joined || !rank->stands || !stands_now(rank)) {
+    if (!rank->stands || !is_missed(job, i, &held) || !stands_now(rank)) {
       rank->missed_ns = 0;
       continue;
     }

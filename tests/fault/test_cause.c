@@ -164,19 +164,21 @@ static void names_the_one_that_left_early(void **state) {
   even_fault_facts own = facts_of(0, 1, RECORDED_OWN_ERROR);
   even_fault_facts told = facts_of(0, 0, ""); /* ended well when the agent told it to */
   even_fault_facts awaited = facts_of(0, 0, "");
+  even_fault_facts opening = facts_of(0, 0, "");
   even_fault_facts stopped = facts_of(SIGTERM, 0, "");
   other.pid = 78;
   lost.pid = own.pid = gloo.pid = 79;
   told.stopped_by_agent = true;
   stopped.stopped_by_agent = true;
   awaited.leave = EVEN_LEAVE_BEFORE_JOINING;
+  opening.leave = EVEN_LEAVE_BEFORE_OPENING;
   const struct {
     even_fault_facts ends[3];
     size_t culprit;
   } cases[] = {
       {{lost, other, well}, 2},   {{other, lost, other}, 1}, /* 78 had done its part */
       {{other, gloo, well}, 0},   {{well, own, lost}, 1},         {{gloo, told, stopped}, 0},
-      {{lost, told, stopped}, 0}, {{other, awaited, stopped}, 1},
+      {{lost, told, stopped}, 0}, {{other, awaited, stopped}, 1}, {{stopped, other, opening}, 2},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     assert_int_equal(even_fault_culprit(cases[i].ends, 3), cases[i].culprit);

@@ -139,8 +139,12 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
 }
 
 void job_fixture_event(const job_fixture *job, int rank, even_event event) {
+  job_fixture_event_of(job, rank, event, 0);
+}
+
+void job_fixture_event_of(const job_fixture *job, int rank, even_event event, int64_t value) {
   even_telemetry *ring = NULL;
-  const even_event_record record = {.event = (uint32_t)event, .at_ns = even_clock_ns()};
+  const even_event_record record = {.event = (uint32_t)event, .value = value, .at_ns = even_clock_ns()};
   assert_int_equal(even_telemetry_open(job->telemetry_fd, rank, &ring), EVEN_OK);
   even_telemetry_event(ring, &record);
   even_telemetry_close(ring);

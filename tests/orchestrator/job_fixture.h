@@ -39,6 +39,7 @@ int job_fixture_teardown(void **state);
 even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code);
 /* Writes an event into a rank's ring, as the rank would. */
 void job_fixture_event(const job_fixture *job, int rank, even_event event);
+void job_fixture_event_of(const job_fixture *job, int rank, even_event event, int64_t value);
 /* Makes the empty file FOLDER/NAME. */
 void job_fixture_touch(const job_fixture *job, const char *name);
 bool job_fixture_saw(const job_fixture *job, const char *text);

@@ -32,7 +32,7 @@ static int close_job(void **state) {
   return 0;
 }
 
-/* "joining" and "joined" on a line become the event; then the rank finds the file that it waits for. */
+/* "joining", "joined" and "opening" on a line become the event; then the rank finds the file that it waits for. */
 static void write_events(job_fixture *job, int rank, const char *text) {
   if (strcmp(text, "joining") == 0) {
     job_fixture_event(job, rank, EVEN_EVENT_JOINING);
@@ -40,6 +40,9 @@ static void write_events(job_fixture *job, int rank, const char *text) {
   } else if (strcmp(text, "joined") == 0) {
     job_fixture_event(job, rank, EVEN_EVENT_JOINED);
     job_fixture_touch(job, rank == 0 ? "joined-0" : "joined-1");
+  } else if (strcmp(text, "opening") == 0) {
+    job_fixture_event_of(job, rank, EVEN_EVENT_OPENING, 1);
+    job_fixture_touch(job, rank == 0 ? "opening-0" : "opening-1");
   } else if (strcmp(text, "alone") == 0) {
     ticks = 0;
   }
@@ -66,6 +69,19 @@ static void one_that_others_wait_for_in_prepare_is_named(void **state) {
   assert_non_null(strstr(cause, "ended with code 0 without es.prepare, where the other ranks wait for it"));
   assert_true(cause < strstr(job->seen.data, "ended 0 3 15 "));
   assert_true(job_fixture_saw(job, "notice not restarted"));
+}
+
+static void so_is_one_that_never_came_to_init_process_group(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->on_line = write_events;
+  const char *script =
+      "if [ $RANK = 0 ]; then echo opening; exec sleep 600; fi; until [ -e $FOLDER/opening-0 ]; do sleep 0.01; done";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 7);
+  const char *cause = strstr(job->seen.data, "ended 1 4 0 rank 1 (cpu:1 on ");
+  assert_non_null(cause);
+  assert_non_null(strstr(cause, "ended with code 0 without init_process_group, where the other ranks wait for it"));
 }
 
 /* It ended before the other came to es.prepare: found out when the other comes. */
@@ -223,6 +239,7 @@ int main(void) {
 #define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, open_job, close_job)
   const struct CMUnitTest tests[] = {
       JOB_TEST(one_that_others_wait_for_in_prepare_is_named),
+      JOB_TEST(so_is_one_that_never_came_to_init_process_group),
       JOB_TEST(it_may_have_ended_long_before),
       JOB_TEST(one_that_nobody_waits_for_may_end),
       JOB_TEST(another_attempt_does_not_count),

@@ -34,9 +34,13 @@ static int close_all(void **state) {
   return close(segment);
 }
 
-static void event(int rank, even_event which, uint64_t at) {
-  const even_event_record record = {.event = (uint32_t)which, .at_ns = at};
+static void event_of(int rank, even_event which, int64_t value, uint64_t at) {
+  const even_event_record record = {.event = (uint32_t)which, .value = value, .at_ns = at};
   even_telemetry_event(rings[rank], &record);
+}
+
+static void event(int rank, even_event which, uint64_t at) {
+  event_of(rank, which, 0, at);
 }
 
 static void step(int rank, uint32_t number, uint64_t at) {
@@ -57,6 +61,23 @@ static void joins_and_steps_are_seen(void **state) {
   assert_true(progress.ranks[0].joined && !progress.ranks[0].stepped);
   assert_true(progress.ranks[1].joined && progress.ranks[1].stepped);
   assert_int_equal(progress.ranks[1].last_step, 41);
+}
+
+static void calls_of_init_process_group_are_counted(void **state) {
+  (void)state;
+  event_of(0, EVEN_EVENT_OPENING, 1, even_clock_ns());
+  even_progress_read(&progress);
+  assert_true(progress.ranks[0].opening == 1 && progress.ranks[0].opened == 0);
+  event_of(0, EVEN_EVENT_OPENED, 1, even_clock_ns());
+  event_of(0, EVEN_EVENT_OPENING, 2, even_clock_ns());
+  event_of(1, EVEN_EVENT_OPENED, 1, even_clock_ns()); /* its beginning was overwritten */
+  even_progress_read(&progress);
+  assert_true(progress.ranks[0].opening == 2 && progress.ranks[0].opened == 1);
+  assert_true(progress.ranks[1].opening == 1 && progress.ranks[1].opened == 1);
+  step(0, 0, even_clock_ns()); /* so it has come out of it: that record was overwritten */
+  even_progress_read(&progress);
+  assert_int_equal(progress.ranks[0].opened, 2);
+  assert_false(progress.ranks[1].joining || progress.ranks[1].joined);
 }
 
 /* A ring holds 16: who wrote spans and steps has joined, whatever was overwritten. */
@@ -120,11 +141,9 @@ static void survives_every_fault(void **state) {
 int main(void) {
 #define PROGRESS_TEST(test) cmocka_unit_test_setup_teardown(test, open_all, close_all)
   const struct CMUnitTest tests[] = {
-      PROGRESS_TEST(joins_and_steps_are_seen),
-      PROGRESS_TEST(what_was_overwritten_is_not_missed),
-      PROGRESS_TEST(an_attempt_before_does_not_count),
-      PROGRESS_TEST(without_rings_nothing_is_known),
-      PROGRESS_TEST(survives_every_fault),
+      PROGRESS_TEST(joins_and_steps_are_seen),           PROGRESS_TEST(calls_of_init_process_group_are_counted),
+      PROGRESS_TEST(what_was_overwritten_is_not_missed), PROGRESS_TEST(an_attempt_before_does_not_count),
+      PROGRESS_TEST(without_rings_nothing_is_known),     PROGRESS_TEST(survives_every_fault),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

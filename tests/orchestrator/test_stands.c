@@ -353,6 +353,40 @@ static void who_stands_before_all_have_come_is_ended_when_others_wait(void **sta
   assert_true(even_job_facts(&own.job, STOPPED).stood_still); /* what it was ended for */
 }
 
+/* Rank 0 waits in torch's init_process_group for all. */
+static void one_opens(int64_t time) {
+  own.job.progress.ranks[0].opening = time;
+  own.job.progress.ranks[0].opened = time - 1;
+}
+
+static void who_stands_before_a_group_of_the_scripts_own_is_ended_when_others_wait(void **state) {
+  (void)state;
+  own.params.stop_seconds = own.params.stop_grace_seconds = 1e-9;
+  own.ranks[STOPPED].stands = true; /* as it was seen once: it goes on, and is slow */
+  one_opens(1);
+  for (int times = 0; times < 3; times++) {
+    even_job_stands_at_start(&own.job);
+  }
+  assert_int_equal(killed, 0);
+  stop();
+  own.job.progress.ranks[STOPPED].opening = own.job.progress.ranks[STOPPED].opened = 1;
+  even_job_rank_stopped(&own.job, &own.ranks[STOPPED], SIGSTOP);
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, 0); /* it has been there */
+  one_opens(2);
+  own.job.progress.ranks[0].opened = 2;
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, 0); /* nobody waits any more */
+  one_opens(2);
+  even_job_stands_at_start(&own.job);
+  even_job_stands_at_start(&own.job);
+  assert_int_equal(killed, child);
+  assert_non_null(
+      strstr(said(), "rank 1 still stands, and the others wait for all ranks to come together: it is ended|"));
+}
+
 /* With recovery and without: before its grace no call of the others would fail for it. */
 static void its_grace_comes_first_at_the_start(void **state) {
   (void)state;
@@ -479,6 +513,7 @@ int main(void) {
       STANDS_TEST(another_host_ends_its_own),
       STANDS_TEST(who_is_to_be_ended_and_goes_on_lives),
       STANDS_TEST(who_stands_before_all_have_come_is_ended_when_others_wait),
+      STANDS_TEST(who_stands_before_a_group_of_the_scripts_own_is_ended_when_others_wait),
       STANDS_TEST(its_grace_comes_first_at_the_start),
       STANDS_TEST(nor_without_recovery_is_it_waited_for),
       STANDS_TEST(who_has_come_or_goes_on_is_not_ended_at_the_start),

@@ -1,5 +1,5 @@
-"""The script's own init_process_group in a process that takes a lost rank's place: its group of all ranks is refused, while
-they have not met, and no other one."""
+"""The script's own init_process_group: in a process that takes a lost rank's place its group of all ranks is refused, while
+they have not met, and no other one; in any rank the agent is told while it is there."""
 
 from __future__ import annotations
 
@@ -100,3 +100,53 @@ def test_so_do_processes_that_it_starts(in_place: Any) -> None:
 def test_torchs_own_is_left_alone_elsewhere(in_place: Any, name: str, value: str) -> None:
     in_place.setenv(name, value)
     assert _registered().rendezvous is _plain
+
+
+class _Ring:
+    def __init__(self) -> None:
+        self.events: list[tuple[int, int]] = []
+
+    def event(self, event: int, step: int, value: int, words: str) -> None:
+        self.events.append((event, value))
+
+
+def _watched(monkeypatch: pytest.MonkeyPatch, meeting: Any) -> tuple[Any, _Ring]:
+    """torch's rendezvous in a rank of three, of which an agent reads, and what that reads."""
+    from evenstep import ring
+
+    written = _Ring()
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("EVENSTEP_TELEMETRY_FD", "5")
+    monkeypatch.delenv("EVENSTEP_JOINS", raising=False)
+    monkeypatch.setattr(ring, "watched_ring", lambda: written)
+    c10d = types.SimpleNamespace(Backend=_Backend(), rendezvous=meeting)
+    registration._register(c10d)  # type: ignore[arg-type]
+    return c10d, written
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_agent_is_told_for_as_long_as_the_call_takes(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    def meeting(url: str, rank: int, world_size: int, **_: Any) -> Any:
+        assert written.events[-1][0] == _core.EVENT_OPENING
+        yield "store", 1, 3
+
+    def init_process_group() -> None:
+        met = c10d.rendezvous("env://", timeout=5)
+        assert next(met) == ("store", 1, 3)
+        assert written.events[-1][0] == _core.EVENT_OPENING  # what comes after the store may wait for others, too
+        if fails:
+            raise RuntimeError("no such interface")
+
+    c10d, written = _watched(monkeypatch, meeting)
+    for time in (1, 2):
+        try:
+            init_process_group()
+        except RuntimeError:
+            assert fails
+        assert written.events[-2:] == [(_core.EVENT_OPENING, time), (_core.EVENT_OPENED, time)]
+
+
+def test_of_a_group_of_some_ranks_the_agent_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    c10d, written = _watched(monkeypatch, _plain)
+    assert c10d.rendezvous("file:///tmp/private", 0, 2) == ("file:///tmp/private", 0, 2, {})
+    assert written.events == []
