@@ -74,9 +74,10 @@ class Recovery(Joins):
         self._asks = False  # it needs what each rank gives
         self._failing = 0  # calls that it has not come to, and that fail there
         self._leads = True  # what is in its commit counts as a step of training
-        self.undo: Callable[[Sequence[int], Sequence[int]], None] | None = (
+        self.undo: Callable[[Sequence[int], Sequence[int], bool], None] | None = (
             None  # of the call under way, before it is made again
         )
+        self.has_values = False  # in es.prepare: this rank has what the first one gives to all
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
 
     # -- before anything is lost --
@@ -339,7 +340,7 @@ class Recovery(Joins):
         facts = (*place, memory_pool(session), own_caps(session), own_buckets(session), own_workers(session))
         begun = self._pass if self._begun else 0
         turn = (self._passes, self._turns, self._closures)
-        now = (own_place(session), turn, own_late(session), own_adapted(session))
+        now = (own_place(session), turn, own_late(session), own_adapted(session), self.has_values)
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings(), *now)
         return comm, gather_objects(SharedGroup(comm), mine)
 
@@ -398,7 +399,7 @@ class Recovery(Joins):
             given = b""  # they all have it
         undone = self.undo is not None and calls == self._calls
         if self.undo is not None and undone:
-            self.undo(self.members, members)
+            self.undo(self.members, members, told[0].has_values)
         arenas = []
         for sync in session.steps.syncs:
             arenas.append([engine.meet_again(bootstrap) for engine in sync.engines])  # type: ignore[attr-defined]

@@ -400,9 +400,8 @@ def _prepare_models(
     )
     if len(current.models) > 64:
         raise EvenstepError(f"{len(current.models)} models were prepared; this version keeps up to 64 in step")
+    _give_values(current, models, optimizers)
     for name, model in models.items():
-        check_same_model(group, name, model)
-        broadcast_model(group, model)
         sparse = sparse_parameters(model, optimizers.values())
         if sparse and (options.adasum or mode is not None):
             which = "reduction='adasum'" if options.adasum else f"sync={mode!r}"
@@ -444,10 +443,19 @@ def _prepare_models(
         current.checks.watch_all(current.steps.syncs)
         current.buffer_rules.update(dict.fromkeys(models, ddp.broadcast_buffers))
         current.steps.buffers = BufferSync([(m, current.buffer_rules[n]) for n, m in current.models.items()])
-    for name, optimizer in optimizers.items():
-        check_same_optimizer(group, name, optimizer)
-        broadcast_optimizer(group, name, optimizer)
     share_states(current, optimizers.values(), apart=mode is not None and not isinstance(mode, Stale))
+
+
+def _give_values(current: Session, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> None:
+    """Rank 0's, first of all: as long as it may alone have them, the others cannot go on without it."""
+    for name, model in models.items():
+        check_same_model(current.group, name, model)
+        broadcast_model(current.group, model)
+    for name, optimizer in optimizers.items():
+        check_same_optimizer(current.group, name, optimizer)
+        broadcast_optimizer(current.group, name, optimizer)
+    if current.recovery is not None:
+        current.recovery.has_values = True
 
 
 def _prepare_batch_norm(current: Session, name: str, model: nn.Module, whole: bool, always: bool) -> None:

@@ -53,6 +53,7 @@ def prepare_together(
         return group.call(attempt, lambda _: packed(b""), lambda _: made[0], lambda: False)
     finally:
         recovery.undo = bootstrap.heeds = None
+        recovery.has_values = False
 
 
 def _still(said: str) -> str:
@@ -81,13 +82,13 @@ class _Before:
         self._session, self._values = session, values
         self._syncs, self._loaders, self._memory = len(session.steps.syncs), dict(session.loaders), session.steps.memory
 
-    def put_back(self, before: Sequence[int], members: Sequence[int]) -> None:
-        """before, members: ranks of the job, with those that were lost and without. Raises on all alike where what all were to get
-        is gone."""
-        if self._values and before[0] not in members:
+    def put_back(self, before: Sequence[int], members: Sequence[int], given: bool) -> None:
+        """before, members: ranks of the job, with those that were lost and without; given: the first of the members had got what
+        the first of them all gave, and now gives it itself. Raises on all alike where what all were to get is gone."""
+        if self._values and before[0] not in members and not given:
             raise EvenstepError(
                 f"rank {before[0]} was lost in es.prepare, and with it the values of the model and the optimizer that all begin "
-                "with (EVEN_ERR_PEER_LOST)\n  fix: the end of its own output says why; the job starts again"
+                f"with, which rank {members[0]} had not got yet (EVEN_ERR_PEER_LOST)\n  fix: the end of its own output says why; the job starts again"
             )
         steps = self._session.steps
         for sync in steps.syncs[self._syncs :]:

@@ -161,10 +161,15 @@ def _told(run: Run, *words: str, hosts: str = "", **env: str) -> str:
         (PLAIN, 3, "2@commit:0", [0, 1]),
         (PLAIN, 4, "1@committed:0,2@forward:3", [0, 3]),
         (SECOND, 3, "1@judging:0", [0, 2]),
+        (PLAIN, 3, "0@opening:0", [1, 2]),  # the others have got its values
         (SECOND, 3, "0@judged:0", [1, 2]),  # of a loader alone: nobody wants rank 0's values
         (UNLIKE, 3, "1@forward:3", [0, 2]),  # all have prepared as one
         _more(PLAIN, 3, "1@described:0,0@forward:5", [2]),
         _more(PLAIN, 3, "1@loading:0", [0, 2]),
+        _more(PLAIN, 3, "0@loaded:0", [1, 2]),
+        _more(PLAIN, 4, "0@opening:0,1@meeting:0", [2, 3]),
+        _more(NORMS, 3, "0@loading:0,1@forward:4", [2]),
+        _more(PLAIN, "a,b,b", "0@opening:0", [1, 2], marks=[ON_HOSTS]),
         _more(PLAIN, 4, "2@loaded:0,1@meeting:0", [0, 3]),
         _more(PLAIN, 4, "1@began:0,2@began:0,3@began:0", [0]),
         _more(PLAIN, 4, "3@opened:0,2@met:0", [0, 1]),
@@ -215,6 +220,7 @@ model, optimizer, scheduler, loader = es.prepare""",
     ("case", "deaths", "waits", "began", "hosts"),
     [
         (_with_points(cases.REPLACED), "1@opening:0", "2", [0, 2], ""),  # it takes the place of one that died there
+        _more(_with_points(cases.REPLACED), "0@opening:0", "2", [1, 2], ""),
         (JOINED, "1@forward:3,2@opening:18", "3", [0], ""),
         (JOINED_STOPS, "1~forward:3,2^opening:18", "3", [0, 2], ""),
         _on_hosts(JOINED, "1@forward:3,2@choosing:18", "3", [0], "a,b,b,a"),  # it hears of that loss at the store
