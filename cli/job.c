@@ -83,6 +83,10 @@ static void on_line(void *context, int rank, bool error, const char *text, size_
   even_job_view_line(&((running_job *)context)->view, rank, error, text, length);
 }
 
+static void on_main_rank(void *context, int rank) {
+  even_job_view_main(&((running_job *)context)->view, rank);
+}
+
 static void on_interrupted(void *context, int signal) {
   running_job *job = context;
   job->interrupted = signal;
@@ -226,6 +230,7 @@ static even_status run(running_job *job, int *exit_code) {
                                                  .gpu_fault = on_gpu_fault,
                                                  .interrupted = on_interrupted,
                                                  .host_joined = on_host_joined,
+                                                 .main_rank = on_main_rank,
                                                  .notice = on_notice}};
   return even_agent_run(&params, exit_code);
 }

@@ -159,9 +159,13 @@ static void show_error_line(void *context, const char *text, size_t length) {
   show_line(of->view, of->rank, true, text, length);
 }
 
+static bool is_shown(const even_job_view *view, int rank) {
+  return view->shown[rank] || (view->shown[0] && rank == view->main);
+}
+
 void even_job_view_line(even_job_view *view, int rank, bool error, const char *text, size_t length) {
   rank_of_view of = {view, rank};
-  if (!view->shown[rank]) {
+  if (!is_shown(view, rank)) {
     return;
   }
   if (error && view->interruptions != NULL) {
@@ -187,8 +191,23 @@ void even_job_view_ranks(even_job_view *view, const bool *shown, const char *con
   view->ranks = ranks;
 }
 
+void even_job_view_main(even_job_view *view, int rank) {
+  bool all_along = view->shown[rank > 0 ? rank : view->main];
+  view->main = rank;
+  if (!view->shown[0] || all_along) {
+    return;
+  }
+  const char *host = view->labels == NULL || view->labels[rank] == NULL ? NULL : view->labels[rank];
+  even_text_format(&view->line,
+                   "evenstep: rank %d%s%s is the main rank %s, and its output is shown (%s/logs/rank-%d.log%s)\n", rank,
+                   host == NULL ? "" : " on ", host == NULL ? "" : host, rank == 0 ? "again" : "now", view->logs, rank,
+                   host == NULL ? "" : " there");
+  print(view, &view->streams[ERROR]);
+}
+
 void even_job_view_attempt(even_job_view *view) {
   view->failed = false;
+  view->main = 0;
 }
 
 void even_job_view_interrupted(even_job_view *view) {
@@ -224,7 +243,7 @@ void even_job_view_end(even_job_view *view, int rank, even_rank_end end, int cod
   } else {
     view->failed = true;
     even_text_format(&view->line, stream->colour ? "\033[1;31mevenstep: %s\033[0m\n" : "evenstep: %s\n", cause);
-    if (!view->shown[rank]) {
+    if (!is_shown(view, rank)) {
       add_excerpt(&view->line, excerpt);
     }
   }

@@ -24,7 +24,8 @@ typedef struct even_job_view {
   even_job_stream streams[2]; /* standard output, standard error */
   int output;                 /* which of them takes the ranks' standard output */
   bool quiet;
-  const bool *shown;         /* a rank each */
+  const bool *shown;         /* a rank each; 0 stands for whoever is the main one */
+  int main;                  /* that is now */
   const char *const *labels; /* a rank each: the host that its lines name, NULL for none; NULL: no rank has one */
   int ranks;
   const char *logs;                 /* the folder with everything that the ranks printed */
@@ -49,6 +50,8 @@ void even_job_view_live(even_job_view *view, even_live_call *live, void *context
 void even_job_view_attempt(even_job_view *view);
 /* Ranks are others now; as in even_job_view_open. */
 void even_job_view_ranks(even_job_view *view, const bool *shown, const char *const *labels, int ranks);
+/* Another rank is the main one now; as in the agent's observer. */
+void even_job_view_main(even_job_view *view, int rank);
 /* The user ends the job: tracebacks of that alone are not shown from now on. */
 void even_job_view_interrupted(even_job_view *view);
 void even_job_view_line(even_job_view *view, int rank, bool error, const char *text, size_t length);

@@ -57,6 +57,8 @@ typedef struct even_agent_observer {
   /* a host takes part while the others train: these are the devices of its ranks, from `first` on, which the caller has
    * in its list when this returns */
   void (*host_joined)(void *context, const char *host, int first, const even_device_list *devices);
+  /* another rank is the main one now (es.rank() is 0 there): those that go on are others; told before its next line */
+  void (*main_rank)(void *context, int rank);
   /* one line of what the agent does or cannot do: a restart, a slower way taken, a log that cannot be written */
   void (*notice)(void *context, const char *text);
 } even_agent_observer;

@@ -155,12 +155,17 @@ static void on_rank_started(void *context, int rank, pid_t pid) {
   even_follower_tell(context, EVEN_MESSAGE_STARTED, &text, NULL, 0);
 }
 
+static bool is_wanted(const even_follower *follower, int rank) {
+  const even_remote_start *start = &follower->start;
+  return start->shown[rank] || (start->shows_main && even_job_main_rank(&follower->job) == rank);
+}
+
 /* A leader that cannot keep up gets fewer lines; the log here has all. */
 static void on_line(void *context, int rank, bool error, const char *line, size_t length) {
   even_follower *follower = context;
   even_text text = EVEN_TEXT_EMPTY;
   size_t most = even_message_most_data(EVEN_MESSAGE_LINE);
-  if (!follower->start.shown[rank] || !even_link_has_room(&follower->link)) {
+  if (!is_wanted(follower, rank) || !even_link_has_room(&follower->link)) {
     return;
   }
   even_text_format(&text, "{\"rank\":%d,\"error\":%s}", rank, error ? "true" : "false");

@@ -67,6 +67,7 @@ typedef struct even_job {
   even_slowdown slow;
   even_oom_watch oom; /* of the attempt */
   even_progress progress;
+  int main_rank;                      /* as the observer was told, 0 when an attempt begins */
   struct even_hangs *hangs;           /* NULL: nobody looks for them */
   struct even_stragglers *stragglers; /* NULL: nobody is ended for being slow */
   struct even_usages *usages;         /* NULL: nobody elsewhere asks how the ranks are */
@@ -206,6 +207,9 @@ void even_job_forget_attempt(even_job *job);
 /* Under --recovery shrink, shrink.c: the memory in which the ranks are told who goes on. Nothing without. */
 even_status even_job_generations_open(even_job *job) EVEN_MUST_USE;
 void even_job_generations_close(even_job *job);
+/* The first of those that go on, and the word to the observer where it is another one than before. */
+int even_job_main_rank(const even_job *job);
+void even_job_tell_main_rank(even_job *job);
 /* Before the ranks of an attempt start. */
 even_status even_job_generations_begin(even_job *job) EVEN_MUST_USE;
 /* The attempt is ended: who waits to go on fails at once. */

@@ -53,6 +53,7 @@ static even_status open_log(even_job *job, size_t rank, int *log) {
 static void give_line(void *context, int rank, bool error, const char *text, size_t length) {
   const even_agent_observer *observer = &((even_job *)context)->params->observer;
   even_hangs_output(((even_job *)context)->hangs, rank);
+  even_job_tell_main_rank(context); /* of ranks that outlasted their leader nobody here was told it */
   if (observer->line != NULL) {
     observer->line(observer->context, rank, error, text, length);
   }

@@ -79,6 +79,7 @@ static even_status take_ended(even_job *job, even_job_rank *rank, const json_t *
 static void take_line(even_job *job, const even_host_agent *agent, const even_message *message, const json_t *content) {
   const even_agent_observer *observer = &job->params->observer;
   even_job_rank *rank = rank_named(job, agent, content);
+  even_job_tell_main_rank(job); /* of ranks that outlasted their leader nobody here was told it */
   if (rank != NULL && observer->line != NULL) {
     observer->line(observer->context, (int)(rank - job->ranks), flag_of(content, "error"), (const char *)message->data,
                    message->data_bytes);

@@ -82,9 +82,13 @@ static void add_quota(even_json *json, const even_job *job, size_t first, size_t
   }
 }
 
+static bool is_shown(const even_job *job, size_t rank) {
+  return job->params->shown == NULL || job->params->shown[rank];
+}
+
 static void add_shown(even_json *json, const even_job *job, size_t first, size_t count) {
   for (size_t i = first; i < first + count; i++) {
-    even_json_bool(json, NULL, job->params->shown == NULL || job->params->shown[i]);
+    even_json_bool(json, NULL, is_shown(job, i));
   }
 }
 
@@ -102,6 +106,7 @@ static void add_ranks(even_json *json, const even_job *job, size_t first, size_t
     add_shown(json, job, its->first_spare, its->spares);
   }
   even_json_array_end(json);
+  even_json_bool(json, "shows_main", is_shown(job, 0));
 }
 
 /* Which of its devices, where some were set aside: also those that are there again. */
@@ -246,6 +251,7 @@ static even_status read_ranks(const json_t *object, even_remote_start *out) {
     out->quota[rank] = fraction;
     out->shown[rank] = json_is_true(json_array_get(shown, i));
   }
+  out->shows_main = json_is_true(json_object_get(object, "shows_main"));
   if (!any) {
     even_free(out->quota);
     out->quota = NULL;

@@ -26,10 +26,11 @@ typedef struct even_remote_start {
   char **command;
   char **environment; /* also those of the leader's own variables that ranks everywhere get */
   char *run_folder;
-  char *resume;  /* NULL: anew */
-  double *quota; /* of all ranks, NAN where it has none; NULL: of no rank */
-  bool *shown;   /* of all ranks: whether the leader wants its lines */
-  size_t *used;  /* of the devices that it has for the job, a number for each of its ranks; NULL: as before */
+  char *resume;    /* NULL: anew */
+  double *quota;   /* of all ranks, NAN where it has none; NULL: of no rank */
+  bool *shown;     /* of all ranks: whether the leader wants its lines, */
+  bool shows_main; /* and those of whoever is the main one, once rank 0 is lost */
+  size_t *used;    /* of the devices that it has for the job, a number for each of its ranks; NULL: as before */
   double hang_seconds;
   double notice_seconds;
   double gpu_seconds; /* INFINITY: its GPUs are not watched */

@@ -368,6 +368,7 @@ static void let_join(even_job *job, const bool *joining) {
   uint32_t number = even_generation_grow(job->generation, joining);
   even_job_notice(job, "generation %u: rank%s %s join%s %s", number, count == 1 ? "" : "s", even_text_string(&fresh),
                   count == 1 ? "s" : "", even_text_string(&old));
+  even_job_tell_main_rank(job);
   even_text_free(&old);
   even_text_free(&fresh);
 }

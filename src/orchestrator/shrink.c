@@ -39,8 +39,30 @@ void even_job_generations_close(even_job *job) {
   job->lost = NULL;
 }
 
+int even_job_main_rank(const even_job *job) {
+  uint32_t number = job->generation == NULL ? 0 : even_generation_number(job->generation);
+  for (size_t i = 0; number > 0 && i < job->count; i++) {
+    if (even_generation_has(job->generation, (int)i, number)) {
+      return (int)i;
+    }
+  }
+  return 0;
+}
+
+void even_job_tell_main_rank(even_job *job) {
+  const even_agent_observer *observer = &job->params->observer;
+  int rank = even_job_main_rank(job);
+  if (rank != job->main_rank) {
+    job->main_rank = rank;
+    if (observer->main_rank != NULL) {
+      observer->main_rank(observer->context, rank);
+    }
+  }
+}
+
 even_status even_job_generations_begin(even_job *job) {
   bool *members = NULL;
+  job->main_rank = 0;
   if (job->generation == NULL) {
     return EVEN_OK;
   }
@@ -197,6 +219,7 @@ static void go_on_without_missed(even_job *job, const bool *gone) {
   }
   even_job_notice(job, "generation %u: %s go%s on without %s", number, even_text_string(&left),
                   even_job_members(job) == 1 ? "es" : "", even_text_string(&missed));
+  even_job_tell_main_rank(job);
   for (size_t i = 0; i < job->count; i++) {
     if (job->ranks[i].missed) {
       job->ranks[i].missed = false;

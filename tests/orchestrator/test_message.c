@@ -81,7 +81,8 @@ static const char START[] =
     "\"first\":1,\"count\":2,\"first_spare\":3,\"spares\":0,\"all_spares\":0,\"group\":1,\"groups\":2,\"most_groups\":"
     "2,\"era\":0,"
     "\"command\":[\"python3\",\"t.py\"],\"environment\":[\"A=b\"],"
-    "\"quota\":[null,0.25],\"shown\":[true,false],\"run_folder\":\"/runs/a\",\"resume\":null,\"hang_seconds\":30,"
+    "\"quota\":[null,0.25],\"shown\":[true,false],\"shows_main\":true,\"run_folder\":\"/runs/"
+    "a\",\"resume\":null,\"hang_seconds\":30,"
     "\"restart_hung\":false,\"unpinned\":true,\"telemetry\":true,\"rings\":4,\"calls\":false}";
 
 static void a_start_is_read(void **state) {
@@ -95,7 +96,7 @@ static void a_start_is_read(void **state) {
   assert_null(start.command[2]);
   assert_true(start.quota[0] != start.quota[0] && start.quota[1] != start.quota[1]); /* NAN */
   assert_true(start.quota[2] == 0.25);
-  assert_true(!start.shown[0] && start.shown[1] && !start.shown[2]);
+  assert_true(!start.shown[0] && start.shown[1] && !start.shown[2] && start.shows_main);
   assert_null(start.resume);
   even_remote_start_free(&start);
 }

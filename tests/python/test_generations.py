@@ -38,6 +38,15 @@ def assert_right(text: str, left: list[int]) -> None:
     assert "restart" not in text
 
 
+def test_the_output_of_the_next_main_rank_is_shown(run: Run, script: Script) -> None:
+    result = run("-n", "3", "--no-pin", "--recovery", "shrink", script(cases.PLAIN_LOOP), "0@forward:3")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert re.findall(r"\[rank (\d)\] .*at step 18", result.stdout) == ["1"] and "[rank 2]" not in text, text
+    words = r"evenstep: rank 1 is the main rank now, and its output is shown \(\S+/logs/rank-1\.log\)"
+    assert len(re.findall(words, result.stderr)) == 1, text
+
+
 @pytest.mark.parametrize(
     ("ranks", "deaths", "left"),
     [

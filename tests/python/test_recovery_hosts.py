@@ -46,6 +46,15 @@ def test_ranks_are_killed_and_the_others_train_on(hosts: Hosts, script: Script, 
     assert_right(text, left)
 
 
+@pytest.mark.more
+def test_the_output_of_a_main_rank_of_another_host_is_shown(hosts: Hosts, script: Script) -> None:
+    code, text = hosts.run("--recovery", "shrink", script(cases.PLAIN_LOOP), "0@forward:4,1@forward:4", ranks=":2")
+    assert code == 0, text
+    there = hosts.names[1]
+    assert len(re.findall(rf"rank 2 on {there} is the main rank now, and its output is shown \(", text)) == 1, text
+    assert re.findall(r"\[rank (\d) on \S+\] .*at step 18", text) == ["2"] and "[rank 3" not in text, text
+
+
 @pytest.mark.parametrize(
     ("deaths", "left"),
     [("3@came:0", [0, 1, 2]), pytest.param("2@finding:0,3@finding:0", [0, 1], marks=pytest.mark.more)],
