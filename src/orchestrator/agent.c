@@ -208,8 +208,11 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   bool progress = strcmp(even_text_string(&before), even_text_string(&job->resume)) != 0;
   even_text_free(&before);
   EVEN_TRY(status);
-  if (!progress && culprit->signal == 0 && culprit->lost == NULL && !culprit->stood_still && culprit->hung == NULL &&
-      culprit->slow == NULL && !culprit->out_of_memory && !job->smaller && !job->params->restart_always) {
+  /* Whoever took the lost rank's place has ended since by our signal: its own end is not seen any more. */
+  bool for_lack = job->did_without && even_fault_is_secondary(culprit);
+  if (!progress && !for_lack && culprit->signal == 0 && culprit->lost == NULL && !culprit->stood_still &&
+      culprit->hung == NULL && culprit->slow == NULL && !culprit->out_of_memory && !job->smaller &&
+      !job->params->restart_always) {
     even_job_notice(job,
                     "not restarted: the script ended by an error of its own and no checkpoint was written since it "
                     "began (--max-restarts N restarts all the same)");

@@ -68,6 +68,7 @@ typedef struct even_job {
   even_oom_watch oom; /* of the attempt */
   even_progress progress;
   int main_rank;                      /* as the observer was told, 0 when an attempt begins */
+  bool did_without;                   /* in this attempt others went on without a rank */
   struct even_hangs *hangs;           /* NULL: nobody looks for them */
   struct even_stragglers *stragglers; /* NULL: nobody is ended for being slow */
   struct even_usages *usages;         /* NULL: nobody elsewhere asks how the ranks are */

@@ -63,6 +63,7 @@ void even_job_tell_main_rank(even_job *job) {
 even_status even_job_generations_begin(even_job *job) {
   bool *members = NULL;
   job->main_rank = 0;
+  job->did_without = false;
   if (job->generation == NULL) {
     return EVEN_OK;
   }
@@ -219,6 +220,7 @@ static void go_on_without_missed(even_job *job, const bool *gone) {
   }
   even_job_notice(job, "generation %u: %s go%s on without %s", number, even_text_string(&left),
                   even_job_members(job) == 1 ? "es" : "", even_text_string(&missed));
+  job->did_without = true;
   even_job_tell_main_rank(job);
   for (size_t i = 0; i < job->count; i++) {
     if (job->ranks[i].missed) {
