@@ -94,3 +94,24 @@ def test_nobody_hears_of_it_within_the_grace(hosts: Hosts, script: Script) -> No
     hosts.environment = hosts.environment | {"EVENSTEP_STOP_GRACE": "600"}
     code, text = hosts.run("--max-restarts", "0", "--log-rank", "all", script(GOES_ON))
     assert code == 0 and "goes on" in text and "heard" not in text, text
+
+
+BEFORE_ITS_GROUP = """
+    import os, signal
+    import torch.distributed as dist
+    import evenstep as es
+
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.init_process_group("gloo")
+    dist.barrier()
+    print("met", flush=True)
+"""
+
+
+@pytest.mark.more
+def test_before_a_group_of_the_scripts_own_it_is_ended(hosts: Hosts, script: Script) -> None:
+    code, text = hosts.run("--log-rank", "all", script(BEFORE_ITS_GROUP))
+    assert code == 0, text
+    assert "rank 1 still stands, and the others wait for all ranks to come together: it is ended" in text, text
+    assert text.count("restart 1 of 3 from the beginning") == 1 and len(re.findall(r"\] met$", text, re.M)) == 2, text
