@@ -264,8 +264,8 @@ class Group:
         length = kind.itemsize
         for size in sizes:
             length *= size
-        block = self._arena.take(length, {"shape": sizes, "typestr": kind.str, "descr": kind.descr})
-        return numpy.asarray(block)
+        block = self._arena.take(length, {"shape": sizes, "typestr": kind.str})
+        return numpy.asarray(block).view(kind)  # its fields, which have no place in a typestr
 
     # -- the group itself --
 

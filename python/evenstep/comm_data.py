@@ -111,7 +111,8 @@ def reduced_as(data: Data, op: int, name: str) -> tuple[int, int]:
     if not possible:
         raise argument_error(
             f"elements of this dtype ({data.element} bytes each) cannot be reduced with {name!r}",
-            "integers have no average, floats no bits, complex numbers sums and averages alone; others can be moved only",
+            "integers have no average, floats no bits, complex numbers sums and averages alone; structures, dates, strings and "
+            "numbers in another byte order can be moved only",
         )
     return data.length * data.reals, data.dtype
 

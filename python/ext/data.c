@@ -262,20 +262,65 @@ typedef struct array_struct {
 
 enum { ARRAY_CONTIGUOUS = 0x1, ARRAY_NATIVE_ORDER = 0x200, ARRAY_WRITABLE = 0x400 };
 
-static int read_array(const array_struct *array, even_ext_data *out) {
-  if (array->two != 2 || array->element < 0 || array->kind == 'O') {
-    return refuse("the array's elements are Python objects", "convert it to a numeric dtype");
+/* Whether a flag is set that an array keeps in one of its attributes, `otherwise` where there is none; -1: an
+ * exception. */
+static int is_set(PyObject *object, const char *attribute, const char *flag, int otherwise) {
+  PyObject *holder = PyObject_GetAttrString(object, attribute);
+  PyObject *value = holder == NULL ? NULL : PyObject_GetAttrString(holder, flag);
+  int set = value == NULL ? -1 : PyObject_IsTrue(value);
+  Py_XDECREF(value);
+  Py_XDECREF(holder);
+  if (set < 0 && PyErr_ExceptionMatches(PyExc_AttributeError)) {
+    PyErr_Clear();
+    return otherwise;
+  }
+  return set;
+}
+
+static bool lies_together(const array_struct *array) {
+  Py_ssize_t expected = array->element;
+  for (int i = array->dimensions - 1; i >= 0; i--) {
+    if (array->shape[i] != 1 && array->strides[i] != expected) {
+      return false;
+    }
+    expected *= array->shape[i];
+  }
+  return true;
+}
+
+/* Of an array whose elements have fields NumPy gives no flags at all (its interface clears them). */
+static int read_structures(PyObject *object, const array_struct *array, even_ext_data *out) {
+  int objects = is_set(object, "dtype", "hasobject", 0);
+  int writable = is_set(object, "flags", "writeable", (array->flags & ARRAY_WRITABLE) != 0);
+  if (objects < 0 || writable < 0) {
+    return -1;
+  }
+  out->read_only = writable == 0;
+  return objects ? refuse("the array's elements have fields that are Python objects", "leave these fields out") : 0;
+}
+
+static int read_array(PyObject *object, const array_struct *array, even_ext_data *out) {
+  bool structures = array->two == 2 && array->kind == 'V';
+  if (array->two != 2 || array->element < 0 || strchr("biufcmMSUV", array->kind) == NULL) {
+    return refuse("the array's elements are Python objects, or lie elsewhere",
+                  "convert it to a dtype of numbers or bytes");
   }
   out->count = 1;
   for (int i = 0; i < array->dimensions; i++) {
     out->count *= (size_t)array->shape[i]; /* of an array that exists: it fits */
   }
-  if (out->count > 0 && (array->flags & ARRAY_CONTIGUOUS) == 0) {
+  if (out->count > 0 && (structures ? !lies_together(array) : (array->flags & ARRAY_CONTIGUOUS) == 0)) {
     return refuse_strides();
   }
   describe_elements(out, (array->flags & ARRAY_NATIVE_ORDER) == 0 ? 'V' : array->kind, (size_t)array->element);
   out->read_only = (array->flags & ARRAY_WRITABLE) == 0;
   out->address = array->data;
+  if (structures) {
+    return read_structures(object, array, out);
+  }
+  if (array->dimensions == 0 && !PyObject_HasAttrString(object, "__array_finalize__")) {
+    out->read_only = 1; /* a number of NumPy's, of which this is a copy */
+  }
   return 0;
 }
 
@@ -290,7 +335,7 @@ static int open_by_array(PyObject *object, even_ext_data *out) {
     return 0;
   }
   const array_struct *array = PyCapsule_GetPointer(capsule, NULL);
-  if (array == NULL || read_array(array, out) != 0) {
+  if (array == NULL || read_array(object, array, out) != 0) {
     Py_DECREF(capsule);
     return -1;
   }

@@ -41,7 +41,9 @@ PyObject *even_ext_comm_all_reduce_data(PyObject *object, PyObject *arguments) {
   } else if (!even_ext_data_reducible(&data, op)) {
     result = refuse(
         even_fail(EVEN_ERR_ARGUMENT, "elements of this dtype (%zu bytes each) cannot be reduced so", data.element),
-        "integers have no average, floats no bits, complex numbers sums alone; see es.comm for the dtypes");
+        "integers have no average, floats no bits, complex numbers sums and averages alone; structures, dates, strings "
+        "and "
+        "numbers in another byte order can be moved only");
   } else {
     result = reduce(self, &data, op);
   }

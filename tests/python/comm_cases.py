@@ -119,6 +119,81 @@ def messages(group: es.comm.Group) -> None:
     group.barrier()
 
 
+FIELDS = np.dtype([("number", "<i4"), ("swapped", ">f8"), ("word", "S3"), ("pair", "<f2", (2,))], align=True)
+
+
+def filled(rank: int, count: int = 3) -> Any:
+    data = np.zeros(count, FIELDS)
+    data["number"], data["swapped"], data["word"], data["pair"] = rank, rank / 2, f"r{rank}".encode(), [rank, -rank]
+    return data
+
+
+def structures(group: es.comm.Group) -> None:
+    """Arrays whose elements have fields are moved by every call that only moves."""
+    rank, size = group.rank, group.size
+    everything = np.zeros((size, 3), FIELDS)
+    group.all_gather(filled(rank), everything)
+    assert all((everything[r] == filled(r)).all() for r in range(size))
+    assert (group.broadcast(filled(rank), root=1) == filled(1)).all()
+    assert (group.broadcast(filled(rank).view(np.recarray), root=1).number == 1).all()
+    assert group.broadcast(filled(rank, 1).reshape(()), root=1) == filled(1)[0]
+    whole = np.zeros((size, 3), FIELDS) if rank == 1 else None
+    group.gather(filled(rank), whole, root=1)
+    assert whole is None or (whole == everything).all()
+    part = np.zeros(3, FIELDS)
+    group.scatter(whole, part, root=1)
+    assert (part == filled(rank)).all()
+    given, got = np.zeros((size, 2), FIELDS), np.zeros((size, 2), FIELDS)
+    for to in range(size):
+        given[to] = filled(10 * rank + to, 2)
+    group.all_to_all(given, got)
+    assert all((got[source] == filled(10 * source + rank, 2)).all() for source in range(size))
+    sent = group.isend(filled(rank), (rank + 1) % size)
+    group.recv(part, (rank - 1) % size)
+    sent.wait()
+    assert (part == filled((rank - 1) % size)).all()
+    shared = group.empty(3, FIELDS)
+    shared[:] = filled(rank)
+    assert (group.broadcast(shared, root=1) == filled(1)).all()
+    frozen = filled(rank)
+    frozen.flags.writeable = rank != 1
+    group.broadcast(frozen, root=1)
+    frozen.flags.writeable = False
+    refused(lambda: group.all_gather(filled(rank), frozen), "read-only")
+    refused(lambda: group.broadcast(filled(rank)[::2]), "one after the other")
+    refused(lambda: group.broadcast(filled(rank)["number"]), "one after the other")
+    refused(lambda: group.broadcast(np.zeros(3, [("a", "i4"), ("b", "O")])), "fields that are Python objects")
+    for call in (group.all_reduce, group.reduce):
+        refused(lambda call=call: call(filled(rank)), "cannot be reduced", "structures", "moved only")
+
+
+def odd_dtypes(group: es.comm.Group) -> None:
+    """Each is moved and reduced, is moved alone, or is refused."""
+    rank, size = group.rank, group.size
+    for dtype in ("?", "f2", "f4", "u8"):
+        data = np.array(rank == 0, dtype)  # no dimensions
+        assert group.all_reduce(data) is data and data == 1, dtype
+        assert group.broadcast(np.array(rank, dtype), root=1) == 1, dtype
+    for dtype in ("M8[ns]", "m8[s]", "S3", "U2", "V5", ">f4", ">i8", "g", "G"):
+        data = np.full(3, rank, "i4").astype(dtype) if dtype != "V5" else np.array([bytes([rank] * 5)] * 3, dtype)
+        everything = np.zeros((size, 3), dtype)
+        group.all_gather(data, everything)
+        assert everything[rank].tobytes() == data.tobytes() and everything.tobytes().count(data.tobytes()) == 1, dtype
+        for op in ("sum", "max", "band"):
+            refused(lambda data=data, op=op: group.all_reduce(data, op), "cannot be reduced", "moved only")
+    refused(lambda: group.all_reduce(np.float32(3)), "read-only")  # a number, whose memory is a copy
+    refused(lambda: group.all_gather(np.float32(3), np.float32(3)), "read-only")
+    three = np.zeros(size, "f4")
+    assert group.all_gather(np.float32(3), three).tolist() == [3.0] * size
+    columns = np.ones((2, 3), order="F")
+    refused(lambda: group.all_reduce(columns), "one after the other", "ascontiguousarray")
+    assert (group.all_reduce(columns.T) == size).all() and (columns == size).all()
+    refused(lambda: group.all_reduce(np.arange(4.0)[::-1]), "one after the other")
+    if hasattr(np, "dtypes") and hasattr(np.dtypes, "StringDType"):  # NumPy 2: its letters lie elsewhere
+        refused(lambda: group.broadcast(np.array(["a", "b" * 50], np.dtypes.StringDType())), "lie elsewhere")
+    group.barrier()
+
+
 VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # its DLPack
 
 
@@ -269,7 +344,18 @@ def forked(group: es.comm.Group) -> None:
 
 def calls() -> None:
     with es.comm.open() as group:
-        for part in (reductions, movements, messages, kinds_of_arrays, arena, groups, revoked, forked):
+        for part in (
+            reductions,
+            movements,
+            messages,
+            kinds_of_arrays,
+            structures,
+            odd_dtypes,
+            arena,
+            groups,
+            revoked,
+            forked,
+        ):
             part(group)
         kept = group.empty(10)
         kept[:] = group.rank
