@@ -33,6 +33,7 @@ from evenstep.backend_tensors import (
     given_options,
     is_ours,
     landing,
+    limit_of,
     named,
     of_inference,
     op_of,
@@ -47,17 +48,13 @@ from evenstep.backend_tensors import (
     sources_as_real,
     wants_work,
 )
+from evenstep.backend_watched import let_watch, modes, profiler, seen, within
 from evenstep.backend_work import Worker, absent, completed
 from evenstep.comm_debug import explain, note
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
 from evenstep.device_streams import CudaStreams
+from evenstep.exits import left_in_children
 from evenstep.rendezvous import has_ended, open_group
-
-
-def _limit_of(options: Any) -> float:
-    """Seconds that the call has of its own; 0 for none (torch says -1 ms then)."""
-    timeout = getattr(options, "timeout", None)
-    return 0.0 if timeout is None else max(0.0, timeout.total_seconds())
 
 
 class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup):
@@ -107,7 +104,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
             life = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
             gloo.broadcast([life], dist.BroadcastOptions()).wait()
             self._life = bytes(life.tolist()).hex()
-        backends["cpu"] = gloo
+        backends["cpu"] = left_in_children(gloo)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         if dist.is_nccl_available() and torch.cuda.is_available():
             options = dist.ProcessGroupNCCL.Options()
@@ -243,7 +240,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         self._sequence += 1
         if of_inference(result):
             job = torch.inference_mode()(job)
-        job = self._within(_limit_of(options), job)
+        job = self._within(limit_of(options), job)
         if getattr(options, "asyncOp", True) and self._size > 1:
             return self._worker().submit(job, result)
         if self._later is not None:
@@ -300,6 +297,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         return job
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        if (profiler._is_profiler_enabled or modes()) and not within.call:
+            return seen(self, EvenstepGroup.allreduce, (tensors, opts), {})
         later, reducer = self._later, self._reducer
         if reducer is not None and self._size > 1 and getattr(opts, "asyncOp", False):
             worker = self._worker() if isinstance(tensors, list) and all(map(is_ours, tensors)) else None
@@ -578,6 +577,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         return self.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
 
+let_watch(EvenstepGroup)
 if WAITS_UNASKED:
     keep_works_for_cpp(EvenstepGroup)
     shut_down_with_torch(EvenstepGroup)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.futures import Future
 
 from evenstep import _core, sites
 from evenstep.backend_tensors import check_outputs, is_on_gpu, is_ours, kind_of, plain
@@ -28,9 +29,25 @@ class MessageWork(dist.Work):
         self._data = data
         self._target = target
         self._rank = _ANY_RANK
+        self._recorded: Future[Any] | None = None
+
+    def keep_record(self, record: Any) -> None:
+        """The profiler's record ends when the message is found to have."""
+        if not self._request.done():
+            self._recorded = Future()
+            record._call_end_callbacks_on_future(self._recorded)
+
+    def _end_record(self) -> None:
+        recorded, self._recorded = self._recorded, None
+        if recorded is not None:
+            recorded.set_result(None)
 
     def _end(self, seconds: float) -> None:
-        self._rank = self._request.wait(seconds)
+        try:
+            self._rank = self._request.wait(seconds)
+        finally:
+            if self._recorded is not None and self._request.done():
+                self._end_record()
         if self._target is not None:
             with torch.inference_mode() if self._target.is_inference() else torch.no_grad():
                 self._target.copy_(self._data)
@@ -46,6 +63,7 @@ class MessageWork(dist.Work):
     def is_completed(self) -> bool:
         if not self._request.done():
             return False
+        self._end_record()
         if self._target is not None:
             try:
                 self._end(0)

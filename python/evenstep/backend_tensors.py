@@ -85,6 +85,12 @@ def wants_work(options: Any) -> bool:
     return WAITS_UNASKED or bool(getattr(options, "asyncOp", True))
 
 
+def limit_of(options: Any) -> float:
+    """Seconds that a call with these options has of its own; 0 for none (torch says -1 ms then)."""
+    timeout = getattr(options, "timeout", None)
+    return 0.0 if timeout is None else max(0.0, timeout.total_seconds())
+
+
 def op_of(options: Any) -> int | None:
     """Our number for the options' reduce operation; PREMUL_SUM is a SUM of what `factor_of` has multiplied."""
     if options is None:

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 from evenstep import _core
+from evenstep.backend_futures import for_cpp
 from evenstep.errors import error_of
 from evenstep.exits import stop_at_exit
 from evenstep.sites import Place, make_for, of_caller
@@ -26,7 +27,7 @@ def completed(result: Any) -> dist.Work:
     """A Work that is complete, with `result` as its future's value."""
     future: Future[Any] = Future()
     future.set_result(result)
-    return _create_work_from_future(future)
+    return _create_work_from_future(for_cpp(future, result))
 
 
 def _too_late(seconds: float) -> _core.EvenstepError:
@@ -46,10 +47,15 @@ class LaterWork(dist.Work):
     """A Work that completes later. Python waits on the future itself and sees the error as it was raised; C++ gets one
     whose error is its own, since an exception that Python sets in a future is a value like any other to C++."""
 
-    def __init__(self, future: Future[Any]) -> None:
+    def __init__(self, future: Future[Any], result: Any) -> None:
         super().__init__()
         self._future = future
+        self._written = result
         self._for_cpp = future.then(lambda done: done.value())
+
+    def keep_record(self, record: Any) -> None:
+        """Before anybody else has the Work: the profiler's record ends with the call, and who waits goes on after that."""
+        self._for_cpp = record._call_end_callbacks_on_future(self._for_cpp)
 
     def _ends_within(self, seconds: float) -> bool:
         ended = threading.Event()
@@ -71,7 +77,7 @@ class LaterWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Future[Any]:
-        return self._for_cpp
+        return for_cpp(self._for_cpp, self._written)
 
     def is_completed(self) -> bool:
         return self._for_cpp.done()
@@ -155,10 +161,10 @@ class Worker:
             # A callback of a call that has just ended (torch runs them here), which may wait for this one: nobody else
             # would do it. It comes before those that were submitted meanwhile, on every rank.
             call.make()
-            return LaterWork(future)
+            return LaterWork(future, result)
         self._last = future
         self._jobs.put(call)
-        return LaterWork(future)
+        return LaterWork(future, result)
 
     def submit_all_reduce(self, reducer: _core.Reducer, tensors: Any, options: Any) -> dist.Work | None:
         """None where the reducer does not know a call of this kind. For other threads than this."""
@@ -167,7 +173,7 @@ class Worker:
         if not reducer.put(self._jobs, _Submitted(None, future, tensors, place), place, tensors, options):
             return None
         self._last = future
-        return LaterWork(future)
+        return LaterWork(future, tensors)
 
     def alive(self) -> bool:
         """Whether its thread is there: not in a process that was forked from the one that made it."""

@@ -8,10 +8,12 @@ step is done may end in between, and with it the process, by SIGABRT."""
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 import sys
 import threading
 import weakref
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from evenstep import _core
 from evenstep.exits_older import unnamed_threads_rest
@@ -28,6 +30,7 @@ class Stoppable(Protocol):
         """Ends the thread when it has done what it has; waits for that, but no longer than this. May come twice."""
 
 
+_One = TypeVar("_One")
 _running: weakref.WeakSet[Stoppable] = weakref.WeakSet()
 _lock = threading.Lock()  # of these
 _ending = threading.Event()
@@ -37,6 +40,21 @@ def stop_at_exit(owner: Stoppable) -> None:
     """Stops the owner's thread when the interpreter ends, if it lives then. Keeps no owner alive. Any thread."""
     with _lock:
         _running.add(owner)
+
+
+_left: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _keep_all() -> None:
+    for one in list(_left):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+
+
+def left_in_children(one: _One) -> _One:
+    """The object, which processes forked from this one never take down: torch's Gloo would join threads that only the parent has,
+    and abort where the child ends by sys.exit."""
+    _left.add(one)
+    return one
 
 
 def is_ending() -> bool:
@@ -67,3 +85,4 @@ def _stop_all() -> None:
 def stop_threads_at_exit() -> None:
     """Once, before anything else is registered to run then: what that does is done before."""
     atexit.register(_stop_all)
+    os.register_at_fork(after_in_child=_keep_all)

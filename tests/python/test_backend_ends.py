@@ -347,5 +347,25 @@ def test_timeout(check: Check) -> None:
     check(body_timeout, 2)
 
 
+CHILD = """
+    import os, sys, torch, torch.distributed as dist, evenstep
+    dist.init_process_group("evenstep")
+    dist.all_reduce(torch.ones(3))
+    gloo = dist.group.WORLD._beneath["cpu"]
+    held = sys.getrefcount(gloo)
+    child = os.fork()
+    if child == 0:  # without the one more it would abort, or hang for a while, as chance has it
+        sys.exit(6 + sys.getrefcount(gloo) - held)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    dist.all_reduce(torch.ones(3))
+    dist.destroy_process_group()
+"""
+
+
+def test_a_forked_child_may_end_as_any_process(run_ranks: Callable[..., Any]) -> None:
+    """Nobody takes down there what has threads in the rank alone: torch's Gloo, of which each group has one beneath."""
+    run_ranks(CHILD, 2, fresh=True)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
