@@ -458,6 +458,10 @@ class Memory:
         """(resident, peak, available, limit: bytes; folder of the control group whose limit that is)"""
     def reset_peak(self) -> bool: ...
     def give_back(self) -> None: ...
+    def keep(self, keep: bool, /) -> bool:
+        """Whether the allocator keeps what is freed from now on, or no longer does; False: it cannot be told to."""
+    def kept(self) -> int:
+        """Bytes that are free in the allocator's heaps; 0: it does not say."""
 
 class MemoryCurve:
     """The memory that a rank needs for how many samples, by measured peaks."""

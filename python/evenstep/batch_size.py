@@ -16,6 +16,7 @@ from evenstep.batch_search import Found, Limits, Trial, search
 from evenstep.batch_trials import TrialRuns, one_batch
 from evenstep.device_memory import memory_of
 from evenstep.group import Group, gather_objects
+from evenstep.kept_memory import kept_memory
 from evenstep.loader import EvenLoader
 from evenstep.session import training_session
 from evenstep.verify import check_models
@@ -132,7 +133,8 @@ def find_batch_size(
         def search_here() -> Found:  # nobody's first trial is in another one's limit: all have read theirs
             batch = one_batch(data)
             limits = Limits(limit.bytes, margin, _most(data, most), seconds)
-            with TrialRuns(model, optimizer, batch, loss, step, memory, random) as runs:
+            # each trial's peak is to be its own
+            with kept_memory.paused(), TrialRuns(model, optimizer, batch, loss, step, memory, random) as runs:
                 return search(runs, limits)
 
         found = _everyones(current.group, search_here)

@@ -13,6 +13,7 @@ from evenstep import _core
 from evenstep.data_course import DataCourse
 from evenstep.feeds import BatchPlan, IndexFeed, check_loader
 from evenstep.group import gather_objects
+from evenstep.kept_memory import kept_memory
 from evenstep.loading_ahead import Lead
 from evenstep.share_samples import FetchAs
 from evenstep.shares import Shares, equal_shares
@@ -224,4 +225,8 @@ class _Iteration:
         if self._batches is None:
             self._batches = iter(())  # of what was done before the checkpoint
             self._batches = self._loader.begin()
-        return next(self._batches)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            kept_memory.give_back()  # to the evaluation that may come, or to other processes
+            raise

@@ -13,6 +13,7 @@ import torch
 
 from evenstep._core import Memory, MemoryCurve
 from evenstep.hosts import this_host
+from evenstep.kept_memory import kept_memory
 
 if TYPE_CHECKING:
     from evenstep.vote import Ballot
@@ -35,6 +36,7 @@ class Use:
     peak: int  # the most since the last reset
     available: int  # beside `held`, if nobody else takes it
     limit: int
+    kept: int = 0  # of `held`: freed, and kept for the next step
 
 
 class Source(Protocol):
@@ -45,7 +47,7 @@ class Source(Protocol):
     def read(self) -> Use: ...
     def reset(self) -> bool: ...
     def give_back(self) -> None:
-        """What was freed and is kept for later, where that is not what `held` is about."""
+        """What was freed and is kept for later, where that is not what `held` is about; and nothing is kept from now on."""
 
     @property
     def pool(self) -> str:
@@ -62,12 +64,13 @@ class HostMemory:
 
     def read(self) -> Use:
         held, peak, available, limit, _ = self._memory.read()
-        return Use(held, peak, available, limit)
+        return Use(held, peak, available, limit, min(held, kept_memory.bytes))
 
     def reset(self) -> bool:
         return self._memory.reset_peak()
 
     def give_back(self) -> None:
+        kept_memory.end()
         self._memory.give_back()
 
     @property
@@ -189,7 +192,7 @@ class MemoryWatch:
         if samples > self._largest:
             self._largest, self._largest_peak, self._sample_bytes = samples, 0.0, 0.0
         self._largest_peak = max(self._largest_peak, float(use.peak))
-        self._sample_bytes = max(self._sample_bytes, self.growth / samples)
+        self._sample_bytes = max(self._sample_bytes, (self.growth + use.kept) / samples)
 
     def _holds(self, limit: float) -> int:
         """Samples; -1: unknown. A line through two peaks may be flatter than the truth, where the first steps held more

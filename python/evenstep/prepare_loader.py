@@ -16,6 +16,7 @@ from evenstep.batch_adapt import AdaptBatch
 from evenstep.batch_adapting import adapt_batches
 from evenstep.caps import after_shortage
 from evenstep.group import broadcast_bytes, gather_objects
+from evenstep.kept_memory import kept_memory
 from evenstep.loader import EvenLoader
 from evenstep.memory import MemoryWatch, RanksMemory, memory_of
 from evenstep.plan_start import start_from_plan
@@ -179,6 +180,8 @@ def _watch_memory(current: Session, adapt: AdaptBatch | None) -> None:
         return
     parameters = (p for sync in current.steps.syncs for p in sync.parameters)
     device = next((p.device for p in parameters), torch.device("cpu"))
+    if device.type == "cpu" and current.environment.keep_memory and not current.planning:
+        kept_memory.begin()
     watch = MemoryWatch(memory_of(device), current.environment.memory_limit)
     pools = gather_objects(current.group, watch.pool)
     current.steps.memory = RanksMemory(watch, pools, current.rank)

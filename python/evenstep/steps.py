@@ -18,6 +18,7 @@ from evenstep.failed_pass import FailedPass, no_gradient
 from evenstep.fetched import FetchedBatches
 from evenstep.group_end import first_line, is_gone
 from evenstep.idle_backward import IdleBackward
+from evenstep.kept_memory import kept_memory
 from evenstep.nonfinite import UNNAMED
 from evenstep.pass_weight import PassWeight
 from evenstep.quiet_passes import QuietPasses
@@ -447,7 +448,11 @@ class Steps:
         part = self._part
         self._batches, self._busy = part.batches, busy_ns
         if self.memory is not None and part.batches and self.last_plan is not None:
+            kept = kept_memory.on
             self.memory.watch.stepped(self.step, part.samples // part.batches, self.last_plan.shares)
+            if kept and not kept_memory.on:
+                words = "memory is short: what a step frees is not kept for the next one any more"
+                self.telemetry.event(_core.EVENT_MESSAGE, self.step, 0, words)
 
     def _settle(self, end: int) -> int:
         """When this rank's own part of the pass has ended; `end`, where engines have none after backward."""

@@ -57,12 +57,28 @@ static PyObject *memory_give_back(PyObject *object, PyObject *unused) {
   Py_RETURN_NONE;
 }
 
+static PyObject *memory_keep(PyObject *object, PyObject *keep) {
+  int truth = PyObject_IsTrue(keep);
+  (void)object;
+  return truth < 0 ? NULL : PyBool_FromLong(even_memory_keep(truth != 0));
+}
+
+static PyObject *memory_kept(PyObject *object, PyObject *unused) {
+  (void)object;
+  (void)unused;
+  return PyLong_FromUnsignedLongLong(even_memory_kept_bytes());
+}
+
 static PyMethodDef memory_methods[] = {
     {"read", memory_read, METH_NOARGS,
      "read() -> (resident, peak, available, limit: bytes; folder of the control group whose limit that is, '': the "
      "host's memory)"},
     {"give_back", memory_give_back, METH_NOARGS,
      "give_back(): free memory that the allocator keeps goes to the system"},
+    {"keep", memory_keep, METH_O,
+     "keep(bool) -> whether from now on the allocator keeps what is freed, or no longer does; False: it is none of "
+     "glibc's, or refuses, and nothing has changed"},
+    {"kept", memory_kept, METH_NOARGS, "kept() -> bytes that are free in the allocator's heaps; 0: it does not say"},
     {"reset_peak", memory_reset_peak, METH_NOARGS, "reset_peak() -> whether a new peak began"},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot memory_slots[] = {

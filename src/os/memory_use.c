@@ -1,4 +1,5 @@
-/* /proc/self/status (proc(5)), /proc/meminfo, and the memory controller of control groups, version 1 and 2. */
+/* /proc/self/status (proc(5)), /proc/meminfo, the memory controller of control groups, version 1 and 2, and what
+ * glibc's allocator keeps (mallopt(3), mallinfo(3)). */
 #include "os/memory_use.h"
 
 #include "base/fail.h"
@@ -6,8 +7,10 @@
 #include "os/calls.h"
 #include "os/file.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <string.h>
@@ -187,3 +190,53 @@ void even_memory_give_back(void) {
   (void)malloc_trim(0);
 #endif
 }
+
+#ifdef __GLIBC__
+/* What glibc's thresholds grow to by themselves where large blocks are freed: 32 MiB, and twice that (mallopt(3)). An
+ * older one takes none above. */
+enum { OWN_MAP = 32 << 20, OWN_TRIM = 64 << 20 };
+
+/* Others put their functions before glibc's (LD_PRELOAD, or linked into the program), some a mallopt that says yes. */
+static bool allocator_is_of_glibc(void) {
+  void *allocates = dlsym(RTLD_DEFAULT, "malloc");
+  void *of_glibc = dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
+  Dl_info one = {0};
+  Dl_info other = {0};
+  return allocates != NULL && of_glibc != NULL && dladdr(allocates, &one) != 0 && dladdr(of_glibc, &other) != 0 &&
+         one.dli_fbase == other.dli_fbase;
+}
+
+bool even_memory_keep(bool keep) {
+  if (!allocator_is_of_glibc()) {
+    return false;
+  }
+  if (mallopt(M_MMAP_THRESHOLD, keep ? INT_MAX : OWN_MAP) == 0 && mallopt(M_MMAP_THRESHOLD, OWN_MAP) == 0) {
+    return false;
+  }
+  return mallopt(M_TRIM_THRESHOLD, keep ? -1 : OWN_TRIM) != 0; /* -1: never */
+}
+
+/* struct mallinfo2: older headers lack it. */
+typedef struct heap_facts {
+  size_t arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
+} heap_facts;
+
+uint64_t even_memory_kept_bytes(void) {
+  heap_facts (*facts)(void) = NULL;
+  void *found = allocator_is_of_glibc() ? dlsym(RTLD_DEFAULT, "mallinfo2") : NULL;
+  if (found == NULL) {
+    return 0;
+  }
+  memcpy(&facts, &found, sizeof facts);
+  return facts().fordblks;
+}
+#else
+bool even_memory_keep(bool keep) {
+  (void)keep;
+  return false;
+}
+
+uint64_t even_memory_kept_bytes(void) {
+  return 0;
+}
+#endif

@@ -35,5 +35,11 @@ bool even_memory_peak_reset(const even_memory_place *place);
 /* Gives free memory that the allocator keeps back to the system (glibc's malloc_trim; elsewhere nothing). Any thread.
  */
 void even_memory_give_back(void);
+/* True: from now on memory that is freed stays with this process for what it allocates next. False: it goes back as
+ * glibc gives it back by itself once it has seen large blocks. Of glibc's malloc alone: false where another allocator
+ * or C library is at work, or refuses, and then nothing has changed. Any thread. */
+bool even_memory_keep(bool keep);
+/* Bytes of this process that are free in its allocator's heaps; 0 where it does not say (before glibc 2.33). */
+uint64_t even_memory_kept_bytes(void);
 
 #endif

@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -174,6 +176,50 @@ static void what_the_allocator_keeps_is_given_back(void **state) {
   free(blocks[BLOCKS - 1]);
 }
 
+/* Page faults of this process while a block is taken, written to and freed. */
+static long faults_of_a_block(size_t bytes) {
+  struct rusage before;
+  struct rusage after;
+  assert_int_equal(getrusage(RUSAGE_SELF, &before), 0);
+  volatile char *block = malloc(bytes);
+  assert_non_null((void *)(uintptr_t)block);
+  for (size_t at = 0; at < bytes; at += 1024) {
+    block[at] = 1;
+  }
+  free((void *)(uintptr_t)block);
+  assert_int_equal(getrusage(RUSAGE_SELF, &after), 0);
+  return after.ru_minflt - before.ru_minflt;
+}
+
+static void the_allocator_keeps_what_is_freed_while_it_is_told_to(void **state) {
+  (void)state;
+#if defined(__GLIBC__) && !defined(OTHER_ALLOCATOR)
+  const size_t bytes = (size_t)(80 * MIB); /* above all that glibc keeps by itself */
+  const long pages = (long)(bytes / (size_t)sysconf(_SC_PAGESIZE));
+  even_memory_place place;
+  even_memory_use held;
+  even_memory_use after;
+  assert_int_equal(even_memory_place_find("", &place), EVEN_OK);
+  assert_true(faults_of_a_block(bytes) >= pages / 2 && faults_of_a_block(bytes) >= pages / 2);
+  assert_true(even_memory_keep(true));
+  (void)faults_of_a_block(bytes);
+  assert_true(faults_of_a_block(bytes) < pages / 100);
+  assert_true(even_memory_kept_bytes() >= bytes);
+  assert_int_equal(even_memory_use_read(&place, &held), EVEN_OK);
+  even_memory_give_back();
+  assert_int_equal(even_memory_use_read(&place, &after), EVEN_OK);
+  assert_true(after.resident_bytes + bytes / 2 <= held.resident_bytes);
+  (void)faults_of_a_block(bytes); /* given back once: it is kept all the same */
+  assert_true(faults_of_a_block(bytes) < pages / 100);
+  assert_true(even_memory_keep(false));
+  even_memory_give_back();
+  assert_true(faults_of_a_block(bytes) >= pages / 2 && faults_of_a_block(bytes) >= pages / 2);
+#else
+  assert_false(even_memory_keep(true));
+  assert_true(even_memory_kept_bytes() == 0);
+#endif
+}
+
 static even_status find_and_read(void *context) {
   even_memory_place place;
   even_memory_use use;
@@ -199,6 +245,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_proc_does_not_say_is_an_error, make_root, remove_root),
       cmocka_unit_test(the_peak_of_this_process_is_seen),
       cmocka_unit_test(what_the_allocator_keeps_is_given_back),
+      cmocka_unit_test(the_allocator_keeps_what_is_freed_while_it_is_told_to),
       cmocka_unit_test_setup_teardown(survives_every_fault, make_root, remove_root),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
