@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterator, Mapping
 
 from evenstep._core import Memory
@@ -21,6 +22,12 @@ def set_by_user(variables: Mapping[str, str]) -> bool:
     return "glibc.malloc." in variables.get("GLIBC_TUNABLES", "") or any(name in variables for name in _OF_THE_USER)
 
 
+def addresses_are_limited() -> bool:
+    """Gaps between blocks take no memory once they are given back, but count where addresses do (ulimit -v, -d)."""
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    return any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in limits)
+
+
 class KeptMemory:
     """Of the whole process, whose allocator is one."""
 
@@ -29,8 +36,10 @@ class KeptMemory:
         self.on = False
 
     def begin(self, variables: Mapping[str, str] | None = None) -> bool:
-        """From now on what is freed is kept; False: the allocator is none of glibc's, or the user has set what it keeps."""
-        if not self.on and not set_by_user(os.environ if variables is None else variables):
+        """From now on what is freed is kept; False: the allocator is none of glibc's, the user has set what it keeps, or
+        the process has so many addresses and no more."""
+        told = os.environ if variables is None else variables
+        if not self.on and not set_by_user(told) and not addresses_are_limited():
             self.on = self._memory.keep(True)
         return self.on
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,13 @@ def test_what_the_user_has_set_stays(run_ranks: Callable[..., list[Any]]) -> Non
     assert set_by_user({"GLIBC_TUNABLES": "glibc.cpu.x=1:glibc.malloc.trim_threshold=1"})
     assert not set_by_user({"GLIBC_TUNABLES": "glibc.cpu.x=1", "MALLOC_ARENA_MAX": "2"})
     assert not KeptMemory().begin({"MALLOC_MMAP_THRESHOLD_": "65536"})
+
+
+def test_nothing_is_kept_where_addresses_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {resource.RLIMIT_AS: (1 << 40, resource.RLIM_INFINITY)}
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda one: limits.get(one, unlimited))
+    assert not KeptMemory().begin({})
 
 
 def test_another_allocator_is_left_alone(tmp_path: Path) -> None:
