@@ -380,13 +380,15 @@ class DataCourse:
     def _batches_apart(self, epoch: int) -> Iterator[Any]:
         """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
         looked at before it trained, once more."""
-        before = self._session.latest
+        before, had = self._session.latest, 0
         try:
             for plan, batch in self._feed.open(epoch, apart=True):
                 self._session.latest = plan
+                had += plan.samples
                 yield batch
         finally:
             self._session.latest = before
+            self._session.steps.ended_samples = had
 
     def _iterate(self, skip: int, onward: bool, one: bool = False) -> Iterator[Any]:
         """onward: where the epoch has no batch left, with the next; one: both are then one iteration of the script."""

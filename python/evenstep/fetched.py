@@ -98,6 +98,9 @@ class FetchedBatches:
         self._waiting: list[_Batch] = []
         self._ended: list[_Batch] = []
         self._together: list[_Batch] = []  # that waited for the last backward which had new ones
+        self._newest: _Batch | None = None  # of these
+        self._of_graph: _Batch | None = None  # what the backward to come may be over, held by its graph or by more
+        self._by_graph = False  # such a one was let go in its backward
         self._last: _Batch | None = None  # to come
         self._alike = True  # as far as checked: what is held only becomes less
         # Of a script that seems to fetch ahead of backward:
@@ -158,13 +161,16 @@ class FetchedBatches:
         self._ended += ended
         self._waiting = [one for one in self._waiting if one.plan.loader is not loader]
         self._counts = (0, 0, 0)
+        if self._newest is not None and self._newest.gone:
+            self._newest = None
 
     def used(self) -> None:
         """A backward has had them; or the oldest of those that the script holds, where it fetches ahead."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return  # once more over the same, or over another of those that came together
-        self._together = waiting
+        self._together, self._newest = waiting, waiting[-1]
+        self._by_graph = self._by_graph or (self._of_graph is not None and self._of_graph.gone)
         backwards, first, _ = self._counts
         latest = _most_of_one_loader(waiting)
         self._counts = (backwards + 1, first or latest, latest)
@@ -186,12 +192,26 @@ class FetchedBatches:
             return []
         return [one for one in self._ahead if one.held]
 
+    def _older(self, last: _Batch) -> _Batch | None:
+        """Which batch the next backward is over where the script fetches the next one between forward and backward: the graph
+        alone holds the older one then, and until that backward. Where the script works on copies, nothing is held, and it is
+        taken for one that does."""
+        waiting = [one for one in self._waiting if one.plan.loader is last.plan.loader]
+        older = waiting[-2] if len(waiting) > 1 else self._newest
+        self._of_graph = older if older is not None and older.held else None
+        if older is None or older is last or len(waiting) > 1 or older.plan.loader is not last.plan.loader:
+            return None  # those that wait together are compared below
+        if not self.pace.is_behind(_most_of_one_loader(self._waiting), self._counts[1]):
+            return None
+        return older if (older.held and self._by_graph) or (older.gone and last.gone) else None
+
     def check_one_weight(self) -> None:
         """Raises where the next backward may be over batches of which a rank has different parts."""
         last = self._last
         if last is None:
             return
-        for one in self._suspects(self._waiting):
+        older = self._older(last)
+        for one in (*self._suspects(self._waiting), *([] if older is None else [older])):
             if not _same_parts(one.plan, last.plan):
                 raise _no_one_weight(one.plan, last.plan, False)
         if self._alike:

@@ -1,18 +1,69 @@
 """Prepared learning-rate schedulers: their steps between epochs are counted, so that a resumed script does not make
-again those that its checkpoint already has."""
+again those that its checkpoint already has; one that follows a metric follows the same one on all ranks."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from evenstep.group import gather_objects
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
+
+
+class AgreedMetric:
+    """What ReduceLROnPlateau.step(metrics) is given, on all ranks: a rank's own samples make a metric of its own, by which it
+    would lower its rate alone."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._warned = False
+
+    def __call__(self, metric: Any) -> Any:
+        """The ranks' mean, by the samples that each had in the loop that the metric is of; where all give the same, that.
+        Collective."""
+        session = self._session
+        if session.world_size == 1:
+            return metric
+        mine = float(metric), session.metric_samples
+        with session.steps.blocking():
+            everyone = session.call_by_all(lambda: gather_objects(session.group, mine))
+        if len({repr(value) for value, _ in everyone}) == 1:
+            return metric
+        weights = [1.0 if samples is None else float(samples) for _, samples in everyone]
+        if sum(weights) == 0:
+            weights = [1.0] * len(weights)
+        counted = [(value, weight) for (value, _), weight in zip(everyone, weights) if weight > 0]
+        mean = sum(value * weight for value, weight in counted) / sum(weights)
+        if session.rank == 0 and not self._warned:
+            self._warned = True
+            values = [value for value, _ in counted if math.isfinite(value)]
+            between = f" ({min(values):.6g} to {max(values):.6g})" if values else ""
+            warnings.warn(
+                f"ReduceLROnPlateau.step was given another number on each rank{between}, of its own samples; their mean, weighted "
+                "by these samples, is taken on all\n  fix: give what es.evaluate or es.reduce_mean(value, weight=samples) gives, "
+                "which is exact for sums and ratios, too",
+                stacklevel=4,
+            )
+        return mean
 
 
 class SchedulerSteps:
     """Counts what each scheduler steps by itself while `training()` is false: what another scheduler steps for it
     (SequentialLR) is that one's business. While `stopped()` nothing is stepped: the step before did not count."""
 
-    def __init__(self, training: Callable[[], bool], stopped: Callable[[], bool] = lambda: False) -> None:
-        self._training, self._stopped = training, stopped
+    def __init__(
+        self,
+        training: Callable[[], bool],
+        stopped: Callable[[], bool] = lambda: False,
+        agree: Callable[[Any], Any] = lambda metric: metric,
+    ) -> None:
+        self._training, self._stopped, self._agree = training, stopped, agree
         self._made: dict[str, int] = {}
         self._before: dict[str, int] = {}  # the checkpoint's
         self._inside = False
@@ -22,16 +73,27 @@ class SchedulerSteps:
         of its own class and not counted."""
         steps = self
         plain: Any = type(scheduler)
+        follows_metric = isinstance(scheduler, ReduceLROnPlateau)
         self._made[name] = 0
+
+        def make(scheduler: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+            if follows_metric and not steps._inside:
+                if arguments:
+                    arguments = (steps._agree(arguments[0]), *arguments[1:])
+                elif "metrics" in options:
+                    options = {**options, "metrics": steps._agree(options["metrics"])}
+            return plain.step(scheduler, *arguments, **options)
 
         def step(scheduler: Any, *arguments: Any, **options: Any) -> Any:
             if steps._stopped() and not steps._inside:
                 return None
             if steps._inside or steps._training():
-                return plain.step(scheduler, *arguments, **options)
+                return make(scheduler, arguments, options)
             steps._made[name] += 1
             if steps._made[name] <= steps._before.get(name, 0):
                 return None
+            if follows_metric:
+                return make(scheduler, arguments, options)
             steps._inside = True
             try:
                 return plain.step(scheduler, *arguments, **options)

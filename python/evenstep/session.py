@@ -33,7 +33,7 @@ from evenstep.parameter_checks import ParameterChecks
 from evenstep.pass_order import PassOrder
 from evenstep.pass_state import PassState
 from evenstep.regrouping import training_shares
-from evenstep.schedulers import SchedulerSteps
+from evenstep.schedulers import AgreedMetric, SchedulerSteps
 from evenstep.step_checks import StepChecks
 from evenstep.steps import Steps
 from evenstep.successor import await_predecessors, ring_of
@@ -112,7 +112,7 @@ class Session:
         self.recovery: Recovery | None = None
         self.sharing: list[InPieces] = []  # optimizers whose states the ranks of a host share
         self.optimizer_steps = OptimizerSteps(self)
-        self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing)
+        self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing, AgreedMetric(self))
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
         self.rates = RateFactor()
@@ -228,6 +228,15 @@ class Session:
     def in_training_loop(self) -> bool:
         """Whether the script is at a batch of a training loader."""
         return self.latest is not None and self.latest.loader.train
+
+    @property
+    def metric_samples(self) -> int | None:
+        """This rank's, of which a metric is that the script has now: of the loop that ended since the last training batch came,
+        an evaluation or a training; in a training loop else of its batch. None: of none that is known."""
+        ended = self.steps.ended_samples
+        if ended is not None:
+            return ended
+        return self.latest.samples if self.latest is not None else self.steps.loop_samples
 
     @property
     def in_pass(self) -> bool:

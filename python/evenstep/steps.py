@@ -72,6 +72,7 @@ class Steps:
         self.plan: BatchPlan | None = None  # the training batch now at work
         self.last_plan: BatchPlan | None = None  # the last one that was, also when its epoch has ended
         self.loop_samples: int | None = None  # of this rank, in the iteration that ended last
+        self.ended_samples: int | None = None  # the same, evaluations too; None once a training batch has come
         self._had: dict[DataCourse, int] = {}  # the same, of those under way
         self._had_at_step: dict[DataCourse, int] = {}
         self.ballots: list[vote.Ballot] = []  # of the last synchronised backward since the last commit
@@ -161,7 +162,7 @@ class Steps:
             if self.plan is not None and self.plan.loader is loader and not self._fetched.has(self.plan):
                 self.plan = None
             self._fetched.end(loader)
-            self.loop_samples = self._had.pop(loader, self.loop_samples)
+            self.loop_samples = self.ended_samples = self._had.pop(loader, self.loop_samples)
         self.times.pause()
 
     def unpause(self, loader: DataCourse) -> None:
@@ -175,6 +176,7 @@ class Steps:
         self.phases.enter("forward")
         self._fetched.add(plan, batch)
         self._had[plan.loader] = self._had.get(plan.loader, 0) + plan.samples
+        self.ended_samples = None
         self.plan = self.last_plan = plan
         self._part.batch_arrives(plan)
 

@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import os
 import random
+import warnings
 
 import torch
 from torch import nn
@@ -365,6 +366,35 @@ def check_two_models() -> None:
             assert torch.allclose(a, b, atol=1e-6), (a, b)
 
 
+def check_a_rate_that_follows_a_metric() -> None:
+    """A script of one device: each rank has the mean over its own samples, also where these are a dummy's."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    model, optimizer, scheduler = es.prepare(model, optimizer, plateau(optimizer, patience=0))
+    validation = es.prepare(DataLoader(Numbers(4 * RANKS + 1), batch_size=RANKS + 1), train=False)
+
+    def own_mean(loader) -> float:
+        values = torch.cat([x[:, 0].double() for x, _ in loader])
+        return values.mean().item()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for epoch in range(3):
+            scheduler.step(own_mean(validation) - 10 * (epoch == 2))
+            rate, best = optimizer.param_groups[0]["lr"], 2 * RANKS - 10 * (epoch == 2)
+            assert math.isclose(scheduler.best, best, rel_tol=1e-9), (scheduler.best, best)
+            assert math.isclose(rate, 0.1 * 0.1 ** (epoch > 0)), rate  # the second is no better than the first
+        seen = [str(one.message) for one in told if "ReduceLROnPlateau.step" in str(one.message)]
+        assert len(seen) == (RANK == 0 and RANKS > 1), seen
+        scheduler = es.prepare(plateau(optimizer, patience=0, mode="max"))
+        for x, _ in prepare(DataLoader(Numbers(12), batch_size=6)):
+            scheduler.step(metrics=x[:, 0].mean())
+        assert math.isclose(scheduler.best, 8.5), scheduler.best
+        scheduler.step(100.1)
+        assert scheduler.best == 100.1, scheduler.best
+
+
 def check_ranks_that_were_told_otherwise() -> None:
     environment = es.session().environment
     wrong = {
@@ -394,6 +424,7 @@ def main() -> None:
     check_two_models()
     check_buffers()
     check_batchnorm_with_few_samples()
+    check_a_rate_that_follows_a_metric()
     check_ranks_that_were_told_otherwise()
     es.barrier()
     es.print("ORDER " + json.dumps(orders))

@@ -91,6 +91,34 @@ def test_one_fetched_ahead_is_watched_whatever_backwards_a_batch_has(backwards: 
     assert batch and ahead
 
 
+@pytest.mark.parametrize("of_loader", [True, False], ids=["the loader's tensors", "copies"])
+def test_one_that_the_graph_alone_holds_is_watched(of_loader: bool) -> None:
+    """`loss = model(x); x = next(batches); loss.backward()`, also from epoch to epoch."""
+
+    def forward(batch: Any) -> list[Any]:
+        return batch if of_loader else [x.clone() for x in batch]
+
+    loop = Loop()
+    graph = forward(loop.fetch())
+    for number in range(2):
+        x = forward(loop.fetch())
+        if number == 1:
+            with pytest.raises(EvenstepError, match="two batches came before one backward"):
+                loop.fetched.check_one_weight()
+            break
+        loop.fetched.check_one_weight()
+        graph.clear()
+        loop.fetched.used()
+        graph = x
+        del x
+    skips = Loop()
+    batch = skips.fetch()
+    for _ in range(4):
+        batch = skips.fetch()
+        skips.backward()
+    assert batch
+
+
 def test_all_that_were_fetched_ahead_are_watched() -> None:
     loop = Loop()
     queue = [loop.fetch(), loop.fetch()]
