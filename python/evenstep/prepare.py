@@ -13,6 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from evenstep._core import EvenstepError
 from evenstep.agreement import (
@@ -293,6 +294,17 @@ def _has_state(one: Any) -> bool:
     )
 
 
+def _instead_of(one: Any) -> str:
+    """What to give, where this is nothing for es.prepare."""
+    held = next((name for name, value in getattr(one, "__dict__", {}).items() if isinstance(value, DataLoader)), None)
+    if held is not None:
+        name = type(one).__name__
+        return f"prepare the DataLoader that it holds, before it is iterated over: in {name}, self.{held} = es.prepare(self.{held})"
+    if isinstance(one, _BaseDataLoaderIter):
+        return "give the DataLoader itself, and make the iterator of what es.prepare returns"
+    return "give model.parameters()'s model" if hasattr(one, "__next__") else "leave it out"
+
+
 def _check_arguments(current: Session, given: Sequence[Any]) -> None:
     seen: set[int] = set()
     for position, one in enumerate(given, 1):
@@ -304,11 +316,10 @@ def _check_arguments(current: Session, given: Sequence[Any]) -> None:
         if isinstance(one, EvenLoader) or id(one) in seen:
             raise EvenstepError(f"{what} ({type(one).__name__}) was prepared before\n  fix: prepare each object once")
         if not isinstance(one, _KNOWN) and not _has_state(one):
-            hint = "give model.parameters()'s model" if hasattr(one, "__next__") else "leave it out"
             raise TypeError(
                 f"{what} is a {type(one).__module__}.{type(one).__qualname__}; es.prepare takes torch.nn.Module, "
                 "torch.optim.Optimizer, torch.utils.data.DataLoader, learning-rate schedulers, and what has state_dict() "
-                f"and load_state_dict() and is neither an optimizer nor iterable\n  fix: {hint}"
+                f"and load_state_dict() and is neither an optimizer nor iterable\n  fix: {_instead_of(one)}"
             )
         seen.add(id(one))
         if any(one is known for each in sessions() for known in each.prepared()):

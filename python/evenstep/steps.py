@@ -27,6 +27,7 @@ from evenstep.saved_bytes import SavedBytes
 from evenstep.step_loss import total_of
 from evenstep.step_part import StepPart
 from evenstep.step_times import StepTimes
+from evenstep.unshared import Unshared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,6 +66,7 @@ class Steps:
         self.micro_batch = (0, 0.0)  # evenstep.piece_times
         self._part = StepPart()
         self.quiet = QuietPasses(self)
+        self._unshared = Unshared()
         self._batches = self._busy = 0  # of the step, up to its last backward: batches; ns
         self.begun_backwards = 0  # passes of backward, also those that count nothing
         self.step = 0
@@ -400,6 +402,8 @@ class Steps:
         vote.check(self.ballots)
         self._heard_of_nonfinite(ballots, local)
         self.quiet.heard(ballots)
+        if self.plan is None:
+            self._unshared.heard(ballots, any(one.train for one in self.loaders.values()), self.group.rank)
         if self.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
             self.parameters.heard(ballots)
         for lead in leads:  # also those of which nothing comes now, so that who joins has heard the same
