@@ -141,6 +141,11 @@ class FetchedBatches:
         return bool(self._waiting) or self.pace.may_be_ahead
 
     @property
+    def several(self) -> bool:
+        """Whether the next backward may be over more than one."""
+        return len(self._waiting) > 1 or self.pace.ahead
+
+    @property
     def unlike(self) -> bool:
         """Whether this rank has samples of one batch that waits for backward, and a dummy one of another."""
         return len({one.plan.samples == 0 for one in self._waiting if not one.gone}) > 1

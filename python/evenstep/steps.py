@@ -19,6 +19,7 @@ from evenstep.fetched import FetchedBatches
 from evenstep.group_end import first_line, is_gone
 from evenstep.idle_backward import IdleBackward
 from evenstep.kept_memory import kept_memory
+from evenstep.loss_form import LossForm
 from evenstep.nonfinite import UNNAMED
 from evenstep.pass_weight import PassWeight
 from evenstep.quiet_passes import QuietPasses
@@ -85,6 +86,7 @@ class Steps:
         self.backwards = 0  # exchanged, or void, since the last step of an optimizer
         self._fetched = FetchedBatches()
         self._idle_backward = IdleBackward()
+        self._loss_form = LossForm()
         self.loss_ranks: list[int] = []  # whose loss was not finite, as they said in the last vote
         self._failure = FailedPass(self)
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
@@ -209,6 +211,8 @@ class Steps:
             if self.plan is not None and self._fetched.let_go(self.plan):
                 self.plan = None
             self._fetched.check_one_weight()
+            if self.plan is not None and self.plan.samples and self.group.ranks > 1 and not self._fetched.several:
+                self._loss_form.look(losses, self.plan)
         self.times.backward_begins(self.step, forward=self.plan is not None)
         self.phases.enter("backward")
         self._part.loss.begins_from(losses)
