@@ -41,12 +41,16 @@ class LossForm:
     def __init__(self) -> None:
         self._left = _LOOKS
         self._by_whole: set[int] = set()  # this rank's samples where a sum was divided by the whole batch's
+        self._known: set[float] = set()  # what means were over before: of weights (a regulariser), it stays the same
+        self._now: set[float] = set()  # and are over in the backward in hand
 
     def look(self, losses: Any, plan: BatchPlan) -> None:
         if self._left == 0 or not isinstance(losses, torch.Tensor) or losses.numel() != 1:
             return
         self._left -= 1
+        self._now = set()
         found = self._found(losses.grad_fn, plan)
+        self._known |= self._now
         if found:
             self._left = 0
             _warn(found)
@@ -83,8 +87,10 @@ class LossForm:
                 self._by_whole.add(plan.samples)  # once is chance: so may the number of a share's elements be
                 return _WHOLE.format("", plan.samples, divisor) if len(self._by_whole) > 1 else ""
             over = divisor
-        sure = "NllLoss" in kind  # torch counted them: what is smaller than the share may elsewhere be several losses
-        if over >= (0 if sure else plan.samples) and over and not _is_multiple(over, plan.samples):
+        self._now.add(over)
+        counted = "NllLoss" in kind  # by torch; else what is smaller than the share may be several losses,
+        another = summed or (self._known and over not in self._known)  # and a mean one over weights
+        if over and (counted or (over >= plan.samples and another)) and not _is_multiple(over, plan.samples):
             return _OTHERS.format(type(node).__name__, plan.samples, over)
         return ""
 

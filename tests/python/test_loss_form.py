@@ -62,13 +62,33 @@ def test_a_sum_divided_by_the_whole_batch_is_told_once_shares_have_differed() ->
         (lambda x: F.cross_entropy(x, MASKED), 5),
         (lambda x: F.cross_entropy(x, MASKED, label_smoothing=0.1) / 2, 5),
         (lambda x: F.cross_entropy(x, Y, weight=KINDS), 2.3),
-        (lambda x: 65536 * F.mse_loss(x.flatten()[:20], torch.zeros(20)), 20),
-        (lambda x: x.flatten()[:20].square().mean(), 20),
         (lambda x: x.square().sum() / torch.tensor(7), 7),
     ],
 )
 def test_a_mean_over_something_else_is_told(loss: Callable[[torch.Tensor], torch.Tensor], number: float) -> None:
     assert f"a mean over {number:g} " in told(loss) and "es.set_weight(n)" in told(loss)
+
+
+def left(x: torch.Tensor) -> torch.Tensor:
+    """As a mask leaves them."""
+    return x.flatten()[: 3 * len(x) + 2]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: 65536 * F.mse_loss(left(x), torch.zeros_like(left(x))),
+        lambda x: left(x).square().mean(),
+    ],
+)
+def test_a_mean_over_another_number_each_time_is_told(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert not told(loss, 6)  # it may be of weights
+    assert "a mean over 23 " in told(loss, 6, 7)
+
+
+def test_a_mean_over_weights_is_no_news() -> None:
+    weights = [torch.ones(17, requires_grad=True), torch.ones(40, requires_grad=True)]
+    assert not told(lambda x: F.mse_loss(x, x.detach() + 1) + sum(w.square().mean() for w in weights), 6, 7, 8, 5)
 
 
 @pytest.mark.parametrize(
@@ -120,32 +140,6 @@ SCRIPT = """
     (one,) = said(lambda loss, x: loss)
     assert one.filename == __file__, one.filename
 """
-
-NO_LOADER = """
-    import sys, warnings
-    import torch
-    import evenstep as es
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x, y = torch.randn(24, 3), torch.randn(24, 2)
-    model, optimizer = es.prepare(model, optimizer)
-    mine = es.rank() if sys.argv[1] == "own" else 0
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step in range(5):
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x[mine::2]), y[mine::2]).backward()
-            optimizer.step()
-    print([str(one.message) for one in caught if "no loader" in str(one.message)])
-"""
-
-
-def test_ranks_that_do_the_same_work_are_told(run_ranks: Callable[..., list[Any]]) -> None:
-    first, second = run_ranks(NO_LOADER, args=["same"])
-    assert "all 2 ranks come to the same loss" in first.stdout and second.stdout == "[]\n"
-    assert run_ranks(NO_LOADER, args=["own"])[0].stdout == "[]\n"
 
 
 def test_a_script_is_told_at_its_line(run_ranks: Callable[..., list[Any]]) -> None:
