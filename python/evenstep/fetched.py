@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from evenstep import forward_end
 from evenstep._core import EvenstepError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from evenstep.loader import BatchPlan
 
 _MOST = 64  # parts of a batch that are looked at
+_KNOWN = 16  # batches of which it is known when they came
 
 
 def _references(batch: Any) -> list[weakref.ref[Any]]:
@@ -63,12 +65,13 @@ class Pace:
 
     def __init__(self) -> None:
         self.ahead = False  # it has begun an iteration with more batches than it went on with
+        self.between = False  # it has fetched a batch between forward and backward
         self._unsure = False  # whether it will, once an iteration has begun with several
         self._several = False  # for each backward: the one has as many as the next
 
     @property
     def may_be_ahead(self) -> bool:
-        return self.ahead or self._unsure
+        return self.ahead or self.between or self._unsure
 
     def is_behind(self, waiting: int, first: int) -> bool:
         """Whether the next backward, before which so many new batches of one loader came (before the first one of the iteration
@@ -98,10 +101,15 @@ class FetchedBatches:
         self._waiting: list[_Batch] = []
         self._ended: list[_Batch] = []
         self._together: list[_Batch] = []  # that waited for the last backward which had new ones
+        self._last: _Batch | None = None  # to come, before those that are set aside
+        self._known: deque[tuple[forward_end.Moment, _Batch | None]] = deque(
+            maxlen=_KNOWN
+        )  # as they came; None: an end
+        self._later: list[_Batch] = []  # that wait, and came when the forward of the backward to come had ended
         self._newest: _Batch | None = None  # of these
-        self._of_graph: _Batch | None = None  # what the backward to come may be over, held by its graph or by more
-        self._by_graph = False  # such a one was let go in its backward
-        self._last: _Batch | None = None  # to come
+        self._trained: _Batch | None = (
+            None  # the last of an ended iteration: its forward came before the end, backward after it
+        )
         self._alike = True  # as far as checked: what is held only becomes less
         # Of a script that seems to fetch ahead of backward:
         self._ahead: list[_Batch] = []  # fetched before the last backward, which had an older one
@@ -114,10 +122,43 @@ class FetchedBatches:
         )  # of this iteration: backwards with new batches; of one loader at the first, at the last
 
     def add(self, plan: BatchPlan, batch: Any) -> None:
+        self._take_later()
         self._ended = []  # they were only looked at
         self._last = _Batch(plan, _references(batch))
+        self._known.append((forward_end.now(), self._last))
         self._waiting.append(self._last)
         self._alike = len(self._waiting) == 1
+
+    def set_aside(self, losses: Any) -> BatchPlan | None:
+        """Before a backward from these: batches that came when its forward had ended wait for a later one, and what is known of
+        the others is of them alone. The last of the others; None where there are no such batches, or that is not known."""
+        self._take_later()
+        place = self._of_forward(losses)
+        last = self._known[place][1] if place is not None else None
+        if place is None or last is None or place == len(self._known) - 1:
+            return None
+        later = [one for _, one in list(self._known)[place + 1 :]]
+        self._later = [one for one in self._waiting if one in later]
+        self._waiting = [one for one in self._waiting if one not in later]
+        self._newest, self._last = self._last, last
+        self._alike = len(self._waiting) < 2
+        self.pace.between = True
+        return last.plan
+
+    def _of_forward(self, losses: Any) -> int | None:
+        """What of all that is known came last before the losses were made; None where it was not one for all, or not known."""
+        numbers, thread = forward_end.forward_numbers(losses), forward_end.now().thread
+        if not numbers or any(came.thread != thread for came, _ in self._known):
+            return None
+        places = {sum(came.number <= each for came, _ in self._known) - 1 for each in numbers}
+        return places.pop() if len(places) == 1 and min(places) >= 0 else None
+
+    def _take_later(self) -> None:
+        """The backward is over, or did not come to its end: those that were set aside wait for the next one."""
+        if self._newest is not None:
+            self._waiting += self._later
+            self._last, self._newest, self._later = self._newest, None, []
+            self._alike = len(self._waiting) < 2
 
     def has(self, plan: BatchPlan) -> bool:
         """As its iteration ends: whether the batch may still come into a backward."""
@@ -133,7 +174,9 @@ class FetchedBatches:
     def let_go(self, plan: BatchPlan) -> bool:
         """Whether this one outlived its iteration and the script holds nothing of it any more."""
         last, (backwards, _, _) = self._last, self._counts
-        return last is not None and last.plan is plan and not backwards and last in self._ahead and last.gone
+        if last is None or last.plan is not plan or not last.gone:
+            return False
+        return last is self._trained or (not backwards and last in self._ahead)
 
     @property
     def may_be_ahead(self) -> bool:
@@ -166,16 +209,19 @@ class FetchedBatches:
         self._ended += ended
         self._waiting = [one for one in self._waiting if one.plan.loader is not loader]
         self._counts = (0, 0, 0)
-        if self._newest is not None and self._newest.gone:
-            self._newest = None
+        self._known.append((forward_end.now(), None))
 
     def used(self) -> None:
         """A backward has had them; or the oldest of those that the script holds, where it fetches ahead."""
+        self._count_used()
+        self._trained = self._last if self._newest is self._last else None
+        self._take_later()
+
+    def _count_used(self) -> None:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return  # once more over the same, or over another of those that came together
-        self._together, self._newest = waiting, waiting[-1]
-        self._by_graph = self._by_graph or (self._of_graph is not None and self._of_graph.gone)
+        self._together = waiting
         backwards, first, _ = self._counts
         latest = _most_of_one_loader(waiting)
         self._counts = (backwards + 1, first or latest, latest)
@@ -197,26 +243,12 @@ class FetchedBatches:
             return []
         return [one for one in self._ahead if one.held]
 
-    def _older(self, last: _Batch) -> _Batch | None:
-        """Which batch the next backward is over where the script fetches the next one between forward and backward: the graph
-        alone holds the older one then, and until that backward. Where the script works on copies, nothing is held, and it is
-        taken for one that does."""
-        waiting = [one for one in self._waiting if one.plan.loader is last.plan.loader]
-        older = waiting[-2] if len(waiting) > 1 else self._newest
-        self._of_graph = older if older is not None and older.held else None
-        if older is None or older is last or len(waiting) > 1 or older.plan.loader is not last.plan.loader:
-            return None  # those that wait together are compared below
-        if not self.pace.is_behind(_most_of_one_loader(self._waiting), self._counts[1]):
-            return None
-        return older if (older.held and self._by_graph) or (older.gone and last.gone) else None
-
     def check_one_weight(self) -> None:
         """Raises where the next backward may be over batches of which a rank has different parts."""
         last = self._last
         if last is None:
             return
-        older = self._older(last)
-        for one in (*self._suspects(self._waiting), *([] if older is None else [older])):
+        for one in self._suspects(self._waiting):
             if not _same_parts(one.plan, last.plan):
                 raise _no_one_weight(one.plan, last.plan, False)
         if self._alike:
@@ -252,4 +284,12 @@ def _no_one_weight(one: BatchPlan, last: BatchPlan, ended: bool) -> EvenstepErro
     return EvenstepError(
         f"two batches came before one backward, {parts}, so its gradient has no one weight\n"
         f"  fix: call backward for each batch before the next is fetched; {options}"
+    )
+
+
+def which_counts(rank: int) -> EvenstepError:
+    return EvenstepError(
+        f"rank {rank} has samples of one of the batches that wait for backward and none of another, so a BatchNorm cannot tell "
+        "whether those in forward count\n  fix: call es.set_weight before forward; or give the loaders one batch_size; or call "
+        "backward for each batch before the next is fetched"
     )

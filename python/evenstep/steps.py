@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from evenstep import _core, vote
-from evenstep._core import EvenstepError
 from evenstep.cpu_quota import CpuQuota
 from evenstep.device_memory import is_out_of_memory
 from evenstep.failed_pass import FailedPass, no_gradient
-from evenstep.fetched import FetchedBatches
+from evenstep.fetched import FetchedBatches, which_counts
 from evenstep.group_end import first_line, is_gone
 from evenstep.idle_backward import IdleBackward
 from evenstep.kept_memory import kept_memory
@@ -73,6 +72,7 @@ class Steps:
         self.step = 0
         self.loss = math.nan  # of the last committed step, over all ranks
         self.plan: BatchPlan | None = None  # the training batch now at work
+        self._at_work: tuple[BatchPlan | None, ...] = ()  # that, while a backward is over an older one
         self.last_plan: BatchPlan | None = None  # the last one that was, also when its epoch has ended
         self.loop_samples: int | None = None  # of this rank, in the iteration that ended last
         self.ended_samples: int | None = None  # the same, evaluations too; None once a training batch has come
@@ -102,11 +102,7 @@ class Steps:
         at."""
         if self._fetched.unlike:
             if not self.weight.is_given:
-                raise EvenstepError(
-                    f"rank {self.group.rank} has samples of one of the batches that wait for backward and none of another, so "
-                    "a BatchNorm cannot tell whether those in forward count\n  fix: call es.set_weight before forward; or give "
-                    "the loaders one batch_size; or call backward for each batch before the next is fetched"
-                )
+                raise which_counts(self.group.rank)
             return self.weight.amount() > 0
         plan = latest or self.plan  # the latter also where the script keeps a batch of an ended iteration
         return plan is None or plan.samples > 0
@@ -178,6 +174,7 @@ class Steps:
     def batch_arrives(self, plan: BatchPlan, asked_ns: int, batch: Any = None) -> None:
         self.times.batch_arrives(self.step, asked_ns)
         self.phases.enter("forward")
+        self._batches_are_back()
         self._fetched.add(plan, batch)
         self._had[plan.loader] = self._had.get(plan.loader, 0) + plan.samples
         self.ended_samples = None
@@ -187,7 +184,7 @@ class Steps:
     @property
     def fetches_ahead(self) -> bool:
         """Whether the script is known to fetch a batch before it has made the step on an older one."""
-        return self._fetched.pace.ahead
+        return self._fetched.pace.ahead or self._fetched.pace.between
 
     @property
     def may_fetch_ahead(self) -> bool:
@@ -207,6 +204,9 @@ class Steps:
             return
         if self.recovery is not None:
             self.recovery.begins_turn()
+        self._batches_are_back()
+        if (older := self._fetched.set_aside(losses)) is not None:
+            self._at_work, self.plan = (self.plan,), older
         if not self.weight.is_given:
             if self.plan is not None and self._fetched.let_go(self.plan):
                 self.plan = None
@@ -305,8 +305,18 @@ class Steps:
         self._part.begins_anew()
 
     def after_backward(self) -> None:
-        if not self.syncs:
-            return
+        try:
+            if self.syncs:
+                self._end_backward()
+        finally:
+            self._batches_are_back()
+
+    def _batches_are_back(self) -> None:
+        """The backward over an older batch is over: the one at work is that which was fetched last."""
+        if self._at_work:
+            self.plan, self._at_work = self._at_work[0], ()
+
+    def _end_backward(self) -> None:
         if self._void:
             self._leave_void()
             return

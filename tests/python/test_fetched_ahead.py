@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -91,26 +92,89 @@ def test_one_fetched_ahead_is_watched_whatever_backwards_a_batch_has(backwards: 
     assert batch and ahead
 
 
-@pytest.mark.parametrize("of_loader", [True, False], ids=["the loader's tensors", "copies"])
-def test_one_that_the_graph_alone_holds_is_watched(of_loader: bool) -> None:
-    """`loss = model(x); x = next(batches); loss.backward()`, also from epoch to epoch."""
+NEXT_IN_BETWEEN = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import evenstep as es
 
-    def forward(batch: Any) -> list[Any]:
-        return batch if of_loader else [x.clone() for x in batch]
+kept, loaders = sys.argv[1], int(sys.argv[2])
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(96, 2, dtype=torch.float64))
+network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+one = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+one.load_state_dict(network.state_dict())
+model, optimizer = es.prepare(network, torch.optim.SGD(network.parameters(), lr=0.1))
+shares = lambda number, batch: [[9, 3], [2, 10], [0, 12]][number % 3]
+batches = [iter(es.prepare(DataLoader(data, batch_size=12), shares=shares)) for _ in range(loaders)]
+plain = torch.optim.SGD(one.parameters(), lr=0.1)
 
+def fetch(number):
+    batch = next(batches[number % loaders], None)
+    return batch if batch is None or kept == "tensors" else [x.clone() for x in batch]
+
+number, batch = 0, fetch(0)
+while batch is not None and number < 8:
+    for part in range(2):  # two backwards a step
+        loss = model(batch[0]).square().mean() / 2
+        batch = fetch(number + 1)
+        (loss * 4.0).backward()  # as a GradScaler does
+        whole = data.tensors[0][12 * (number // loaders) : 12 * (number // loaders + 1)]
+        wanted = torch.autograd.grad(one(whole).square().mean() * 2, one.parameters())
+        for parameter, more in zip(one.parameters(), wanted):
+            parameter.grad = more if parameter.grad is None else parameter.grad + more
+        number += 1
+    for ours, whole in zip(model.parameters(), one.parameters()):
+        assert torch.allclose(ours.grad, whole.grad, rtol=1e-11), (number, ours.grad, whole.grad)
+    for each in (optimizer, plain):
+        each.step()
+        each.zero_grad()
+assert number == 8
+if loaders == 1:  # whose iteration has ended; no loader's batch: equal parts
+    parts = [torch.full((1, 2), rank + 1.0, dtype=torch.float64) for rank in range(2)]
+    model(parts[es.rank()]).square().mean().backward()
+    wanted = torch.autograd.grad(sum(one(x).square().mean() for x in parts) / 2, one.parameters())
+    assert all(torch.allclose(p.grad, whole, rtol=1e-11) for p, whole in zip(model.parameters(), wanted))
+"""
+
+
+@pytest.mark.parametrize("loaders", ["1", "2"])
+@pytest.mark.parametrize("kept", ["tensors", "copies"])
+def test_one_that_is_fetched_between_forward_and_backward_waits_for_its_own(
+    run_ranks: Callable[..., list[Any]], kept: str, loaders: str
+) -> None:
+    """`loss = model(x); x = next(batches); loss.backward()`: the shares are others in each batch."""
+    run_ranks(NEXT_IN_BETWEEN, args=[kept, loaders])
+
+
+def test_losses_of_several_batches_have_no_one_forward() -> None:
+    weight = torch.ones(1, requires_grad=True)
     loop = Loop()
-    graph = forward(loop.fetch())
-    for number in range(2):
-        x = forward(loop.fetch())
-        if number == 1:
-            with pytest.raises(EvenstepError, match="two batches came before one backward"):
-                loop.fetched.check_one_weight()
-            break
-        loop.fetched.check_one_weight()
-        graph.clear()
-        loop.fetched.used()
-        graph = x
-        del x
+    losses = []
+    for _ in range(2):
+        (x,) = loop.fetch()
+        losses.append((weight * (x + 1)).square().mean())
+    assert loop.fetched.set_aside(losses[0] + losses[1]) is None
+    assert loop.fetched.set_aside(losses[1]) is None  # the last one
+    first = loop.fetched.set_aside([losses[0]])
+    assert first is not None and first.batch == 0
+    loop.fetched.used()
+    assert loop.fetched.set_aside(2 * losses[1]) is None and not loop.fetched.unlike
+
+
+def test_what_a_thread_of_the_script_fetches_says_nothing_of_forward() -> None:
+    weight = torch.ones(1, requires_grad=True)
+    loop = Loop()
+    loop.fetch()
+    loss = (weight * 2).square().mean()
+    thread = threading.Thread(target=loop.fetch)
+    thread.start()
+    thread.join()
+    assert loop.fetched.set_aside(loss) is None
+
+
+def test_batches_that_are_skipped_are_not_trained_on() -> None:
     skips = Loop()
     batch = skips.fetch()
     for _ in range(4):
