@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from evenstep._core import EvenstepError
 from evenstep.group import gather_objects
 
 if TYPE_CHECKING:
     from evenstep.session import Session
+
+
+_CALL = "ReduceLROnPlateau.step"
+_ROUNDING = 1e-4  # relative: so far apart come metrics of the same samples, by other devices' kernels
 
 
 class AgreedMetric:
@@ -30,19 +35,24 @@ class AgreedMetric:
         session = self._session
         if session.world_size == 1:
             return metric
-        mine = float(metric), session.metric_samples
+        mine = _CALL, float(metric), session.metric_samples
         with session.steps.blocking():
-            everyone = session.call_by_all(lambda: gather_objects(session.group, mine))
-        if len({repr(value) for value, _ in everyone}) == 1:
+            told = session.call_by_all(lambda: gather_objects(session.group, mine))
+        for rank, one in enumerate(told):
+            if not isinstance(one, tuple) or one[:1] != (_CALL,):
+                raise EvenstepError(
+                    f"rank {rank} made another call where rank {session.rank} was in {_CALL}, which all ranks make\n"
+                    "  fix: call the step of a prepared ReduceLROnPlateau on every rank, not on the main one alone"
+                )
+        if len({repr(value) for _, value, _ in told}) == 1:
             return metric
-        weights = [1.0 if samples is None else float(samples) for _, samples in everyone]
-        if sum(weights) == 0:
-            weights = [1.0] * len(weights)
-        counted = [(value, weight) for (value, _), weight in zip(everyone, weights) if weight > 0]
-        mean = sum(value * weight for value, weight in counted) / sum(weights)
-        if session.rank == 0 and not self._warned:
+        known = all(samples is not None for _, _, samples in told) and any(samples for _, _, samples in told)
+        counted = [(value, float(samples) if known else 1.0) for _, value, samples in told if samples or not known]
+        mean = sum(value * weight for value, weight in counted) / sum(weight for _, weight in counted)
+        values = [value for value, _ in counted if math.isfinite(value)]
+        apart = max(values) - min(values) if values else math.inf
+        if session.rank == 0 and not self._warned and apart > _ROUNDING * max(map(abs, values), default=0.0):
             self._warned = True
-            values = [value for value, _ in counted if math.isfinite(value)]
             between = f" ({min(values):.6g} to {max(values):.6g})" if values else ""
             warnings.warn(
                 f"ReduceLROnPlateau.step was given another number on each rank{between}, of its own samples; their mean, weighted "
@@ -77,7 +87,7 @@ class SchedulerSteps:
         self._made[name] = 0
 
         def make(scheduler: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-            if follows_metric and not steps._inside:
+            if follows_metric:
                 if arguments:
                     arguments = (steps._agree(arguments[0]), *arguments[1:])
                 elif "metrics" in options:

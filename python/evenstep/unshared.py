@@ -7,10 +7,13 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from evenstep import sites
+
 if TYPE_CHECKING:
     from evenstep.vote import Ballot
 
-_VOTES = 3  # alike in so many in a row is no chance
+_ALIKE = 3  # so many votes in a row is no chance
+_WITHOUT = 10  # and so many are no warm-up before the loop
 
 SAME = (
     "all ranks train on the same batches (their losses were equal to the bit three times in a row), so each computes the "
@@ -18,33 +21,38 @@ SAME = (
     "batches itself, let each rank draw others: torch.manual_seed(seed + es.rank())"
 )
 UNUSED = (
-    "a DataLoader was prepared, but the script trains on batches that are not its: each rank has batches of its own, counted "
+    "a DataLoader was prepared, but the script has trained on batches that are not its so far: each rank has batches of its own, counted "
     "alike\n  fix: iterate over the loader that es.prepare returns (loader = es.prepare(loader))"
 )
 
 
 class Unshared:
-    """Looks at the first votes of a training."""
+    """Looks at the first votes of a training, until one is over a batch of a prepared loader's."""
 
     def __init__(self) -> None:
-        self._votes, self._alike = 0, True
+        self._votes, self._alike, self._over = 0, True, False
         self._losses: set[float] = set()
 
     def heard(self, ballots: Sequence[Ballot], has_loader: bool, rank: int) -> None:
         """has_loader: one was prepared for training."""
-        if self._votes == _VOTES or len(ballots) == 1:
-            return
-        if any(one.drawn for one in ballots):
-            self._votes = _VOTES
+        if self._over:
             return
         self._votes += 1
-        first = ballots[0]
-        self._alike = self._alike and all(one.loss == first.loss and one.weight == first.weight for one in ballots)
-        self._losses.add(first.loss)
-        if self._votes < _VOTES or rank != 0:
+        self._over = self._votes == _WITHOUT or len(ballots) == 1 or any(one.drawn for one in ballots)
+        if len(ballots) == 1 or any(one.drawn for one in ballots):
             return
+        if self._votes <= _ALIKE:
+            first = ballots[0]
+            self._alike = self._alike and all(one.loss == first.loss and one.weight == first.weight for one in ballots)
+            self._losses.add(first.loss)
         moves = len(self._losses) > 1 and all(map(math.isfinite, self._losses))
-        if has_loader:
-            warnings.warn(UNUSED, stacklevel=2)
-        elif self._alike and moves:
-            warnings.warn(SAME, stacklevel=2)
+        if has_loader and self._votes == _WITHOUT:
+            _warn(UNUSED, rank)
+        elif not has_loader and self._votes == _ALIKE and self._alike and moves:
+            _warn(SAME, rank)
+
+
+def _warn(words: str, rank: int) -> None:
+    if rank == 0:
+        path, line, _ = sites.of_caller() or (__file__, 0, "")
+        warnings.warn_explicit(words, UserWarning, path, line)

@@ -115,3 +115,63 @@ def test_what_another_scheduler_steps_is_its_own_business() -> None:
     again.optimizer.load_state_dict(outer.optimizer.state_dict())
     resumed.replay(counted.total())
     assert steps(again, 6)[4:] == expected[4:]
+
+
+METRICS = """
+import sys
+import warnings
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+import evenstep as es
+from evenstep.group import gather_objects
+
+
+class Warmup(LRScheduler):
+    def __init__(self, optimizer, after):
+        self.after = after
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def step(self, metric=None):
+        if metric is not None:
+            self.after.step(metric)
+
+
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+after = ReduceLROnPlateau(optimizer, patience=0)
+model, optimizer, after, warmup = es.prepare(model, optimizer, after, Warmup(optimizer, after))
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    if sys.argv[1] == "apart":
+        warmup.step(1.0 + es.rank())
+        assert after.best == 1.5, after.best
+    elif sys.argv[1] == "rounding":
+        warmup.step(0.5 + 1e-7 * es.rank())
+        assert abs(after.best - (0.5 + 0.5e-7)) < 1e-12, after.best
+    else:
+        try:
+            if es.rank() == 0:
+                after.step(1.0)
+            else:
+                gather_objects(es.session().group, ("another call's", 1))
+        except es.EvenstepError as error:
+            print(error)
+print(sum("another number on each rank" in str(one.message) for one in told))
+"""
+
+
+def test_a_wrapper_around_one_that_follows_a_metric_agrees_too(run_ranks: Callable[..., list[Any]]) -> None:
+    assert [run.stdout for run in run_ranks(METRICS, args=["apart"])] == ["1\n", "0\n"]
+
+
+def test_metrics_that_differ_by_rounding_are_no_news(run_ranks: Callable[..., list[Any]]) -> None:
+    assert [run.stdout for run in run_ranks(METRICS, args=["rounding"])] == ["0\n", "0\n"]
+
+
+def test_a_step_on_one_rank_alone_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
+    first = run_ranks(METRICS, args=["alone"])[0].stdout
+    assert "rank 1 made another call where rank 0 was in ReduceLROnPlateau.step, which all ranks make" in first, first

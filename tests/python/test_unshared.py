@@ -19,11 +19,11 @@ class Endless:
         self.batches = iter(self.loader)
 
 torch.manual_seed(0)
-data = TensorDataset(torch.randn(64, 3))
+data = TensorDataset(torch.randn(96, 3))
 model = nn.Linear(3, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 BEFORE
-for _ in range(4):
+for _ in range(11):
     x = BATCH
     optimizer.zero_grad()
     model(x).square().mean().backward()
