@@ -174,13 +174,16 @@ def test_what_a_thread_of_the_script_fetches_says_nothing_of_forward() -> None:
     assert loop.fetched.set_aside(loss) is None
 
 
-def test_batches_that_are_skipped_are_not_trained_on() -> None:
+@pytest.mark.parametrize("copies", [False, True])
+def test_batches_that_are_skipped_are_not_trained_on(copies: bool) -> None:
     skips = Loop()
-    batch = skips.fetch()
-    for _ in range(4):
-        batch = skips.fetch()
+    held = [skips.fetch()]
+    for _ in range(6):
+        held = [None if copies else skips.fetch()]
+        if copies:
+            skips.fetch()
         skips.backward()
-    assert batch
+    assert held
 
 
 def test_all_that_were_fetched_ahead_are_watched() -> None:
