@@ -176,6 +176,7 @@ static void what_the_allocator_keeps_is_given_back(void **state) {
   free(blocks[BLOCKS - 1]);
 }
 
+#if defined(__GLIBC__) && !defined(OTHER_ALLOCATOR)
 /* Page faults of this process while a block is taken, written to and freed. */
 static long faults_of_a_block(size_t bytes) {
   struct rusage before;
@@ -190,6 +191,7 @@ static long faults_of_a_block(size_t bytes) {
   assert_int_equal(getrusage(RUSAGE_SELF, &after), 0);
   return after.ru_minflt - before.ru_minflt;
 }
+#endif
 
 static void the_allocator_keeps_what_is_freed_while_it_is_told_to(void **state) {
   (void)state;
