@@ -44,7 +44,7 @@ class Environment:
     skip_unreadable: bool = False
     batch_adapt: str = ""
     seed_samples: bool = True
-    keep_memory: bool = True  # evenstep.kept_memory
+    keep_memory: bool = False  # evenstep.kept_memory
     workers: str = ""
     timeout_seconds: float = 1800.0  # of a call of all ranks
 
@@ -191,7 +191,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         skip_unreadable=bool(_integer(v, "EVENSTEP_SKIP_UNREADABLE", 0)),
         batch_adapt=v.get("EVENSTEP_BATCH_ADAPT", ""),
         seed_samples=bool(_integer(v, "EVENSTEP_SEED_SAMPLES", 1)),
-        keep_memory=bool(_integer(v, "EVENSTEP_KEEP_MEMORY", 1)),
+        keep_memory=_word(v, "EVENSTEP_KEEP_MEMORY", ("off", "on", "0", "1")) in ("on", "1"),
         workers=_word(v, "EVENSTEP_WORKERS", ("", "auto", "off")),
         timeout_seconds=_timeout(v.get("EVENSTEP_TIMEOUT", "")),
     )

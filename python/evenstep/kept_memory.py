@@ -1,7 +1,8 @@
 """Freed memory that a rank on a CPU keeps for its next step, instead of giving it back to the system and taking it again.
 
 glibc's allocator gives large blocks back as they are freed, and a step that takes them again waits for the kernel to fill
-them with zeros, page by page: page faults. docs/balancing.md has what that costs, and what memory grows to.
+them with zeros, page by page: page faults. EVENSTEP_KEEP_MEMORY=1 asks for it: docs/balancing.md has what that
+costs, and what memory grows to.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import contextlib
 import os
 import resource
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from evenstep._core import Memory
+from evenstep._core import EvenstepError, Memory
+
+if TYPE_CHECKING:
+    from evenstep.environment import Environment
 
 # By these the user has decided: mallopt(3) and glibc's tunables.
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
@@ -28,11 +33,20 @@ def addresses_are_limited() -> bool:
     return any(resource.getrlimit(one)[0] != resource.RLIM_INFINITY for one in limits)
 
 
+def asked_for(environment: Environment, parameters_on: str) -> bool:
+    """parameters_on: the kind of device; "": they are not there yet. Gaps between blocks would count under the user's limit,
+    and lower what a rank takes for good."""
+    kinds = {environment.device.partition(":")[0], parameters_on} - {""}
+    return environment.keep_memory and environment.memory_limit is None and kinds == {"cpu"}
+
+
 class KeptMemory:
     """Of the whole process, whose allocator is one."""
 
     def __init__(self) -> None:
         self._memory = Memory()
+        self._sees_forks = self._given_back = False
+        self._least = 0  # what the process held right after all had gone back
         self.on = False
 
     def begin(self, variables: Mapping[str, str] | None = None) -> bool:
@@ -41,6 +55,10 @@ class KeptMemory:
         told = os.environ if variables is None else variables
         if not self.on and not set_by_user(told) and not addresses_are_limited():
             self.on = self._memory.keep(True)
+            self._given_back = False
+            if self.on and not self._sees_forks:
+                os.register_at_fork(before=self.give_back, after_in_child=self._in_child)
+                self._sees_forks = True
         return self.on
 
     def end(self) -> None:
@@ -48,17 +66,34 @@ class KeptMemory:
         if self.on:
             self.on = False
             self._memory.keep(False)
-            self._memory.give_back()
+            self._give_back()
 
     def give_back(self) -> None:
         """What is kept goes back once; what is freed later is kept again."""
         if self.on:
-            self._memory.give_back()
+            self._give_back()
 
-    @property
-    def bytes(self) -> int:
-        """0 where nothing is kept on purpose."""
-        return self._memory.kept() if self.on else 0
+    def take_given_back(self) -> bool:
+        """Whether that was since the last call."""
+        was, self._given_back = self._given_back, False
+        return was
+
+    def of(self, held: int) -> int:
+        """Of so many bytes that the process holds; 0 where nothing is kept on purpose. The allocator counts what went back as
+        free until it is taken again: no more is kept than has come since."""
+        return min(self._memory.kept(), max(0, held - self._least)) if self.on else 0
+
+    def _give_back(self) -> None:
+        self._memory.give_back()
+        self._given_back, self._least = True, 0
+        with contextlib.suppress(EvenstepError):
+            self._least = self._memory.read()[0]
+
+    def _in_child(self) -> None:
+        """A worker of a DataLoader's, say: it is no rank that makes steps."""
+        if self.on:
+            self.on = False
+            self._memory.keep(False)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

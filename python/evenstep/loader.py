@@ -217,6 +217,7 @@ class _Iteration:
     def __init__(self, loader: EvenLoader) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
+        self._begun_at = 0
 
     def __iter__(self) -> _Iteration:
         return self
@@ -225,8 +226,10 @@ class _Iteration:
         if self._batches is None:
             self._batches = iter(())  # of what was done before the checkpoint
             self._batches = self._loader.begin()
+            self._begun_at = self._loader.prepared_in.step
         try:
             return next(self._batches)
         except StopIteration:
-            kept_memory.give_back()  # to the evaluation that may come, or to other processes
+            if self._loader.prepared_in.step > self._begun_at:  # not where a script evaluates by it
+                kept_memory.give_back()  # to the evaluation that may come, or to other processes
             raise

@@ -64,7 +64,7 @@ class HostMemory:
 
     def read(self) -> Use:
         held, peak, available, limit, _ = self._memory.read()
-        return Use(held, peak, available, limit, min(held, kept_memory.bytes))
+        return Use(held, peak, available, limit, kept_memory.of(held))
 
     def reset(self) -> bool:
         return self._memory.reset_peak()
@@ -137,6 +137,8 @@ class MemoryWatch:
         self._shares: list[int] = []
         self._count = 0
         self._growth_of_others = 0.0
+        self._shared = math.inf  # bytes of the pool that were this rank's when they were last looked at
+        self._look_again = False
         self._short = False  # the last step's peak was above a limit: the allocator is to keep nothing between steps
         self.pool = zlib.crc32(source.pool.encode()) | 1 << 32
         self.cap, self.room, self.growth = -1, UNKNOWN, 0.0
@@ -170,11 +172,13 @@ class MemoryWatch:
         if shares != self._shares:
             self._shares, self._count = shares, 0
         self._count += 1
-        look = self._count <= _TAKEN or step % _LOOK_EVERY == 0
+        emptied = kept_memory.take_given_back()
+        look = self._count <= _TAKEN or step % _LOOK_EVERY == 0 or self._look_again
+        self._look_again = look and emptied
         if look and self._measures:
             use = self._source.read()
             self._learn(samples, use)
-            self._judge(samples, use)
+            self._judge(samples, use, emptied)
         if self._short:
             self._source.give_back()
         if look or not self._measures:
@@ -203,8 +207,10 @@ class MemoryWatch:
             holds = min(holds, max(0, self._largest + more))
         return holds
 
-    def _judge(self, samples: int, use: Use) -> None:
+    def _judge(self, samples: int, use: Use, emptied: bool) -> None:
+        """emptied: what ranks had kept went back before the step; others that have not taken theirs again leave no room by it."""
         shared = use.held + use.available - self._growth_of_others - self._source.reserve * use.limit
+        self._shared = shared = min(shared, self._shared) if emptied else shared
         own = math.inf if self._limit is None else float(self._limit)
         holds = self._holds(shared)
         self.room = UNKNOWN if holds < 0 else holds - samples

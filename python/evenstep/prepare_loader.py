@@ -16,7 +16,7 @@ from evenstep.batch_adapt import AdaptBatch
 from evenstep.batch_adapting import adapt_batches
 from evenstep.caps import after_shortage
 from evenstep.group import broadcast_bytes, gather_objects
-from evenstep.kept_memory import kept_memory
+from evenstep.kept_memory import asked_for, kept_memory
 from evenstep.loader import EvenLoader
 from evenstep.memory import MemoryWatch, RanksMemory, memory_of
 from evenstep.plan_start import start_from_plan
@@ -179,10 +179,10 @@ def _watch_memory(current: Session, adapt: AdaptBatch | None) -> None:
     if current.steps.memory is not None or alone:
         return
     parameters = (p for sync in current.steps.syncs for p in sync.parameters)
-    device = next((p.device for p in parameters), torch.device("cpu"))
-    if device.type == "cpu" and current.environment.keep_memory and not current.planning:
+    device = next((p.device for p in parameters), None)
+    if asked_for(current.environment, "" if device is None else device.type) and not current.planning:
         kept_memory.begin()
-    watch = MemoryWatch(memory_of(device), current.environment.memory_limit)
+    watch = MemoryWatch(memory_of(device or torch.device("cpu")), current.environment.memory_limit)
     pools = gather_objects(current.group, watch.pool)
     current.steps.memory = RanksMemory(watch, pools, current.rank)
 

@@ -1,4 +1,5 @@
-"""Ranks on CPUs keep the memory that a step frees for the next one: by counts of page faults, and by what the process holds."""
+"""Ranks on CPUs keep the memory that a step frees for the next one, where they are asked to: by counts of page faults, and by what
+the process holds."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from evenstep import EvenstepError
 from evenstep._core import Memory
-from evenstep.kept_memory import KeptMemory, kept_memory, set_by_user
+from evenstep.environment import read_environment
+from evenstep.kept_memory import KeptMemory, asked_for, kept_memory, set_by_user
 from evenstep.memory import HostMemory, MemoryWatch, Use
 
 MIB = 1 << 20
@@ -34,6 +37,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 16384), torch.nn.ReLU(), torch.nn
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 loader = torch.utils.data.DataLoader(data, batch_size=1536)
 model, optimizer, loader = es.prepare(model, optimizer, loader, shares=lambda number, batch: [batch // 2] * 2)
+evaluation = es.prepare(loader=torch.utils.data.DataLoader(data, batch_size=1536), train=False)
 memory, faults, before = Memory(), [], None
 for x, y in loader:
     optimizer.zero_grad()
@@ -44,8 +48,17 @@ for x, y in loader:
     now = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     faults.append(now - (now if before is None else before))
     held, before = memory.read()[0], now
-print(sorted(faults[2:])[len(faults[2:]) // 2], kept_memory.on, held - memory.read()[0])
+begun = memory.read()[0]
+given = held - begun
+for one in evaluation, loader:  # and what trains, gone through without a step
+    with torch.no_grad():
+        for x, y in one:
+            model(x)
+print(sorted(faults[2:])[len(faults[2:]) // 2], kept_memory.on, given, memory.read()[0] - begun)
 """
+
+
+KEEP = {"EVENSTEP_KEEP_MEMORY": "1"}
 
 
 @pytest.fixture
@@ -54,21 +67,73 @@ def ended() -> Iterator[None]:
     kept_memory.end()
 
 
-def result(run_ranks: Callable[..., list[Any]], **variables: str) -> tuple[int, bool, int]:
-    """Of the rank with fewer: page faults of a step, whether memory is kept, and how much the end of an epoch gave back."""
+def result(run_ranks: Callable[..., list[Any]], **variables: str) -> tuple[int, bool, int, int]:
+    """Of the rank with fewer: page faults of a step, whether memory is kept, how much the end of an epoch gave back, and how much
+    more is held after two evaluations."""
     found = []
-    for rank in run_ranks(TRAINING, ranks=2, env=variables):
-        faults, kept, given = rank.stdout.split()
-        found.append((int(faults), kept == "True", int(given)))
+    for rank in run_ranks(TRAINING, ranks=2, env={**KEEP, **variables}):
+        faults, kept, given, evaluated = rank.stdout.split()
+        found.append((int(faults), kept == "True", int(given), int(evaluated)))
     return min(found)
 
 
 def test_a_step_takes_hardly_a_page_fault(run_ranks: Callable[..., list[Any]]) -> None:
-    faults, kept, given = result(run_ranks)
+    faults, kept, given, evaluated = result(run_ranks)
     assert kept and faults < 2000
     assert given > 48 * MIB  # when the loader's epoch has ended
-    faults, kept, given = result(run_ranks, EVENSTEP_KEEP_MEMORY="0")
-    assert not kept and faults > 12000 and given < 48 * MIB
+    assert evaluated > 40 * MIB
+    faults, kept, given, evaluated = result(run_ranks, EVENSTEP_KEEP_MEMORY="")
+    assert not kept and faults > 12000 and given < 48 * MIB and evaluated < 40 * MIB
+
+
+def test_who_asks_for_it() -> None:
+    words = {"": False, "0": False, "off": False, "1": True, "on": True}
+    assert {text: read_environment({"EVENSTEP_KEEP_MEMORY": text}).keep_memory for text in words} == words
+    with pytest.raises(EvenstepError, match="EVENSTEP_KEEP_MEMORY is 'yes'; choose one of off, on, 0, 1"):
+        read_environment({"EVENSTEP_KEEP_MEMORY": "yes"})
+    assert not asked_for(read_environment({}), "cpu")
+    asks = read_environment(KEEP)
+    assert asked_for(asks, "cpu") and not asked_for(asks, "cuda") and not asked_for(asks, "")
+    for device, kept in (("cpu", True), ("cuda:0", False)):  # a loader that is prepared before its model
+        named = read_environment({**KEEP, "EVENSTEP_DEVICE": device})
+        assert [asked_for(named, ""), asked_for(named, "cpu"), asked_for(named, "cuda")] == [kept, kept, False]
+
+
+def test_nothing_is_kept_under_a_limit_of_the_user(run_ranks: Callable[..., list[Any]]) -> None:
+    assert not asked_for(read_environment({**KEEP, "EVENSTEP_MEMORY_LIMIT": "12G"}), "cpu")
+    assert not result(run_ranks, EVENSTEP_MEMORY_LIMIT="12G")[1]
+
+
+FORK = """
+import os
+from evenstep._core import Memory
+from evenstep.kept_memory import kept_memory
+
+def kept_of(blocks):
+    made = [b"x" * (4 << 20) for _ in range(blocks)] + [b"y"]
+    most = memory.read()[0]
+    del made
+    return most - memory.read()[0]
+
+memory = Memory()
+assert kept_memory.begin({})
+given = kept_of(32)
+before = memory.read()[0]
+child = os.fork()
+print(kept_memory.on, given, before - memory.read()[0], kept_of(32), flush=True)
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_fork_keeps_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, check=True)
+    told = {line[0]: list(map(int, line[1:])) for line in map(str.split, done.stdout.splitlines())}
+    assert set(told) == {"True", "False"}
+    for kept, (given, gone, later) in told.items():
+        assert given < 8 * MIB and gone > 96 * MIB, told
+        assert later < 8 * MIB if kept == "True" else later > 96 * MIB, told
 
 
 def test_what_the_user_has_set_stays(run_ranks: Callable[..., list[Any]]) -> None:
@@ -125,7 +190,7 @@ def test_nothing_is_kept_after_a_rank_ran_out_of_memory(ended: None) -> None:
 def test_trials_keep_nothing(ended: None) -> None:
     assert kept_memory.begin({})
     with pytest.raises(ZeroDivisionError), kept_memory.paused():
-        assert not kept_memory.on and kept_memory.bytes == 0
+        assert not kept_memory.on and kept_memory.of(1 << 40) == 0
         _ = 1 // 0
     assert kept_memory.on
     kept_memory.end()
@@ -162,3 +227,56 @@ def test_a_host_says_what_is_kept(ended: None) -> None:
     assert HostMemory().read().kept == 0
     assert kept_memory.begin({})
     assert 0 < HostMemory().read().kept <= Memory().read()[0]
+
+
+def test_what_went_back_is_not_counted_as_kept(ended: None) -> None:
+    memory = Memory()
+    assert kept_memory.begin({})
+    made = [(b"x" * (4 * MIB), bytes(64)) for _ in range(32)]
+    between = [small for _, small in made]  # so that blocks are not at the heap's end
+    del made
+    assert HostMemory().read().kept > 100 * MIB
+    kept_memory.give_back()
+    assert HostMemory().read().kept < 16 * MIB
+    made_again = [b"x" * (4 * MIB) for _ in range(32)]
+    del made_again
+    assert HostMemory().read().kept > 100 * MIB
+    assert memory.kept() > 0 and len(between) == 32
+
+
+def test_what_neighbours_gave_back_is_no_room(ended: None) -> None:
+    class Shared:
+        reserve, pool = 0.0, "invented"
+        peak, available = 1000, 1000
+
+        def read(self) -> Use:
+            return Use(self.peak, self.peak, self.available, 4000)
+
+        def reset(self) -> bool:
+            return True
+
+        def give_back(self) -> None: ...
+
+    memory = Shared()
+    watch = MemoryWatch(memory)
+    for step in range(1, 9):
+        watch.stepped(step, 10, [10])
+    room = watch.room
+    assert kept_memory.begin({})
+    kept_memory.give_back()
+    memory.available = 3000
+    watch.stepped(64, 10, [10])
+    assert watch.room == room
+    memory.available = 500
+    watch.stepped(65, 10, [10])  # in place of the 64th
+    lower = watch.room
+    assert lower < room
+    memory.available = 3000
+    watch.stepped(66, 10, [10])
+    assert watch.room == lower
+    watch.stepped(128, 10, [10])
+    assert watch.room > room
+    kept_memory.give_back()
+    memory.available = 500
+    watch.stepped(192, 10, [10])  # less counts at once
+    assert watch.room == lower

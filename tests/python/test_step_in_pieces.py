@@ -92,8 +92,6 @@ print(values, shares, calls, told, sep=chr(10))
 )
 
 
-# How large the pieces are is known where no gaps that kept memory has left are among the addresses, of which there are so many.
-EXACTLY = {"EVENSTEP_KEEP_MEMORY": "0"}
 KNOWN: dict[tuple[str, ...], list[float]] = {}
 
 
@@ -121,7 +119,7 @@ def test_a_rank_that_runs_out_of_memory_makes_pieces_and_then_has_less(
     run_ranks: Callable[..., list[Any]], words: tuple[str, ...]
 ) -> None:
     whole = undisturbed(run_ranks, *words[1:])
-    ranks = run_ranks(SCRIPT, args=list(words), env=EXACTLY)
+    ranks = run_ranks(SCRIPT, args=list(words))
     found = results(ranks)
     values, shares, _, _ = found[0]
     assert found[1][:2] == found[0][:2]
@@ -137,7 +135,7 @@ def test_a_rank_that_runs_out_of_memory_makes_pieces_and_then_has_less(
 
 def test_where_no_split_fits_all_go_on_in_pieces(run_ranks: Callable[..., list[Any]]) -> None:
     whole = undisturbed(run_ranks)
-    found = results(run_ranks(SCRIPT, args=["both"], env=EXACTLY))
+    found = results(run_ranks(SCRIPT, args=["both"]))
     assert found[0][0] == pytest.approx(whole, rel=1e-11)
     assert found[0][1] == [[16, 16]] * 4
     for _, _, calls, _ in found:
@@ -146,7 +144,7 @@ def test_where_no_split_fits_all_go_on_in_pieces(run_ranks: Callable[..., list[A
 
 def test_pieces_are_made_where_freed_memory_was_kept(run_ranks: Callable[..., list[Any]]) -> None:
     whole = undisturbed(run_ranks)
-    for values, shares, calls, _ in results(run_ranks(SCRIPT, args=["both"])):
+    for values, shares, calls, _ in results(run_ranks(SCRIPT, args=["both"], env={"EVENSTEP_KEEP_MEMORY": "1"})):
         assert values == pytest.approx(whole, rel=1e-11) and shares == [[16, 16]] * 4
         assert calls[0] == 16 and max(calls[1:]) <= 8 and sum(calls[1:]) >= 64, calls
 
