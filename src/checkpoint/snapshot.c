@@ -7,6 +7,7 @@
 #include "checkpoint/content.h"
 #include "checkpoint/writer.h"
 #include "os/folder.h"
+#include "os/lease_sign.h"
 #include "os/shared_memory.h"
 
 #include <inttypes.h>
@@ -39,8 +40,8 @@ typedef struct snapshot_head {
   uint64_t state;       /* offset of JSON, */
   uint64_t state_bytes; /* with its final NUL */
   char folder[MOST_PATH];
-  char previous[MOST_PATH]; /* "": none */
-  char run_folder[MOST_PATH];
+  char previous[MOST_PATH];   /* "": none */
+  char run_folder[MOST_PATH]; /* "": no sign of the job was seen there */
   char job[MOST_JOB];
 } snapshot_head;
 
@@ -180,7 +181,8 @@ static even_status copy(const snapshot_plan *plan, const even_checkpoint_params 
   head->state_bytes = plan->state_bytes;
   memcpy(head->folder, params->folder, strlen(params->folder) + 1);
   put_text(params->previous, head->previous, sizeof head->previous);
-  put_text(params->run_folder, head->run_folder, sizeof head->run_folder);
+  bool known = even_lease_is_known(params->run_folder, params->job);
+  put_text(known ? params->run_folder : NULL, head->run_folder, sizeof head->run_folder);
   put_text(params->job, head->job, sizeof head->job);
   for (size_t i = 0; i < plan->count; i++) {
     plan->copies[i] = (even_content_copy){.content = &plan->contents[i], .to = base + plan->entries[i].offset};
@@ -292,6 +294,9 @@ static even_status write_out(const even_shared_memory *memory) {
                                          .run_folder = head->run_folder,
                                          .job = head->job};
   EVEN_TRY(check(memory));
+  if (head->run_folder[0] != '\0') {
+    even_lease_heed();
+  }
   EVEN_TRY(even_checkpoint_writer_open(&params, &writer));
   for (size_t i = 0; i < head->count; i++) {
     even_status status = add_entry(writer, base, (const snapshot_entry *)(const void *)(base + head->entries) + i);

@@ -3,7 +3,6 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
-#include "os/clock.h"
 #include "os/lease.h"
 
 #include <errno.h>
@@ -91,10 +90,6 @@ even_status even_lease_tell_lost(const char *folder, const char *own_text, const
 
 /* ---- for who holds none ---- */
 
-/* Who takes over renames the sign away, and may put it back: it is gone for a moment. */
-enum { MOST_LOOKS = 20 };
-static const uint64_t PAUSE_NS = UINT64_C(100000000);
-
 /* Of the folder by whose sign this process knows that its job keeps one: a process works for one job. */
 static _Atomic bool was_seen;
 
@@ -109,22 +104,18 @@ static even_status look_for(const char *path, const char *unseen, even_lease_loo
   return EVEN_OK;
 }
 
+/* One that is gone says nothing: the job goes on where its next leader has another folder, and the old one's is ended.
+ */
 static even_status judge(const char *folder, const char *owner, const char *path, const char *unseen) {
   even_lease_look sign;
   even_lease_holder it;
   EVEN_TRY(look_for(path, unseen, &sign, &it));
-  for (int i = 1; it.owner[0] == '\0' && atomic_load(&was_seen) && i < MOST_LOOKS; i++) {
-    even_clock_sleep_ns(PAUSE_NS);
-    EVEN_TRY(look_for(path, unseen, &sign, &it));
-  }
   if (strcmp(it.owner, owner) == 0) {
     atomic_store(&was_seen, true);
     return EVEN_OK;
   }
-  if (it.owner[0] == '\0' && !atomic_load(&was_seen)) {
-    return EVEN_OK;
-  }
-  return even_lease_tell_lost(folder, "", it.owner[0] == '\0' ? "" : sign.text);
+  bool others = it.owner[0] != '\0' && atomic_load(&was_seen);
+  return others ? even_lease_tell_lost(folder, "", sign.text) : EVEN_OK;
 }
 
 even_status even_lease_is_of(const char *folder, const char *owner) {
@@ -146,4 +137,15 @@ even_status even_lease_is_of(const char *folder, const char *owner) {
   even_text_free(&path);
   even_text_free(&unseen);
   return status;
+}
+
+bool even_lease_is_known(const char *folder, const char *owner) {
+  if (!atomic_load(&was_seen) && even_lease_is_of(folder, owner) != EVEN_OK) {
+    even_error_clear(); /* of memory that is short */
+  }
+  return atomic_load(&was_seen);
+}
+
+void even_lease_heed(void) {
+  atomic_store(&was_seen, true);
 }

@@ -37,8 +37,13 @@ even_status even_lease_tell_lost(const char *folder, const char *own, const char
 
 /* Where a job keeps a sign, for a process that works for it: looks whether that is the job's still, also after the
  * process stood still for long. `owner`: as in even_lease_params; either may be NULL or "" for a job that keeps none,
- * of which nothing is asked. EVEN_ERR_IN_USE: another job has the folder, or none any more although this process saw
- * its job's sign there before. What cannot be looked at is not lost. Any thread. */
+ * of which nothing is asked. EVEN_ERR_IN_USE: another job has the folder, although this process saw its own job's sign
+ * there before. Who never saw that may see another folder of that name (on a disk of its host's own), where what an
+ * earlier job left says nothing. What cannot be looked at, or is gone, is not lost. Any thread. */
 even_status even_lease_is_of(const char *folder, const char *owner) EVEN_MUST_USE;
+/* Whether this process has seen its job's sign, now or before. */
+bool even_lease_is_known(const char *folder, const char *owner);
+/* Another process of the job has seen it, on this host: from now on it counts as seen here. */
+void even_lease_heed(void);
 
 #endif

@@ -19,6 +19,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static const char own[] = "boot pid:[1]\nnear\n100\nmine\n0\nmark\n";
@@ -60,7 +61,67 @@ static even_checkpoint_writer *written(void) {
   return writer;
 }
 
-/* First: this process has not seen a sign yet. */
+/* First: this process has not seen its job's sign yet. A host that does not share the folder has an old one there. */
+static void what_an_earlier_job_left_says_nothing(void **state) {
+  (void)state;
+  put_sign(EVEN_LEASE_SIGN, others);
+  assert_false(even_lease_is_known(scratch, "mine"));
+  assert_int_equal(even_checkpoint_writer_commit(written(), "{}"), EVEN_OK);
+  assert_int_equal(even_checkpoint_verify(scratch_path("new"), NULL), EVEN_OK);
+}
+
+/* In a process of its own, as a rank that dies once it has taken it. */
+static void take_snapshot(const even_shared_memory *memory) {
+  even_checkpoint_tensor tensors[3];
+  even_checkpoint_snapshot *snapshot = NULL;
+  const even_checkpoint_params params = {
+      .size = sizeof params, .folder = scratch_path("new"), .run_folder = scratch, .job = "mine"};
+  int end = 0;
+  sample_tensors(tensors, 1);
+  const even_checkpoint_file file = {
+      .size = sizeof file, .name = "model.safetensors", .tensors = tensors, .tensor_count = 3};
+  pid_t rank = fork();
+  if (rank == 0) {
+    bool taken = even_checkpoint_snapshot_open(dup(memory->fd), &snapshot) == EVEN_OK &&
+                 even_checkpoint_snapshot_take(snapshot, &params, &file, 1, "{}") == EVEN_OK;
+    _exit(taken ? 0 : 1);
+  }
+  assert_true(rank > 0);
+  assert_int_equal(waitpid(rank, &end, 0), rank);
+  assert_int_equal(end, 0);
+}
+
+static void nor_where_an_agent_finishes_for_a_rank(void **state) {
+  (void)state;
+  even_shared_memory memory = {.fd = -1};
+  even_text folder = EVEN_TEXT_EMPTY;
+  put_sign(EVEN_LEASE_SIGN, others);
+  assert_int_equal(even_shared_memory_begin(EVEN_SNAPSHOT_LABEL, &memory), EVEN_OK);
+  take_snapshot(&memory);
+  assert_int_equal(even_snapshot_finish(memory.fd, &folder), EVEN_OK);
+  assert_int_equal(even_checkpoint_verify(scratch_path("new"), NULL), EVEN_OK);
+  even_text_free(&folder);
+  even_shared_memory_close(&memory);
+}
+
+/* The rank has seen its job's sign; its agent has not. */
+static void what_an_agent_finishes_is_asked_for_too(void **state) {
+  (void)state;
+  even_shared_memory memory = {.fd = -1};
+  even_text folder = EVEN_TEXT_EMPTY;
+  put_sign(EVEN_LEASE_SIGN, own);
+  assert_int_equal(even_shared_memory_begin(EVEN_SNAPSHOT_LABEL, &memory), EVEN_OK);
+  take_snapshot(&memory);
+  put_sign(EVEN_LEASE_SIGN, others);
+  expect_refusal(even_snapshot_finish(memory.fd, &folder), "host far (process 4711)");
+  assert_false(scratch_has("new"));
+  put_sign(EVEN_LEASE_SIGN, next);
+  assert_int_equal(even_snapshot_finish(memory.fd, &folder), EVEN_OK);
+  assert_int_equal(even_checkpoint_verify(scratch_path("new"), NULL), EVEN_OK);
+  even_text_free(&folder);
+  even_shared_memory_close(&memory);
+}
+
 static void where_there_never_was_one_nobody_asks(void **state) {
   (void)state;
   assert_int_equal(even_checkpoint_writer_commit(written(), "{}"), EVEN_OK);
@@ -107,36 +168,25 @@ static void the_next_leader_of_the_same_job_is_no_other(void **state) {
   assert_int_equal(even_checkpoint_writer_commit(writer, "{}"), EVEN_OK);
 }
 
-static uint64_t slept_ns;
-static void (*while_asleep)(void);
+static int sleeps;
 
-static int sleep_a_while(const struct timespec *time) {
-  slept_ns += (uint64_t)time->tv_nsec + (uint64_t)time->tv_sec * 1000000000u;
-  if (while_asleep != NULL) {
-    while_asleep();
-  }
+static int count_sleep(const struct timespec *time) {
+  (void)time;
+  sleeps++;
   return 0;
 }
 
-static void put_own(void) {
-  put_sign(EVEN_LEASE_SIGN, own);
-}
-
-static void one_that_was_there_and_is_gone_is_lost(void **state) {
+/* The next leader has NAME.1, for the one before it still held NAME, and that one has ended now. */
+static void one_that_was_there_and_is_gone_says_nothing(void **state) {
   (void)state;
   put_sign(EVEN_LEASE_SIGN, own);
   even_checkpoint_writer *writer = written();
   hide_sign();
-  slept_ns = 0;
-  while_asleep = NULL;
-  even_os.nanosleep = sleep_a_while;
-  expect_refusal(even_checkpoint_writer_commit(writer, "{}"), "its sign evenstep.running is gone");
-  assert_true(slept_ns > 0); /* it was looked for again */
-  put_sign(EVEN_LEASE_SIGN, own);
-  writer = written();
-  hide_sign();
-  while_asleep = put_own; /* whoever took it for a dead one's puts it back */
+  sleeps = 0;
+  even_os.nanosleep = count_sleep;
   assert_int_equal(even_checkpoint_writer_commit(writer, "{}"), EVEN_OK);
+  assert_int_equal(sleeps, 0);
+  assert_int_equal(even_checkpoint_verify(scratch_path("new"), NULL), EVEN_OK);
 }
 
 static void one_that_other_hosts_do_not_see_cannot_be_lost(void **state) {
@@ -155,33 +205,6 @@ static void what_cannot_be_looked_at_is_not_lost(void **state) {
   even_status status = even_lease_is_of(scratch, "mine");
   fault_reset();
   assert_int_equal(status, EVEN_OK);
-}
-
-/* A rank took it, and died; its agent writes it. */
-static void what_an_agent_finishes_is_asked_for_too(void **state) {
-  (void)state;
-  even_checkpoint_tensor tensors[3];
-  even_checkpoint_snapshot *snapshot = NULL;
-  even_shared_memory memory = {.fd = -1};
-  even_text folder = EVEN_TEXT_EMPTY;
-  const even_checkpoint_params params = {
-      .size = sizeof params, .folder = scratch_path("new"), .run_folder = scratch, .job = "mine"};
-  sample_tensors(tensors, 1);
-  const even_checkpoint_file file = {
-      .size = sizeof file, .name = "model.safetensors", .tensors = tensors, .tensor_count = 3};
-  put_sign(EVEN_LEASE_SIGN, own);
-  assert_int_equal(even_shared_memory_begin(EVEN_SNAPSHOT_LABEL, &memory), EVEN_OK);
-  assert_int_equal(even_checkpoint_snapshot_open(dup(memory.fd), &snapshot), EVEN_OK);
-  assert_int_equal(even_checkpoint_snapshot_take(snapshot, &params, &file, 1, "{}"), EVEN_OK);
-  put_sign(EVEN_LEASE_SIGN, others);
-  expect_refusal(even_snapshot_finish(memory.fd, &folder), "host far (process 4711)");
-  assert_false(scratch_has("new"));
-  put_sign(EVEN_LEASE_SIGN, next);
-  assert_int_equal(even_snapshot_finish(memory.fd, &folder), EVEN_OK);
-  assert_int_equal(even_checkpoint_verify(scratch_path("new"), NULL), EVEN_OK);
-  even_text_free(&folder);
-  even_checkpoint_snapshot_close(snapshot);
-  even_shared_memory_close(&memory);
 }
 
 static void memory_may_be_short(void **state) {
@@ -213,14 +236,17 @@ static void memory_may_be_short(void **state) {
 
 int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
-  const struct CMUnitTest tests[] = {CASE(where_there_never_was_one_nobody_asks),
+  /* the first ones in a process that has not seen its job's sign */
+  const struct CMUnitTest tests[] = {CASE(what_an_earlier_job_left_says_nothing),
+                                     CASE(nor_where_an_agent_finishes_for_a_rank),
+                                     CASE(where_there_never_was_one_nobody_asks),
+                                     CASE(what_an_agent_finishes_is_asked_for_too),
                                      CASE(a_sign_that_another_has_put_there_meanwhile_is_heeded),
                                      CASE(an_older_checkpoint_of_that_name_stays),
                                      CASE(the_next_leader_of_the_same_job_is_no_other),
-                                     CASE(one_that_was_there_and_is_gone_is_lost),
+                                     CASE(one_that_was_there_and_is_gone_says_nothing),
                                      CASE(one_that_other_hosts_do_not_see_cannot_be_lost),
                                      CASE(what_cannot_be_looked_at_is_not_lost),
-                                     CASE(what_an_agent_finishes_is_asked_for_too),
                                      CASE(memory_may_be_short)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
