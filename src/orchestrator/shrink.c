@@ -51,6 +51,9 @@ int even_job_main_rank(const even_job *job) {
 
 void even_job_tell_main_rank(even_job *job) {
   const even_agent_observer *observer = &job->params->observer;
+  if (job->generation == NULL) { /* closed: what comes now is the rest of the last one's output */
+    return;
+  }
   int rank = even_job_main_rank(job);
   if (rank != job->main_rank) {
     job->main_rank = rank;

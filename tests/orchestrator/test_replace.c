@@ -199,11 +199,36 @@ static void whom_nobody_can_give_the_state_does_not_join(void **state) {
   own.job.hosts = NULL;
 }
 
+static int main_ranks[4];
+static int main_ranks_told;
+
+static void note_main_rank(void *context, int rank) {
+  (void)context;
+  assert_true(main_ranks_told < 4);
+  main_ranks[main_ranks_told++] = rank;
+}
+
+/* A rank's half line may be told once the generations are closed. */
+static void the_last_output_names_no_other_main_rank(void **state) {
+  const bool gone[RANKS] = {[0] = true};
+  (void)state;
+  main_ranks_told = 0;
+  own.params.observer.main_rank = note_main_rank;
+  assert_int_equal(even_generation_lose(own.job.generation, gone), 1);
+  even_job_tell_main_rank(&own.job);
+  assert_int_equal(main_ranks_told, 1);
+  assert_int_equal(main_ranks[0], 1);
+  even_job_generations_close(&own.job);
+  even_job_tell_main_rank(&own.job);
+  assert_int_equal(main_ranks_told, 1);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_place_that_fails_again_is_set_aside_for_longer_and_longer, set_up, tear_down),
       cmocka_unit_test_setup_teardown(with_too_few_ranks_the_others_save_and_wait, set_up, tear_down),
       cmocka_unit_test_setup_teardown(whom_nobody_can_give_the_state_does_not_join, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(the_last_output_names_no_other_main_rank, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
