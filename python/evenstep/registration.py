@@ -8,7 +8,7 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ def _register(c10d: ModuleType) -> None:
         backend.register_backend("evenstep", _create, extended_api=True, devices=["cpu", "cuda"])
         ranks = os.environ.get("WORLD_SIZE", "")
         if ranks.isdigit() and os.environ.get("EVENSTEP_TELEMETRY_FD"):
-            c10d.rendezvous = _told(c10d.rendezvous, int(ranks))  # type: ignore[attr-defined]
+            _watch(c10d, int(ranks))
         if os.environ.get("EVENSTEP_JOINS") == "1" and ranks.isdigit() and _has_the_agents_memory():
             c10d.rendezvous = _refusing(c10d.rendezvous, int(ranks))  # type: ignore[attr-defined]
 
@@ -78,21 +78,59 @@ def _refusing(plain: Callable[..., Any], ranks: int) -> Callable[..., Any]:
     return rendezvous
 
 
-def _told(plain: Callable[..., Any], ranks: int) -> Callable[..., Any]:
-    """torch's rendezvous, for init_process_group: the agent is told while this rank is in that call for the group of all
-    ranks, so that it ends one that is stopped (or has ended) before it, for which the others would wait half an hour."""
-    process = os.getpid()
-    times = count(1)
+class _Opening:
+    """What the agent is told of this rank's init_process_group for all ranks. Each end once: whoever comes first, the call's
+    or, where the script has torch's own function from before this was imported, that of what the call held."""
 
-    def come(ring: Telemetry, meeting: Iterator[Any]) -> Iterator[Any]:
+    def __init__(self) -> None:
+        self._ring: Telemetry | None = None
+        self._time = 0
+
+    def begin(self, ring: Telemetry) -> int:
         from evenstep import _core
 
-        time = next(times)
-        ring.event(_core.EVENT_OPENING, 0, time, "waits in init_process_group for all ranks")
+        self._time += 1
+        self._ring = ring
+        ring.event(_core.EVENT_OPENING, 0, self._time, "waits in init_process_group for all ranks")
+        return self._time
+
+    def end(self, time: int | None = None) -> None:
+        from evenstep import _core
+
+        if self._ring is not None and time in (None, self._time):
+            ring, self._ring = self._ring, None
+            ring.event(_core.EVENT_OPENED, 0, self._time, "has left init_process_group")
+
+
+def _watch(c10d: ModuleType, ranks: int) -> None:
+    """The agent is told while this rank is in init_process_group for the group of all ranks, so that it ends one that is
+    stopped (or has ended) before it, for which the others would wait half an hour."""
+    opening = _Opening()
+    plain: Callable[..., Any] = c10d.init_process_group
+
+    @wraps(plain)
+    def init_process_group(*arguments: Any, **options: Any) -> Any:
+        try:
+            return plain(*arguments, **options)
+        finally:  # not left to the call's frame: who keeps its exception keeps that, too
+            opening.end()
+
+    for module in (c10d, sys.modules.get("torch.distributed")):
+        if getattr(module, "init_process_group", None) is plain:
+            module.init_process_group = init_process_group  # type: ignore[union-attr]
+    c10d.rendezvous = _told(c10d.rendezvous, ranks, opening)  # type: ignore[attr-defined]
+
+
+def _told(plain: Callable[..., Any], ranks: int, opening: _Opening) -> Callable[..., Any]:
+    """torch's rendezvous, which init_process_group calls."""
+    process = os.getpid()
+
+    def come(ring: Telemetry, meeting: Iterator[Any]) -> Iterator[Any]:
+        time = opening.begin(ring)
         try:
             yield from meeting
-        finally:  # init_process_group lets go of this iterator when it returns, or raises
-            ring.event(_core.EVENT_OPENED, 0, time, "has left init_process_group")
+        finally:  # when it is let go of
+            opening.end(time)
 
     def rendezvous(url: Any, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
         from evenstep.ring import watched_ring

@@ -3,6 +3,7 @@ they have not met, and no other one; in any rank the agent is told while it is t
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import types
@@ -119,7 +120,7 @@ def _watched(monkeypatch: pytest.MonkeyPatch, meeting: Any) -> tuple[Any, _Ring]
     monkeypatch.setenv("EVENSTEP_TELEMETRY_FD", "5")
     monkeypatch.delenv("EVENSTEP_JOINS", raising=False)
     monkeypatch.setattr(ring, "watched_ring", lambda: written)
-    c10d = types.SimpleNamespace(Backend=_Backend(), rendezvous=meeting)
+    c10d = types.SimpleNamespace(Backend=_Backend(), rendezvous=meeting, init_process_group=lambda: None)
     registration._register(c10d)  # type: ignore[arg-type]
     return c10d, written
 
@@ -144,6 +145,41 @@ def test_the_agent_is_told_for_as_long_as_the_call_takes(monkeypatch: pytest.Mon
         except RuntimeError:
             assert fails
         assert written.events[-2:] == [(_core.EVENT_OPENING, time), (_core.EVENT_OPENED, time)]
+
+
+def test_who_keeps_the_exception_has_left_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with it the call's frame, which holds what torch met by."""
+    from evenstep import ring
+
+    written, kept = _Ring(), []
+
+    def meeting(*_: Any, **__: Any) -> Any:
+        yield "store", 1, 3
+
+    def init_process_group() -> None:
+        met = c10d.rendezvous("env://", timeout=5)
+        next(met)
+        raise RuntimeError("no such interface")
+
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("EVENSTEP_TELEMETRY_FD", "5")
+    monkeypatch.delenv("EVENSTEP_JOINS", raising=False)
+    monkeypatch.setattr(ring, "watched_ring", lambda: written)
+    c10d = types.SimpleNamespace(Backend=_Backend(), rendezvous=meeting, init_process_group=init_process_group)
+    torch_distributed = types.SimpleNamespace(init_process_group=init_process_group)  # which was imported before
+    monkeypatch.setitem(sys.modules, "torch.distributed", torch_distributed)
+    registration._register(c10d)  # type: ignore[arg-type]
+    told = []
+    for time, module in ((1, c10d), (2, torch_distributed)):
+        with pytest.raises(RuntimeError, match="no such interface") as caught:
+            module.init_process_group()
+        kept.append(caught)
+        told += [(_core.EVENT_OPENING, time), (_core.EVENT_OPENED, time)]
+        assert written.events == told
+    kept.clear()
+    del caught
+    gc.collect()
+    assert written.events == told  # each once
 
 
 def test_of_a_group_of_some_ranks_the_agent_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
