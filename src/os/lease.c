@@ -421,9 +421,15 @@ even_status even_lease_keep(even_lease *lease) {
   return EVEN_OK;
 }
 
+static void remove_own(const even_lease *lease, const char *path) {
+  even_lease_look now;
+  if (even_lease_look_at(path, NULL, &now) == EVEN_OK && strcmp(now.text, lease->text.data) == 0) {
+    (void)even_os.unlink(path);
+  }
+}
+
 void even_lease_release(even_lease *lease) {
   even_error kept = *even_error_last();
-  even_lease_look now;
   if (lease == NULL) {
     return;
   }
@@ -432,9 +438,9 @@ void even_lease_release(even_lease *lease) {
     even_futex_wake_all(&lease->ends);
     even_thread_join(lease->thread);
   }
-  const char *path = atomic_load(&lease->unseen) ? lease->unseen_path.data : lease->path.data;
-  if (even_lease_look_at(path, NULL, &now) == EVEN_OK && strcmp(now.text, lease->text.data) == 0) {
-    (void)even_os.unlink(path);
+  remove_own(lease, lease->path.data);
+  if (atomic_load(&lease->unseen)) { /* renaming may have failed */
+    remove_own(lease, lease->unseen_path.data);
   }
   free_lease(lease);
   (void)even_error_restore(&kept);

@@ -95,6 +95,20 @@ static void a_time_that_does_not_move_is_noticed(void **state) {
   assert_true(even_lease_is_seen(NULL));
 }
 
+static void one_that_cannot_be_renamed_goes_all_the_same(void **state) {
+  (void)state;
+  even_os.touch = touch_nothing;
+  even_lease *lease = taken("one", 0);
+  fault_os_from(FAULT_rename, 1, EIO);
+  play();
+  even_os.touch = touch_nothing;
+  renew_for(lease, EVEN_LEASE_NS, false);
+  assert_false(even_lease_is_seen(lease));
+  assert_int_equal(access(sign, F_OK), 0);
+  even_lease_release(lease);
+  assert_int_equal(entries(), 0);
+}
+
 /* A process that was stopped looks before it goes on, also where its thread has not come to it. */
 static void one_that_stood_still_asks_first(void **state) {
   (void)state;
@@ -267,6 +281,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(it_is_made_and_removed_without_a_wait, two_hosts_make, two_hosts_end),
       cmocka_unit_test_setup_teardown(where_no_time_can_be_moved_there_is_no_sign, two_hosts_make, two_hosts_end),
       cmocka_unit_test_setup_teardown(a_time_that_does_not_move_is_noticed, two_hosts_make, two_hosts_end),
+      cmocka_unit_test_setup_teardown(one_that_cannot_be_renamed_goes_all_the_same, two_hosts_make, two_hosts_end),
       cmocka_unit_test_setup_teardown(one_that_stood_still_asks_first, two_hosts_make, two_hosts_end),
       cmocka_unit_test_setup_teardown(one_whose_computer_slept_asks_first, two_hosts_make, two_hosts_end),
       cmocka_unit_test_setup_teardown(before_the_last_files_it_is_looked_for_anew, two_hosts_make, two_hosts_end),
