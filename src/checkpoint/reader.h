@@ -57,11 +57,12 @@ even_status even_checkpoint_inspect(const char *folder, even_checkpoint_info *ou
 even_status even_checkpoint_verify(const char *folder, even_names *problems) EVEN_MUST_USE;
 
 /* Puts right what is damaged in `folder` by a copy of the same checkpoint: chunks, the manifest, missing files. Of a
- * manifest of which too little is left to tell whose it was, the files tell: that of the copy is taken where one of
- * them is whole by it, and the others that are there are the copy's but for a tenth of their tensors' bytes. A file is
- * written anew beside the old one and then takes its place, so that nothing is worse when this ends early. `repaired`
- * has a line for each chunk and file, `left` for each chunk that is damaged in both (EVEN_ERR_CORRUPT then; such a file
- * stays as it is). EVEN_ERR_INPUT: `copy` is another checkpoint. Free both with even_names_free, also after a failure.
+ * manifest of which too little is left to tell whose it was, the files tell: that of the copy is taken where by it
+ * a file of each optimizer, or all of all models, are whole, and the others that are there are the copy's but for a
+ * tenth of their tensors' bytes, and in a chunk of several. A file is written anew beside the old one and then takes
+ * its place, so that nothing is worse when this ends early. `repaired` has a line for each chunk and file, `left` for
+ * each chunk that is damaged in both (EVEN_ERR_CORRUPT then; such a file stays as it is). EVEN_ERR_INPUT: `copy` is
+ * another checkpoint. Free both with even_names_free, also after a failure.
  */
 even_status even_checkpoint_repair(const char *folder, const char *copy, even_names *repaired,
                                    even_names *left) EVEN_MUST_USE;

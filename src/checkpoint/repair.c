@@ -255,6 +255,13 @@ static even_status repair_one(const repair_job *job, const even_checkpoint_store
 }
 
 /* ---- whether it is a copy, by the files ---- */
+/* What a file here says. */
+typedef struct repair_evidence {
+  bool filled; /* by the copy's manifest it holds tensors with data */
+  bool whole;  /* it is what the copy's manifest says */
+  bool alike;  /* that, or what damage leaves of it, or it is not there, and says nothing */
+} repair_evidence;
+
 /* Where the tensors begin: two checkpoints of one model have the same headers. 0: no file of tensors. */
 static uint64_t tensors_begin(const repair_file *file) {
   even_safetensors_file tensors;
@@ -285,19 +292,20 @@ static even_status count_same(repair_file *file, size_t chunk, size_t from, char
   return EVEN_OK;
 }
 
-/* *whole: it is what the manifest says. *alike: that, or at least nine tenths of its bytes are the copy's, or it is not
- * there, and says nothing. */
-static even_status compare_file(repair_file *file, bool *whole, bool *alike) {
+/* Alike: at least nine tenths of its bytes are the copy's, and of several chunks one is right. The next checkpoint's
+ * may have nine tenths in common (weights in BF16 hardly change), but then so in each chunk that is trained. */
+static even_status compare_file(repair_file *file, repair_evidence *out) {
   uint64_t bytes = 0;
   uint64_t same = 0;
+  size_t right_chunks = 0;
   bool damaged = file->own.fd < 0 || file->own.bytes != file->stored->bytes;
   char *more = NULL;
-  *whole = false;
-  *alike = file->own.fd < 0 || file->own.bytes == 0;
-  if (*alike) {
+  uint64_t from = tensors_begin(file);
+  out->filled = even_safetensors_is_named(file->stored->name) && file->stored->bytes > from;
+  out->alike = file->own.fd < 0 || file->own.bytes == 0;
+  if (out->alike) {
     return EVEN_OK;
   }
-  uint64_t from = tensors_begin(file);
   even_status status = EVEN_NEW_ARRAY(&more, most_bytes(file) + 1);
   for (size_t i = 0; status == EVEN_OK && i < file->stored->sum_count; i++) {
     size_t here = bytes_of(file->stored, i);
@@ -308,14 +316,15 @@ static even_status compare_file(repair_file *file, bool *whole, bool *alike) {
     status = read_chunk(file, &file->own, i, &right);
     if (right) {
       same += here - skipped;
+      right_chunks += here > skipped;
     } else if (status == EVEN_OK) {
       damaged = true;
       status = count_same(file, i, skipped, more, &same);
     }
   }
   even_free(more);
-  *whole = !damaged;
-  *alike = !damaged || same >= bytes - bytes / 10;
+  out->whole = !damaged;
+  out->alike = !damaged || (same >= bytes - bytes / 10 && (right_chunks > 0 || file->stored->sum_count == 1));
   return status;
 }
 
@@ -330,33 +339,93 @@ static even_status other_bytes(const repair_job *job, const char *file) {
   return status;
 }
 
-/* Whether the copy's manifest is that of the files here. A single file that is whole says so where no other has a
- * checkpoint's other values. */
-static even_status compare_files(const repair_job *job, const even_checkpoint_info *theirs) {
+/* The files of one model or optimizer: how many hold tensors, and how many of these are whole here. */
+static void count_files(const even_checkpoint_info *theirs, const repair_evidence *evidence, const json_t *saved,
+                        size_t *filled, size_t *whole) {
+  const json_t *names = json_object_get(saved, "files");
+  const json_t *one = json_object_get(saved, "file");
+  *filled = *whole = 0;
+  for (size_t i = 0; i < theirs->file_count; i++) {
+    bool named = json_array_size(names) == 0 && json_is_string(one) &&
+                 strcmp(json_string_value(one), theirs->files[i].name) == 0;
+    for (size_t j = 0; j < json_array_size(names); j++) {
+      named = named || strcmp(json_string_value(json_array_get(names, j)), theirs->files[i].name) == 0;
+    }
+    *filled += named && evidence[i].filled;
+    *whole += named && evidence[i].filled && evidence[i].whole;
+  }
+}
+
+/* Of a state that names no files: all. */
+static bool is_all_whole(const even_checkpoint_info *theirs, const repair_evidence *evidence) {
+  size_t filled = 0;
+  size_t whole = 0;
+  for (size_t i = 0; i < theirs->file_count; i++) {
+    filled += evidence[i].filled;
+    whole += evidence[i].filled && evidence[i].whole;
+  }
+  return whole > 0 && whole == filled;
+}
+
+/* A file that is whole may hold what no training changes. So it takes a file of each optimizer, or all of all models.
+ */
+static bool is_proven(const even_checkpoint_info *theirs, const repair_evidence *evidence) {
+  size_t some[2] = {0, 0}; /* models, optimizers */
+  bool enough[2] = {true, true};
+  const char *const kinds[2] = {"models", "optimizers"};
+  if (json_object_size(json_object_get(theirs->state, kinds[0])) == 0 &&
+      json_object_size(json_object_get(theirs->state, kinds[1])) == 0) {
+    return is_all_whole(theirs, evidence);
+  }
+  for (size_t kind = 0; kind < 2; kind++) {
+    const char *name = NULL;
+    json_t *saved = NULL;
+    json_object_foreach(json_object_get(theirs->state, kinds[kind]), name, saved) {
+      size_t filled = 0;
+      size_t whole = 0;
+      count_files(theirs, evidence, saved, &filled, &whole);
+      some[kind] += whole;
+      enough[kind] = enough[kind] && (kind == 0 ? whole == filled : whole > 0 || filled == 0);
+    }
+  }
+  return (some[0] > 0 && enough[0]) || (some[1] > 0 && enough[1]);
+}
+
+static even_status not_known(const repair_job *job, bool some) {
+  even_status status =
+      even_fail(EVEN_ERR_INPUT, "%s is not known to be a copy of %s: the manifest here is damaged, and %s", job->copy,
+                job->folder,
+                some ? "what of that one is whole here may be the same in checkpoints before and after "
+                       "it (it takes a file of each optimizer, or all of all models)"
+                     : "no file of that one is whole here");
+  (void)even_error_fix("copy the whole folder from there, where it is the same checkpoint");
+  return status;
+}
+
+static even_status weigh_files(const repair_job *job, const even_checkpoint_info *theirs, repair_evidence *evidence) {
   bool some = false;
   for (size_t i = 0; i < theirs->file_count; i++) {
     repair_file file = FILE_OF(&theirs->files[i]);
-    bool whole = false;
-    bool alike = false;
     even_status status = open_both(job, &file);
     if (status == EVEN_OK) {
-      status = compare_file(&file, &whole, &alike);
+      status = compare_file(&file, &evidence[i]);
     }
     close_both(&file);
     EVEN_TRY(status);
-    if (!alike) {
+    if (!evidence[i].alike) {
       return other_bytes(job, theirs->files[i].name);
     }
-    some = some || whole;
+    some = some || evidence[i].whole;
   }
-  if (some) {
-    return EVEN_OK;
-  }
-  even_status status = even_fail(EVEN_ERR_INPUT,
-                                 "%s is not known to be a copy of %s: the manifest here is damaged, and no file of "
-                                 "that one is whole here",
-                                 job->copy, job->folder);
-  (void)even_error_fix("copy the whole folder from there, where it is the same checkpoint");
+  return is_proven(theirs, evidence) ? EVEN_OK : not_known(job, some);
+}
+
+/* Whether the copy's manifest is that of the files here. */
+static even_status compare_files(const repair_job *job, const even_checkpoint_info *theirs) {
+  repair_evidence *evidence = NULL;
+  EVEN_TRY(EVEN_NEW_ARRAY(&evidence, theirs->file_count + 1));
+  even_status status = weigh_files(job, theirs, evidence);
+  even_free(evidence);
   return status;
 }
 

@@ -154,8 +154,12 @@ static even_status save(const char *folder, bool replace, int seed, int other) {
     even_checkpoint_writer_abandon(writer);
     return status;
   }
-  char state[64];
-  (void)snprintf(state, sizeof state, "{\"step\": %d, \"epoch\": 1, \"world_size\": 2}", seed);
+  char state[256];
+  (void)snprintf(
+      state, sizeof state,
+      "{\"step\": %d, \"epoch\": 1, \"world_size\": 2, \"models\": {\"m\": {\"file\": \"model.safetensors\"}}, "
+      "\"optimizers\": {\"o\": {\"file\": \"optimizer.safetensors\"}}}",
+      seed);
   return even_checkpoint_writer_commit(writer, state);
 }
 

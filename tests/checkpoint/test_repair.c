@@ -184,6 +184,90 @@ static void the_manifest_of_another_checkpoint_is_not_taken(void **state) {
   assert_int_equal(repaired, 0);
 }
 
+enum { TRAINED_BYTES = 9 << 20, CHUNK = 4 << 20 }; /* three chunks */
+
+static void add_bytes(even_checkpoint_writer *writer, const char *name, const char *data, int64_t bytes) {
+  const even_checkpoint_tensor tensor = {"t", "U8", &bytes, 1, data, (size_t)bytes};
+  const even_checkpoint_file file = {.size = sizeof file, .name = name, .tensors = &tensor, .tensor_count = 1};
+  assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
+}
+
+/* A model that never changes, one of which each `every`th byte from `from` on is the step's, and an optimizer. */
+static void save_step(const char *folder, char step, size_t from, size_t every) {
+  static char data[TRAINED_BYTES];
+  even_checkpoint_writer *writer = NULL;
+  const even_checkpoint_params params = {.size = sizeof params, .folder = scratch_path(folder)};
+  memset(data, 'a', sizeof data);
+  assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
+  add_bytes(writer, "frozen.safetensors", data, 1000);
+  for (size_t i = from; i < sizeof data; i += every) {
+    data[i] = step;
+  }
+  add_bytes(writer, "model.safetensors", data, TRAINED_BYTES);
+  memset(data, step, 1000);
+  add_bytes(writer, "optimizer.safetensors", data, 1000);
+  assert_int_equal(even_checkpoint_writer_commit(writer,
+                                                 "{\"models\": {\"f\": {\"file\": \"frozen.safetensors\"},"
+                                                 "\"m\": {\"files\": [\"model.safetensors\"]}},"
+                                                 "\"optimizers\": {\"o\": {\"file\": \"optimizer.safetensors\"}}}"),
+                   EVEN_OK);
+}
+
+static void expect_refusal(const char *words) {
+  size_t repaired = 0;
+  size_t left = 0;
+  assert_int_equal(repair("one", "next", &repaired, &left), EVEN_ERR_INPUT);
+  if (strstr(even_error_last()->what, words) == NULL) {
+    fail_msg("%s", even_error_last()->what);
+  }
+  assert_int_equal(repaired, 0);
+  assert_int_equal(scratch_size("one/manifest.json"), 0);
+}
+
+/* Weights in BF16: a byte in twenty. */
+static void that_of_the_next_checkpoint_is_not_taken_for_weights_that_hardly_change(void **state) {
+  (void)state;
+  save_step("one", 1, 0, 20);
+  save_step("next", 2, 0, 20);
+  write_zeros("one/manifest.json", 0);
+  expect_refusal("model.safetensors has other bytes there");
+  write_zeros("one/optimizer.safetensors", 0);
+  expect_refusal("model.safetensors has other bytes there");
+  write_zeros("one/model.safetensors", 0);
+  expect_refusal("may be the same in checkpoints before and after");
+}
+
+/* Adapters behind a base that stays as it is, in one file. */
+static void nor_for_what_training_leaves_alone(void **state) {
+  (void)state;
+  size_t repaired = 0;
+  size_t left = 0;
+  save_step("one", 1, 2 * CHUNK + CHUNK / 8, 1);
+  save_step("next", 2, 2 * CHUNK + CHUNK / 8, 1);
+  write_zeros("one/manifest.json", 0);
+  expect_refusal("optimizer.safetensors has other bytes there");
+  write_zeros("one/optimizer.safetensors", 0);
+  expect_refusal("may be the same in checkpoints before and after");
+  assert_int_equal(unlink(scratch_path("one/optimizer.safetensors")), 0);
+  expect_refusal("may be the same in checkpoints before and after");
+  /* that of the same one is, by all of its models */
+  save_step("copy", 1, 2 * CHUNK + CHUNK / 8, 1);
+  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
+  assert_int_equal(repaired, 2);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_OK);
+  /* or by its optimizer, where a chunk of a model is left */
+  write_zeros("one/manifest.json", 0);
+  flip("one/model.safetensors", CHUNK);
+  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_OK);
+  assert_int_equal(repaired, 2);
+  write_zeros("one/manifest.json", 0);
+  for (off_t chunk = 0; chunk < 3; chunk++) {
+    flip("one/model.safetensors", chunk * CHUNK + 1000);
+  }
+  assert_int_equal(repair("one", "copy", &repaired, &left), EVEN_ERR_INPUT);
+  assert_non_null(strstr(even_error_last()->what, "model.safetensors has other bytes there"));
+}
+
 static void a_manifest_that_is_a_link_becomes_a_file(void **state) {
   (void)state;
   struct stat facts;
@@ -288,6 +372,8 @@ int main(void) {
                                      CASE(a_repair_may_fail_anywhere),
                                      CASE(a_manifest_of_which_little_is_left_is_the_copys),
                                      CASE(the_manifest_of_another_checkpoint_is_not_taken),
+                                     CASE(that_of_the_next_checkpoint_is_not_taken_for_weights_that_hardly_change),
+                                     CASE(nor_for_what_training_leaves_alone),
                                      CASE(no_memory_is_taken_by_a_manifests_word),
                                      CASE(a_manifest_that_is_a_link_becomes_a_file)};
   return cmocka_run_group_tests(tests, NULL, NULL);
