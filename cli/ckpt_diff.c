@@ -6,6 +6,7 @@
 #include "checkpoint/reader.h"
 #include "cli/ckpt.h"
 #include "cli/command.h"
+#include "os/descriptors.h"
 
 #include <evenstep/checkpoint.h>
 #include <inttypes.h>
@@ -15,7 +16,7 @@
 
 /* EXIT_DIFFERS: as diff(1). MOST_SETTINGS: printed as text; as JSON all are. */
 #define MODEL_FILE "model.safetensors"
-enum { EXIT_DIFFERS = 1, MOST_SHOWN = 1024, MOST_VALUE = 60, MOST_SETTINGS = 40 };
+enum { EXIT_DIFFERS = 1, MOST_SHOWN = 1024, MOST_VALUE = 60, MOST_SETTINGS = 40, SPARE_DESCRIPTORS = 16 };
 
 static const even_usage usage = {
     .command = "ckpt diff",
@@ -280,7 +281,17 @@ static even_status add_saved(const source *of, const json_t *saved, part *out) {
   return EVEN_OK;
 }
 
+/* All of both sides are open at once. */
 static even_status compare_parts(diff *on, const part *a, const part *b) {
+  uint64_t before = 0;
+  bool tight = false;
+  even_status status = even_descriptors_raise(a->paths.count + b->paths.count, SPARE_DESCRIPTORS, &before, &tight);
+  if (status != EVEN_OK) {
+    (void)even_error_fix(
+        "raise the hard limit (ulimit -Hn), or put their tensors into fewer files: `evenstep ckpt "
+        "reshard`");
+    return status;
+  }
   on->part_a = a;
   on->part_b = b;
   on->named = NULL;

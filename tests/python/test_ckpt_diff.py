@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+import resource
+import shutil
 from typing import Any
 
 import pytest
@@ -108,6 +110,25 @@ def test_differences_in_another_layout(program: pathlib.Path, tmp_path: pathlib.
     assert "3 of 5 tensors and 0 settings differ; some lie in files of other names" in text
     code, told = report(program, a, first)
     assert code == 1 and told["same_layout"]
+
+
+@pytest.mark.parametrize(("hard", "code", "words"), [(None, 0, ""), (80, 5, "open files are needed")])
+def test_more_files_than_may_be_open(
+    program: pathlib.Path, tmp_path: pathlib.Path, hard: int | None, code: int, words: str
+) -> None:
+    """The soft limit is raised as far as the hard one lets it."""
+    state = {**STATE, "models": {"model": {"file": "model.safetensors", "tied": {}, "extra": {}}}}
+    a = save(tmp_path / "a", {"model.safetensors": {str(i): torch.ones(1) for i in range(60)}}, state)
+    b = tmp_path / "b"
+    assert ckpt(program, "reshard", a, b, "--files", "60").returncode == 0
+    assert len(list(b.glob("model-*.safetensors"))) == 60
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if hard is None else hard
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, most))
+
+    done = ckpt(program, "diff", b, shutil.copytree(b, tmp_path / "c"), preexec_fn=limit)
+    assert done.returncode == code and words in done.stderr, done
 
 
 def test_settings_of_a_newer_list(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
