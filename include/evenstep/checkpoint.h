@@ -54,10 +54,10 @@ typedef struct even_checkpoint_params {
   uint64_t expected_bytes; /* of all tensors, for the figure in a full disk's error; 0: unknown */
   const char *previous;    /* a checkpoint that was committed before, or NULL: large files that have not changed since
                               (by every checksum) are linked to its own, not written again, where links are possible */
-  const char *run_folder;  /* that of the job, or NULL: where it has a sign there that other hosts see
-                              (evenstep.running),  which this process has seen, no checkpoint is put in place once another
-                              job's is there instead  of that of `job`: EVEN_ERR_IN_USE */
-  const char *job;         /* EVENSTEP_JOB; NULL as above */
+  /* That of the job, or NULL: where it has a sign there that other hosts see (evenstep.running), and this process has
+   * seen it, no checkpoint is put in place once another job's is there instead of that of `job`: EVEN_ERR_IN_USE. */
+  const char *run_folder;
+  const char *job; /* EVENSTEP_JOB; NULL as above */
 } even_checkpoint_params;
 
 typedef struct even_checkpoint_file {
