@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,13 +18,15 @@ _LOOKS = 20  # backwards that are looked at: tokens may be a multiple of the sam
 _NODES = 32  # of a graph: those next to the loss
 _PASSES_ON = ("Add", "Sub", "Neg", "Clone", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze")
 _LEAST_FACTOR = 0.25  # less may be what makes a mean of a sum
+_CHAIN = 8  # nodes between a reduction and a parameter
+_ELEMENTWISE = ("Pow", "Abs", "Mul", "Div", "Add", "Sub", "Rsub", "Neg", "Clone", "ToCopy", "Sqrt", "Exp", "Log")
 _SUM = (
     "the loss is a sum over samples ({0}), not their mean: a rank's part of it counts by its part of the batch once more, so "
     "parameters become others than on one device\n  fix: divide it by this rank's number of samples before backward(): "
     "loss / len(x); with an optimizer whose steps grow with gradients (SGD), the learning rate times the batch size"
 )
 _WHOLE = (
-    "the loss is a sum over this rank's {1} samples divided by {2:g}, the whole batch: a rank's part counts by its part of the "
+    "the loss is a sum over this rank's {1} samples divided by {2:g}: a rank's part counts by its part of the "
     "batch once more, so parameters become others than on one device\n  fix: divide it by this rank's number of samples: "
     "loss.sum() / len(x)"
 )
@@ -35,64 +37,123 @@ _OTHERS = (
 )
 
 
+class _Place(NamedTuple):
+    """Where in a graph, and what lies between it and the loss."""
+
+    path: tuple[int, ...] = ()
+    divisor: float = 1.0
+    divisions: int = 0
+    scale: float = 1.0  # the divisor by factors, too: a part of a batch that the script cuts is weighed by them
+    is_constant: bool = True  # the divisor: numbers of the script's, no tensors
+
+
 class LossForm:
-    """Looks at the first backwards of this rank, and warns once."""
+    """Looks at the first backwards of this rank, and warns once. What one look cannot tell for certain, two must: of
+    batches that this rank had other numbers of samples of, or that gave other numbers at one place of the graph."""
 
     def __init__(self) -> None:
         self._left = _LOOKS
-        self._by_whole: set[int] = set()  # this rank's samples where a sum was divided by the whole batch's
-        self._known: set[float] = set()  # what means were over before: of weights (a regulariser), it stays the same
-        self._now: set[float] = set()  # and are over in the backward in hand
+        self._plan: BatchPlan | None = None  # of the backward before
+        self._several = False  # backwards in one batch: parts of it, regularisers or other models
+        self._sums: dict[Any, set[tuple[int, float]]] = {}  # by kind and path: this rank's samples, and the scale
+        self._means: dict[Any, set[float]] = {}  # what they were over, where that is no multiple of the samples
 
     def look(self, losses: Any, plan: BatchPlan) -> None:
         if self._left == 0 or not isinstance(losses, torch.Tensor) or losses.numel() != 1:
             return
         self._left -= 1
-        self._now = set()
-        found = self._found(losses.grad_fn, plan)
-        self._known |= self._now
+        self._several = self._several or plan is self._plan
+        self._plan = plan
+        found = self._found(losses.grad_fn, plan) if plan.samples > 1 else ""  # of one sample, a sum is a mean
         if found:
             self._left = 0
             _warn(found)
+        if self._left == 0:
+            self._plan = None
 
     def _found(self, root: Any, plan: BatchPlan) -> str:
-        waiting: list[tuple[Any, float]] = [(root, 1.0)]
+        waiting: list[tuple[Any, _Place]] = [(root, _Place())]
         for _ in range(_NODES):
             if not waiting:
                 break
-            node, divisor = waiting.pop()
+            node, place = waiting.pop()
             if node is None:
                 continue
-            kind = type(node).__name__.rstrip("0123456789").removesuffix("Backward")
+            kind = _kind(node)
             if kind in _PASSES_ON and _is_number(node):
-                waiting.extend((following, divisor) for following, _ in node.next_functions)
+                for number, (following, _) in enumerate(node.next_functions):
+                    waiting.append((following, place._replace(path=(*place.path, number))))
             elif kind in ("Mul", "Div"):
-                factor = _constant(node)
-                if kind == "Div" and factor:
-                    waiting.append((node.next_functions[0][0], divisor * factor))
-                elif abs(factor) >= _LEAST_FACTOR:
-                    waiting.append((node.next_functions[0][0], divisor))
+                below = _below(kind, *_constant(node), place)
+                if below:
+                    waiting.append((node.next_functions[0][0], below))
             else:
-                found = self._at_reduction(node, kind, divisor, plan)
+                found = self._at_reduction(node, kind, place, plan)
                 if found:
                     return found
         return ""
 
-    def _at_reduction(self, node: Any, kind: str, divisor: float, plan: BatchPlan) -> str:
-        summed, over = _reduced(node, kind, plan.samples)
-        if summed:
+    def _at_reduction(self, node: Any, kind: str, place: _Place, plan: BatchPlan) -> str:
+        how = getattr(node, "_saved_reduction", None)  # 1: mean, 2: sum, as torch's functions of losses keep it
+        if how not in (None, 1, 2) or not _is_number(node) or _is_of_parameter(node):
+            return ""
+        name = type(node).__name__
+        if how == 2 or (how is None and kind == "Sum"):
+            return self._at_sum(node, kind, place, plan).format(name, plan.samples, place.divisor)
+        if how == 1 and "NllLoss" in kind:
+            targets = _targets(node)
+            over = _value(node, "total_weight")[0]  # without ignore_index's; of classes' weights their sum
+            if over and abs(over - targets) > 1e-6 * targets:
+                some = not _is_multiple(over, plan.samples) and not _is_multiple(over * place.scale, plan.samples)
+                return _OTHERS.format(name, plan.samples, over) if some else ""
+            over = targets
+        elif how == 1:
+            over = _elements(node)
+        else:
+            over = float(getattr(node, "_saved_self_sym_numel", 0)) if kind == "Mean" else 0.0
+        if over < plan.samples or self._several:  # several losses, or a part of the batch
+            return ""
+        if _stacks(node) or any(
+            _is_multiple(times * over, plan.samples) for times in (1, 2, place.scale)
+        ):  # 2: of pairs
+            return ""
+        if _is_multiple(over, plan.samples - 1):  # of neighbours
+            return ""
+        numbers = self._means.setdefault((kind, place.path), set())
+        numbers.add(over)
+        return _OTHERS.format(name, plan.samples, over) if len(numbers) > 1 else ""  # of parameters it stays the same
+
+    def _at_sum(self, node: Any, kind: str, place: _Place, plan: BatchPlan) -> str:
+        samples, divisor = plan.samples, place.divisor
+        summed = _summed_losses(node)
+        if summed is not None:
+            elements = _targets(summed) if "NllLoss" in type(summed).__name__ else _elements(summed)
+            rows = (*_given(summed)[1], 1)[0]
+            is_over_samples = rows >= samples and rows % samples == 0  # else it may be a part of the batch
+        else:
+            sizes: Any = getattr(node, "_saved_self_sym_sizes", ())
+            elements = float(math.prod(sizes))
+            is_over_samples = bool(sizes) and sizes[0] == samples and not _stacks(node)
+        is_whole = divisor == plan.total != samples
+        if not is_over_samples or divisor == elements:
+            return ""
+        if divisor != 1.0 and not is_whole and (divisor < samples or _is_multiple(divisor, samples)):
+            return ""
+        if summed is not None and place.scale == divisor and place.is_constant:
             if divisor == 1.0:
-                return _SUM.format(type(node).__name__)
-            if divisor == plan.total != plan.samples:
-                self._by_whole.add(plan.samples)  # once is chance: so may the number of a share's elements be
-                return _WHOLE.format("", plan.samples, divisor) if len(self._by_whole) > 1 else ""
-            over = divisor
-        self._now.add(over)
-        counted = "NllLoss" in kind  # by torch; else what is smaller than the share may be several losses,
-        another = summed or (self._known and over not in self._known)  # and a mean one over weights
-        if over and (counted or (over >= plan.samples and another)) and not _is_multiple(over, plan.samples):
-            return _OTHERS.format(type(node).__name__, plan.samples, over)
-        return ""
+                return _SUM
+            is_half = "MseLoss" in type(summed).__name__ and divisor == 2 * samples  # of a mean of squares
+            if is_whole and place.divisions == 1 and not is_half:
+                return _WHOLE
+        before = self._sums.setdefault((kind, place.path, divisor == 1.0), set())
+        before.add((samples, place.scale))
+        if (
+            place.is_constant
+        ):  # of parameters there may be as many rows as samples, by chance; and 2 / len(x) may be any
+            is_sum = any(one != samples and scale == place.scale for one, scale in before)
+            return (_SUM if divisor == 1.0 else _WHOLE) if is_sum else ""
+        varies = any(scale != place.scale for _, scale in before)
+        return _OTHERS if varies and not is_whole and not self._several else ""
 
 
 def _warn(words: str) -> None:
@@ -100,42 +161,95 @@ def _warn(words: str) -> None:
     warnings.warn_explicit(words, UserWarning, path, line)
 
 
-def _reduced(node: Any, kind: str, samples: int) -> tuple[bool, float]:
-    """Whether it is a sum over samples; else how many things it is a mean over, 0 where that is not known."""
-    how = getattr(node, "_saved_reduction", None)  # 1: mean, 2: sum, as torch's functions of losses keep it
-    if how is not None:
-        return how == 2, _count(node) if how == 1 else 0.0
-    following = next((type(following).__name__ for following, _ in node.next_functions), "")
-    if following.startswith(("Stack", "Cat")):  # of several losses
-        return False, 0.0
-    if kind == "Sum":
-        sizes: Any = getattr(node, "_saved_self_sym_sizes", ())
-        return bool(sizes) and sizes[0] == samples and _is_number(node), 0.0
-    return False, float(getattr(node, "_saved_self_sym_numel", 0)) if kind == "Mean" and _is_number(node) else 0.0
+def _below(kind: str, factor: float, is_constant: bool, place: _Place) -> _Place | None:
+    """The place of what a number is multiplied with or divided by; None where nothing can be said of it."""
+    path = (*place.path, 0)
+    if kind == "Mul":
+        return place._replace(path=path, scale=place.scale / factor) if abs(factor) >= _LEAST_FACTOR else None
+    if factor == 0.0:
+        return None
+    return _Place(
+        path, place.divisor * factor, place.divisions + 1, place.scale * factor, place.is_constant and is_constant
+    )
 
 
-def _count(node: Any) -> float:
-    """What torch's own loss is a mean over."""
-    try:
-        total = getattr(
-            node, "_saved_total_weight", None
-        )  # without those of ignore_index; of classes' weights their sum
-        return float(node._saved_self.numel()) if total is None else float(total)
-    except (AttributeError, RuntimeError):  # changed in place: backward will say so
-        return 0.0
-
-
-def _constant(node: Any) -> float:
-    """What a number is multiplied with or divided by; 0 where that is no constant."""
+def _constant(node: Any) -> tuple[float, bool]:
+    """What a number is multiplied with or divided by, and whether the script gave a number for it; 0 where it is no constant."""
     if not _is_number(node) or any(following is not None for following, _ in node.next_functions[1:]):
-        return 0.0
+        return 0.0, False
+    if hasattr(node, "_raw_saved_other"):
+        return _value(node, "other")
+    other = getattr(node, "_saved_other", None)
+    return (float(other), True) if isinstance(other, (int, float)) else (0.0, False)
+
+
+def _value(node: Any, name: str) -> tuple[float, bool]:
+    """That of a tensor that backward needs, and whether it is a number of the script's; 0 where looking would cost something:
+    hooks would run (torch's checkpoint computes its function again in them), or a device be waited for."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None or getattr(raw, "unpack_hook", raw) is not None:  # or this torch does not say it
+        return 0.0, False
     try:
-        other = node._saved_other
-    except (AttributeError, RuntimeError):
-        return 0.0
-    if isinstance(other, torch.Tensor):
-        return float(other) if other.numel() == 1 else 0.0
-    return float(other) if isinstance(other, (int, float)) else 0.0
+        value = getattr(node, f"_saved_{name}")
+    except RuntimeError:  # changed in place: backward will say so
+        return 0.0, False
+    if type(value) is not torch.Tensor or value.device.type != "cpu" or value.numel() != 1 or value.is_complex():
+        return 0.0, False
+    narrow = torch.float16 if value.is_floating_point() else torch.int8
+    is_number = torch.result_type(value, torch.zeros((), dtype=narrow)) != value.dtype  # it gives way to tensors
+    if value.is_floating_point() and value.dtype not in (torch.float32, torch.float64):  # counts are rounded
+        return 0.0, False
+    return float(value), is_number
+
+
+def _given(node: Any) -> tuple[Any, tuple[int, ...]]:
+    """The first node that it goes on to, and the shape of what came from there."""
+    for following, number in getattr(node, "next_functions", ()):
+        given: Any = getattr(following, "_input_metadata", ())
+        if following is not None and number < len(given):
+            return following, tuple(given[number].shape)
+    return None, ()
+
+
+def _summed_losses(node: Any) -> Any:
+    """torch's function of losses that it is the sum of; None where it is another sum."""
+    if getattr(node, "_saved_reduction", None) == 2:
+        return node
+    following, _ = _given(node)
+    return following if getattr(following, "_saved_reduction", None) == 0 else None
+
+
+def _elements(node: Any) -> float:
+    """Of what torch's function of losses was given."""
+    return float(math.prod(_given(node)[1]))
+
+
+def _targets(node: Any) -> float:
+    """How many a cross-entropy was given: classes are the second dimension."""
+    shape = _given(node)[1]
+    return float(math.prod(shape) / shape[1]) if len(shape) > 1 and shape[1] else 1.0
+
+
+def _stacks(node: Any) -> bool:
+    """Whether it is over several losses."""
+    return type(_given(node)[0]).__name__.startswith(("Stack", "Cat"))
+
+
+def _is_of_parameter(node: Any) -> bool:
+    """Whether it is over a parameter's elements, as a regulariser is."""
+    node, shape = _given(node)
+    for _ in range(_CHAIN):
+        kind = _kind(node)
+        if kind not in _ELEMENTWISE:
+            return kind == "AccumulateGrad"
+        node, given = _given(node)
+        if given != shape:
+            return False
+    return False
+
+
+def _kind(node: Any) -> str:
+    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
 
 
 def _is_number(node: Any) -> bool:
@@ -146,4 +260,4 @@ def _is_number(node: Any) -> bool:
 
 def _is_multiple(over: float, samples: int) -> bool:
     times = over / samples
-    return abs(times - round(times)) <= 1e-6 * times
+    return times > 0.5 and abs(times - round(times)) <= 1e-6 * times

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.nn import functional as F
 
 from evenstep.loss_form import LossForm
@@ -24,15 +25,18 @@ def divergence(x: torch.Tensor) -> torch.Tensor:
     return F.binary_cross_entropy(x.sigmoid(), torch.rand_like(x), reduction="sum") - 0.5 * torch.sum(1 + x - x.exp())
 
 
-def told(loss: Callable[[torch.Tensor], torch.Tensor], *samples: int) -> str:
-    """What is said of backwards from it, with so many samples each."""
+def told(
+    *losses: Callable[[torch.Tensor], torch.Tensor], samples: tuple[int, ...] = (SAMPLES,), total: int = WHOLE
+) -> str:
+    """What is said of backwards from each of them in every batch, with so many samples each."""
     form = LossForm()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for count in samples or (SAMPLES,):
-            x = torch.randn(count, 5, requires_grad=True)
-            plan: Any = SimpleNamespace(samples=count, total=WHOLE)
-            form.look(loss(x), plan)
+        for count in samples:
+            plan: Any = SimpleNamespace(samples=count, total=total)
+            for loss in losses:
+                x = torch.randn(count, 3) @ torch.randn(3, 5, requires_grad=True)
+                form.look(loss(x), plan)
     assert len(caught) <= 1
     return str(caught[0].message) if caught else ""
 
@@ -43,7 +47,6 @@ def told(loss: Callable[[torch.Tensor], torch.Tensor], *samples: int) -> str:
         lambda x: F.mse_loss(x, x.detach() + 1, reduction="sum"),
         lambda x: F.cross_entropy(x, Y, reduction="sum"),
         lambda x: F.cross_entropy(x, Y, reduction="none").sum(),
-        lambda x: F.l1_loss(x, x.detach() + 1, reduction="sum") + 0.5 * x.mean(),
         divergence,
     ],
 )
@@ -51,9 +54,39 @@ def test_a_sum_is_told(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert "is a sum over samples" in told(loss) and "loss / len(x)" in told(loss)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: F.l1_loss(x, x.detach() + 1, reduction="sum") + 0.5 * x.mean(),
+        lambda x: 0.5 * F.mse_loss(x, x.detach() + 1, reduction="sum"),
+    ],
+)
+def test_what_has_as_many_rows_as_samples_is_a_sum_once_shares_have_differed(
+    loss: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    assert not told(loss, samples=(6, 6))
+    assert "is a sum over samples" in told(loss, samples=(6, 7))
+
+
 def test_a_sum_divided_by_the_whole_batch_is_told_once_shares_have_differed() -> None:
-    assert not told(lambda x: x.square().sum() / WHOLE, 6, 6)
-    assert "divided by 16" in told(lambda x: x.square().sum() / WHOLE, 6, 7)
+    assert not told(lambda x: x.square().sum() / WHOLE, samples=(6, 6))
+    assert "divided by 16" in told(lambda x: x.square().sum() / WHOLE, samples=(6, 7))
+
+
+def test_a_sum_divided_by_the_whole_batch_is_told_at_once_where_it_is_certain() -> None:
+    said = told(lambda x: F.mse_loss(x, x.detach() + 1, reduction="sum") / WHOLE, samples=(4,))
+    assert "divided by 16" in said and "loss.sum() / len(x)" in said
+    assert "divided by 16" in told(
+        lambda x: F.cross_entropy(x, x.argmax(1), reduction="none").sum() / WHOLE, samples=(8,)
+    )
+
+
+def test_a_sum_divided_by_a_constant_in_a_smaller_last_batch_has_the_same_remedy() -> None:
+    form = LossForm()
+    with pytest.warns(UserWarning, match=r"divided by 16(.|\n)*loss.sum\(\) / len\(x\)"):
+        for count, total in ((8, 16), (8, 16), (3, 5)):
+            plan: Any = SimpleNamespace(samples=count, total=total)
+            form.look((torch.randn(count, 3) @ torch.randn(3, 5, requires_grad=True)).square().sum() / 16, plan)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +95,6 @@ def test_a_sum_divided_by_the_whole_batch_is_told_once_shares_have_differed() ->
         (lambda x: F.cross_entropy(x, MASKED), 5),
         (lambda x: F.cross_entropy(x, MASKED, label_smoothing=0.1) / 2, 5),
         (lambda x: F.cross_entropy(x, Y, weight=KINDS), 2.3),
-        (lambda x: x.square().sum() / torch.tensor(7), 7),
     ],
 )
 def test_a_mean_over_something_else_is_told(loss: Callable[[torch.Tensor], torch.Tensor], number: float) -> None:
@@ -71,7 +103,17 @@ def test_a_mean_over_something_else_is_told(loss: Callable[[torch.Tensor], torch
 
 def left(x: torch.Tensor) -> torch.Tensor:
     """As a mask leaves them."""
-    return x.flatten()[: 3 * len(x) + 2]
+    return x.flatten()[: 4 * len(x) - 2]
+
+
+def masked(x: torch.Tensor) -> torch.Tensor:
+    mask = torch.arange(x.numel()).reshape(x.shape) < 4 * len(x) - 2
+    return (x.square() * mask).sum() / mask.sum()
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    tokens = left(x)[:, None] * torch.ones(5)
+    return F.cross_entropy(tokens, torch.zeros(len(tokens), dtype=torch.long))
 
 
 @pytest.mark.parametrize(
@@ -79,16 +121,21 @@ def left(x: torch.Tensor) -> torch.Tensor:
     [
         lambda x: 65536 * F.mse_loss(left(x), torch.zeros_like(left(x))),
         lambda x: left(x).square().mean(),
+        masked,
+        packed,
     ],
 )
 def test_a_mean_over_another_number_each_time_is_told(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    assert not told(loss, 6)  # it may be of weights
-    assert "a mean over 23 " in told(loss, 6, 7)
+    assert not told(loss)  # it may be of weights
+    said = told(loss, samples=(6, 7))
+    assert "a mean over 26 " in said and "es.set_weight(n)" in said
 
 
 def test_a_mean_over_weights_is_no_news() -> None:
     weights = [torch.ones(17, requires_grad=True), torch.ones(40, requires_grad=True)]
-    assert not told(lambda x: F.mse_loss(x, x.detach() + 1) + sum(w.square().mean() for w in weights), 6, 7, 8, 5)
+    assert not told(
+        lambda x: F.mse_loss(x, x.detach() + 1) + sum(w.square().mean() for w in weights), samples=(6, 7, 8, 5)
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,6 +156,167 @@ def test_a_mean_over_weights_is_no_news() -> None:
 )
 def test_means_over_samples_are_no_news(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
     assert not told(loss)
+
+
+def mse_sum(x: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(x, x.detach() + 1, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        mse_sum,
+        lambda x: mse_sum(x) / len(x),
+        lambda x: F.kl_div(x, x.detach(), reduction="batchmean"),
+        lambda x: F.cross_entropy(x, x.detach().softmax(1)),
+        lambda x: F.cross_entropy(x, torch.zeros(len(x), dtype=torch.long), reduction="sum") / 1,
+        lambda x: F.cross_entropy(x, torch.zeros(len(x), dtype=torch.long), weight=KINDS),
+    ],
+)
+def test_one_sample_has_a_sum_for_its_mean(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert not told(loss, samples=(1, 1))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: (1 / len(x)) * mse_sum(x),
+        lambda x: (1 / len(x)) * x.square().sum(),
+        lambda x: (2.5 / len(x)) * mse_sum(x),
+        lambda x: (0.5 / len(x)) * x.square().sum() + 3 * x.mean(),
+        lambda x: mse_sum(x) / (2 * len(x)),
+        lambda x: 0.5 * mse_sum(x) / len(x) / 4,
+        lambda x: F.cross_entropy(x, x.argmax(1), reduction="sum") / len(x) / 2,
+    ],
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_sum_made_a_mean_is_no_news(loss: Callable[[torch.Tensor], torch.Tensor], ranks: int) -> None:
+    for count in (2, 3, 4, 8):
+        assert not told(loss, samples=(count, count), total=ranks * count)
+    assert not told(loss, samples=(2, 3, 4, 5, 8))
+
+
+def layers(*sizes: int) -> list[torch.Tensor]:
+    return [torch.ones(size, requires_grad=True) for size in sizes]
+
+
+def test_a_regulariser_with_its_own_backward_is_no_news() -> None:
+    few, more = layers(17, 40)
+    assert not told(
+        lambda x: x.square().mean(),
+        lambda x: few.square().mean(),
+        lambda x: (2 * more).square().sum() / 40 + F.mse_loss(3 * few, few.detach()),
+        lambda x: (more[1:] - more[:-1]).square().mean(),
+        samples=(6, 7, 8),
+    )
+
+
+def test_a_regulariser_that_begins_later_or_is_another_layers_each_time_is_no_news() -> None:
+    steps = iter([None, *layers(17, 17, 40, 23)])
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        layer = next(steps)
+        return (
+            x.square().mean() if layer is None else x.square().mean() + 0.1 * layer.abs().mean() + layer.square().sum()
+        )
+
+    assert not told(loss, samples=(6, 7, 17, 8, 23))
+
+    changes = iter([None, *layers(17, 17, 17)])
+
+    def smooth(x: torch.Tensor) -> torch.Tensor:
+        layer = next(changes)
+        return x.square().mean() if layer is None else x.square().mean() + (layer[1:] - layer[:-1]).square().mean()
+
+    assert not told(smooth, samples=(6, 7, 8, 9))
+
+
+def made_up(x: torch.Tensor) -> torch.Tensor:
+    """As a generator's, always as many."""
+    return torch.randn(64, 3) @ torch.randn(3, 1, requires_grad=True)
+
+
+def test_made_up_batches_of_a_fixed_size_are_no_news() -> None:
+    def judged(x: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(x, torch.ones_like(x))
+
+    assert not told(judged, lambda x: judged(made_up(x)), lambda x: made_up(x).mean(), samples=(48, 50, 37))
+    assert not told(lambda x: judged(x) + judged(made_up(x)), samples=(48, 50, 37))
+    some, fewer = (lambda x: made_up(x).mean()), (lambda x: made_up(x)[:52].square().mean())
+    assert not told(some, fewer, samples=(48, 50, 37))
+    assert not told(lambda x: judged(x) + some(x) + fewer(x), samples=(48, 50, 37))
+    kinds = torch.zeros(64, dtype=torch.long)
+    assert not told(lambda x: F.cross_entropy(made_up(x) * torch.ones(5), kinds), samples=(48, 50))
+
+
+def test_parts_of_the_batch_that_the_script_cuts_are_no_news() -> None:
+    def part(weigh: Callable[[int, int], float], begin: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            piece = x.chunk(2)[begin]
+            tokens = piece.repeat(5, 1)
+            weight = weigh(len(piece), len(x))
+            few = F.cross_entropy(piece, torch.zeros(len(piece), dtype=torch.long)) * weight
+            return few + weight * F.cross_entropy(tokens, torch.zeros(len(tokens), dtype=torch.long))
+
+        return loss
+
+    for weigh in (lambda part, whole: 0.5, lambda part, whole: part / whole):
+        assert not told(part(weigh, 0), part(weigh, 1), samples=(6, 7, 5, 9))
+    assert not told(
+        lambda x: mse_sum(x.chunk(2)[0]) / len(x),
+        lambda x: mse_sum(x.chunk(2)[1]) / len(x.chunk(2)[1]) / 2,
+        samples=(6, 7, 5, 9),
+    )
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        piece = x[:, :1].repeat(1, 42).split(4)[0]
+        return mse_sum(piece) / len(piece) / 2
+
+    assert not told(first, samples=(6, 7))
+
+
+def test_a_mean_over_several_losses_is_no_news() -> None:
+    assert not told(lambda x: torch.stack([x.mean()] * (2 * len(x) - 5)).mean(), samples=(6, 7, 8))
+    assert not told(lambda x: (x.mean() * torch.ones(len(x) - 2)).mean(), samples=(6, 7, 8))
+
+
+def test_as_many_rows_as_samples_by_chance_are_no_news() -> None:
+    weights = torch.ones(64, 10, requires_grad=True)
+    assert not told(lambda x: x.mean() + 0.5 * weights.square().sum(), samples=(64, 64))
+    assert not told(lambda x: x.mean() + F.mse_loss(weights, weights.detach() + 1, reduction="sum"), samples=(64, 48))
+
+    def divergence_of_weights(x: torch.Tensor) -> torch.Tensor:
+        return x.mean() + (weights.exp() - 1 - weights[:, :1]).sum() / 100
+
+    assert not told(divergence_of_weights, samples=(64, 48, 64))
+    assert not told(lambda x: (x.T @ x - torch.eye(5)).square().sum(), samples=(5, 6, 5))
+    assert not told(lambda x: x.mean(0).sum(), samples=(5, 6, 5))
+
+
+def test_pairs_of_samples_are_no_news() -> None:
+    assert not told(lambda x: torch.pdist(x).mean(), samples=(6, 7, 8))
+    assert not told(lambda x: (x[1:] - x[:-1]).relu().mean(), samples=(6, 7, 8))
+
+
+def test_counts_in_bfloat16_are_not_taken_for_others() -> None:
+    kinds = torch.zeros(303, dtype=torch.long)
+    assert not told(lambda x: F.cross_entropy(x.bfloat16(), kinds), samples=(303,))
+
+
+def test_looking_computes_nothing_again() -> None:
+    calls = []
+
+    def masked_loss(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return F.cross_entropy(x, MASKED) / torch.tensor(2.0)
+
+    assert not told(lambda x: torch.utils.checkpoint.checkpoint(masked_loss, x, use_reentrant=False), samples=(6, 6))
+    assert calls == [6, 6]
+    unpacked = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: unpacked.append(kept) or kept):
+        assert not told(masked_loss)
+        assert "is a sum over samples" in told(mse_sum)  # which needs no tensor
+    assert not unpacked
 
 
 SCRIPT = """
