@@ -49,7 +49,7 @@ from evenstep.backend_tensors import (
     wants_work,
 )
 from evenstep.backend_watched import let_watch, modes, profiler, seen, within
-from evenstep.backend_work import Worker, absent, completed
+from evenstep.backend_work import Worker, absent, finished
 from evenstep.comm_debug import explain, note
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
 from evenstep.device_streams import CudaStreams
@@ -248,7 +248,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         with torch.no_grad():
             job()
         # torch's Python functions that wait anyway take None for "complete".
-        return completed(result) if wants_work(options) else None
+        return finished(result) if wants_work(options) else None
 
     def _worker(self) -> Worker:
         if self._later is None or not self._later.alive():  # none in a child that was forked

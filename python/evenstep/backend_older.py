@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
+
+from evenstep.backend_futures import is_python
 
 _FROM_CPP = (
     "allgather",
@@ -24,14 +25,6 @@ _FROM_CPP = (
 """The collectives that their PyProcessGroup calls in Python (torch/csrc/distributed/c10d/PyProcessGroup.hpp)."""
 
 
-def _is_python(caller: FrameType | None, name: str) -> bool:
-    """Whether the method was called by this frame's code, not by C++ that this code has called: it then has the name, or is of
-    ours, which calls nothing of C++ that would."""
-    if caller is None:  # a thread of C++
-        return False
-    return name in caller.f_code.co_names or caller.f_globals.get("__name__", "").startswith("evenstep.")
-
-
 _kept: set[dist.Work] = set()
 
 
@@ -39,6 +32,7 @@ class _Kept:
     """Of a Work that C++ has: Python's half stays until C++ has waited for it, or has its future."""
 
     __slots__ = ()
+    is_for_cpp = True
 
     def wait(self, *limit: Any) -> bool:
         try:
@@ -62,7 +56,7 @@ def _outlives_python(method: Callable[..., Any], name: str) -> Callable[..., Any
     def call(*words: Any, **named: Any) -> Any:
         work = method(*words, **named)
         kind: Any = type(work)
-        if isinstance(work, dist.Work) and kind is not dist.Work and not _is_python(sys._getframe().f_back, name):
+        if isinstance(work, dist.Work) and kind is not dist.Work and not is_python(sys._getframe().f_back, name):
             work.__class__ = _kept_kind(kind)
             _kept.add(work)
         return work

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,7 +18,7 @@ from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
 from evenstep import _core
-from evenstep.backend_futures import for_cpp
+from evenstep.backend_futures import for_cpp, is_python
 from evenstep.errors import error_of
 from evenstep.exits import stop_at_exit
 from evenstep.sites import Place, make_for, of_caller
@@ -27,7 +28,7 @@ def completed(result: Any) -> dist.Work:
     """A Work that is complete, with `result` as its future's value."""
     future: Future[Any] = Future()
     future.set_result(result)
-    return _create_work_from_future(for_cpp(future, result))
+    return _create_work_from_future(future)
 
 
 def _too_late(seconds: float) -> _core.EvenstepError:
@@ -46,6 +47,8 @@ def absent(ranks: list[int], seconds: float) -> _core.EvenstepError:
 class LaterWork(dist.Work):
     """A Work that completes later. Python waits on the future itself and sees the error as it was raised; C++ gets one
     whose error is its own, since an exception that Python sets in a future is a value like any other to C++."""
+
+    is_for_cpp = False  # whether C++ alone has it
 
     def __init__(self, future: Future[Any], result: Any) -> None:
         super().__init__()
@@ -77,6 +80,8 @@ class LaterWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Future[Any]:
+        if not self.is_for_cpp and is_python(sys._getframe().f_back, "get_future"):
+            return self._for_cpp
         return for_cpp(self._for_cpp, self._written)
 
     def is_completed(self) -> bool:
@@ -96,6 +101,13 @@ class LaterWork(dist.Work):
 
     def result(self) -> Any:
         return self._future.wait()
+
+
+def finished(result: Any) -> LaterWork:
+    """As `completed`, for C++ that may ask for a list of tensors."""
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return LaterWork(future, result)
 
 
 class _Submitted:

@@ -20,3 +20,7 @@ def test_the_profiler_shows_each_call(run_ranks: Callable[..., Any]) -> None:
 def test_as_on_gloo(run_ranks: Callable[..., Any], part: str) -> None:
     """The same counts in CommDebugMode, and DDP's built-in hooks."""
     run_ranks(CASES, 2, args=(part,))
+
+
+def test_callbacks_of_float16_may_wait(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(CASES, 2, args=("callbacks",), fresh=True, timeout=100)

@@ -18,7 +18,7 @@ BOTH = """
     def exchanged(model, number, bad=False, only=None):
         draw = torch.Generator().manual_seed(1000 * es.rank() + number)
         for name, p in model.named_parameters():
-            p.grad = None if only and not name.startswith(only) else torch.randn(p.shape, generator=draw)
+            p.grad = None if only and not name.startswith(only) else torch.randn(p.shape, generator=draw).to(p.dtype)
         if bad and es.rank() == 1:
             next(p.grad for p in model.parameters() if p.grad is not None).view(-1)[3] = float("inf")
         es.exchange_gradients()
@@ -85,3 +85,17 @@ def test_what_was_left_out_of_a_parameter_waits_until_it_is_used_again(run_ranks
     assert not torch.equal(kept()["0"][:272], before[:272])
     """
     run_ranks(BOTH + code)
+
+
+def test_float16_needs_no_thread_of_torch(run_ranks: Callable[..., list[Any]]) -> None:
+    """Its hook's callbacks wait for further sums, which ends where each is made on the thread that asks."""
+    code = """
+    torch.set_num_interop_threads(1)
+    torch.manual_seed(2)
+    model = es.prepare(two().half(), compression="powersgd:1", bucket_cap_mb=0.0001)
+    for number in range(14):  # plain ones, then compressed ones
+        got = exchanged(model, number)
+        assert all(one.isfinite().all() for one in got) and len(got) == 4, number
+    assert engine()._sums is not None and not engine()._sums.error
+    """
+    run_ranks(BOTH + code, fresh=True, timeout=100)
