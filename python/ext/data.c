@@ -301,7 +301,7 @@ static int read_structures(PyObject *object, const array_struct *array, even_ext
 
 static int read_array(PyObject *object, const array_struct *array, even_ext_data *out) {
   bool structures = array->two == 2 && array->kind == 'V';
-  if (array->two != 2 || array->element < 0 || strchr("biufcmMSUV", array->kind) == NULL) {
+  if (array->two != 2 || array->element < 0 || array->kind == '\0' || strchr("biufcmMSUV", array->kind) == NULL) {
     return refuse("the array's elements are Python objects, or lie elsewhere",
                   "convert it to a dtype of numbers or bytes");
   }
@@ -318,8 +318,11 @@ static int read_array(PyObject *object, const array_struct *array, even_ext_data
   if (structures) {
     return read_structures(object, array, out);
   }
-  if (array->dimensions == 0 && !PyObject_HasAttrString(object, "__array_finalize__")) {
-    out->read_only = 1; /* a number of NumPy's, of which this is a copy */
+  if (array->dimensions == 0 && !out->read_only) {
+    /* Of one of NumPy's numbers this is a copy, and writable, which the number's own flags deny. */
+    int writable = is_set(object, "flags", "writeable", 1);
+    out->read_only = writable == 0;
+    return writable < 0 ? -1 : 0;
   }
   return 0;
 }

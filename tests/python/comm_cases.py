@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import os
 import signal
@@ -14,6 +15,11 @@ from typing import Any
 import numpy as np
 
 import evenstep as es
+
+ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
+ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+ctypes.pythonapi.PyCapsule_New.restype = ctypes.py_object
+ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 def refused(call: Callable[[], Any], *words: str, status: str = "EVEN_ERR_ARGUMENT") -> None:
@@ -167,6 +173,10 @@ def structures(group: es.comm.Group) -> None:
         refused(lambda call=call: call(filled(rank)), "cannot be reduced", "structures", "moved only")
 
 
+def _address(capsule: Any) -> int:
+    return int(ctypes.pythonapi.PyCapsule_GetPointer(capsule, None))
+
+
 def odd_dtypes(group: es.comm.Group) -> None:
     """Each is moved and reduced, is moved alone, or is refused."""
     rank, size = group.rank, group.size
@@ -185,6 +195,13 @@ def odd_dtypes(group: es.comm.Group) -> None:
     refused(lambda: group.all_gather(np.float32(3), np.float32(3)), "read-only")
     three = np.zeros(size, "f4")
     assert group.all_gather(np.float32(3), three).tolist() == [3.0] * size
+    one = np.array(rank + 1.0)
+    group.all_reduce(Structure(one.__array_struct__))  # no dimensions, another library's
+    assert one == size * (size + 1) / 2
+    words = (ctypes.c_char * 56).from_buffer_copy(ctypes.string_at(_address(one.__array_struct__), 56))
+    words[8] = b"\0"  # its kind
+    nameless = ctypes.pythonapi.PyCapsule_New(ctypes.addressof(words), None, None)
+    refused(lambda: group.broadcast(Structure(nameless)), "lie elsewhere")
     columns = np.ones((2, 3), order="F")
     refused(lambda: group.all_reduce(columns), "one after the other", "ascontiguousarray")
     assert (group.all_reduce(columns.T) == size).all() and (columns == size).all()
@@ -192,6 +209,13 @@ def odd_dtypes(group: es.comm.Group) -> None:
     if hasattr(np, "dtypes") and hasattr(np.dtypes, "StringDType"):  # NumPy 2: its letters lie elsewhere
         refused(lambda: group.broadcast(np.array(["a", "b" * 50], np.dtypes.StringDType())), "lie elsewhere")
     group.barrier()
+
+
+class Structure:
+    """An array of another library, known by its structure alone."""
+
+    def __init__(self, structure: Any) -> None:
+        self.__array_struct__ = structure
 
 
 VERSIONED = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # its DLPack
