@@ -213,6 +213,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         explain(f"torch/{self._name}", self._comm, "at its end")
         if self._comm is not None:
             self._comm.close()  # a call under way on the group's thread ends with it
+        self._end_records()
         if self._later is not None:
             self._later.stop()
             self._later = None

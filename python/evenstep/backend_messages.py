@@ -37,7 +37,7 @@ class MessageWork(dist.Work):
             self._recorded = Future()
             record._call_end_callbacks_on_future(self._recorded)
 
-    def _end_record(self) -> None:
+    def end_record(self) -> None:
         recorded, self._recorded = self._recorded, None
         if recorded is not None:
             recorded.set_result(None)
@@ -47,7 +47,7 @@ class MessageWork(dist.Work):
             self._rank = self._request.wait(seconds)
         finally:
             if self._recorded is not None and self._request.done():
-                self._end_record()
+                self.end_record()
         if self._target is not None:
             with torch.inference_mode() if self._target.is_inference() else torch.no_grad():
                 self._target.copy_(self._data)
@@ -63,7 +63,7 @@ class MessageWork(dist.Work):
     def is_completed(self) -> bool:
         if not self._request.done():
             return False
-        self._end_record()
+        self.end_record()
         if self._target is not None:
             try:
                 self._end(0)
@@ -114,6 +114,12 @@ class MessagesMixin:
             if not work.is_completed():
                 self._messages.append(work)
         return work
+
+    def _end_records(self) -> None:
+        """At the group's end, for messages that nobody waits for."""
+        with self._messages_lock:
+            for work in self._messages:
+                work.end_record()
 
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
         tensor = self._message(tensors)

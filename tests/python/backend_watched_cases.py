@@ -152,6 +152,27 @@ def profile() -> None:
         }
         assert ends["beside"][0] < ends["evenstep:all_reduce"][0] < ends["beside"][1] < ends["evenstep:recv"][0], ends
 
+    def never_waited_for() -> None:
+        """Neither for the message nor by another of its group: the record ends with that."""
+        if RANK == 0:
+            dist.isend(torch.ones(1 << 20), 1, group=pair)
+            store.set("sent", "")
+            store.wait(["received"])
+        elif RANK == 1:
+            store.wait(["sent"])
+            dist.recv(torch.zeros(1 << 20), 0, group=pair)
+            store.set("received", "")
+        dist.destroy_process_group(pair)
+        with torch.profiler.record_function("beside"):
+            pass
+
+    pair = dist.new_group([0, 1])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        never_waited_for()
+    if RANK == 0:
+        sent, beside = ([e.time_range for e in seen.events() if e.name == name] for name in ("evenstep:send", "beside"))
+        assert len(sent) == 1 and sent[0].end < beside[0].start, (sent, beside)
+
     def failing() -> None:
         for later in (False, True):
             try:
