@@ -86,24 +86,27 @@ def _recorded(group: Any, shown: str, tensors: list[torch.Tensor], call: Callabl
 # -- modes of the dispatcher --
 
 
-def _like(given: Any) -> Any:
-    """Memory that stands in for tensors, of any form; None, numbers and options as they are."""
+def _like(given: Any, written: bool = False) -> Any:
+    """What stands in for tensors, of any form; None, numbers and options as they are. Memory for all elements is there where
+    they will be written, else for one."""
     if isinstance(given, torch.Tensor):
-        return torch.empty(given.numel(), dtype=given.dtype, device=given.device)
-    return [_like(one) for one in given] if isinstance(given, (list, tuple)) else given
+        size = given.numel()
+        return torch.empty(size if written else 1, dtype=given.dtype, device=given.device).expand(size)
+    return [_like(one, written) for one in given] if isinstance(given, (list, tuple)) else given
 
 
 def _stand_ins(method: str, given: Sequence[Any]) -> list[Any]:
     """Arguments of the group that moves nothing, and copies inputs to outputs as though all ranks' were alike."""
-    ready = [_like(one) for one in given]
+    writes = _SHOWN[method][1] == 1 or method == "scatter"
+    ready = [_like(one, writes and at == 0) for at, one in enumerate(given)]
     if method in _UNEQUAL and len(ready) > 1:
         inputs = given[1]
         if method == "allgather":
-            ready[0] = [[_like(own) for _ in outputs] for own, outputs in zip(inputs, given[0])]
+            ready[0] = [[_like(own, True) for _ in outputs] for own, outputs in zip(inputs, given[0])]
         elif method == "allgather_coalesced":
-            ready[0] = [_like(inputs) for _ in given[0]]
+            ready[0] = [_like(inputs, True) for _ in given[0]]
         else:
-            ready[0] = _like(inputs)
+            ready[0] = _like(inputs, True)
     return ready
 
 
@@ -132,9 +135,7 @@ def _show_to_modes(group: Any, method: str, given: Sequence[Any], named: dict[st
     theirs(*ready, **named)
 
 
-def _seen(group: Any, method: Callable[..., Any], given: Sequence[Any], named: dict[str, Any]) -> Any:
-    if modes():
-        _show_to_modes(group, method.__name__, given, named)
+def _made(group: Any, method: Callable[..., Any], given: Sequence[Any], named: dict[str, Any]) -> Any:
     if not profiler._is_profiler_enabled:
         return method(group, *given, **named)
     shown, at = _SHOWN[method.__name__]
@@ -148,7 +149,10 @@ def seen(group: Any, method: Callable[..., Any], given: Sequence[Any], named: di
     """Makes the call for what watches; for a thread that is not `within` one already."""
     within.call = True
     try:
-        return _seen(group, method, given, named)
+        work = _made(group, method, given, named)
+        if modes():  # once the call was accepted: errors of what it was given are its own
+            _show_to_modes(group, method.__name__, given, named)
+        return work
     finally:
         within.call = False
 

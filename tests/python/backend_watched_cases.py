@@ -211,6 +211,22 @@ def modes() -> None:
     assert ours == theirs and sum(ours.values()) == 12, (ours, theirs)
     assert counted(uneven) == {"c10d.allgather_": 1, "c10d.alltoall_": 1, "c10d.alltoall_base_": 1}
 
+    def refused() -> None:
+        for wrong in (
+            lambda: dist.all_gather_into_tensor(torch.zeros(3 * SIZE + 1), torch.zeros(3)),
+            lambda: dist.reduce_scatter_tensor(torch.zeros(3), torch.zeros(3 * SIZE + 1)),
+            lambda: dist.all_gather([torch.zeros(2)] * SIZE, torch.zeros(3)),
+        ):
+            try:
+                wrong()
+            except ValueError as error:
+                assert "elements" in str(error), error
+            else:
+                raise AssertionError("sizes that do not fit were taken")
+
+    refused()
+    assert not counted(refused)
+
     def functions(group: Any) -> None:
         total = functional.all_reduce(torch.ones(3), "sum", group)
         assert total.tolist() == [float(SIZE)] * 3
