@@ -110,17 +110,17 @@ from evenstep._core import Memory
 from evenstep.kept_memory import kept_memory
 
 def kept_of(blocks):
-    made = [b"x" * (4 << 20) for _ in range(blocks)] + [b"y"]
+    made = [b"x" * (48 << 20) for _ in range(blocks)]  # above what glibc's heap takes by itself, which has what lies at its end
     most = memory.read()[0]
     del made
     return most - memory.read()[0]
 
 memory = Memory()
 assert kept_memory.begin({})
-given = kept_of(32)
+given = kept_of(3)
 before = memory.read()[0]
 child = os.fork()
-print(kept_memory.on, given, before - memory.read()[0], kept_of(32), flush=True)
+print(kept_memory.on, given, before - memory.read()[0], kept_of(3), flush=True)
 if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
