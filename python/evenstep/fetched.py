@@ -148,7 +148,12 @@ class FetchedBatches:
     def _of_forward(self, losses: Any) -> int | None:
         """What of all that is known came last before the losses were made; None where it was not one for all, or not known."""
         numbers, thread = forward_end.forward_numbers(losses), forward_end.now().thread
-        if not numbers or any(came.thread != thread for came, _ in self._known):
+        if not numbers or not self._known:
+            return None
+        newest = self._known[-1][0]
+        if newest.thread == thread and min(numbers) >= newest.number:  # as most are
+            return len(self._known) - 1
+        if any(came.thread != thread for came, _ in self._known):
             return None
         places = {sum(came.number <= each for came, _ in self._known) - 1 for each in numbers}
         return places.pop() if len(places) == 1 and min(places) >= 0 else None
