@@ -3,11 +3,12 @@ order in which a thread makes them (`torch.autograd._get_sequence_nr`, which its
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import Any, NamedTuple
 
 import torch
+
+from evenstep.graph_nodes import is_number, kind_of
 
 _NODES = 64  # of a graph: those next to the losses
 # What a script does with a loss after forward, as it divides it by the steps that it accumulates over, or a GradScaler scales it
@@ -46,6 +47,4 @@ def forward_numbers(losses: Any) -> list[int]:
 
 def _only_reckons(node: Any) -> bool:
     """Whether it makes a number of numbers, as may also be done when forward has ended."""
-    kind = type(node).__name__.rstrip("0123456789").removesuffix("Backward")
-    given: Any = getattr(node, "_input_metadata", ())
-    return kind in _AFTER and len(given) == 1 and math.prod(given[0].shape) == 1
+    return kind_of(node) in _AFTER and is_number(node)

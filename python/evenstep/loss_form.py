@@ -4,12 +4,12 @@ something else, trains otherwise than on one device, and nothing else would say 
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from evenstep import sites
+from evenstep.graph_nodes import is_number, kind_of
 
 if TYPE_CHECKING:
     from evenstep.feeds import BatchPlan
@@ -67,7 +67,7 @@ class LossForm:
         found = self._found(losses.grad_fn, plan) if plan.samples > 1 else ""  # of one sample, a sum is a mean
         if found:
             self._left = 0
-            _warn(found)
+            sites.warn(found)
         if self._left == 0:
             self._plan = None
 
@@ -79,8 +79,8 @@ class LossForm:
             node, place = waiting.pop()
             if node is None:
                 continue
-            kind = _kind(node)
-            if kind in _PASSES_ON and _is_number(node):
+            kind = kind_of(node)
+            if kind in _PASSES_ON and is_number(node):
                 for number, (following, _) in enumerate(node.next_functions):
                     waiting.append((following, place._replace(path=(*place.path, number))))
             elif kind in ("Mul", "Div"):
@@ -95,7 +95,7 @@ class LossForm:
 
     def _at_reduction(self, node: Any, kind: str, place: _Place, plan: BatchPlan) -> str:
         how = getattr(node, "_saved_reduction", None)  # 1: mean, 2: sum, as torch's functions of losses keep it
-        if how not in (None, 1, 2) or not _is_number(node) or _is_of_parameter(node):
+        if how not in (None, 1, 2) or not is_number(node) or _is_of_parameter(node):
             return ""
         name = type(node).__name__
         if how == 2 or (how is None and kind == "Sum"):
@@ -156,11 +156,6 @@ class LossForm:
         return _OTHERS if varies and not is_whole and not self._several else ""
 
 
-def _warn(words: str) -> None:
-    path, line, _ = sites.of_caller() or (__file__, 0, "")
-    warnings.warn_explicit(words, UserWarning, path, line)
-
-
 def _below(kind: str, factor: float, is_constant: bool, place: _Place) -> _Place | None:
     """The place of what a number is multiplied with or divided by; None where nothing can be said of it."""
     path = (*place.path, 0)
@@ -175,7 +170,7 @@ def _below(kind: str, factor: float, is_constant: bool, place: _Place) -> _Place
 
 def _constant(node: Any) -> tuple[float, bool]:
     """What a number is multiplied with or divided by, and whether the script gave a number for it; 0 where it is no constant."""
-    if not _is_number(node) or any(following is not None for following, _ in node.next_functions[1:]):
+    if not is_number(node) or any(following is not None for following, _ in node.next_functions[1:]):
         return 0.0, False
     if hasattr(node, "_raw_saved_other"):
         return _value(node, "other")
@@ -239,23 +234,13 @@ def _is_of_parameter(node: Any) -> bool:
     """Whether it is over a parameter's elements, as a regulariser is."""
     node, shape = _given(node)
     for _ in range(_CHAIN):
-        kind = _kind(node)
+        kind = kind_of(node)
         if kind not in _ELEMENTWISE:
             return kind == "AccumulateGrad"
         node, given = _given(node)
         if given != shape:
             return False
     return False
-
-
-def _kind(node: Any) -> str:
-    return type(node).__name__.rstrip("0123456789").removesuffix("Backward")
-
-
-def _is_number(node: Any) -> bool:
-    """Whether what it gave is one."""
-    given: Any = getattr(node, "_input_metadata", ())
-    return len(given) == 1 and math.prod(given[0].shape) == 1
 
 
 def _is_multiple(over: float, samples: int) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from types import CodeType, FrameType
 
 # typing_extensions and warnings: torch's deprecated names (reduce_scatter_tensor) are wrapped in their functions.
@@ -43,6 +44,12 @@ def _users(frame: FrameType | None) -> Place | None:
 def of_caller() -> Place | None:
     """For a call that another thread will make."""
     return _users(sys._getframe(1))
+
+
+def warn(words: str) -> None:
+    """A UserWarning at the line of the user's program that led here."""
+    path, line, _ = of_caller() or (__file__, 0, "")
+    warnings.warn_explicit(words, UserWarning, path, line)
 
 
 def make_for(place: Place | None) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from evenstep import sites
 
 if TYPE_CHECKING:
+    from evenstep.data_course import DataCourse
     from evenstep.vote import Ballot
 
 _ALIKE = 3  # so many votes in a row is no chance
@@ -33,26 +33,24 @@ class Unshared:
         self._votes, self._alike, self._over = 0, True, False
         self._losses: set[float] = set()
 
-    def heard(self, ballots: Sequence[Ballot], has_loader: bool, rank: int) -> None:
-        """has_loader: one was prepared for training."""
+    def heard(self, ballots: Sequence[Ballot], loaders: Iterable[DataCourse], rank: int) -> None:
+        """loaders: those that are prepared."""
         if self._over:
             return
-        self._votes += 1
-        self._over = self._votes == _WITHOUT or len(ballots) == 1 or any(one.drawn for one in ballots)
         if len(ballots) == 1 or any(one.drawn for one in ballots):
+            self._over = True
             return
+        self._votes += 1
+        self._over = self._votes == _WITHOUT
         if self._votes <= _ALIKE:
             first = ballots[0]
             self._alike = self._alike and all(one.loss == first.loss and one.weight == first.weight for one in ballots)
             self._losses.add(first.loss)
+        if rank != 0 or self._votes not in (_ALIKE, _WITHOUT):
+            return
+        has_loader = any(one.train for one in loaders)
         moves = len(self._losses) > 1 and all(map(math.isfinite, self._losses))
-        if has_loader and self._votes == _WITHOUT:
-            _warn(UNUSED, rank)
-        elif not has_loader and self._votes == _ALIKE and self._alike and moves:
-            _warn(SAME, rank)
-
-
-def _warn(words: str, rank: int) -> None:
-    if rank == 0:
-        path, line, _ = sites.of_caller() or (__file__, 0, "")
-        warnings.warn_explicit(words, UserWarning, path, line)
+        if has_loader and self._over:
+            sites.warn(UNUSED)
+        elif not has_loader and not self._over and self._alike and moves:
+            sites.warn(SAME)
