@@ -1,5 +1,4 @@
 /* evenstep ckpt diff A B: what two checkpoints, or safetensors files, have that is not the same. */
-#include "base/alloc.h"
 #include "base/fail.h"
 #include "base/utf8.h"
 #include "checkpoint/compare.h"
@@ -211,22 +210,15 @@ static void take_tensor(void *context, const char *name, even_tensor_side a, eve
 
 static const char *const kinds[] = {"models", "optimizers"};
 
-static even_status add_name(even_names *names, const char *text) {
-  EVEN_TRY(even_realloc((void **)&names->items, names->count + 1, sizeof *names->items));
-  EVEN_TRY(even_duplicate(text, &names->items[names->count]));
-  names->count++;
-  return EVEN_OK;
-}
-
 static even_status add_file(const source *of, const char *name, part *out) {
   even_text path = EVEN_TEXT_EMPTY;
   even_text_format(&path, name[0] == '\0' ? "%s" : "%s/%s", of->path, name);
   even_status status = even_text_status(&path);
   if (status == EVEN_OK) {
-    status = add_name(&out->names, name);
+    status = even_names_add(&out->names, name);
   }
   if (status == EVEN_OK) {
-    status = add_name(&out->paths, path.data);
+    status = even_names_add(&out->paths, path.data);
   }
   even_text_free(&path);
   return status;

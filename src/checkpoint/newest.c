@@ -51,10 +51,7 @@ static even_status note_damaged(even_names *damaged) {
     return EVEN_OK;
   }
   (void)snprintf(text, sizeof text, "%s", even_error_last()->what);
-  EVEN_TRY(even_realloc((void **)&damaged->items, damaged->count + 1, sizeof *damaged->items));
-  EVEN_TRY(even_duplicate(text, &damaged->items[damaged->count]));
-  damaged->count++;
-  return EVEN_OK;
+  return even_names_add(damaged, text);
 }
 
 /* After a candidate could not be read. What is no checkpoint, or was removed meanwhile, says nothing; all else is

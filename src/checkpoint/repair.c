@@ -45,19 +45,12 @@ static even_status join(const char *folder, const char *name, const char *suffix
   return even_text_status(out);
 }
 
-static even_status add_name(even_names *names, const char *text) {
-  EVEN_TRY(even_realloc((void **)&names->items, names->count + 1, sizeof *names->items));
-  EVEN_TRY(even_duplicate(text, &names->items[names->count]));
-  names->count++;
-  return EVEN_OK;
-}
-
 static even_status add_chunk(even_names *names, const even_checkpoint_stored_file *file, size_t chunk) {
   even_text text = EVEN_TEXT_EMPTY;
   even_text_format(&text, "chunk %zu of %s", chunk, file->name);
   even_status status = even_text_status(&text);
   if (status == EVEN_OK) {
-    status = add_name(names, text.data);
+    status = even_names_add(names, text.data);
   }
   even_text_free(&text);
   return status;
@@ -93,7 +86,7 @@ static even_status replace_manifest(const repair_job *job, const even_text *righ
     status = even_file_replace(even_text_string(&path), right->data, right->length);
   }
   even_text_free(&path);
-  return status == EVEN_OK ? add_name(job->repaired, EVEN_CHECKPOINT_MANIFEST) : status;
+  return status == EVEN_OK ? even_names_add(job->repaired, EVEN_CHECKPOINT_MANIFEST) : status;
 }
 
 static even_status not_a_copy(const repair_job *job) {
@@ -247,7 +240,7 @@ static even_status repair_one(const repair_job *job, const even_checkpoint_store
     size_t before = job->repaired->count;
     status = write_anew(job, &file);
     if (status == EVEN_OK && job->repaired->count == before) { /* its chunks were right, its size was not */
-      status = add_name(job->repaired, stored->name);
+      status = even_names_add(job->repaired, stored->name);
     }
   }
   close_both(&file);

@@ -54,10 +54,7 @@ static even_status add_problem(even_names *problems, const char *text) {
   if (problems->count == MOST_PROBLEMS) {
     return EVEN_OK;
   }
-  EVEN_TRY(even_realloc((void **)&problems->items, problems->count + 1, sizeof *problems->items));
-  EVEN_TRY(even_duplicate(text, &problems->items[problems->count]));
-  problems->count++;
-  return EVEN_OK;
+  return even_names_add(problems, text);
 }
 
 /* The last error becomes a problem, unless the machine failed rather than the checkpoint. */

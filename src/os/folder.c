@@ -84,6 +84,13 @@ even_status even_folder_names(const char *path, even_names *out) {
   return status;
 }
 
+even_status even_names_add(even_names *names, const char *text) {
+  EVEN_TRY(even_realloc((void **)&names->items, names->count + 1, sizeof *names->items));
+  EVEN_TRY(even_duplicate(text, &names->items[names->count]));
+  names->count++;
+  return EVEN_OK;
+}
+
 void even_names_free(even_names *names) {
   for (size_t i = 0; i < names->count; i++) {
     even_free(names->items[i]);

@@ -14,6 +14,8 @@ typedef struct even_names {
 
 /* The names in a folder, without "." and "..". Free with even_names_free, also after a failure. */
 even_status even_folder_names(const char *path, even_names *out) EVEN_MUST_USE;
+/* Appends a copy of the text; what was there stays, also after a failure (EVEN_ERR_MEMORY). */
+even_status even_names_add(even_names *names, const char *text) EVEN_MUST_USE;
 void even_names_free(even_names *names);
 
 /* Makes one folder, which must not exist (EVEN_ERR_IN_USE) and whose parent must. Mode 0777 less umask. */
