@@ -109,18 +109,20 @@ import os
 from evenstep._core import Memory
 from evenstep.kept_memory import kept_memory
 
-def kept_of(blocks):
-    made = [b"x" * (48 << 20) for _ in range(blocks)]  # above what glibc's heap takes by itself, which has what lies at its end
+def given_of(blocks, mib):
+    made = [b"x" * (mib << 20) for _ in range(blocks)]
     most = memory.read()[0]
     del made
     return most - memory.read()[0]
 
 memory = Memory()
 assert kept_memory.begin({})
-given = kept_of(3)
+given = given_of(3, 48)
 before = memory.read()[0]
 child = os.fork()
-print(kept_memory.on, given, before - memory.read()[0], kept_of(3), flush=True)
+gone = before - memory.read()[0]
+later = given_of(1, 256)  # more than the heap has free anywhere, which is taken first, by whatever rule
+print(kept_memory.on, given, gone, later, flush=True)
 if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
