@@ -23,11 +23,14 @@ static const uint64_t held_up_ns = 1000000000u;
 static const uint64_t answer_ns = 5000000000u;
 /* A rank that uses so much of a core, its children included, is at work in what nothing is known of. */
 static const double AT_WORK = 0.05;
+/* So is one that reads or writes so much a second: slow storage gives little, and takes no CPU time. */
+static const double AT_WORK_BYTES = 1024;
 
 typedef struct rank_watch {
   even_silence silence;
-  uint64_t cpu_at_ns; /* when its CPU time was looked at; 0: not in this silence */
-  double cpu_seconds;
+  uint64_t work_at_ns; /* when what it had done was looked at; 0: not in this silence */
+  even_process_work work;
+  int64_t openings; /* how often it came to torch's init_process_group, and out of it */
   bool told;
   bool asked;
   uint64_t asked_ns;
@@ -43,6 +46,8 @@ struct even_hangs {
   size_t count;
   uint64_t least_ns;
   uint64_t last_ns; /* of the tick before */
+  bool spoke;       /* a rank said what it is at: only then it is known that the script uses evenstep */
+  int64_t opening;  /* for which time ranks are in torch's init_process_group; 0: none is */
   int shown;        /* ranks whose stacks were, in this attempt */
   bool restart;
 };
@@ -143,28 +148,34 @@ static double silent_seconds(const rank_watch *watch, uint64_t now_ns) {
   return (double)(now_ns - watch->silence.quiet_ns) * 1e-9;
 }
 
-/* Where nothing is known of how long a rank takes for what it is at, it hangs only if it also does nothing: its CPU
- * time is looked at after half its limit, and again at the end; one that was at work gets half a limit more. */
+static bool was_at_work(const rank_watch *watch, pid_t pid, uint64_t now_ns) {
+  const even_process_work now = even_process_session_work(pid);
+  double seconds = (double)(now_ns - watch->work_at_ns) * 1e-9;
+  return now.cpu_seconds - watch->work.cpu_seconds >= AT_WORK * seconds ||
+         now.moved_bytes - watch->work.moved_bytes >= AT_WORK_BYTES * seconds;
+}
+
+/* Where nothing is known of how long a rank takes for what it is at, it hangs only if it also does nothing: what it has
+ * done is looked at after half its limit, and again at the end; one that was at work gets half a limit more. */
 static bool is_late(rank_watch *watch, pid_t pid, uint64_t least_ns, uint64_t now_ns) {
   uint64_t silent_ns = now_ns - watch->silence.quiet_ns;
   uint64_t limit_ns = even_silence_limit_ns(&watch->silence, least_ns);
   if (even_silence_known(&watch->silence)) {
     return silent_ns > limit_ns;
   }
-  if (watch->cpu_at_ns == 0 && silent_ns > limit_ns / 2) {
-    watch->cpu_at_ns = now_ns;
-    watch->cpu_seconds = even_process_session_cpu(pid);
+  if (watch->work_at_ns == 0 && silent_ns > limit_ns / 2) {
+    watch->work_at_ns = now_ns;
+    watch->work = even_process_session_work(pid);
   }
   if (watch->told) {
     return true;
   }
-  if (silent_ns <= limit_ns || watch->cpu_at_ns == 0 || now_ns - watch->cpu_at_ns < limit_ns / 2) {
+  if (silent_ns <= limit_ns || watch->work_at_ns == 0 || now_ns - watch->work_at_ns < limit_ns / 2) {
     return false;
   }
-  double used = even_process_session_cpu(pid) - watch->cpu_seconds;
-  bool idle = used < AT_WORK * (double)(now_ns - watch->cpu_at_ns) * 1e-9;
-  watch->cpu_at_ns = idle ? watch->cpu_at_ns : 0;
-  return idle;
+  bool at_work = was_at_work(watch, pid, now_ns);
+  watch->work_at_ns = at_work ? 0 : watch->work_at_ns;
+  return !at_work;
 }
 
 typedef struct group_search {
@@ -199,6 +210,29 @@ static bool waits_in_a_collective(const rank_watch *watch, pid_t pid) {
     even_error_clear();
   }
   return search.waits;
+}
+
+/* ---- in torch's init_process_group of all ranks ---- */
+
+/* In it; one that somebody stopped waits for nobody. */
+static bool opens(const even_job *job, size_t rank) {
+  const even_rank_progress *its = &job->progress.ranks[rank];
+  return job->ranks[rank].alive && !job->ranks[rank].stands && !even_job_is_outside(job, rank) &&
+         its->opening > its->opened;
+}
+
+/* Others are in it, and it has not come to it. */
+static bool is_missed(const even_hangs *hangs, const even_job *job, size_t rank) {
+  return job->progress.ranks[rank].opening < hangs->opening && !even_job_is_outside(job, rank);
+}
+
+static void look_for_openings(even_hangs *hangs, even_job *job) {
+  even_progress_read(&job->progress);
+  hangs->opening = 0;
+  for (size_t i = 0; i < hangs->count; i++) {
+    int64_t its = opens(job, i) ? job->progress.ranks[i].opening : 0;
+    hangs->opening = its > hangs->opening ? its : hangs->opening;
+  }
 }
 
 /* ---- telling ---- */
@@ -242,7 +276,8 @@ static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, 
     (void)snprintf(limit, sizeof limit, "limit %.3g s, as nothing is known of how long this takes", limit_seconds);
   }
   if (waiting > 0) {
-    (void)snprintf(others, sizeof others, "; %zu rank%s for it", waiting, waiting == 1 ? " waits" : "s wait");
+    (void)snprintf(others, sizeof others, "; %zu rank%s for it%s", waiting, waiting == 1 ? " waits" : "s wait",
+                   is_missed(hangs, job, rank) ? " in init_process_group" : "");
   }
   watch->told = true;
   (void)snprintf(watch->words, sizeof watch->words, "no progress for %.3g s in %s", silent_seconds(watch, now_ns),
@@ -325,53 +360,78 @@ static void pass_over(rank_watch *watch, uint64_t ns, uint64_t now_ns) {
   even_silence_shift(&watch->silence, ns < silent_ns ? ns : silent_ns);
 }
 
-/* Whether any rank said what it is at: only then it is known that the script uses evenstep. */
-static bool look(even_hangs *hangs, even_job *job, uint64_t now_ns) {
+/* It has come to torch's init_process_group, or out of it. */
+static bool went_on(rank_watch *watch, const even_rank_progress *its, uint64_t now_ns) {
+  int64_t openings = its->opening + its->opened;
+  bool went = openings != watch->openings;
+  watch->openings = openings;
+  if (went) {
+    even_silence_sign(&watch->silence, now_ns);
+  }
+  return went;
+}
+
+static void look(even_hangs *hangs, even_job *job, uint64_t now_ns) {
   uint64_t passed_ns = now_ns - hangs->last_ns;
   bool held_up = passed_ns > held_up_ns;
-  bool any = false;
+  hangs->spoke = false;
   for (size_t i = 0; i < hangs->count; i++) {
     rank_watch *watch = &hangs->ranks[i];
     even_rank_activity activity;
     uint64_t calls = 0;
     pass_over(watch, held_up || even_job_stands(job, i) ? passed_ns : 0, now_ns);
     read_ring(hangs, i, &activity, &calls);
-    if (even_silence_look(&watch->silence, &activity, calls, now_ns) || even_job_offers(job, i)) {
-      watch->cpu_at_ns = 0;
+    bool came = went_on(watch, &job->progress.ranks[i], now_ns);
+    if (even_silence_look(&watch->silence, &activity, calls, now_ns) || came || even_job_offers(job, i)) {
+      watch->work_at_ns = 0;
       if (watch->told) {
         say_that_it_goes_on(watch, job, i);
       }
     }
-    any = any || watch->silence.spoke;
+    hangs->spoke = hangs->spoke || watch->silence.spoke;
   }
   hangs->last_ns = now_ns;
-  return any;
 }
 
-static size_t decide(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
+/* Whether something is known of ranks that wait for one another: before, all may be about something of the script's. */
+static bool may_decide(const even_hangs *hangs, const even_job *job, size_t rank) {
+  return hangs->spoke || is_missed(hangs, job, rank) || opens(job, rank);
+}
+
+/* Nobody waits that is known of: silence counts from when somebody does. */
+static void let_be(even_hangs *hangs, uint64_t now_ns) {
+  for (size_t i = 0; i < hangs->count; i++) {
+    even_silence_sign(&hangs->ranks[i].silence, now_ns);
+    hangs->ranks[i].work_at_ns = 0;
+  }
+}
+
+static size_t decide(even_hangs *hangs, even_job *job, uint64_t now_ns) {
   bool any_late = false;
   for (size_t i = 0; i < hangs->count; i++) {
     rank_watch *watch = &hangs->ranks[i];
     even_silence_rank *fact = &hangs->facts[i];
     if (job->ranks[i].elsewhere) { /* its own agent looks; who waits in a collective may wait for it */
-      *fact = (even_silence_rank){.alive = true};
+      *fact = (even_silence_rank){.alive = true, .in_collective = opens(job, i)};
       continue;
     }
     *fact = (even_silence_rank){.alive = job->ranks[i].alive && !even_job_is_outside(job, i)};
-    fact->late = (fact->alive || arrives(job, i)) && is_late(watch, job->ranks[i].pid, hangs->least_ns, now_ns);
+    fact->late = (fact->alive || arrives(job, i)) && may_decide(hangs, job, i) &&
+                 is_late(watch, job->ranks[i].pid, hangs->least_ns, now_ns);
     any_late = any_late || fact->late;
   }
   if (!any_late) {
     return 0;
   }
+  look_for_openings(hangs, job);
   for (size_t i = 0; i < hangs->count; i++) {
     even_silence_rank *fact = &hangs->facts[i];
     if (job->ranks[i].elsewhere) {
       continue;
     }
     fact->held = fact->alive && even_process_is_held(job->ranks[i].pid);
-    fact->in_collective =
-        fact->alive && (even_job_stands(job, i) || waits_in_a_collective(&hangs->ranks[i], job->ranks[i].pid));
+    fact->in_collective = fact->alive && (even_job_stands(job, i) || opens(job, i) ||
+                                          waits_in_a_collective(&hangs->ranks[i], job->ranks[i].pid));
   }
   size_t found = even_silence_decide(hangs->facts, hangs->count, hangs->hung);
   for (size_t i = 0; i < hangs->count; i++) {
@@ -408,7 +468,12 @@ void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end) {
     return;
   }
   uint64_t now_ns = even_clock_ns();
-  if (!look(hangs, job, now_ns)) {
+  look(hangs, job, now_ns);
+  if (!hangs->spoke) {
+    look_for_openings(hangs, job);
+  }
+  if (!hangs->spoke && hangs->opening == 0) {
+    let_be(hangs, now_ns);
     return;
   }
   if (decide(hangs, job, now_ns) > 0) {

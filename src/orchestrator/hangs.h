@@ -16,10 +16,11 @@ void even_hangs_begin(even_hangs *hangs);
 void even_hangs_begin_rank(even_hangs *hangs, size_t rank);
 /* A rank printed something. */
 void even_hangs_output(even_hangs *hangs, int rank);
-/* Looks at all ranks, about ten times a second. Tells of each hang once: a notice with the phase, how long it has been
- * silent and its limit; when it has answered, or after 5 s, its stacks, of which logs/hang-rank-N.txt has all. Then,
- * with params.restart_hung, marks it as hung (even_job_rank), and *end is true: the attempt shall be ended. A rank that
- * goes on after all is told, too. */
+/* Looks at all ranks, about ten times a second, once one of them has said what it is at, or while some wait in torch's
+ * init_process_group of all ranks for those that have not come; silence of before counts for nothing. Tells of each
+ * hang once: a notice with the phase, how long it has been silent and its limit; when it has answered, or after 5 s,
+ * its stacks, of which logs/hang-rank-N.txt has all. Then, with params.restart_hung, marks it as hung (even_job_rank),
+ * and *end is true: the attempt shall be ended. A rank that goes on after all is told, too. */
 void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end);
 /* What rank's hang was, for the cause of its end: "no progress for 31 s in data". "" where it did not. */
 const char *even_hangs_words(const even_hangs *hangs, size_t rank);

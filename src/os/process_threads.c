@@ -1,4 +1,4 @@
-/* /proc/PID/task: comm, stat, wchan, syscall (proc(5)). */
+/* /proc/PID/task: comm, stat, wchan, syscall; /proc/PID/io (proc(5)). */
 #include "os/process_threads.h"
 
 #include "base/fail.h"
@@ -201,25 +201,37 @@ bool even_process_is_held(pid_t pid) {
   return tracer != NULL && strtol(tracer + 10, NULL, 10) != 0;
 }
 
-typedef struct session_cpu {
+typedef struct session_work {
   pid_t session;
-  double seconds;
-} session_cpu;
+  even_process_work sum;
+} session_work;
 
-static bool add_cpu(void *context, const char *name) {
-  session_cpu *sum = context;
+static double number_after(const char *text, const char *name) {
+  const char *at = strstr(text, name);
+  return at == NULL ? 0 : strtod(at + strlen(name), NULL);
+}
+
+static double moved_bytes(pid_t pid) {
+  char text[512];
+  read_line(pid, 0, "io", text, sizeof text);
+  return number_after(text, "rchar: ") + number_after(text, "wchar: ") + number_after(text, "\nread_bytes: ");
+}
+
+static bool add_work(void *context, const char *name) {
+  session_work *work = context;
   even_process_stat stat;
   long pid = strtol(name, NULL, 10);
-  if (pid > 0 && even_process_stat_read((pid_t)pid, &stat) == 0 && stat.session == sum->session) {
-    sum->seconds += stat.cpu_seconds;
+  if (pid > 0 && even_process_stat_read((pid_t)pid, &stat) == 0 && stat.session == work->session) {
+    work->sum.cpu_seconds += stat.cpu_seconds;
+    work->sum.moved_bytes += moved_bytes((pid_t)pid);
   }
   return true;
 }
 
-double even_process_session_cpu(pid_t session) {
-  session_cpu sum = {.session = session};
-  if (even_folder_each("/proc", add_cpu, &sum) != EVEN_OK) {
+even_process_work even_process_session_work(pid_t session) {
+  session_work work = {.session = session};
+  if (even_folder_each("/proc", add_work, &work) != EVEN_OK) {
     even_error_clear();
   }
-  return sum.seconds;
+  return work.sum;
 }

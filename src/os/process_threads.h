@@ -20,8 +20,14 @@ void even_process_threads_describe(pid_t pid, even_text *out);
 bool even_process_threads_rest(const char *name, uint64_t limit_ns, double busy_seconds);
 /* Whether it stands still, or a debugger or tracer holds it. */
 bool even_process_is_held(pid_t pid);
-/* CPU time of all processes of a session, and of the children that they have waited for; 0 where /proc cannot be read.
- */
-double even_process_session_cpu(pid_t session);
+/* What processes have done since they began. */
+typedef struct even_process_work {
+  double cpu_seconds;
+  double moved_bytes; /* read and written by calls, and read from storage for memory that is a file's: proc(5), io */
+} even_process_work;
+
+/* Of all processes of a session, and of the children that they have waited for; 0 where /proc cannot be read. What
+ * comes by recv(2) is not among the bytes. */
+even_process_work even_process_session_work(pid_t session);
 
 #endif

@@ -1,20 +1,25 @@
-/* Ranks that hang while a process comes to join the others, without agents: one for which those wait that stand between
- * two steps, and one that never comes so far that it could join. What ranks are at is written into rings as they do. */
+/* Ranks that hang while others wait for them to come, without agents: one for which those wait that stand between two
+ * steps, one that never comes so far that it could join, one that never comes to torch's init_process_group. What ranks
+ * are at is written into rings as they do. */
 #include "orchestrator/hangs.h"
 
 #include "base/fail.h"
 #include "fault/generation.h"
 #include "orchestrator/job_attempt.h"
 #include "os/calls.h"
+#include "os/clock.h"
+#include "os/process_threads.h"
 
 #include "job_alone.h"
 
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -124,6 +129,12 @@ static int tear_down(void **state) {
   even_text_free(&own.job.run_folder);
   even_text_free(&own.said);
   return close(own.telemetry_fd);
+}
+
+/* For the rank's first init_process_group. */
+static void tell_of_opening(int rank, even_event event) {
+  const even_event_record record = {.event = (uint32_t)event, .value = 1, .at_ns = even_clock_ns()};
+  even_telemetry_event(own.rings[rank], &record);
 }
 
 static bool was_said(const char *words) {
@@ -240,6 +251,88 @@ static void a_spare_that_waits_does_not_hang(void **state) {
   assert_false(was_said("hangs"));
 }
 
+/* A spare is no member: torch's group does not wait for it. */
+static void who_never_comes_to_init_process_group_is_told(void **state) {
+  (void)state;
+  own.params.restart_hung = false;
+  even_hangs_close(own.job.hangs);
+  assert_int_equal(even_hangs_open(&own.job, &own.job.hangs), EVEN_OK);
+  even_hangs_begin(own.job.hangs);
+  turn_until("hangs", -1); /* nobody waits: whatever all are at takes as long as it takes */
+  assert_false(was_said("hangs"));
+  tell_of_opening(0, EVEN_EVENT_OPENING);
+  tell_of_opening(2, EVEN_EVENT_OPENING);
+  for (int i = 0; i < 19; i++) { /* and counts for nothing once somebody does */
+    ahead_ns += 500000000u;
+    assert_int_equal(even_job_turn(&own.job), EVEN_OK);
+  }
+  assert_false(was_said("hangs"));
+  turn_until("stacks of rank 1", -1);
+  assert_true(was_said("rank 1 (cpu:1, process 2147483633) hangs: no progress for 1"));
+  assert_true(
+      was_said("s in start (the script's own code) (limit 10 s, as nothing is known of how long this takes); "
+               "2 ranks wait for it in init_process_group|"));
+  assert_false(was_said("rank 0 (cpu:0, process") || was_said("rank 2 (cpu:2, process"));
+  assert_false(was_said("rank 3 (cpu:3, process"));
+  tell_of_opening(1, EVEN_EVENT_OPENING);
+  turn_until("goes on", -1);
+  assert_true(was_said("rank 1 goes on: it was slow, and did not hang|"));
+}
+
+/* Both do nothing that takes CPU time; one reads, as from storage that is slow. */
+static void who_reads_is_slow_and_does_not_hang(void **state) {
+  int ask[2];
+  int answer[2];
+  (void)state;
+  assert_int_equal(pipe(ask) + pipe(answer), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    static char got[65536];
+    char byte;
+    int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+    (void)setsid();
+    (void)close(ask[1]);
+    do {
+      (void)!read(zeros, got, sizeof got);
+      (void)!write(answer[1], "x", 1);
+    } while (read(ask[0], &byte, 1) == 1);
+    _exit(0);
+  }
+  assert_true(child > 0);
+  own.ranks[1].pid = child;
+  tell_of_opening(0, EVEN_EVENT_OPENING);
+  bool counted = true;
+  for (int i = 0; i < TURNS; i++) {
+    char byte;
+    assert_int_equal(read(answer[0], &byte, 1), 1);
+    counted = counted && even_process_session_work(child).moved_bytes > 0;
+    ahead_ns += 500000000u;
+    assert_int_equal(even_job_turn(&own.job), EVEN_OK);
+    assert_int_equal(write(ask[1], "x", 1), 1);
+  }
+  assert_int_equal(kill(child, SIGKILL), 0);
+  assert_int_equal(waitpid(child, NULL, 0), child);
+  assert_int_equal(close(ask[0]) + close(ask[1]) + close(answer[0]) + close(answer[1]), 0);
+  assert_true(was_said("rank 2 (cpu:2, process 2147483634) hangs: no progress for 1"));
+  if (counted) { /* else this kernel does not count what is read */
+    assert_false(was_said("rank 1 (cpu:1, process"));
+  }
+}
+
+/* Where it is to be ended, the attempt ends: nobody can go on without it before es.prepare. */
+static void who_never_comes_to_init_process_group_is_ended(void **state) {
+  (void)state;
+  for (int rank = HANGS; rank <= LOST; rank++) {
+    even_generation_say(own.view, rank, "it is not training yet");
+  }
+  tell_of_opening(0, EVEN_EVENT_OPENING);
+  tell_of_opening(1, EVEN_EVENT_OPENING);
+  turn_until("cannot go on", -1);
+  assert_true(was_said("the others cannot go on without the rank that hangs: rank "));
+  assert_true(own.ranks[LOST].hung && !own.ranks[HANGS].hung && !own.ranks[STANDS].hung);
+  assert_int_equal(own.job.stage, EVEN_JOB_TERMINATED);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_hangs_while_others_stand_is_told_and_ended, set_up, tear_down),
@@ -247,6 +340,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(who_never_comes_to_join_is_told_and_ended_alone, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_only_to_be_told_of_is_not_ended, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_spare_that_waits_does_not_hang, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_never_comes_to_init_process_group_is_told, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_reads_is_slow_and_does_not_hang, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_never_comes_to_init_process_group_is_ended, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

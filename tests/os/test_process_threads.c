@@ -4,6 +4,7 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -49,7 +50,7 @@ static void a_waiting_thread_is_described(void **state) {
            (strstr(text.data, "in read()") == NULL && strstr(text.data, "not told") == NULL));
   assert_non_null(strstr(text.data, "thread "));
   assert_false(even_process_is_held(child));
-  assert_true(even_process_session_cpu(child) < 5);
+  assert_true(even_process_session_work(child).cpu_seconds < 5);
   end_child(child, ends);
   even_text_clear(&text);
   even_process_threads_describe(child, &text);
@@ -72,17 +73,34 @@ static void one_that_was_stopped_is_held(void **state) {
 
 static void own_time_is_counted(void **state) {
   volatile unsigned long sum = 0;
-  double before = even_process_session_cpu(getsid(0));
+  double before = even_process_session_work(getsid(0)).cpu_seconds;
   (void)state;
-  while (even_process_session_cpu(getsid(0)) < before + 0.02) {
+  while (even_process_session_work(getsid(0)).cpu_seconds < before + 0.02) {
     for (unsigned long i = 0; i < 1000000; i++) {
       sum = sum + i;
     }
   }
   fault_os_from(FAULT_open, 1, EMFILE); /* /proc cannot be read: nothing, and no error left behind */
-  assert_true(even_process_session_cpu(getsid(0)) <= 0);
+  even_process_work none = even_process_session_work(getsid(0));
+  assert_true(none.cpu_seconds <= 0 && none.moved_bytes <= 0);
   assert_false(even_process_is_held(getpid()));
   fault_reset();
+}
+
+static void what_it_reads_is_counted(void **state) {
+  enum { BYTES = 1 << 20 };
+  static char got[BYTES];
+  int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
+  (void)state;
+  assert_true(zeros >= 0);
+  double before = even_process_session_work(getsid(0)).moved_bytes;
+  if (before <= 0) {
+    assert_int_equal(close(zeros), 0);
+    skip(); /* this kernel does not count it */
+  }
+  assert_int_equal(read(zeros, got, BYTES), BYTES);
+  assert_true(even_process_session_work(getsid(0)).moved_bytes >= before + BYTES);
+  assert_int_equal(close(zeros), 0);
 }
 
 typedef struct busy_one {
@@ -129,6 +147,7 @@ int main(void) {
       cmocka_unit_test(a_waiting_thread_is_described),
       cmocka_unit_test(one_that_was_stopped_is_held),
       cmocka_unit_test(own_time_is_counted),
+      cmocka_unit_test(what_it_reads_is_counted),
       cmocka_unit_test(a_thread_that_runs_is_waited_for),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

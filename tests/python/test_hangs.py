@@ -96,6 +96,38 @@ def test_a_hung_rank_is_ended_and_the_job_goes_on(
     assert "in futex()" in stacks or "in poll()" in stacks or "not told" in stacks  # and the kernel's
 
 
+# Nothing else of evenstep is used: that the others are in init_process_group is all that is known.
+MEET = """
+    import os, threading
+    import torch.distributed as dist
+    import evenstep
+
+    def hang_in_a_lock():
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        hang_in_a_lock()
+    dist.init_process_group("gloo")
+    print("rank", os.environ["RANK"], "has met the others", flush=True)
+"""
+
+
+def test_a_rank_that_never_comes_to_init_process_group_is_ended(
+    start: Callable[..., Job], script: Callable[[str], str], tmp_path: pathlib.Path
+) -> None:
+    words = ("-n", "3", "--name", "a", "--log-rank", "all", "--hang-timeout", "0.5", "--on-hang", "restart")
+    code, text = start(*words, "--recovery", "shrink", "--max-restarts", "1", script(MEET)).finish()
+    assert code == 0 and text.count("has met the others") == 3, text
+    told = next(one for one in text.splitlines() if " hangs: no progress for " in one)
+    assert told.startswith("evenstep: rank 1 (cpu:") and "s in start (the script's own code) (limit 5 s" in told, text
+    assert told.endswith("; 2 ranks wait for it in init_process_group"), text
+    assert "the others cannot go on without the rank that hangs: rank " in text and "restart 1 of 1" in text
+    assert "in hang_in_a_lock" in text  # Python's stack; C's in the file
+    assert re.search(r"#\d+ +\S+\+0x[0-9a-f]+", (tmp_path / "runs/a/logs/hang-rank-1.txt").read_text())
+
+
 def test_a_hang_in_c_is_told_and_not_disturbed(
     start: Callable[..., Job], script: Callable[[str], str], tmp_path: pathlib.Path
 ) -> None:
