@@ -58,6 +58,7 @@ typedef struct even_checkpoint_params {
    * seen it, no checkpoint is put in place once another job's is there instead of that of `job`: EVEN_ERR_IN_USE. */
   const char *run_folder;
   const char *job; /* EVENSTEP_JOB; NULL as above */
+  bool sign_seen;  /* another process of the job on this host has seen it there: counts as this one's own look */
 } even_checkpoint_params;
 
 typedef struct even_checkpoint_file {

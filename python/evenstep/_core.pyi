@@ -496,6 +496,7 @@ class CheckpointWriter:
         previous: str | PathLike[str] | None = None,
         run_folder: str | None = None,
         job: str | None = None,
+        sign_seen: bool = False,
     ) -> CheckpointWriter: ...
     def add(
         self,
@@ -527,6 +528,7 @@ class CheckpointSnapshot:
         previous: str | PathLike[str] | None = None,
         run_folder: str | None = None,
         job: str | None = None,
+        sign_seen: bool = False,
     ) -> None: ...
     def write(self) -> None: ...
 

@@ -258,9 +258,11 @@ class TensorFile:
         return self.as_saved(name, values)
 
 
-def owner() -> tuple[str | None, str | None]:
-    """By which writers see whether the job still has its run folder, where other hosts see that, too; and the job."""
-    return os.environ.get("EVENSTEP_RUN_SIGN"), os.environ.get("EVENSTEP_JOB")
+def owner() -> tuple[str | None, str | None, bool]:
+    """By which writers see whether the job still has its run folder, where other hosts see that, too; the job; and whether
+    its agent has seen that it has."""
+    environ = os.environ
+    return environ.get("EVENSTEP_RUN_SIGN"), environ.get("EVENSTEP_JOB"), "EVENSTEP_RUN_SIGN_SEEN" in environ
 
 
 def sync_folder(folder: Path) -> None:

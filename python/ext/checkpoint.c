@@ -17,16 +17,17 @@ static PyObject *misuse(const char *text) {
 }
 
 static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords) {
-  static char *names[] = {"folder", "replace", "expected_bytes", "previous", "run_folder", "job", NULL};
+  static char *names[] = {"folder", "replace", "expected_bytes", "previous", "run_folder", "job", "sign_seen", NULL};
   PyObject *folder = NULL;
   PyObject *previous = NULL;
   PyObject *run_folder = NULL;
   const char *job = NULL;
   int replace = 0;
+  int sign_seen = 0;
   unsigned long long expected_bytes = 0;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&|pKO&O&z:CheckpointWriter", names, PyUnicode_FSConverter,
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&|pKO&O&zp:CheckpointWriter", names, PyUnicode_FSConverter,
                                    &folder, &replace, &expected_bytes, even_ext_path_or_none, &previous,
-                                   even_ext_path_or_none, &run_folder, &job)) {
+                                   even_ext_path_or_none, &run_folder, &job, &sign_seen)) {
     return NULL;
   }
   writer_object *self = (writer_object *)even_ext_object_new(type);
@@ -42,7 +43,8 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *arguments, PyObject *k
                                    .expected_bytes = expected_bytes,
                                    .previous = previous == NULL ? NULL : PyBytes_AsString(previous),
                                    .run_folder = run_folder == NULL ? NULL : PyBytes_AsString(run_folder),
-                                   .job = job};
+                                   .job = job,
+                                   .sign_seen = sign_seen != 0};
   even_status status = EVEN_OK;
   Py_BEGIN_ALLOW_THREADS;
   status = even_checkpoint_writer_open(&params, &self->writer);

@@ -104,8 +104,8 @@ static PyObject *run_take(snapshot_object *self, const even_checkpoint_params *p
 }
 
 static PyObject *snapshot_take(PyObject *object, PyObject *arguments, PyObject *keywords) {
-  static char *names[] = {"folder",   "files",      "state_json", "replace", "expected_bytes",
-                          "previous", "run_folder", "job",        NULL};
+  static char *names[] = {"folder",   "files",      "state_json", "replace",   "expected_bytes",
+                          "previous", "run_folder", "job",        "sign_seen", NULL};
   PyObject *folder = NULL;
   PyObject *previous = NULL;
   PyObject *run_folder = NULL;
@@ -113,10 +113,11 @@ static PyObject *snapshot_take(PyObject *object, PyObject *arguments, PyObject *
   PyObject *sequence = NULL;
   const char *state = NULL;
   int replace = 0;
+  int sign_seen = 0;
   unsigned long long expected_bytes = 0;
-  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&Os|pKO&O&z:take", names, PyUnicode_FSConverter, &folder,
+  if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O&Os|pKO&O&zp:take", names, PyUnicode_FSConverter, &folder,
                                    &sequence, &state, &replace, &expected_bytes, even_ext_path_or_none, &previous,
-                                   even_ext_path_or_none, &run_folder, &job)) {
+                                   even_ext_path_or_none, &run_folder, &job, &sign_seen)) {
     return NULL;
   }
   even_checkpoint_params params = {.size = sizeof params,
@@ -125,7 +126,8 @@ static PyObject *snapshot_take(PyObject *object, PyObject *arguments, PyObject *
                                    .expected_bytes = expected_bytes,
                                    .previous = previous == NULL ? NULL : PyBytes_AsString(previous),
                                    .run_folder = run_folder == NULL ? NULL : PyBytes_AsString(run_folder),
-                                   .job = job};
+                                   .job = job,
+                                   .sign_seen = sign_seen != 0};
   PyObject *files = PySequence_Tuple(sequence);
   PyObject *result = files == NULL ? NULL : run_take((snapshot_object *)object, &params, files, state);
   Py_XDECREF(files);

@@ -181,7 +181,7 @@ static even_status copy(const snapshot_plan *plan, const even_checkpoint_params 
   head->state_bytes = plan->state_bytes;
   memcpy(head->folder, params->folder, strlen(params->folder) + 1);
   put_text(params->previous, head->previous, sizeof head->previous);
-  bool known = even_lease_is_known(params->run_folder, params->job);
+  bool known = params->sign_seen || even_lease_is_known(params->run_folder, params->job);
   put_text(known ? params->run_folder : NULL, head->run_folder, sizeof head->run_folder);
   put_text(params->job, head->job, sizeof head->job);
   for (size_t i = 0; i < plan->count; i++) {

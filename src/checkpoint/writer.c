@@ -173,6 +173,9 @@ static even_status keep_owner(even_checkpoint_writer *writer, const even_checkpo
   if (params->run_folder == NULL || params->run_folder[0] == '\0' || params->job == NULL) {
     return EVEN_OK;
   }
+  if (params->sign_seen) {
+    even_lease_heed();
+  }
   EVEN_TRY(even_duplicate(params->run_folder, &writer->run_folder));
   return even_duplicate(params->job, &writer->job);
 }

@@ -82,7 +82,7 @@ bool even_environment_is_of_a_rank(const char *line) {
       "EVENSTEP_REQUESTS_FD=", "EVENSTEP_PLAN=",          "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",
       "EVENSTEP_CHECKPOINT_",  "EVENSTEP_SNAPSHOT_FD=",   "EVENSTEP_GENERATION_FD=", "EVENSTEP_JOINS=",
       "EVENSTEP_STANDING_FD=", "EVENSTEP_AWAITS=",        "EVENSTEP_MEMORY_CAPS=",   "EVENSTEP_PARENT=",
-      "EVENSTEP_RUN_SIGN=",    "TORCHELASTIC_ERROR_FILE="};
+      "EVENSTEP_RUN_SIGN=",    "EVENSTEP_RUN_SIGN_SEEN=", "TORCHELASTIC_ERROR_FILE="};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strncmp(line, names[i], strlen(names[i])) == 0) {
       return true;
@@ -224,6 +224,9 @@ static even_status set_evenstep(even_environment *environment, const even_rank_p
   }
   if (place->joins) {
     EVEN_TRY(even_environment_set(environment, "EVENSTEP_JOINS", "1"));
+  }
+  if (place->sign_seen) {
+    EVEN_TRY(even_environment_set(environment, "EVENSTEP_RUN_SIGN_SEEN", "1"));
   }
   if (place->resume != NULL) {
     EVEN_TRY(even_environment_set(environment, "EVENSTEP_RESUME", place->resume));

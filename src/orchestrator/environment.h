@@ -43,6 +43,7 @@ typedef struct even_rank_place {
   uint64_t agent_start; /* and since when that runs (os/process_stat.h) */
   const char *job;
   const char *run_folder; /* absolute */
+  bool sign_seen;         /* the job's sign (os/lease.h) was seen on this host, where it keeps one */
   const char *resume;     /* folder of a checkpoint, NULL: none */
   const char *shortages;  /* even_shortages_add's words of all ranks, NULL: none */
   const char *memory;     /* this host's folder for checkpoints in memory, NULL: none */

@@ -9,6 +9,7 @@
 #include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/lease_sign.h"
 #include "os/pipe.h"
 #include "os/process_stat.h"
 
@@ -113,6 +114,18 @@ void even_job_name_shortages(const even_job *job, even_text *out) {
   }
 }
 
+/* Whether it is known on this host that the job has its run folder, for a rank that may look first when another job has
+ * it. */
+static bool sign_is_seen(const even_job *job) {
+  static const char name[] = "EVENSTEP_RUN_SIGN=";
+  for (char *const *line = job->params->environment; line != NULL && *line != NULL; line++) {
+    if (strncmp(*line, name, sizeof name - 1) == 0) {
+      return even_lease_is_known(*line + sizeof name - 1, job->id);
+    }
+  }
+  return false;
+}
+
 static even_status start_rank(even_job *job, size_t index, const char *shortages) {
   even_job_rank *rank = &job->ranks[index];
   even_process_stat self = {.pid = 0};
@@ -145,6 +158,7 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
       .job = job->id,
       .memory = job->params->memory == NULL ? NULL : job->params->memory->folder.data,
       .run_folder = job->run_folder.data,
+      .sign_seen = sign_is_seen(job),
       .shortages = shortages,
       .resume = job->resume.length > 0 && !even_job_is_outside(job, index) ? job->resume.data : NULL};
   even_warm_process started;

@@ -267,6 +267,9 @@ static void add_variables(even_json *json, const even_rank_place *place, char *c
   if (place->memory != NULL) {
     even_json_string(json, "EVENSTEP_CHECKPOINT_MEMORY", place->memory);
   }
+  if (place->sign_seen) {
+    even_json_string(json, "EVENSTEP_RUN_SIGN_SEEN", "1");
+  }
   if (place->turn > 0) {
     char turn[24];
     (void)snprintf(turn, sizeof turn, "%lld", (long long)place->turn);

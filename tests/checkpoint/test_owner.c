@@ -71,11 +71,14 @@ static void what_an_earlier_job_left_says_nothing(void **state) {
 }
 
 /* In a process of its own, as a rank that dies once it has taken it. */
-static void take_snapshot(const even_shared_memory *memory) {
+static void take_snapshot(const even_shared_memory *memory, bool sign_seen) {
   even_checkpoint_tensor tensors[3];
   even_checkpoint_snapshot *snapshot = NULL;
-  const even_checkpoint_params params = {
-      .size = sizeof params, .folder = scratch_path("new"), .run_folder = scratch, .job = "mine"};
+  const even_checkpoint_params params = {.size = sizeof params,
+                                         .folder = scratch_path("new"),
+                                         .run_folder = scratch,
+                                         .job = "mine",
+                                         .sign_seen = sign_seen};
   int end = 0;
   sample_tensors(tensors, 1);
   const even_checkpoint_file file = {
@@ -91,13 +94,32 @@ static void take_snapshot(const even_shared_memory *memory) {
   assert_int_equal(end, 0);
 }
 
+/* In a process of its own, which has not seen it either: it began, or slept, when the folder was taken over. */
+static void but_where_the_agent_has_seen_the_own_one(void **state) {
+  int end = 0;
+  (void)state;
+  put_sign(EVEN_LEASE_SIGN, others);
+  pid_t rank = fork();
+  if (rank == 0) {
+    const even_checkpoint_params params = {
+        .size = sizeof params, .folder = scratch_path("new"), .run_folder = scratch, .job = "mine", .sign_seen = true};
+    even_checkpoint_writer *writer = NULL;
+    even_status status = even_checkpoint_writer_open(&params, &writer);
+    _exit(status == EVEN_ERR_IN_USE && strstr(even_error_last()->what, "host far") != NULL ? 0 : 1);
+  }
+  assert_true(rank > 0);
+  assert_int_equal(waitpid(rank, &end, 0), rank);
+  assert_int_equal(end, 0);
+  assert_int_equal(scratch_entries(), 1); /* the sign */
+}
+
 static void nor_where_an_agent_finishes_for_a_rank(void **state) {
   (void)state;
   even_shared_memory memory = {.fd = -1};
   even_text folder = EVEN_TEXT_EMPTY;
   put_sign(EVEN_LEASE_SIGN, others);
   assert_int_equal(even_shared_memory_begin(EVEN_SNAPSHOT_LABEL, &memory), EVEN_OK);
-  take_snapshot(&memory);
+  take_snapshot(&memory, false);
   assert_int_equal(even_snapshot_finish(memory.fd, &folder), EVEN_OK);
   assert_int_equal(even_checkpoint_verify(scratch_path("new"), NULL), EVEN_OK);
   even_text_free(&folder);
@@ -111,13 +133,27 @@ static void what_an_agent_finishes_is_asked_for_too(void **state) {
   even_text folder = EVEN_TEXT_EMPTY;
   put_sign(EVEN_LEASE_SIGN, own);
   assert_int_equal(even_shared_memory_begin(EVEN_SNAPSHOT_LABEL, &memory), EVEN_OK);
-  take_snapshot(&memory);
+  take_snapshot(&memory, false);
   put_sign(EVEN_LEASE_SIGN, others);
   expect_refusal(even_snapshot_finish(memory.fd, &folder), "host far (process 4711)");
   assert_false(scratch_has("new"));
   put_sign(EVEN_LEASE_SIGN, next);
   assert_int_equal(even_snapshot_finish(memory.fd, &folder), EVEN_OK);
   assert_int_equal(even_checkpoint_verify(scratch_path("new"), NULL), EVEN_OK);
+  even_text_free(&folder);
+  even_shared_memory_close(&memory);
+}
+
+/* Its copy was taken when another job had the folder already. */
+static void so_is_what_a_rank_took_that_was_told_of_the_sign(void **state) {
+  (void)state;
+  even_shared_memory memory = {.fd = -1};
+  even_text folder = EVEN_TEXT_EMPTY;
+  put_sign(EVEN_LEASE_SIGN, others);
+  assert_int_equal(even_shared_memory_begin(EVEN_SNAPSHOT_LABEL, &memory), EVEN_OK);
+  take_snapshot(&memory, true);
+  expect_refusal(even_snapshot_finish(memory.fd, &folder), "host far (process 4711)");
+  assert_false(scratch_has("new"));
   even_text_free(&folder);
   even_shared_memory_close(&memory);
 }
@@ -238,9 +274,11 @@ int main(void) {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, scratch_make, scratch_remove)
   /* the first ones in a process that has not seen its job's sign */
   const struct CMUnitTest tests[] = {CASE(what_an_earlier_job_left_says_nothing),
+                                     CASE(but_where_the_agent_has_seen_the_own_one),
                                      CASE(nor_where_an_agent_finishes_for_a_rank),
                                      CASE(where_there_never_was_one_nobody_asks),
                                      CASE(what_an_agent_finishes_is_asked_for_too),
+                                     CASE(so_is_what_a_rank_took_that_was_told_of_the_sign),
                                      CASE(a_sign_that_another_has_put_there_meanwhile_is_heeded),
                                      CASE(an_older_checkpoint_of_that_name_stays),
                                      CASE(the_next_leader_of_the_same_job_is_no_other),

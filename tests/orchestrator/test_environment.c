@@ -77,6 +77,7 @@ static void says_what_torchrun_says(void **state) {
       {"EVENSTEP_DEVICE", "cuda:1"},
       {"EVENSTEP_TELEMETRY_FD", NULL},
       {"EVENSTEP_RESUME", NULL},
+      {"EVENSTEP_RUN_SIGN_SEEN", NULL},
   };
   for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
     assert_value(&environment, expected[i][0], expected[i][1]);
@@ -100,12 +101,14 @@ static void keeps_the_users_wishes(void **state) {
   even_rank_place place = place_of(0);
   place.telemetry_fd = 6;
   place.resume = "/c/step-1";
+  place.sign_seen = true;
   assert_int_equal(even_environment_of_rank(&place, inherited, extra, &environment), EVEN_OK);
   assert_value(&environment, "OMP_NUM_THREADS", "8");
   assert_value(&environment, "EVENSTEP_PLAN", "/p");
   assert_value(&environment, "EVENSTEP_SEED", "3");
   assert_value(&environment, "EVENSTEP_TELEMETRY_FD", "6");
   assert_value(&environment, "EVENSTEP_RESUME", "/c/step-1");
+  assert_value(&environment, "EVENSTEP_RUN_SIGN_SEEN", "1");
   assert_value(&environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0");
   assert_value(&environment, "CUDA_VISIBLE_DEVICES", "GPU-7,5"); /* cuda:1 is the second that the user sees */
   even_environment_free(&environment);

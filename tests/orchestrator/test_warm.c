@@ -134,6 +134,7 @@ static void who_waits_is_taken_and_hears_the_rest(void **state) {
   place.devices = &world;
   place.resume = "/saved/step-7";
   place.memory = "/memory/of-this-attempt";
+  place.sign_seen = true;
   place.telemetry_fd = 5;
   assert_true(even_warm_take(at->warm, &place, then, &process));
   read_on(&process);
@@ -141,6 +142,7 @@ static void who_waits_is_taken_and_hears_the_rest(void **state) {
   assert_non_null(strstr(said, "rank 3 of 4 port 4711 speeds=.\n"));
   assert_non_null(strstr(said, "\"EVENSTEP_RESUME\":\"/saved/step-7\""));
   assert_non_null(strstr(said, "\"EVENSTEP_CHECKPOINT_MEMORY\":\"/memory/of-this-attempt\""));
+  assert_non_null(strstr(said, "\"EVENSTEP_RUN_SIGN_SEEN\":\"1\""));
   assert_non_null(strstr(said, "\"EVENSTEP_SPEEDS\":\"1,1,1,1\""));
   assert_non_null(strstr(said, "/fd/5\""));
   assert_null(strstr(said, "SNAPSHOT"));

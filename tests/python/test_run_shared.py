@@ -141,8 +141,33 @@ def test_a_rank_whose_folder_was_taken_over_while_it_writes_puts_nothing_in_plac
     assert not (tmp_path / "second").exists()
 
 
-def test_a_job_on_a_disk_of_its_own_asks_for_no_sign(start, script) -> None:
-    source = "import os; print('asks', os.environ.get('EVENSTEP_RUN_SIGN'), flush=True)"
-    job = start("-n", "1", "--name", "a", "--log-rank", "all", script(source), before=["env", "EVENSTEP_RUN_SIGN=/old"])
+LOSES_IT_BEFORE = """
+    import os, pathlib
+    import torch
+    import evenstep as es
+
+    es.prepare(torch.nn.Linear(1, 1))
+    sign = pathlib.Path(os.environ["EVENSTEP_RUN_SIGN"]) / "evenstep.running"
+    other = sign.with_name("other")
+    other.write_text("boot pid:[1]\\nfar\\n4711\\nsomebody\\n0\\nmark\\n")
+    other.rename(sign)
+    es.checkpoint("first")
+"""
+
+
+def test_a_rank_that_never_saw_its_own_jobs_sign_asks_for_it_too(
+    start, script, tmp_path: pathlib.Path, preload: str
+) -> None:
+    job = start("-n", "1", "--name", "a", script(LOSES_IT_BEFORE), before=["env", preload])
     code, text = job.finish()
-    assert code == 0 and "asks None" in text, text
+    assert code != 0 and "it was taken over from host far (process 4711)" in text, text
+    assert not (tmp_path / "first").exists()
+
+
+def test_a_job_on_a_disk_of_its_own_asks_for_no_sign(start, script) -> None:
+    names = ("EVENSTEP_RUN_SIGN", "EVENSTEP_RUN_SIGN_SEEN")
+    source = f"import os; print('asks', *map(os.environ.get, {names}), flush=True)"
+    before = ["env", *(f"{name}=/old" for name in names)]
+    job = start("-n", "1", "--name", "a", "--log-rank", "all", script(source), before=before)
+    code, text = job.finish()
+    assert code == 0 and "asks None None" in text, text
