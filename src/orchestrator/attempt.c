@@ -8,6 +8,7 @@
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/openings.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/returns.h"
 #include "orchestrator/standing.h"
@@ -123,6 +124,7 @@ static void tick(even_job *job) {
     even_job_check_awaited(job);
     if (even_succession_acts(job)) {
       even_job_stands_at_start(job);
+      even_job_openings_tick(job);
     }
     check_hangs(job);
     even_stragglers_tick(job->stragglers, job);
@@ -164,6 +166,7 @@ static even_status reset(even_job *job) {
   even_oom_watch_close(&job->oom);
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);
+  even_job_openings_begin(job);
   even_hangs_begin(job->hangs);
   even_stragglers_begin(job->stragglers);
   job->awaits_joiner = job->too_few_told = false;

@@ -5,8 +5,10 @@
 #include "orchestrator/aside_hosts.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/follower_agent.h"
+#include "orchestrator/openings.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/standing.h"
+#include "os/clock.h"
 #include "os/path.h"
 #include "os/socket.h"
 
@@ -222,6 +224,10 @@ static even_status take_standing(even_follower *follower, const json_t *content)
   return follower->running ? even_job_standing_take(&follower->job, NULL, content) : EVEN_OK;
 }
 
+static even_status take_opening(even_follower *follower, const json_t *content) {
+  return follower->running ? even_job_openings_take(&follower->job, content, even_clock_ns()) : EVEN_OK;
+}
+
 static even_status take_fill(even_follower *follower, const json_t *content) {
   const json_t *rank = json_object_get(content, "rank");
   if (!json_is_integer(rank) || json_integer_value(rank) < 0) {
@@ -326,6 +332,9 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
       break;
     case EVEN_MESSAGE_STANDING:
       status = take_standing(follower, content);
+      break;
+    case EVEN_MESSAGE_OPENING:
+      status = take_opening(follower, content);
       break;
     case EVEN_MESSAGE_FILL:
       status = take_fill(follower, content);

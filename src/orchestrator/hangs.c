@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/openings.h"
 #include "orchestrator/silence.h"
 #include "os/clock.h"
 #include "os/file.h"
@@ -47,7 +48,6 @@ struct even_hangs {
   uint64_t least_ns;
   uint64_t last_ns; /* of the tick before */
   bool spoke;       /* a rank said what it is at: only then it is known that the script uses evenstep */
-  int64_t opening;  /* for which time ranks are in torch's init_process_group; 0: none is */
   int shown;        /* ranks whose stacks were, in this attempt */
   bool restart;
 };
@@ -212,29 +212,6 @@ static bool waits_in_a_collective(const rank_watch *watch, pid_t pid) {
   return search.waits;
 }
 
-/* ---- in torch's init_process_group of all ranks ---- */
-
-/* In it; one that somebody stopped waits for nobody. */
-static bool opens(const even_job *job, size_t rank) {
-  const even_rank_progress *its = &job->progress.ranks[rank];
-  return job->ranks[rank].alive && !job->ranks[rank].stands && !even_job_is_outside(job, rank) &&
-         its->opening > its->opened;
-}
-
-/* Others are in it, and it has not come to it. */
-static bool is_missed(const even_hangs *hangs, const even_job *job, size_t rank) {
-  return job->progress.ranks[rank].opening < hangs->opening && !even_job_is_outside(job, rank);
-}
-
-static void look_for_openings(even_hangs *hangs, even_job *job) {
-  even_progress_read(&job->progress);
-  hangs->opening = 0;
-  for (size_t i = 0; i < hangs->count; i++) {
-    int64_t its = opens(job, i) ? job->progress.ranks[i].opening : 0;
-    hangs->opening = its > hangs->opening ? its : hangs->opening;
-  }
-}
-
 /* ---- telling ---- */
 
 static void describe_activity(const rank_watch *watch, char *text, size_t bytes) {
@@ -275,9 +252,13 @@ static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, 
   } else {
     (void)snprintf(limit, sizeof limit, "limit %.3g s, as nothing is known of how long this takes", limit_seconds);
   }
+  bool opening = even_job_opening_misses(job, rank);
+  if (opening && job->openings.waiting > waiting) { /* also ranks of other hosts */
+    waiting = job->openings.waiting;
+  }
   if (waiting > 0) {
     (void)snprintf(others, sizeof others, "; %zu rank%s for it%s", waiting, waiting == 1 ? " waits" : "s wait",
-                   is_missed(hangs, job, rank) ? " in init_process_group" : "");
+                   opening ? " in init_process_group" : "");
   }
   watch->told = true;
   (void)snprintf(watch->words, sizeof watch->words, "no progress for %.3g s in %s", silent_seconds(watch, now_ns),
@@ -395,7 +376,7 @@ static void look(even_hangs *hangs, even_job *job, uint64_t now_ns) {
 
 /* Whether something is known of ranks that wait for one another: before, all may be about something of the script's. */
 static bool may_decide(const even_hangs *hangs, const even_job *job, size_t rank) {
-  return hangs->spoke || is_missed(hangs, job, rank) || opens(job, rank);
+  return hangs->spoke || even_job_opening_misses(job, rank) || even_job_opens(job, rank);
 }
 
 /* Nobody waits that is known of: silence counts from when somebody does. */
@@ -412,7 +393,7 @@ static size_t decide(even_hangs *hangs, even_job *job, uint64_t now_ns) {
     rank_watch *watch = &hangs->ranks[i];
     even_silence_rank *fact = &hangs->facts[i];
     if (job->ranks[i].elsewhere) { /* its own agent looks; who waits in a collective may wait for it */
-      *fact = (even_silence_rank){.alive = true, .in_collective = opens(job, i)};
+      *fact = (even_silence_rank){.alive = true, .in_collective = even_job_opens(job, i)};
       continue;
     }
     *fact = (even_silence_rank){.alive = job->ranks[i].alive && !even_job_is_outside(job, i)};
@@ -423,14 +404,14 @@ static size_t decide(even_hangs *hangs, even_job *job, uint64_t now_ns) {
   if (!any_late) {
     return 0;
   }
-  look_for_openings(hangs, job);
+  even_job_openings_look(job);
   for (size_t i = 0; i < hangs->count; i++) {
     even_silence_rank *fact = &hangs->facts[i];
     if (job->ranks[i].elsewhere) {
       continue;
     }
     fact->held = fact->alive && even_process_is_held(job->ranks[i].pid);
-    fact->in_collective = fact->alive && (even_job_stands(job, i) || opens(job, i) ||
+    fact->in_collective = fact->alive && (even_job_stands(job, i) || even_job_opens(job, i) ||
                                           waits_in_a_collective(&hangs->ranks[i], job->ranks[i].pid));
   }
   size_t found = even_silence_decide(hangs->facts, hangs->count, hangs->hung);
@@ -470,9 +451,9 @@ void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end) {
   uint64_t now_ns = even_clock_ns();
   look(hangs, job, now_ns);
   if (!hangs->spoke) {
-    look_for_openings(hangs, job);
+    even_job_openings_look(job);
   }
-  if (!hangs->spoke && hangs->opening == 0) {
+  if (!hangs->spoke && job->openings.time == 0) {
     let_be(hangs, now_ns);
     return;
   }

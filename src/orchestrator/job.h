@@ -54,6 +54,16 @@ typedef struct even_follower even_follower;
 
 enum { EVEN_JOB_ADDRESS = 64, EVEN_JOB_INTERFACE = 32 };
 
+/* Who waits in torch's init_process_group (openings.h). */
+typedef struct even_job_openings {
+  int64_t time;         /* for which time ranks do; 0: none does */
+  size_t waiting;       /* how many */
+  int64_t heard_time;   /* the same of all hosts, as the leader has said, */
+  size_t heard_waiting; /* how many, */
+  uint64_t heard_ns;    /* and when; 0: never */
+  uint64_t said_ns;     /* when the leader last looked whether there is anything to be said */
+} even_job_openings;
+
 typedef struct even_job {
   const even_agent_params *params;
   uint64_t descriptors_before; /* the soft limit on open files that the agent raised; 0: it did not */
@@ -67,6 +77,7 @@ typedef struct even_job {
   even_slowdown slow;
   even_oom_watch oom; /* of the attempt */
   even_progress progress;
+  even_job_openings openings;
   int main_rank;                      /* as the observer was told, 0 when an attempt begins */
   bool did_without;                   /* in this attempt others went on without a rank */
   struct even_hangs *hangs;           /* NULL: nobody looks for them */

@@ -1,5 +1,5 @@
-"""A rank is stopped that is alone on its host, so that no other rank sees it: its agent tells the others (network namespaces of
-this machine; root, ip and UCX)."""
+"""A rank is stopped that is alone on its host, so that no other rank sees it: its agent tells the others. Or it hangs where others
+wait for it: their agent tells its own (network namespaces of this machine; root, ip and UCX)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import generation_cases as cases
 import pytest
 import test_run_hosts as two_hosts
 from test_generations import assert_right
+from test_hangs import MEET
 from test_run_hosts import Hosts
 
 from evenstep import hosts as of_hosts
@@ -52,6 +53,14 @@ def test_the_others_hear_of_it(hosts: Hosts, script: Script) -> None:
     code, text = hosts.run("--max-restarts", "0", "--log-rank", "all", script(IN_A_CALL))
     assert code != 0 and "goes on" not in text, text
     assert re.search(f"heard: EVEN_ERR_PEER_LOST {NAMED}", text), text
+
+
+def test_one_that_never_comes_to_init_process_group_is_told_by_its_agent(hosts: Hosts, script: Script) -> None:
+    words = ("--hang-timeout", "0.5", "--on-hang", "restart", "--max-restarts", "1", "--log-rank", "all")
+    code, text = hosts.run(*words, script(MEET))
+    assert code == 0 and text.count("has met the others") == 2, text
+    assert re.search(r"rank 1 \(cpu\S*, process \d+\) hangs: no progress for \S+ s in start", text), text
+    assert "; 1 rank waits for it in init_process_group" in text and "in hang_in_a_lock" in text, text
 
 
 @pytest.mark.parametrize(
