@@ -53,7 +53,7 @@ static even_status cut(const even_aside *aside, const even_job_devices *all, eve
       continue;
     }
     out->items[out->count] = all->devices.items[i];
-    out->shown[out->count] = all->shown[i];
+    out->shown[out->count] = all->shown[out->count]; /* of a rank's number, not of a place */
     if (all->quota != NULL) {
       out->quota[out->count] = all->quota[i];
     }

@@ -40,6 +40,12 @@ def test_it_is_left_out_with_the_reason(run: Run, script: Any, bad: str) -> None
     assert "attempt 1 world 3 speeds 0.5,1,0.25" in done.stdout
 
 
+def test_rank_0_is_shown_whose_place_is_another_now(run: Run, script: Any) -> None:
+    done = run("-n", "2", "--no-pin", "--set-aside", script(DIES.replace("world == 3", "world == 2")), "0")
+    assert done.returncode == 0 and "place 0 (cpu" in done.stderr, done.stderr
+    assert re.findall(r"attempt (\d) world (\d)", done.stdout) == [("0", "2"), ("1", "2"), ("2", "1")]
+
+
 def test_where_it_does_not_go(run: Run, script: Any) -> None:
     done = run("-n", "2", "--set-aside", "--max-ranks", "4", script(DIES), "1")
     assert done.returncode == 2 and "not with --max-ranks" in done.stderr
