@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from evenstep.exact_training import Blocks
 
 
+_SEEDS = 0x7FFFFFFFFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15  # epochs are added to seeds: others lie far away
+
+
 class LoaderOptions(NamedTuple):
     """What a call of es.prepare says of its loaders, see there."""
 
@@ -54,7 +58,9 @@ def prepare_loader(
     seed = environment.seed
     if seed is None:
         seed = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
-    seed = int(broadcast_bytes(current.group, str(seed).encode())) & 0x7FFFFFFFFFFFFFFF
+    seed = int(broadcast_bytes(current.group, str(seed).encode())) & _SEEDS
+    if train:
+        seed = _another_order(current, loader, seed)
     check_same_loader(current.group, loader, options.seed_samples)
     share_caches(current, loader.dataset)
     number = (1 + len(current.loaders) if train else 0) if options.seed_samples else None
@@ -154,6 +160,13 @@ def prepare_loader(
             stacklevel=3,
         )
     return even
+
+
+def _another_order(current: Session, loader: DataLoader[Any], seed: int) -> int:
+    """The seed of a loader that draws on from a generator which loaders before it have drawn from, as one made anew in each epoch
+    does: torch's would give it another order, too. A generator of its own, seeded as another, gives the same."""
+    before = sum(one.train and one.loader.generator is loader.generator for one in current.loaders.values())
+    return (seed + before * _GOLDEN) & _SEEDS
 
 
 def _say_crowded(current: Session, words: str, fix: str) -> None:
