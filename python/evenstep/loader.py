@@ -227,9 +227,11 @@ class _Iteration:
             self._batches = iter(())  # of what was done before the checkpoint
             self._batches = self._loader.begin()
             self._begun_at = self._loader.prepared_in.step
+            self._loader.prepared_in.unexchanged.begins()
         try:
             return next(self._batches)
         except StopIteration:
+            self._loader.prepared_in.unexchanged.ends()
             if self._loader.prepared_in.step > self._begun_at:  # not where a script evaluates by it
                 kept_memory.give_back()  # to the evaluation that may come, or to other processes
             raise

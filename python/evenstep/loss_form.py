@@ -10,6 +10,7 @@ import torch
 
 from evenstep import sites
 from evenstep.graph_nodes import is_number, kind_of
+from evenstep.loss_among import Among
 
 if TYPE_CHECKING:
     from evenstep.feeds import BatchPlan
@@ -55,6 +56,7 @@ class LossForm:
         self._left = _LOOKS
         self._plan: BatchPlan | None = None  # of the backward before
         self._several = False  # backwards in one batch: parts of it, regularisers or other models
+        self._among = Among()
         self._sums: dict[Any, set[tuple[int, float]]] = {}  # by kind and path: this rank's samples, and the scale
         self._means: dict[Any, set[float]] = {}  # what they were over, where that is no multiple of the samples
 
@@ -101,6 +103,8 @@ class LossForm:
         if how == 2 or (how is None and kind == "Sum"):
             return self._at_sum(node, kind, place, plan).format(name, plan.samples, place.divisor)
         if how == 1 and "NllLoss" in kind:
+            if among := self._among.look(_given(node)[1], plan.samples):
+                return among
             targets = _targets(node)
             over = _value(node, "total_weight")[0]  # without ignore_index's; of classes' weights their sum
             if over and abs(over - targets) > 1e-6 * targets:

@@ -37,6 +37,7 @@ from evenstep.schedulers import AgreedMetric, SchedulerSteps
 from evenstep.step_checks import StepChecks
 from evenstep.steps import Steps
 from evenstep.successor import await_predecessors, ring_of
+from evenstep.unexchanged import Unexchanged
 
 if TYPE_CHECKING:
     from evenstep.checkpoint import Loaded
@@ -113,6 +114,7 @@ class Session:
         self.sharing: list[InPieces] = []  # optimizers whose states the ranks of a host share
         self.optimizer_steps = OptimizerSteps(self)
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing, AgreedMetric(self))
+        self.unexchanged = Unexchanged(self)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
         self.rates = RateFactor()

@@ -352,3 +352,32 @@ SCRIPT = """
 
 def test_a_script_is_told_at_its_line(run_ranks: Callable[..., list[Any]]) -> None:
     run_ranks(SCRIPT)
+
+
+def contrasted(views: int, offset: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """As SimCLR's and CLIP's: each sample's classes are the samples that this rank has."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.cat([x] * views)
+        scores = (rows @ rows.T)[:, : len(rows) + offset]
+        return F.cross_entropy(scores / 0.07, torch.arange(len(rows)).clamp(max=len(rows) + offset - 1))
+
+    return loss
+
+
+@pytest.mark.parametrize(("views", "offset"), [(1, 0), (2, -1), (2, -2), (1, -1)])
+def test_samples_against_one_another_are_told_once_shares_were_of_two_sizes(views: int, offset: int) -> None:
+    loss = contrasted(views, offset)
+    assert "compares this rank's samples with one another" in told(loss, samples=(6, 4))
+    assert told(loss, samples=(6, 6, 6)) == ""
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        (5, 4, 6),  # as many classes as samples, once
+        (3, 4),
+    ],
+)
+def test_classes_of_the_data_are_no_samples(samples: tuple[int, ...]) -> None:
+    assert told(lambda x: F.cross_entropy(x, torch.arange(len(x)) % 5), samples=samples) == ""
