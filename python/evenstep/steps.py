@@ -416,7 +416,7 @@ class Steps:
         vote.check(self.ballots)
         self._heard_of_nonfinite(ballots, local)
         self.quiet.heard(ballots)
-        self._unshared.heard(ballots, self.loaders.values(), self.group.rank)
+        self._unshared.heard(ballots, self.loaders.values(), self.group.rank, at_work=self.plan is not None)
         if self.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
             self.parameters.heard(ballots)
         for lead in leads:  # also those of which nothing comes now, so that who joins has heard the same

@@ -33,11 +33,14 @@ class Unshared:
         self._votes, self._alike, self._over = 0, True, False
         self._losses: set[float] = set()
 
-    def heard(self, ballots: Sequence[Ballot], loaders: Iterable[DataCourse], rank: int) -> None:
-        """loaders: those that are prepared."""
+    def heard(
+        self, ballots: Sequence[Ballot], loaders: Iterable[DataCourse], rank: int, *, at_work: bool = False
+    ) -> None:
+        """loaders: those that are prepared. at_work: the pass is over a batch of one of them, which a closure's votes, in a step that
+        counts already, do not tell."""
         if self._over:
             return
-        if len(ballots) == 1 or any(one.drawn for one in ballots):
+        if len(ballots) == 1 or at_work or any(one.drawn for one in ballots):
             self._over = True
             return
         self._votes += 1

@@ -161,7 +161,8 @@ def check(ballots: Sequence[Ballot]) -> None:
         (
             "have drawn different numbers of batches",
             batches if len(set(batches)) > 1 else [b.drawn for b in ballots],
-            "iterate over the prepared loader equally often on every rank",
+            "iterate over the prepared loader equally often on every rank; where the script passes over a batch by its loss, let "
+            "es.reduce_mean(loss.detach()) decide it",
         ),
         (
             "see the samples in different orders, or split them differently",

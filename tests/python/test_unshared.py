@@ -45,6 +45,20 @@ CASES = {
     ),
 }
 
+CLOSURE = SCRIPT.replace(
+    """    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+""",
+    """    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+    optimizer.step(closure)
+""",
+).replace("SGD(model.parameters(), lr=0.1)", "LBFGS(model.parameters(), lr=0.1, max_iter=4)")
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_is_told_once(run_ranks: Callable[..., list[Any]], case: str) -> None:
@@ -54,6 +68,12 @@ def test_is_told_once(run_ranks: Callable[..., list[Any]], case: str) -> None:
     if words:
         assert said[0].count(f"UserWarning: {words}") == 1, said[0]
     assert all("UserWarning" not in one for one in (said[1:] if words else said)), said
+
+
+def test_a_closure_over_the_prepared_loader_is_not_told(run_ranks: Callable[..., list[Any]]) -> None:
+    before, batch, _ = CASES["a prepared loader"]
+    runs = run_ranks(CLOSURE.replace("BEFORE", before).replace("BATCH", batch))
+    assert all("UserWarning" not in run.stderr for run in runs), [run.stderr for run in runs]
 
 
 def test_what_holds_a_loader_is_refused_with_what_to_do(run_ranks: Callable[..., list[Any]]) -> None:
