@@ -48,6 +48,8 @@ def check_adapt(options: EngineOptions, mode: Mode | None, exact: bool, sharded:
         why = f"sync={mode!r} has no mean gradient of each step"
     elif options.adasum:
         why = "reduction='adasum' has no mean gradient"
+    elif options.sums:
+        why = "reduction='sum' has no mean gradient, and its steps grow with the batch"
     elif options.compression is not None:
         why = f"compression={str(options.compression)!r} adds an error of its own to the mean gradient"
     elif sharded:
@@ -94,11 +96,12 @@ class BatchAdapting:
     def _look(self) -> None:
         steps = self._session.steps
         if any(
-            sync.local is not None or sync.stale is not None or sync.compression or sync.adds for sync in steps.syncs
+            sync.local is not None or sync.stale is not None or sync.compression or sync.adds or sync.wholes.on
+            for sync in steps.syncs
         ):
             raise EvenstepError(
                 "the global batch cannot be adapted: a prepared model's gradients are compressed, stay on their rank, come late, or "
-                "are added up by Adasum\n  fix: leave adapt_batch (--batch-adapt) out, or the other"
+                "are added up as they are or by Adasum (reduction=)\n  fix: leave adapt_batch (--batch-adapt) out, or the other"
             )
         if self._session.world_size == 1 and not self._session.joining:
             self._tell_once("one rank has no other to compare its gradients with, so that no noise is measured")

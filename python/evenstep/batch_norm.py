@@ -291,7 +291,7 @@ class _BatchNormOfAll(torch.autograd.Function):
             dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
             dweight = dbias = mean.new_zeros(channels)
         if dx is not None:
-            part = current.steps.weight.now()
+            part = current.steps.weight.of_model(ctx.name.partition(".")[0])
             through = _through_statistics(current, ctx, part, [dbias, dweight], variance, weight)
             if through is not None and counts and part > 0:
                 slope, shift = (through / part).to(mean)

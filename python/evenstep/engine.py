@@ -34,6 +34,7 @@ class EngineOptions:
     )
     unsummed: bool = False  # each rank's part stays with it: es.optim adds up (shard_gradients)
     static_graph: bool = False  # the same parameters have gradients in every round
+    sums: bool = False  # losses are sums over samples: each rank that has some weighs 1
 
     def bucket_limit(self, element_bytes: int, own: int) -> int:
         """Bytes of a bucket of such elements, where an engine has a size of its own."""

@@ -163,8 +163,10 @@ class BlockSteps:
         model: nn.Module,
         loss: Loss,
         scale: Callable[[torch.Tensor], torch.Tensor],
+        sums: bool = False,
     ) -> None:
-        self._session, self._blocks = current, blocks
+        """sums: losses are sums over samples."""
+        self._session, self._blocks, self._sums = current, blocks, sums
         self._model, self._loss, self._scale = model, loss, scale
         self._parameters = current.steps.syncs[0].parameters
         self._norms = [m for m in model.modules() if is_synchronised(m)]
@@ -180,7 +182,7 @@ class BlockSteps:
         return engine
 
     def run(self, batch: list[Any], plan: BatchPlan) -> float:
-        """The global batch's mean loss; NaN where a rank was lost, so that the batch comes again."""
+        """The global batch's loss; NaN where a rank was lost, so that the batch comes again."""
         steps = self._session.steps
         self._losses.clear()
         self._seen.clear()
@@ -199,11 +201,20 @@ class BlockSteps:
             parameter.grad = self._engine.views[index] if index in self._seen else None
         counted = sum(amount for amount, _ in self._losses)
         mean = sum(amount * loss for amount, loss in self._losses) / counted if counted else 0.0
-        steps.exchange_gradients(torch.tensor(mean, dtype=torch.float64))  # for the record; the exact one comes of it
+        total = mean * counted if self._sums else mean
+        steps.exchange_gradients(torch.tensor(total, dtype=torch.float64))  # for the record; the exact one comes of it
         if not self._void and not self._engine.weight > 0:  # nothing of the batch counts: no gradient was written
             self._forget_gradients()
             return 0.0
-        return self._engine.loss
+        return self._engine.loss * self._blocks_to_sum()
+
+    def _blocks_to_sum(self) -> float:
+        """What makes sums of the means over blocks that the engine gives, of gradients at once: the same for any split."""
+        blocks = self._engine.weight if self._sums and not self._void else 1.0
+        for parameter in self._parameters if blocks != 1.0 else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(blocks)
+        return blocks
 
     @property
     def _void(self) -> bool:
@@ -242,7 +253,8 @@ class BlockSteps:
 
     def _compute(self, part: Any, samples: int) -> tuple[torch.Tensor, float]:
         loss, amount = self._loss(self._model, _aligned(part))
-        return loss, float(samples if amount is None else amount)
+        counted = float(samples if amount is None else amount)
+        return loss, float(counted > 0) if self._sums else counted
 
     def _add(self, amount: float, loss: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> None:
         value = float(loss.detach())

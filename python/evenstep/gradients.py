@@ -1,7 +1,8 @@
 """One model's gradients: hooks that hand them to the engine as backward makes them, and the whole sums put back.
 
 After every synchronised backward, p.grad = sum over ranks of weight_r * p.grad_r (no gradient counts as zero; None
-stays None where no rank has one). The weights of the ranks sum to 1, so what was already a sum stays what it is.
+stays None where no rank has one). The weights of the ranks sum to 1, so what was already a sum stays what it is. Where
+losses are sums over samples each rank that has some weighs 1, and WholeSums sees to that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from evenstep.local_training import LocalTraining
 from evenstep.nonfinite import UNNAMED, Found
 from evenstep.sparse import sum_sparse
 from evenstep.used_parameters import UsedParameters
+from evenstep.whole_sums import WholeSums
 
 if TYPE_CHECKING:
     from evenstep.prepare_options import DDPOptions
@@ -65,6 +67,7 @@ class GradientSync:
         self._whole: dict[int, weakref.ref[torch.Tensor]] = {}  # gradients beside the views that all ranks have alike
         self._steps = steps
         self._current_weight = steps.weight.now
+        self.wholes = WholeSums(self.parameters, steps.weight.now)
         self._fired: set[int] = set()
         self._fired_before: set[int] = set()  # under no_sync, since the last round
         self._submitted: set[int] = set()
@@ -98,6 +101,11 @@ class GradientSync:
         if options.watches:
             self._watch = UsedParameters(self.name, self._names[: self._dense], options)
             self._watch.asks_once = asks_once
+
+    def add_up(self) -> None:
+        """Before the first pass: losses are sums over samples, so gradients are added up as they are."""
+        self._current_weight = self._steps.weight.count
+        self.wholes.on = True
 
     def _hook(self, index: int, parameter: nn.Parameter) -> None:
         if not parameter.is_leaf:
@@ -182,6 +190,7 @@ class GradientSync:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self.wholes.close()
 
     # -- during backward --
 
@@ -250,6 +259,7 @@ class GradientSync:
                     if parameter.grad is not None:
                         parameter.grad.mul_(self._pending / weight)
             self._pending = weight
+        self.wholes.begin(weight > 0 and self._pending is None and self._stash is None)
 
     def after_unsynchronised(self) -> None:
         """Closes a backward under no_sync."""
@@ -258,6 +268,7 @@ class GradientSync:
         if self._stash is not None:
             self._unstash()
         elif self._fired:
+            self.wholes.end()
             self._pending = self._current_weight()
             self._fired_before |= self._fired
         self._fired.clear()
@@ -305,6 +316,7 @@ class GradientSync:
     def take_gradients(self, but: Sequence[torch.Tensor] = ()) -> None:
         """What is in p.grad takes part in the round to come, as if a backward pass had made it; `but`: that is there already."""
         there = {id(p) for p in but}
+        self.wholes.take_own()
         for index, parameter in enumerate(self.parameters):
             gradient = parameter.grad
             if gradient is None or id(parameter) in there:
@@ -408,6 +420,7 @@ class GradientSync:
         if self._stash is not None:
             self._unstash()
             weight = self._pending if self._pending is not None else 0.0
+        self.wholes.end()
         if self.local is not None or self.stale is not None:
             report = self._stay_local(made) if self.local is not None else self._take_turns(weight)
             return self._done(report)
@@ -496,6 +509,7 @@ class GradientSync:
         self._refired = False
         self._pending = None
         self.rounds += 1
+        self.wholes.remember()
         return report
 
     def _stay_local(self, made: bool) -> Report:

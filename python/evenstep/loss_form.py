@@ -23,13 +23,13 @@ _CHAIN = 8  # nodes between a reduction and a parameter
 _ELEMENTWISE = ("Pow", "Abs", "Mul", "Div", "Add", "Sub", "Rsub", "Neg", "Clone", "ToCopy", "Sqrt", "Exp", "Log")
 _SUM = (
     "the loss is a sum over samples ({0}), not their mean: a rank's part of it counts by its part of the batch once more, so "
-    "parameters become others than on one device\n  fix: divide it by this rank's number of samples before backward(): "
-    "loss / len(x); with an optimizer whose steps grow with gradients (SGD), the learning rate times the batch size"
+    "parameters become others than on one device\n  fix: es.prepare(…, reduction='sum'), where every loss of the models is such a sum; or "
+    "loss / len(x) before backward(), and with an optimizer whose steps grow with gradients (SGD) the learning rate times the batch size"
 )
 _WHOLE = (
     "the loss is a sum over this rank's {1} samples divided by {2:g}: a rank's part counts by its part of the "
     "batch once more, so parameters become others than on one device\n  fix: divide it by this rank's number of samples: "
-    "loss.sum() / len(x)"
+    "loss.sum() / len(x); or, where the divisor is a constant, es.prepare(…, reduction='sum')"
 )
 _OTHERS = (
     "the loss is a mean over {2:g} tokens, weights of classes, or elements left by a mask ({0}), where this rank has {1} samples: "
@@ -59,6 +59,10 @@ class LossForm:
         self._among = Among()
         self._sums: dict[Any, set[tuple[int, float]]] = {}  # by kind and path: this rank's samples, and the scale
         self._means: dict[Any, set[float]] = {}  # what they were over, where that is no multiple of the samples
+
+    def close(self) -> None:
+        """The script has said that its losses are sums."""
+        self._left, self._plan = 0, None
 
     def look(self, losses: Any, plan: BatchPlan) -> None:
         if self._left == 0 or not isinstance(losses, torch.Tensor) or losses.numel() != 1:

@@ -25,6 +25,7 @@ class PassWeight:
         self._steps = steps
         self._given: float | None = None
         self._amount = 0.0  # of it
+        self.sums: set[str] = set()  # models whose losses are sums over samples
         self.empty = False  # the pass counts nothing on any rank: set_weight
 
     def now(self) -> float:
@@ -33,6 +34,18 @@ class PassWeight:
             return self._given
         plan = self._steps.plan
         return plan.weight if plan is not None else 1.0 / self._steps.group.ranks
+
+    def count(self) -> float:
+        """The same where losses are sums over samples, which add up as they are."""
+        return float(self.now() > 0)
+
+    def of_loss(self) -> float:
+        """Of this rank's, by what the losses are of models that the pass made gradients of."""
+        sums = any(sync.name in self.sums and sync.handed_over for sync in self._steps.syncs)
+        return self.count() if sums else self.now()
+
+    def of_model(self, name: str) -> float:
+        return self.count() if name in self.sums else self.now()
 
     def amount(self) -> float:
         """How much it is that is this rank's: samples, what es.set_weight counts, else 1."""

@@ -112,8 +112,9 @@ def prepare(
     shared memory; "shared": an error where shared memory cannot be had.
 
     compression: "fp16", "bf16", "int8", "onebit", "topk:0.01" or "powersgd:4": gradients travel as fewer bytes, and are
-    no longer exact (docs/compression.md); None: what EVENSTEP_COMPRESSION says, else none; "none". reduction="adasum":
-    Adasum instead of the weighted mean. bucket_cap_mb: how many MiB of gradients are exchanged at once, instead of a
+    no longer exact (docs/compression.md); None: what EVENSTEP_COMPRESSION says, else none; "none". reduction: what
+    losses are over samples: "mean", or "sum" as of a VAE (one for the models of a call; docs/python-api.md#losses-that-are-sums);
+    "adasum": Adasum instead of the weighted mean. bucket_cap_mb: how many MiB of gradients are exchanged at once, instead of a
     size chosen by measurement (docs/communication.md); reduce_bucket_size: the same in elements, as in DeepSpeed. sync:
     es.LocalSGD(every=8), es.DiLoCo(every=32) or es.Stale(steps=1): ranks that exchange less often, or later
     (docs/asynchronous.md).
@@ -437,12 +438,17 @@ def _prepare_models(
         current.steps.syncs.append(sync)  # at once: a rank may be lost in what follows, and its hooks are undone then
         sync.compression, sync.adds = str(options.compression or ""), options.adasum
         sync.leaves_parts = options.unsummed
+        if options.sums:
+            current.steps.weight.sums.add(name)
+            current.steps.loss_form.close()
+            if exact is None:  # which forms them itself
+                sync.add_up()
         sync.look.acts_at_once = current.nonfinite.policy != "report"
         sync.look.engine_tells, sync.look.tells_late = agreed_ways(group, engines[0], sync.parameters)
         asks_once = ddp.static_graph and all(gather_objects(group, getattr(engines[0], "asks_once", False)))
         sync.use_options(ddp, asks_once)
         if isinstance(mode, Stale):
-            sync.stale, sync.defer = StaleRounds(engines, current.recovery, current.world_size), True
+            sync.stale, sync.defer = StaleRounds(engines, current.recovery, current.world_size, options.sums), True
         elif mode is not None:
             sync.local = LocalTraining(mode, engines[0], sync.parameters, current.steps)
         current.steps.quiet.agreed = False  # the next vote tells whether its passes may be quiet, too

@@ -52,8 +52,11 @@ def engine_options(
     """Raises ValueError, or EvenstepError where the launcher's variables are wrong."""
     if engine not in (None, "shared", "torch"):
         raise ValueError(f"es.prepare(engine={engine!r}): choose 'shared' or 'torch', or leave it to Evenstep")
-    if reduction not in ("mean", "adasum"):
-        raise ValueError(f"es.prepare(reduction={reduction!r}): choose 'mean' (weighted by the shares) or 'adasum'")
+    if reduction not in ("mean", "sum", "adasum"):
+        raise ValueError(
+            f"es.prepare(reduction={reduction!r}): choose 'mean' (the loss is one over samples: weighted by the shares), 'sum' (it "
+            "is a sum over samples) or 'adasum'"
+        )
     if compression is not None:
         chosen = parse_compression(compression)
     else:
@@ -68,7 +71,8 @@ def engine_options(
             "  fix: leave one of the two out (compression='none' where the launcher sets one)"
         )
     sizes = _bucket_sizes(bucket_cap_mb, reduce_bucket_size, models)
-    return EngineOptions(engine, chosen, *sizes, adasum, environment.seed or 0, parse_way(environment.compression_way))
+    seed, way = environment.seed or 0, parse_way(environment.compression_way)
+    return EngineOptions(engine, chosen, *sizes, adasum, seed, way, sums=reduction == "sum")
 
 
 def _bucket_sizes(cap_mb: float | None, elements: float | None, models: Iterable[nn.Module]) -> tuple[int, int]:
@@ -219,6 +223,11 @@ def check_mode(mode: Mode | None, options: EngineOptions, ddp: DDPOptions) -> No
         raise ValueError(
             f"es.prepare(reduction='adasum', sync={mode!r}): Adasum adds up gradients, which do not travel here\n"
             "  fix: leave one of the two out"
+        )
+    if options.sums and not isinstance(mode, Stale):
+        raise ValueError(
+            f"es.prepare(reduction='sum', sync={mode!r}): each rank steps by the loss of its own samples there, and a sum over more "
+            "of them makes a longer step\n  fix: a loss that is a mean (loss / len(x)), without reduction; or leave sync out"
         )
     if chosen is None:
         return

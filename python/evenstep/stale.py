@@ -35,9 +35,11 @@ class _Round:
 class StaleRounds:
     """One engine for each round under way, as many as the gradients are late."""
 
-    def __init__(self, engines: Sequence[Engine], passes: Passes | None = None, ranks: int = 1) -> None:
-        """passes: where ranks may be lost and the others go on; ranks: how many there are."""
-        self.engines, self._ranks = list(engines), ranks
+    def __init__(
+        self, engines: Sequence[Engine], passes: Passes | None = None, ranks: int = 1, sums: bool = False
+    ) -> None:
+        """passes: where ranks may be lost and the others go on; ranks: how many there are; sums: losses are sums over samples."""
+        self.engines, self._ranks, self._sums = list(engines), ranks, sums
         self._passes = passes
         self._kept: deque[_Round] = deque()
         self._free = deque(engines)
@@ -126,7 +128,7 @@ class StaleRounds:
             if one.whole:
                 self._results.append(one.gradients)
                 continue
-            total = totals[one.number]
+            total = 1.0 if self._sums else totals[one.number]
             self._begin(one.gradients, one.weight / total if total > 0 else 0.0, max(0, one.number))
 
     def _remember_what_was_left_out(self, rounds: Sequence[_Round]) -> None:

@@ -38,9 +38,10 @@ class StepInPieces:
         loss: Loss,
         scale: Callable[[torch.Tensor], torch.Tensor],
         micro_batch: int | None = None,
+        sums: bool = False,
     ) -> None:
-        """micro_batch: no more samples at once, whatever fits."""
-        self._model, self._loss, self._scale = model, loss, scale
+        """micro_batch: no more samples at once, whatever fits. sums: losses are sums over samples."""
+        self._model, self._loss, self._scale, self._sums = model, loss, scale, sums
         self._micro_batch = micro_batch
         self._times = PieceTimes()
         self._most = 0  # samples at once, since it ran out of memory; 0: it did not
@@ -172,14 +173,18 @@ class StepInPieces:
                 continue
             took.append((size, (_core.clock_ns() - start) / 1e9))
             loss, amount, gives_amounts = piece
-            total += amount * loss if amount else 0.0  # a loss that is a mean over nothing may be no number
+            counted = 1.0 if self._sums else amount
+            total += counted * loss if amount else 0.0  # a loss that is a mean over nothing may be no number
             amounts += amount
             at += size
         if took and all(p.is_cpu for p in parameters):  # elsewhere a piece goes on after its call has returned
             self._times.take(most, took)
             steps.micro_batch = self._times.told
-        mean = total / amounts if amounts else 0.0
-        sums.divide(amounts / samples)
+        if self._sums:
+            mean = total
+        else:
+            mean = total / amounts if amounts else 0.0
+            sums.divide(amounts / samples)
         for parameter, gradient in zip(parameters, sums.gradients):
             if gradient is not None:
                 parameter.grad = gradient
@@ -201,12 +206,13 @@ class StepInPieces:
             loss, amount = self._loss(self._model, piece)
             counted = float(size) if amount is None else amount
             # As small as in the whole batch's backward: what fits fp16 there fits here, whatever a GradScaler makes of it.
-            gradients = torch.autograd.grad(self._scale(loss) * (size / samples), parameters, allow_unused=True)
+            part = 1.0 if self._sums else size / samples
+            gradients = torch.autograd.grad(self._scale(loss) * part, parameters, allow_unused=True)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             return None
-        sums.add(gradients, counted / size)
+        sums.add(gradients, float(counted > 0) if self._sums else counted / size)
         return float(loss.detach()), counted, amount is not None
 
     def _tell(self, current: Session, samples: int, words: str) -> None:

@@ -86,7 +86,7 @@ class Steps:
         self.backwards = 0  # exchanged, or void, since the last step of an optimizer
         self._fetched = FetchedBatches()
         self._idle_backward = IdleBackward()
-        self._loss_form = LossForm()
+        self.loss_form = LossForm()
         self.loss_ranks: list[int] = []  # whose loss was not finite, as they said in the last vote
         self._failure = FailedPass(self)
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
@@ -212,7 +212,7 @@ class Steps:
                 self.plan = None
             self._fetched.check_one_weight()
             if self.plan is not None and self.plan.samples and self.group.ranks > 1 and not self._fetched.several:
-                self._loss_form.look(losses, self.plan)
+                self.loss_form.look(losses, self.plan)
         self.times.backward_begins(self.step, forward=self.plan is not None)
         self.phases.enter("backward")
         self._part.loss.begins_from(losses)
@@ -322,7 +322,7 @@ class Steps:
             return
         end = self.times.backward_ends(self.step)
         weight = self.weight.now()
-        self._part.loss.counts(weight)
+        self._part.loss.counts(self.weight.of_loss())
         self._fetched.used()
         enabled = [sync for sync in self.syncs if sync.enabled]
         taken = self._taken()

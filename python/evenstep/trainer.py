@@ -109,8 +109,8 @@ class Config:
 
 
 class Trainer:
-    """Trains `model` with `optimizer` on the loss that `train_step(model, batch)` gives: a mean over the batch's samples, or a
-    pair (loss, amount) where it is a mean over something else (tokens). It neither calls backward nor steps.
+    """Trains `model` with `optimizer` on the loss that `train_step(model, batch)` gives: a mean over the batch's samples, a
+    pair (loss, amount) where it is a mean over something else (tokens), or, with options={"reduction": "sum"}, a sum over samples. It neither calls backward nor steps.
 
     scheduler: steps after every optimizer step, or, scheduler_every="epoch", after every epoch. scaler: a
     torch.amp.GradScaler. on_step(trainer): called after every step; the script is then between two steps, and may log,
@@ -149,7 +149,8 @@ class Trainer:
                 "es.Config(micro_batch=…): the model has BatchNorm, whose statistics are those of a whole batch\n"
                 "  fix: leave micro_batch out; or use LayerNorm or GroupNorm"
             )
-        self._pieces = StepInPieces(model, self._loss_of, self._scale, config.micro_batch)
+        self._sums = config.options.get("reduction") == "sum"
+        self._pieces = StepInPieces(model, self._loss_of, self._scale, config.micro_batch, self._sums)
         self._blocks: Blocks | None = None
         self._steps: BlockSteps | None = None
         self._loaders: dict[
@@ -238,6 +239,8 @@ class Trainer:
             return
         if self._scaler is None and not math.isnan(current.loss):
             self.loss = current.loss
+        elif self._sums:
+            self.loss = current.world_size * float(reduce_mean(self.loss if self._weight > 0 else 0.0, 1.0))
         else:  # a scaled loss was told; of a step that the scaler skips, none
             mean, weighed = reduce_mean(torch.tensor([self.loss, 1.0], dtype=torch.float64), self._weight).tolist()
             self.loss = 0.0 if math.isnan(weighed) else mean  # nothing of the batch counted, as without a scaler
@@ -325,7 +328,7 @@ class Trainer:
         )
         even: Any = prepared[-1] if isinstance(prepared, tuple) else prepared
         if first and self._blocks is not None:
-            self._steps = BlockSteps(session(), self._blocks, self.model, self._loss_of, self._scale)
+            self._steps = BlockSteps(session(), self._blocks, self.model, self._loss_of, self._scale, self._sums)
         if self._blocks is None and not _has_batch_norm(self.model) and getattr(even, "shares", None) is not None:
             even.shares.let_come_in_pieces()
         self._loaders[id(loader)] = (loader, even)

@@ -171,13 +171,17 @@ class _Check:
     options: dict[str, Any]
     plays: bool
 
+    @property
+    def _sums(self) -> bool:
+        return self.options.get("reduction") == "sum"
+
     def run(self) -> Verification:
         reference = on_rank_0(self.current.group, lambda: alone(self.start, self.step, self.batches))
         if self.plays:
             assert self.loss is not None
             alone_too = not local_norms(self.start.model) or all(map(on_cpu, modules_in(self.start.model)))
             shares = shares_of(self.batches, _PLAYED, alone=alone_too)
-            ours, same = played(self.start, self.loss, self.batches, shares), True
+            ours, same = played(self.start, self.loss, self.batches, shares, self._sums), True
         else:
             ours, shares = on_ranks(self.current, self.start, self.step, self.batches, self.options)
             same = self._same(ours)
@@ -221,10 +225,10 @@ class _Check:
     def _reasons(self, ours: Outcome, reference: Outcome) -> list[str]:
         asked = [
             f"es.prepare({name}={self.options[name]!r}) does not promise it"
-            for name, plain in (("compression", (None, "none")), ("sync", (None,)), ("reduction", ("mean",)))
+            for name, plain in (("compression", (None, "none")), ("sync", (None,)), ("reduction", ("mean", "sum")))
             if name in self.options and self.options[name] not in plain
         ]
-        return asked + reasons(self.start, self.step, self.loss, self.batches, ours, reference)
+        return asked + reasons(self.start, self.step, self.loss, self.batches, ours, reference, self._sums)
 
 
 def compared(

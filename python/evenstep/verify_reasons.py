@@ -31,9 +31,9 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], names
 
 
 def reasons(
-    start: Start, step: Step, loss: Loss | None, batches: Batches, ours: Outcome, reference: Outcome
+    start: Start, step: Step, loss: Loss | None, batches: Batches, ours: Outcome, reference: Outcome, sums: bool = False
 ) -> list[str]:
-    """What was found, the surest first. Of rank 0."""
+    """What was found, the surest first. Of rank 0. sums: the loss was said to be one over samples."""
     found = []
     if ours.local_norms:
         found.append(
@@ -54,9 +54,12 @@ def reasons(
             f"hooks change gradients of parameters, on each rank those of its own samples alone: {_some(list(start.hooks))}; change "
             "p.grad between backward() and optimizer.step()"
         )
-    if loss is not None and not _is_mean(start, loss, batches, 0.03 if reference.rounded else 1e-4):
+    if loss is not None and not _is_whole(start, loss, batches, 0.03 if reference.rounded else 1e-4, sums):
         found.append(
-            "the loss of a batch is not the mean of its parts' losses, weighted by samples: a mean over tokens (call "
+            "the loss of a batch is not the sum of its parts' losses, as reduction='sum' has it: a mean, one divided by a batch's "
+            "size, with a term that is over no samples, or between the samples of a batch"
+            if sums
+            else "the loss of a batch is not the mean of its parts' losses, weighted by samples: a mean over tokens (call "
             "es.set_weight(their number) in it), a sum, or a loss between the samples of a batch, which each rank then has of its "
             "own samples alone"
         )
@@ -105,8 +108,8 @@ def droppers(model: Any) -> list[str]:
     return found
 
 
-def _is_mean(start: Start, loss: Loss, batches: Batches, tolerance: float) -> bool:
-    """Whether one loss is the weighted mean of its parts', everything else in eval mode."""
+def _is_whole(start: Start, loss: Loss, batches: Batches, tolerance: float, sums: bool) -> bool:
+    """Whether one loss is the weighted mean of its parts', or their sum, everything else in eval mode."""
     model, _ = start.again()
     for module in modules_in(model):
         module.eval()
@@ -124,6 +127,7 @@ def _is_mean(start: Start, loss: Loss, batches: Batches, tolerance: float) -> bo
             parts = [value(0, cut), value(cut, size - cut)]
             weights = math.fsum(weight for _, weight in parts)
             mean = math.fsum(number * weight for number, weight in parts if weight) / (weights or 1.0)
+            mean = math.fsum(number for number, weight in parts if weight) if sums else mean
             if not abs(mean - whole) <= tolerance * max(abs(whole), abs(mean), 1e-30):
                 return False
     return True

@@ -254,16 +254,19 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 Loss = Callable[[Any, Any], torch.Tensor]
+_PLAYED = "model"
 
 
-def played(start: Start, loss: Loss, batches: Batches, shares: list[list[int]]) -> Outcome:
-    """As `on_ranks`, in one process: the same sums, formed by torch."""
+def played(start: Start, loss: Loss, batches: Batches, shares: list[list[int]], sums: bool) -> Outcome:
+    """As `on_ranks`, in one process: the same sums, formed by torch. sums: the loss is one over samples."""
     ranks = len(shares[0])
     places = [Session(dataclasses.replace(Environment(), rank=rank, world_size=ranks)) for rank in range(ranks)]
+    for place in places if sums else ():
+        place.steps.weight.sums.add(_PLAYED)
     copies = [start.again() for _ in places]
     for module in (module for model, _ in copies for module in modules_in(model)):
         if on_cpu(module):
-            synchronise("model", module)
+            synchronise(_PLAYED, module)
     least = 2 if local_norms(copies[0][0]) else 1
 
     def train(rank: int) -> Outcome:
@@ -289,7 +292,7 @@ def on_cpu(module: nn.Module) -> bool:
 
 
 def _exchange(session: Session, model: Any) -> None:
-    part = session.steps.weight.now()
+    part = session.steps.weight.of_model(_PLAYED)
     group: Group = session.group
     for p in (p for module in modules_in(model) for p in module.parameters()):
         used = torch.tensor([float(p.grad is not None)])

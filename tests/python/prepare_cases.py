@@ -77,6 +77,10 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 3))
 
 
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 20, bias=False), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 3))
+
+
 class Branches(nn.Module):
     """Which branch is used depends on the data; `never` is not used at all."""
 
@@ -177,6 +181,15 @@ def spread(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return model(x).square().mean() - model(x).mean()
 
 
+def squares(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A sum over samples."""
+    return 0.1 * functional.mse_loss(model(x), y, reduction="sum")
+
+
+def spreads(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return 0.01 * (model(x).square().sum() - model(x).sum())
+
+
 def sparse_adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SparseAdam(model.parameters(), lr=0.01)
 
@@ -240,6 +253,17 @@ CASES: dict[str, Case] = {
     "sparse_tied_and_unannounced": Case(Lookup, ids, spread, plain_sgd),
     "weights_by_tokens": Case(mlp, vectors, square, by_tokens=True),
     "dummy_sample_of_nan": Case(mlp, vectors, square, poison=True),
+    "sum": Case(mlp, vectors, squares, reduction="sum"),
+    "sum_keeps_gradients": Case(mlp, vectors, squares, reduction="sum", set_to_none=False),
+    "sum_accumulation": Case(mlp, vectors, squares, batch=4, reduction="sum", accumulate=3),
+    "sum_no_sync": Case(mlp, vectors, squares, batch=4, reduction="sum", accumulate=3, no_sync=True),
+    "sum_no_sync_after_a_sum": Case(
+        mlp, vectors, squares, batch=4, reduction="sum", accumulate=3, no_sync=True, unsynced=[1]
+    ),
+    "sum_branches_accumulated": Case(Branches, vectors, squares, batch=4, reduction="sum", accumulate=2),
+    "sum_sparse_accumulated": Case(Bags, ids, spreads, plain_sgd, batch=4, reduction="sum", accumulate=2),
+    "sum_batch_norm": Case(normed, vectors, squares, reduction="sum"),
+    "sum_torch_engine": Case(mlp, vectors, squares, reduction="sum", accumulate=2, engine="torch"),
 }
 
 
@@ -278,7 +302,8 @@ def train(case: Case, dtype: torch.dtype, es: Any, ranks: int, seed: int) -> tup
     if es is not None:
         objects = [model, optimizer, loader] + ([scheduler] if scheduler is not None else [])
         shares = share_schedule(ranks, seed)
-        model, optimizer, loader, *_ = es.prepare(*objects, shares=shares, engine=options.get("engine", ENGINE))
+        chosen = {"engine": options.get("engine", ENGINE), "reduction": options.get("reduction", "mean")}
+        model, optimizer, loader, *_ = es.prepare(*objects, shares=shares, **chosen)
     accumulate = options.get("accumulate", 1)
     for _ in range(options.get("epochs", 1)):
         for number, (x, y) in enumerate(loader):
@@ -309,7 +334,9 @@ def train(case: Case, dtype: torch.dtype, es: Any, ranks: int, seed: int) -> tup
 
 
 def main() -> None:
-    names = list(CASES) if sys.argv[1] == "all" else sys.argv[1].split(",")
+    sums = [name for name, case in CASES.items() if "reduction" in case.options]
+    groups = {"all": [name for name in CASES if name not in sums], "sums": sums}
+    names = groups.get(sys.argv[1]) or sys.argv[1].split(",")
     dtype = getattr(torch, sys.argv[2])
     import evenstep as es
 

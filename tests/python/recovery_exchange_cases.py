@@ -7,7 +7,8 @@ from generation_cases import HEAD
 from recovery_form_cases import _START
 from recovery_loop_cases import WAITING
 
-# Gradients that are encoded, of low rank, or added up by Adasum, "lateN" also N steps later; "none": as they are, of unequal shares.
+# Gradients that are encoded, of low rank, or added up by Adasum, "lateN" also N steps later; "none": as they are, of unequal shares;
+# "sum": the same of losses that are sums over samples.
 # argv[4]: of how many rounds whose samples they are, and who gives to them: "0.1.2*5,0.1.2>1.2*1,1.2*12".
 EXCHANGED = (
     _START.replace("torch.float64", "torch.float32")
@@ -19,9 +20,10 @@ from evenstep.shares import equal_shares
 PowerSGDEngine.PLAIN_STEPS = 4
 when, _, kind = form.rpartition(" ")
 late = int(when[4:] or 1) if when else 0
-how = {"reduction": "adasum"} if kind == "adasum" else {"compression": kind}
+how = {"reduction": kind} if kind in ("adasum", "sum") else {"compression": kind}
 SPLIT = [5, 4, 2, 1]
-how |= {"shares": lambda number, batch: SPLIT} if kind == "none" else {"policy": "equal"}
+unequal, each = kind in ("none", "sum"), 0.05  # of a sum, what a sample counts
+how |= {"shares": lambda number, batch: SPLIT} if unequal else {"policy": "equal"}
 rows = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 16))
 loader = torch.utils.data.DataLoader(rows, batch_size=BATCH)
 
@@ -37,7 +39,7 @@ for epoch in es.epochs(EPOCHS):
     for batch in loader:
         wait_for_somebody()
         optimizer.zero_grad()
-        loss = loss_of(model, batch)
+        loss = loss_of(model, batch) * (each * len(batch[0]) if kind == "sum" else 1)
         here("forward")
         loss.backward()
         here("backward")
@@ -117,19 +119,19 @@ def rounds():
 
 
 plain, its_optimizer = make()
-ways = {"none": Plain, "adasum": Adaptive, "powersgd": LowRank}
+ways = {"none": Plain, "sum": Plain, "adasum": Adaptive, "powersgd": LowRank}
 adds = ways.get(kind.partition(":")[0], Encoded)()
 due = []
 for number, (sliced, gave) in enumerate(rounds()):
     batch = rows[number * BATCH % 72 : number * BATCH % 72 + BATCH]
     given, at = {}, 0
-    parts = dict(zip(sliced, SPLIT if kind == "none" and len(sliced) == 4 else equal_shares(BATCH, len(sliced))))
+    parts = dict(zip(sliced, SPLIT if unequal and len(sliced) == 4 else equal_shares(BATCH, len(sliced))))
     whole = sum(parts.get(one, 0) for one in gave)
     for one, count in parts.items():
         plain.zero_grad()
         loss_of(plain, [values[at : at + count] for values in batch]).backward()
         at += count
-        given[one] = plain.weight.grad * (count / whole)
+        given[one] = plain.weight.grad * (each * count if kind == "sum" else count / whole)
     due.append(adds.total({one: given.get(one, torch.zeros(16, 6)) for one in gave}))
     if len(due) > late:
         plain.weight.grad = due.pop(0)

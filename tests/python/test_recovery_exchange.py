@@ -36,6 +36,8 @@ Script = Callable[[str], str]
         pytest.param(SHRINK, "late2 none", "0@commit:1", "", "0.1.2.3>1.2.3*1,1.2.3*17", marks=pytest.mark.more),
         pytest.param(REPLACE, "late2 none", "3@forward:5", "5", "0.1.2.3*3,0.1.2.3>0.1.2*2,0.1.2*1,0.1.2.4*12",
                      marks=pytest.mark.more),
+        (SHRINK, "sum", "0@backward:6", "", "0.1.2.3*6,1.2.3*12"),
+        pytest.param(SHRINK, "late2 sum", "1@vote:6", "", "0.1.2.3*4,0.1.2.3>0.2.3*2,0.2.3*12", marks=pytest.mark.more),
     ],
 )  # fmt: skip
 def test_gradients_that_go_other_ways(
@@ -50,7 +52,7 @@ def test_gradients_that_go_other_ways(
     assert len(set(re.findall(r"bits (\S+)", text))) == 1, text
     compression, first = form.rpartition(" ")[2], deaths[0]
     assert (f"the gradients of rank {first} that were late are lost" in text) is form.startswith("late"), text
-    if compression not in ("adasum", "none"):
+    if compression not in ("adasum", "none", "sum"):
         said = f"what {compression} left out of the gradients of rank {first} is lost"
         assert (said in text) is (compression != "powersgd:1" or int(deaths.partition(":")[2].partition(",")[0]) > 4), (
             text

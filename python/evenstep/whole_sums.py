@@ -1,0 +1,64 @@
+"""Gradients that are sums of all ranks' already, where losses are sums over samples: ranks' gradients are added up as they are, so of
+what all have alike each must bring its part alone, or a second backward would count it once a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+
+class WholeSums:
+    """Of one model. part(): this rank's of the batch; those of all ranks sum to 1."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], part: Callable[[], float]) -> None:
+        self._parameters, self._part = parameters, part
+        self.on = False  # else nothing of this is done
+        self._waiting: set[int] = set()  # whose p.grad is whole
+        self._versions: dict[int, tuple[int, int]] = {}  # that they had when they came
+        self._hooks: list[Any] = []
+
+    def begin(self, counts: bool) -> None:
+        """Before a backward. counts: what is there takes part in its round, and no pass under no_sync came since the last."""
+        if not self.on:
+            return
+        self._waiting = {i for i, p in enumerate(self._parameters) if p.grad is not None} if counts else set()
+        if self._waiting and not self._hooks:  # only in scripts that accumulate
+            for index, parameter in enumerate(self._parameters):
+                self._hooks.append(parameter.register_hook(partial(self._divide, index)))
+
+    @torch.no_grad()
+    def _divide(self, index: int, _: Any = None) -> None:
+        """Before autograd adds to it."""
+        if index in self._waiting:
+            self._waiting.discard(index)
+            gradient = self._parameters[index].grad
+            if gradient is not None:
+                gradient.mul_(self._part())
+
+    def end(self) -> None:
+        """Backward has ended: those that it did not reach take part all the same."""
+        for index in list(self._waiting):
+            self._divide(index)
+
+    def take_own(self) -> None:
+        """No backward comes: whatever has been set or changed since the last round is this rank's."""
+        self._waiting = {i for i in self._waiting if self._versions.get(i) == _version(self._parameters[i])}
+
+    def remember(self) -> None:
+        """A round is over."""
+        if not self.on:
+            return
+        self._waiting.clear()
+        self._versions = {i: _version(p) for i, p in enumerate(self._parameters) if p.grad is not None}
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+def _version(parameter: torch.Tensor) -> tuple[int, int]:
+    return id(parameter.grad), 0 if parameter.grad is None else parameter.grad._version
