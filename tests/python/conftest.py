@@ -53,36 +53,61 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out the further variants of long tests, and says how many ("N deselected"). EVENSTEP_TEST_PART=I/N: the I-th of N
-    pytests that share the files begins with the I-th part of them, and goes round."""
+    """Leaves out the further variants of long tests, and says how many ("N deselected")."""
     if os.environ.get("EVENSTEP_TEST_MORE") != "1":
         left_out = [item for item in items if item.get_closest_marker("more")]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker("more")]
-    part, parts = map(int, os.environ.get("EVENSTEP_TEST_PART", "0/1").split("/"))
-    files = [list(group) for _, group in itertools.groupby(items, lambda item: item.path)]
-    first = len(files) * part // parts  # of the files, not of the tests in them
-    items[:] = [item for file in files[first:] + files[:first] for item in file]
 
 
-_ours: dict[pathlib.Path, bool] = {}
+class _Unread(pytest.File):
+    """A file of tests that several pytests share: who claims it reads it, and nobody else."""
+
+    def collect(self) -> list[pytest.Item]:  # of the files that were asked for; pytest makes one of each in the folder
+        if self not in _unread:
+            _unread.append(self)
+        return []
+
+
+_unread: list[_Unread] = []
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Beside other pytests (scripts/python_tests.sh): who comes first to a file of tests runs it. EVENSTEP_TEST_CLAIMS is a
-    folder for all to mark in, empty before."""
+def pytest_pycollect_makemodule(module_path: pathlib.Path, parent: pytest.Collector) -> _Unread | None:
+    return _Unread.from_parent(parent, path=module_path) if "EVENSTEP_TEST_CLAIMS" in os.environ else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """Beside other pytests (scripts/python_tests.sh): who comes first to a file of tests reads and runs it.
+    EVENSTEP_TEST_CLAIMS is a folder for all to mark in, empty before; `ran`: there was a test. EVENSTEP_TEST_PART=I/N: the I-th of N begins with the
+    I-th part of the files, and goes round."""
     claims = os.environ.get("EVENSTEP_TEST_CLAIMS")
     if claims is None:
         return None
-    if item.path not in _ours:
+    session.testscollected = len(_unread)  # not "no tests": others may be quicker to all of them
+    part, parts = map(int, os.environ.get("EVENSTEP_TEST_PART", "0/1").split("/"))
+    first = len(_unread) * part // parts
+    files = _unread[first:] + _unread[:first]
+    for file, next_file in itertools.zip_longest(files, files[1:]):
         try:
-            (pathlib.Path(claims) / item.path.name).touch(exist_ok=False)
-            _ours[item.path] = True
+            (pathlib.Path(claims) / file.path.name).touch(exist_ok=False)
         except FileExistsError:
-            _ours[item.path] = False
-    return None if _ours[item.path] else True
+            continue
+        items = list(session.genitems(pytest.Module.from_parent(file.parent, path=file.path)))
+        session.config.hook.pytest_collection_modifyitems(session=session, config=session.config, items=items)
+        session.testscollected += len(items) - 1
+        if items:
+            (pathlib.Path(claims) / "ran").touch()
+        # The next file, read by this pytest or not, has what is kept for the session among its parents.
+        for item, next_item in itertools.zip_longest(items, items[1:], fillvalue=next_file):
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=next_item)
+            if session.shouldfail:
+                raise session.Failed(session.shouldfail)
+            if session.shouldstop:
+                raise session.Interrupted(session.shouldstop)
+    return True
 
 
 def pytest_report_header() -> list[str]:

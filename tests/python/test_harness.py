@@ -1,6 +1,7 @@
 """The tests' own tools: a job of several ranks sees its environment, and a late or failing one fails the test."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -119,7 +120,10 @@ for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop):
     model(torch.ones(4, 3)).square().mean().backward()
     optimizer.step()
     optimizer.load_state_dict(optimizer.state_dict())
-print("torch._dynamo" in sys.modules, *(p.detach().numpy().tobytes().hex() for p in model.parameters()))
+print("torch._dynamo" in sys.modules)
+print("torch.distributions.normal" in sys.modules, "torch.masked._ops" in sys.modules)
+print(*(p.detach().numpy().tobytes().hex() for p in model.parameters()))
+print(torch.distributions.Normal(0.0, 1.0).sample().item(), torch.masked.sum(torch.ones(3), mask=torch.ones(3) > 0).item())
 """
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     quick = str(pathlib.Path(__file__).with_name("quick_start"))
@@ -130,8 +134,8 @@ print("torch._dynamo" in sys.modules, *(p.detach().numpy().tobytes().hex() for p
         said.append(
             subprocess.run(words, env=environment, capture_output=True, text=True, timeout=150, check=True).stdout
         )
-    assert [words.split()[0] for words in said] == ["False", "True"]
-    assert said[0].split()[1:] == said[1].split()[1:]
+    assert [words.split()[:3] for words in said] == [["False"] * 3, ["True"] * 3]
+    assert said[0].split()[3:] == said[1].split()[3:]
 
 
 def test_a_quick_start_has_the_compiler_whatever_is_imported_first():
@@ -154,3 +158,41 @@ print(twice(torch.ones(1)).item())
     words = [sys.executable, "-c", "import sys" + source]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "2.0\n", done.stderr
+
+
+def test_who_shares_files_of_tests_reads_its_own_alone(tmp_path):
+    """One of several pytests: what another has claimed is not read, fixtures of the session last, and what cannot be read fails."""
+    import pathlib
+    import subprocess
+    import sys
+
+    here = pathlib.Path(__file__).parent
+    shared = here.joinpath("conftest.py").read_text()
+    once = "\n\n@pytest.fixture(scope='session')\ndef once():\n    print('made', flush=True)\n    yield\n    print('over', flush=True)\n"
+    (tmp_path / "conftest.py").write_text(shared + once)
+    (tmp_path / "run_jobs.py").write_text(here.joinpath("run_jobs.py").read_text())
+    (tmp_path / "test_another.py").write_text("print('read another')\n")
+    (tmp_path / "test_broken.py").write_text("import no_such_module\n")
+    more = "import pytest\n@pytest.mark.more\ndef test_more(): assert 0\n"
+    (tmp_path / "test_first.py").write_text(
+        more + "def test_1(once): print('1 ran')\ndef test_2(once): print('2 ran')\n"
+    )
+    (tmp_path / "test_last.py").write_text("def test_3(once): print('3 ran')\n")
+    claims = tmp_path / "claims"
+    claims.mkdir()
+    (claims / "test_another.py").touch()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("EVENSTEP_TEST")}
+    environment.update(EVENSTEP_TEST_CLAIMS=str(claims), EVENSTEP_TEST_PART="1/2")
+    words = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "."]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search("^3 passed, 1 deselected, 1 error in ", done.stdout, re.MULTILINE), done.stdout
+    assert "No module named 'no_such_module'" in done.stdout
+    said = re.findall(r"made|over|\d ran|read another", done.stdout)
+    assert said == ["made", "1 ran", "2 ran", "3 ran", "over"]  # its part first: a broken file is the last
+    assert sorted(path.stem for path in claims.iterdir()) == [
+        "ran",
+        *(f"test_{name}" for name in ("another", "broken", "first", "last")),
+    ]

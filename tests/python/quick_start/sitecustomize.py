@@ -19,13 +19,15 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 # What torch imports at its start and a training on CPUs does not use: quantisation, operations on tensors without
-# values, words of documentation.
+# values, distributions, masked tensors, words of documentation.
 LATER = (
     "torch._meta_registrations",
     "torch._tensor_docs",
     "torch._torch_docs",
     "torch.distributed._meta_registrations",
+    "torch.distributions",
     "torch.export",
+    "torch.masked",
     "torch.nn.intrinsic",
     "torch.nn.qat",
     "torch.nn.quantizable",
