@@ -141,7 +141,7 @@ def test_torch_reads_the_dcp_folder(saved: pathlib.Path, tmp_path: pathlib.Path)
     convert(saved, tmp_path / "folder", "dcp")
     model = training(0)[0]
     state = {"model": model.state_dict()}
-    dcp.load(state, checkpoint_id=tmp_path / "folder", no_dist=True)
+    dcp.load(state, checkpoint_id=tmp_path / "folder")
     same_tensors(state["model"], training()[0].state_dict())
 
 
@@ -149,7 +149,7 @@ def test_dcp_folders_that_torch_wrote_in_parts(tmp_path: pathlib.Path) -> None:
     """As several ranks write: a tensor in chunks, in a file each. The metadata is put together from two folders."""
     whole = torch.arange(12.0).reshape(4, 3)
     for i in range(2):
-        dcp.save({"w": whole[2 * i : 2 * i + 2].clone()}, checkpoint_id=tmp_path / f"{i}", no_dist=True)
+        dcp.save({"w": whole[2 * i : 2 * i + 2].clone()}, checkpoint_id=tmp_path / f"{i}")
     records = [pickle.loads((tmp_path / f"{i}" / ".metadata").read_bytes()) for i in range(2)]
     (tmp_path / "1" / "__0_0.distcp").rename(tmp_path / "0" / "__1_0.distcp")
     from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -361,7 +361,7 @@ def test_code_in_a_file_is_refused_and_not_run(program: pathlib.Path, tmp_path: 
     torch.save({"w": torch.ones(2), "x": evil}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     (tmp_path / "bare.pt").write_bytes(pickle.dumps(evil, 2))
     torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
-    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "dcp")
     (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(evil))
     for name, what in (
         ("zip.pt", "mkdir"),
