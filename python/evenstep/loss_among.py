@@ -17,14 +17,16 @@ class Among:
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], tuple[int, int]] = {}  # by views and offset: classes and samples
 
-    def look(self, shape: tuple[int, ...], samples: int) -> str:
-        """shape: of what a cross-entropy of a backward over so many samples is given."""
+    def look(self, shape: tuple[int, ...], samples: int, total: int) -> str:
+        """shape: of what a cross-entropy of a backward over so many of the batch's `total` samples is given."""
         if len(shape) != 2:
             return ""
         classes = shape[1]
         for views in (1, 2):
             offset = classes - views * samples
             if offset not in _OFFSETS or shape[0] not in (samples, views * samples):
+                continue
+            if views * samples in (total, 2 * total):  # they may be the whole batch's, gathered: half of it in two views looks alike
                 continue
             before = self._seen.setdefault((views, offset), (classes, samples))
             if before[1] != samples:

@@ -107,7 +107,7 @@ class LossForm:
         if how == 2 or (how is None and kind == "Sum"):
             return self._at_sum(node, kind, place, plan).format(name, plan.samples, place.divisor)
         if how == 1 and "NllLoss" in kind:
-            if among := self._among.look(_given(node)[1], plan.samples):
+            if among := self._among.look(_given(node)[1], plan.samples, plan.total):
                 return among
             targets = _targets(node)
             over = _value(node, "total_weight")[0]  # without ignore_index's; of classes' weights their sum

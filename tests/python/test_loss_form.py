@@ -390,3 +390,20 @@ def test_samples_against_one_another_are_told_once_shares_were_of_two_sizes(view
 )
 def test_classes_of_the_data_are_no_samples(samples: tuple[int, ...]) -> None:
     assert told(lambda x: F.cross_entropy(x, torch.arange(len(x)) % 5), samples=samples) == ""
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_those_of_the_whole_batch_are_gathered(own: bool) -> None:
+    """Half of it each, on two ranks: as many classes as two views of a rank's samples have."""
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        everything = torch.cat([x, torch.randn_like(x)])
+        scores = (x if own else everything) @ everything.T
+        return F.cross_entropy(scores, torch.arange(len(scores))) * 2
+
+    form = LossForm()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for count in (8, 5):
+            x = torch.randn(count, 3) @ torch.randn(3, 5, requires_grad=True)
+            form.look(loss(x), SimpleNamespace(samples=count, total=2 * count))  # type: ignore[arg-type]
