@@ -271,6 +271,7 @@ class GradientSync:
             self.wholes.end()
             self._pending = self._current_weight()
             self._fired_before |= self._fired
+        self.wholes.leave()
         self._fired.clear()
         self._refired = False
 
@@ -335,6 +336,7 @@ class GradientSync:
         """A backward failed before anything was handed over, or counts nothing: what was there before it stays."""
         if self._stash is not None:
             self._unstash()
+        self.wholes.leave()
         self._fired.clear()
         self._refired = False
 

@@ -3,6 +3,7 @@ what all have alike each must bring its part alone, or a second backward would c
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ class WholeSums:
         self._parameters, self._part = parameters, part
         self.on = False  # else nothing of this is done
         self._waiting: set[int] = set()  # whose p.grad is whole
-        self._versions: dict[int, tuple[int, int]] = {}  # that they had when they came
+        self._came: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # and its version then
         self._hooks: list[Any] = []
 
     def begin(self, counts: bool) -> None:
@@ -43,16 +44,25 @@ class WholeSums:
         for index in list(self._waiting):
             self._divide(index)
 
+    def leave(self) -> None:
+        """The pass has ended and made nothing for this model: what is whole stays, also where torch.autograd.grad calls the hooks."""
+        self._waiting.clear()
+
     def take_own(self) -> None:
         """No backward comes: whatever has been set or changed since the last round is this rank's."""
-        self._waiting = {i for i in self._waiting if self._versions.get(i) == _version(self._parameters[i])}
+        self._waiting = {i for i in self._waiting if self._is_as_it_came(i)}
+
+    def _is_as_it_came(self, index: int) -> bool:
+        gradient, (came, version) = self._parameters[index].grad, self._came.get(index, (_nothing, 0))
+        return gradient is not None and gradient._version == version and came() is gradient
 
     def remember(self) -> None:
         """A round is over."""
         if not self.on:
             return
         self._waiting.clear()
-        self._versions = {i: _version(p) for i, p in enumerate(self._parameters) if p.grad is not None}
+        grads = ((i, p.grad) for i, p in enumerate(self._parameters))
+        self._came = {i: (weakref.ref(grad), grad._version) for i, grad in grads if grad is not None}
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -60,5 +70,5 @@ class WholeSums:
         self._hooks.clear()
 
 
-def _version(parameter: torch.Tensor) -> tuple[int, int]:
-    return id(parameter.grad), 0 if parameter.grad is None else parameter.grad._version
+def _nothing() -> None:
+    return None

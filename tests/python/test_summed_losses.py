@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import evenstep as es
+from evenstep.whole_sums import WholeSums
 
 CASES = pathlib.Path(__file__).parent / "prepare_cases.py"
 HEAD = """
-import json, sys
+import contextlib, json, sys
 import torch
 from torch import nn
 from torch.nn import functional
@@ -107,6 +108,31 @@ def train(prepares):
 compare(train(True), train(False))
 """
 
+UNREACHED = """
+# A pass that reaches one model leaves the other's whole gradients as they are, also where torch.autograd.grad follows.
+def train(prepares):
+    models = make(), make()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.02) for model in models]
+    loader = DataLoader(data, batch_size=8)
+    if prepares:
+        *_, loader = es.prepare(*models, *optimizers, loader, shares=shares, reduction="sum")
+    for number, batch in enumerate(loader):
+        if number % 2:
+            for model in models:
+                squares(model, batch).backward()
+        else:
+            with es.no_sync() if prepares and number % 4 else contextlib.nullcontext():
+                squares(models[0], batch).backward()
+            torch.autograd.grad(squares(models[1], batch), list(models[1].parameters()))
+        if number % 4 == 3:
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    return vector(*models)
+
+compare(train(True), train(False))
+"""
+
 LOSS = """
 def train(model, optimizer, loader, loss_of):
     told = []
@@ -164,10 +190,27 @@ compare(train(True), train(False))
 
 
 @pytest.mark.parametrize(
-    "code", [TWO, BY_HAND, LOSS, COUNTED, SHARDED], ids=["two", "hand", "loss", "counted", "sharded"]
+    "code",
+    [TWO, BY_HAND, UNREACHED, LOSS, COUNTED, SHARDED],
+    ids=["two", "hand", "unreached", "loss", "counted", "sharded"],
 )
 def test_as_one_device(run_ranks: Callable[..., list[Any]], code: str) -> None:
     assert_exact(run_ranks(HEAD + code, ranks=3))
+
+
+def test_a_new_gradient_is_no_whole_one_whose_memory_it_has() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    wholes = WholeSums([parameter], lambda: 0.5)
+    wholes.on = True
+    for _ in range(100):
+        parameter.grad = torch.ones(2)
+        wholes.remember()
+        parameter.grad = None
+        parameter.grad = torch.ones(2)
+        wholes.begin(True)
+        wholes.take_own()
+        wholes.end()
+        assert parameter.grad.tolist() == [1.0, 1.0]
 
 
 def test_engines_accumulation_and_batch_norm(run_ranks: Callable[..., list[Any]]) -> None:
