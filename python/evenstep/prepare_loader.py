@@ -58,9 +58,9 @@ def prepare_loader(
     seed = environment.seed
     if seed is None:
         seed = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
-    seed = int(broadcast_bytes(current.group, str(seed).encode())) & _SEEDS
     if train:
         seed = _another_order(current, loader, seed)
+    seed = int(broadcast_bytes(current.group, str(seed & _SEEDS).encode()))
     check_same_loader(current.group, loader, options.seed_samples)
     share_caches(current, loader.dataset)
     number = (1 + len(current.loaders) if train else 0) if options.seed_samples else None
@@ -165,8 +165,12 @@ def prepare_loader(
 def _another_order(current: Session, loader: DataLoader[Any], seed: int) -> int:
     """The seed of a loader that draws on from a generator which loaders before it have drawn from, as one made anew in each epoch
     does: torch's would give it another order, too. A generator of its own, seeded as another, gives the same."""
-    before = sum(one.train and one.loader.generator is loader.generator for one in current.loaders.values())
-    return (seed + before * _GOLDEN) & _SEEDS
+    known = [one.loader.generator for one in current.loaders.values() if one.train]
+    seed += sum(one is loader.generator for one in known) * _GOLDEN
+    if current.environment.seed is not None and loader.generator is not None:  # it stands for all generators' seeds
+        seeds = dict.fromkeys(one.initial_seed() for one in known if one is not None)
+        seed += [*seeds, loader.generator.initial_seed()].index(loader.generator.initial_seed()) * _GOLDEN**2
+    return seed
 
 
 def _say_crowded(current: Session, words: str, fix: str) -> None:

@@ -81,3 +81,19 @@ def test_a_loader_made_anew_has_an_order_of_its_own(run_ranks: Callable[..., lis
 def test_samples_against_one_another_as_documented(run_ranks: Callable[..., list[Any]]) -> None:
     runs = run_ranks(AMONG)
     assert all("UserWarning" not in run.stderr for run in runs), [run.stderr for run in runs]
+
+
+SEEDED = (
+    REBUILT.partition("common =")[0]
+    + """
+orders = [order(generator=torch.Generator().manual_seed(seed)) for seed in (0, 1, 2, 1)]
+assert len(set(orders)) == 3 and orders[1] == orders[3]
+pair = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
+orders = [order(generator=one) for one in (*pair, *pair)]
+assert len(set(orders)) == 4
+"""
+)
+
+
+def test_generators_seeded_otherwise_give_other_orders_under_one_seed(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(SEEDED, env={"EVENSTEP_SEED": "5"})
