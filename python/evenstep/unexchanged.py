@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 ALONE = (
     "the parameters of a prepared model were changed in a loop over the prepared loader, but no backward() was made, and the ranks "
-    "have exchanged nothing: each has trained on its own share alone, and their models are others\n  fix: call loss.backward() and "
-    "optimizer.step(); or, with gradients of torch.func or torch.autograd.grad, p.grad = gradient for each parameter, then "
-    "es.exchange_gradients() before the update, and update by p.grad"
+    "have exchanged nothing: where the changes came of its samples (not of a file), each has trained on its own share alone, and their "
+    "models are others\n  fix: call loss.backward() and optimizer.step(); or, with gradients of torch.func or torch.autograd.grad, p.grad = gradient for each "
+    "parameter, then es.exchange_gradients() before the update, and update by p.grad"
 )
 
 
