@@ -48,6 +48,7 @@ struct even_hangs {
   uint64_t least_ns;
   uint64_t last_ns; /* of the tick before */
   bool spoke;       /* a rank said what it is at: only then it is known that the script uses evenstep */
+  size_t opening;   /* ranks that waited in torch's init_process_group */
   int shown;        /* ranks whose stacks were, in this attempt */
   bool restart;
 };
@@ -127,6 +128,7 @@ void even_hangs_begin(even_hangs *hangs) {
   }
   hangs->last_ns = even_clock_ns();
   hangs->shown = 0;
+  hangs->opening = 0;
   for (size_t i = 0; i < hangs->count; i++) {
     even_hangs_begin_rank(hangs, i);
   }
@@ -387,6 +389,40 @@ static void let_be(even_hangs *hangs, uint64_t now_ns) {
   }
 }
 
+/* Another one has come: who waited for it, as for a download, begins only now with what is its own. */
+static bool note_arrivals(even_hangs *hangs, const even_job *job) {
+  bool came = job->openings.waiting > hangs->opening;
+  for (size_t i = 0; came && i < hangs->count; i++) {
+    hangs->ranks[i].work_at_ns = 0;
+  }
+  hangs->opening = job->openings.waiting;
+  return came;
+}
+
+/* Whether it is still about what comes before ranks meet. */
+static bool is_on_its_way(const even_hangs *hangs, const even_job *job, size_t rank) {
+  return hangs->facts[rank].alive && !job->ranks[rank].elsewhere && !hangs->ranks[rank].silence.spoke &&
+         !even_job_opens(job, rank) && may_decide(hangs, job, rank);
+}
+
+/* One that does nothing may wait for another that has not come either: where one downloads, or prepares, for all of its
+ * host. It is looked at again like one that was at work. Whether any is late all the same. */
+static bool spare_who_waits_for_one_on_its_way(even_hangs *hangs, const even_job *job) {
+  bool at_work = false;
+  bool any_late = false;
+  for (size_t i = 0; i < hangs->count; i++) {
+    at_work = at_work || (!hangs->facts[i].late && is_on_its_way(hangs, job, i));
+  }
+  for (size_t i = 0; i < hangs->count; i++) {
+    if (at_work && hangs->facts[i].late && !hangs->ranks[i].told && is_on_its_way(hangs, job, i)) {
+      hangs->facts[i].late = false;
+      hangs->ranks[i].work_at_ns = 0;
+    }
+    any_late = any_late || hangs->facts[i].late;
+  }
+  return any_late;
+}
+
 static size_t decide(even_hangs *hangs, even_job *job, uint64_t now_ns) {
   bool any_late = false;
   for (size_t i = 0; i < hangs->count; i++) {
@@ -405,6 +441,9 @@ static size_t decide(even_hangs *hangs, even_job *job, uint64_t now_ns) {
     return 0;
   }
   even_job_openings_look(job);
+  if (note_arrivals(hangs, job) || !spare_who_waits_for_one_on_its_way(hangs, job)) {
+    return 0;
+  }
   for (size_t i = 0; i < hangs->count; i++) {
     even_silence_rank *fact = &hangs->facts[i];
     if (job->ranks[i].elsewhere) {
@@ -452,6 +491,7 @@ void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end) {
   look(hangs, job, now_ns);
   if (!hangs->spoke) {
     even_job_openings_look(job);
+    (void)note_arrivals(hangs, job);
   }
   if (!hangs->spoke && job->openings.time == 0) {
     let_be(hangs, now_ns);
