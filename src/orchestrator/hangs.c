@@ -340,7 +340,9 @@ static bool arrives(const even_job *job, size_t rank) {
 /* Time that did not pass for a rank: nothing could run, or it stands between two steps, until all do. */
 static void pass_over(rank_watch *watch, uint64_t ns, uint64_t now_ns) {
   uint64_t silent_ns = now_ns - watch->silence.quiet_ns;
-  even_silence_shift(&watch->silence, ns < silent_ns ? ns : silent_ns);
+  ns = ns < silent_ns ? ns : silent_ns;
+  even_silence_shift(&watch->silence, ns);
+  watch->work_at_ns += watch->work_at_ns == 0 ? 0 : ns;
 }
 
 /* It has come to torch's init_process_group, or out of it. */

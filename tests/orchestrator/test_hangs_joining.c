@@ -345,6 +345,22 @@ static void who_reads_is_slow_and_does_not_hang(void **state) {
   end_reader(&it);
 }
 
+/* An hour in which the agent could not run, and the rank as little, is none in which the rank did nothing. */
+static void time_that_passed_for_nobody_makes_no_one_idle(void **state) {
+  reader it;
+  (void)state;
+  start_reader(&it);
+  own.ranks[1].pid = it.pid;
+  tell_of_opening(0, EVEN_EVENT_OPENING);
+  tell_of_opening(2, EVEN_EVENT_OPENING);
+  if (read_for(&it, 16)) {
+    ahead_ns += UINT64_C(3600) * 1000000000u;
+    (void)read_for(&it, TURNS);
+    assert_false(was_said("hangs"));
+  }
+  end_reader(&it);
+}
+
 /* Where it is to be ended, the attempt ends: nobody can go on without it before es.prepare. */
 static void who_never_comes_to_init_process_group_is_ended(void **state) {
   (void)state;
@@ -368,6 +384,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_spare_that_waits_does_not_hang, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_never_comes_to_init_process_group_is_told, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_reads_is_slow_and_does_not_hang, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(time_that_passed_for_nobody_makes_no_one_idle, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_never_comes_to_init_process_group_is_ended, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
