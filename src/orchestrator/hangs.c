@@ -150,8 +150,12 @@ static double silent_seconds(const rank_watch *watch, uint64_t now_ns) {
   return (double)(now_ns - watch->silence.quiet_ns) * 1e-9;
 }
 
+/* Less than before: a process of its has ended that nobody waited for, and what that did went with it. */
 static bool was_at_work(const rank_watch *watch, pid_t pid, uint64_t now_ns) {
   const even_process_work now = even_process_session_work(pid);
+  if (now.moved_bytes < watch->work.moved_bytes) {
+    return true;
+  }
   double seconds = (double)(now_ns - watch->work_at_ns) * 1e-9;
   return now.cpu_seconds - watch->work.cpu_seconds >= AT_WORK * seconds ||
          now.moved_bytes - watch->work.moved_bytes >= AT_WORK_BYTES * seconds;

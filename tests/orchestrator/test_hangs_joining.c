@@ -19,6 +19,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -281,9 +282,31 @@ static void who_never_comes_to_init_process_group_is_told(void **state) {
 
 typedef struct reader {
   pid_t pid;
+  bool helped; /* by a process that nobody waits for, and that has read more than the reader ever will */
+  pid_t helper;
   int ask[2];
   int answer[2];
 } reader;
+
+static void help(int zeros, int answer) {
+  static char got[1 << 20];
+  int done[2];
+  (void)signal(SIGCHLD, SIG_IGN);
+  (void)!pipe(done);
+  pid_t pid = fork();
+  if (pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (int i = 0; i < 64; i++) {
+      (void)!read(zeros, got, sizeof got);
+    }
+    (void)!write(done[1], "x", 1);
+    for (;;) {
+      (void)pause();
+    }
+  }
+  (void)!read(done[0], got, 1);
+  (void)!write(answer, &pid, sizeof pid);
+}
 
 /* A process that does nothing that takes CPU time, and reads at each turn, as from storage that is slow. */
 static void start_reader(reader *it) {
@@ -295,6 +318,9 @@ static void start_reader(reader *it) {
     int zeros = open("/dev/zero", O_RDONLY | O_CLOEXEC);
     (void)setsid();
     (void)close(it->ask[1]);
+    if (it->helped) {
+      help(zeros, it->answer[1]);
+    }
     do {
       (void)!read(zeros, got, sizeof got);
       (void)!write(it->answer[1], "x", 1);
@@ -302,6 +328,9 @@ static void start_reader(reader *it) {
     _exit(0);
   }
   assert_true(it->pid > 0);
+  if (it->helped) {
+    assert_int_equal(read(it->answer[0], &it->helper, sizeof it->helper), sizeof it->helper);
+  }
 }
 
 static void end_reader(reader *it) {
@@ -327,7 +356,7 @@ static bool read_for(reader *it, int turns) {
 /* Two have not come: one reads, and the other may wait for that, as for a download, for as long; and half a limit
  * longer, for what is its own. */
 static void who_reads_is_slow_and_does_not_hang(void **state) {
-  reader it;
+  reader it = {.helped = false};
   (void)state;
   start_reader(&it);
   own.ranks[1].pid = it.pid;
@@ -345,9 +374,24 @@ static void who_reads_is_slow_and_does_not_hang(void **state) {
   end_reader(&it);
 }
 
+static void whose_helper_ends_has_not_gone_back(void **state) {
+  reader it = {.helped = true};
+  (void)state;
+  start_reader(&it);
+  own.ranks[1].pid = it.pid;
+  tell_of_opening(0, EVEN_EVENT_OPENING);
+  tell_of_opening(2, EVEN_EVENT_OPENING);
+  if (read_for(&it, 16)) {
+    assert_int_equal(kill(it.helper, SIGKILL), 0);
+    (void)read_for(&it, TURNS);
+    assert_false(was_said("hangs"));
+  }
+  end_reader(&it);
+}
+
 /* An hour in which the agent could not run, and the rank as little, is none in which the rank did nothing. */
 static void time_that_passed_for_nobody_makes_no_one_idle(void **state) {
-  reader it;
+  reader it = {.helped = false};
   (void)state;
   start_reader(&it);
   own.ranks[1].pid = it.pid;
@@ -384,6 +428,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_spare_that_waits_does_not_hang, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_never_comes_to_init_process_group_is_told, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_reads_is_slow_and_does_not_hang, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(whose_helper_ends_has_not_gone_back, set_up, tear_down),
       cmocka_unit_test_setup_teardown(time_that_passed_for_nobody_makes_no_one_idle, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_never_comes_to_init_process_group_is_ended, set_up, tear_down),
   };
