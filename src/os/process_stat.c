@@ -40,6 +40,8 @@ bool even_process_stat_parse(const char *text, even_process_stat *out) {
   long children_user = 0;
   long children_system = 0;
   long pages = 0;
+  unsigned long minor_faults = 0;
+  unsigned long children_faults = 0;
   unsigned long major_faults = 0;
   long group = 0;
   long session = 0;
@@ -47,13 +49,14 @@ bool even_process_stat_parse(const char *text, even_process_stat *out) {
   *out = (even_process_stat){.pid = (pid_t)strtol(text, NULL, 10)};
   if (name_end == NULL || out->pid <= 0 ||
       sscanf(name_end + 1,
-             " %c %*d %ld %ld %d %*d %*u %*u %*u %lu %*u %lu %lu %ld %ld %*d %*d %*d %*d %" SCNu64 " %*u %ld",
-             &out->state, &group, &session, &out->terminal, &major_faults, &user, &system, &children_user,
-             &children_system, &out->start_time, &pages) != 11) {
+             " %c %*d %ld %ld %d %*d %*u %lu %lu %lu %*u %lu %lu %ld %ld %*d %*d %*d %*d %" SCNu64 " %*u %ld",
+             &out->state, &group, &session, &out->terminal, &minor_faults, &children_faults, &major_faults, &user,
+             &system, &children_user, &children_system, &out->start_time, &pages) != 13) {
     return false;
   }
   out->group = (pid_t)group;
   out->session = (pid_t)session;
+  out->minor_faults = (double)minor_faults + (double)children_faults;
   out->major_faults = (double)major_faults;
   out->cpu = field(name_end + 1, CPU_AFTER_NAME);
   out->cpu_seconds = ((double)user + (double)system + (double)children_user + (double)children_system) /

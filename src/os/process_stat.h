@@ -15,6 +15,8 @@ typedef struct even_process_stat {
   uint64_t start_time; /* clock ticks since the host started: with the number it names the process for good */
   double cpu_seconds;  /* its own and that of the children it has waited for */
   double rss_bytes;    /* resident; 0 once it has ended */
+  double
+      minor_faults; /* pages that it, and the children it has waited for, touched for the first time, and were there */
   double major_faults; /* pages that were waited for from disk or swap */
   int cpu;             /* that it ran on last; -1 where the text does not say */
 } even_process_stat;

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 enum {
   MOST_THREADS = 128,
@@ -223,7 +224,8 @@ static bool add_work(void *context, const char *name) {
   long pid = strtol(name, NULL, 10);
   if (pid > 0 && even_process_stat_read((pid_t)pid, &stat) == 0 && stat.session == work->session) {
     work->sum.cpu_seconds += stat.cpu_seconds;
-    work->sum.moved_bytes += moved_bytes((pid_t)pid);
+    work->sum.moved_bytes +=
+        moved_bytes((pid_t)pid) + (stat.minor_faults + stat.major_faults) * (double)even_os.sysconf(_SC_PAGESIZE);
   }
   return true;
 }

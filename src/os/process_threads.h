@@ -23,7 +23,8 @@ bool even_process_is_held(pid_t pid);
 /* What processes have done since they began. */
 typedef struct even_process_work {
   double cpu_seconds;
-  double moved_bytes; /* read and written by calls, and read from storage for memory that is a file's: proc(5), io */
+  double moved_bytes; /* read and written by calls (proc(5), io), read from storage for memory that is a file's, and
+                         memory first touched: not every file system counts what it reads for that */
 } even_process_work;
 
 /* Of all processes of a session, and of the children that they have waited for; 0 where /proc cannot be read. What

@@ -33,7 +33,7 @@ static void a_line_is_read_behind_the_name(void **state) {
   (void)state;
   even_os.sysconf = sysconf_of_the_test;
   assert_true(
-      even_process_stat_parse("4711 (py) (thon 3) S 1 4710 4709 0 -1 4194560 100 0 7 0 250 50 30 20 20 0 3 0 "
+      even_process_stat_parse("4711 (py) (thon 3) S 1 4710 4709 0 -1 4194560 100 20 7 0 250 50 30 20 20 0 3 0 "
                               "12345 100000000 2048 18446744073709551615 1 2 3 4 5 6 7 8 9 10 11 12 17 5 0 0",
                               &stat));
   assert_int_equal(stat.pid, 4711);
@@ -44,6 +44,7 @@ static void a_line_is_read_behind_the_name(void **state) {
   assert_int_equal(stat.start_time, 12345);
   assert_float_equal(stat.cpu_seconds, 3.5, 1e-9);
   assert_float_equal(stat.rss_bytes, 2048.0 * 4096, 0);
+  assert_float_equal(stat.minor_faults, 120, 0);
   assert_float_equal(stat.major_faults, 7, 0);
   assert_int_equal(stat.cpu, 5);
 }
