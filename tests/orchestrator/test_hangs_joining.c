@@ -60,7 +60,7 @@ static int ahead(clockid_t clock, struct timespec *out) {
 }
 
 static int note_kill(pid_t pid, int number) {
-  int rank = -pid - FIRST_PROCESS;
+  int64_t rank = -(int64_t)pid - FIRST_PROCESS;
   if (number == SIGKILL && rank >= 0 && rank < RANKS) {
     killed[rank] = true;
   }
