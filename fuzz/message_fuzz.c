@@ -1,6 +1,7 @@
 /* What agents of other hosts say, byte by byte: messages, and the JSON in those that greet, tell what a host has, start
- * an attempt, say who goes on in it, who the members are, what is left to the next leader, what still runs. Not read
- * here is what would look at files or open connections at once: CHECK, CHECKPOINT, HOLDS of one that is being sent. */
+ * an attempt, say who goes on in it, who the members are, who waits in init_process_group, what is left to the next
+ * leader, what still runs. Not read here is what would look at files or open connections at once: CHECK, CHECKPOINT,
+ * HOLDS of one that is being sent. */
 #include "base/alloc.h"
 #include "base/json_reader.h"
 #include "orchestrator/adopt.h"
@@ -8,6 +9,7 @@
 #include "orchestrator/candidate.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/message.h"
+#include "orchestrator/openings.h"
 #include "orchestrator/parcel_wire.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/standing.h"
@@ -203,6 +205,10 @@ static void say_who_goes_on(const even_message *message) {
   even_job *other = new_job(false);
   (void)!even_job_standing_take(leader, &agent, content);
   (void)!even_job_standing_take(other, NULL, content);
+  if (even_job_openings_take(other, content, 1) == EVEN_OK &&
+      (other->openings.heard_time < 1 || other->openings.heard_waiting < 1 || other->openings.heard_waiting > RANKS)) {
+    abort();
+  }
   (void)!even_boards_take(leader, &agent, content);
   if (even_boards_follow(other, content) == EVEN_OK && even_generation_number(other->generation) > 1) {
     abort();
