@@ -121,15 +121,16 @@ def random_shares(number: int, batch: int) -> list[int]:
 
 
 def check_orders() -> dict[str, list[int]]:
-    torch.manual_seed(7 + RANK)  # the order comes from rank 0's seed alone
+    def seeded() -> torch.Generator:
+        return torch.Generator().manual_seed(7 + RANK)  # the order comes from rank 0's seed alone
+
     data = Numbers(23)
     orders = {}
-    shuffled = prepare(DataLoader(data, batch_size=5, shuffle=True))
+    shuffled = prepare(DataLoader(data, batch_size=5, shuffle=True, generator=seeded()))
     first, second = seen_in_order(shuffled), seen_in_order(shuffled)
     assert sorted(first) == sorted(second) == list(range(23)) and first != second
     assert len(shuffled) == 5 and shuffled.batch_size == 5 and len(shuffled.dataset) == 23
-    torch.manual_seed(7 + RANK)
-    again = prepare(DataLoader(data, batch_size=5, shuffle=True))
+    again = prepare(DataLoader(data, batch_size=5, shuffle=True, generator=seeded()))
     again.set_epoch(1)
     assert seen_in_order(again) == second
     orders["shuffled"] = first + second

@@ -395,7 +395,7 @@ def run(kind, stays, workers):
     torch.manual_seed(3)
     model = nn.Linear(2, 1).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = DataLoader(Stream(kind), batch_size=4)
+    loader = DataLoader(Stream(kind), batch_size=4, generator=torch.Generator().manual_seed(3))
     model, optimizer, loader = es.prepare(model, optimizer, loader, workers=workers)
     found, where = [], []
     for epoch in range(3):
