@@ -24,12 +24,20 @@ struct even_outlet {
   bool ending;
 };
 
-/* Some of the bytes; 0: the reader is gone. The descriptor may be non-blocking, as whoever made it wished. */
-static size_t write_some(int fd, const char *bytes, size_t count) {
+/* How often a full disk is tried again. */
+enum { ROOM_MS = 100 };
+
+/* Some of the bytes; 0: none, since the disk is full, which passes (*full), or the reader is gone. The descriptor may
+ * be non-blocking, as whoever made it wished. */
+static size_t write_some(int fd, const char *bytes, size_t count, bool *full) {
   for (;;) {
     ssize_t written = even_os.write(fd, bytes, count);
     if (written > 0) {
       return (size_t)written;
+    }
+    *full = written < 0 && (errno == ENOSPC || errno == EDQUOT);
+    if (*full) {
+      return 0;
     }
     struct pollfd room = {.fd = fd, .events = POLLOUT};
     bool again = written < 0 && (errno == EINTR || (errno == EAGAIN && even_os.poll(&room, 1, -1) > 0));
@@ -37,6 +45,11 @@ static size_t write_some(int fd, const char *bytes, size_t count) {
       return 0;
     }
   }
+}
+
+static struct timespec after(uint64_t ns) {
+  uint64_t until = even_clock_ns() + ns;
+  return (struct timespec){.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
 }
 
 static void *write_on(void *context) {
@@ -53,8 +66,14 @@ static void *write_on(void *context) {
     const char *bytes = outlet->ring + outlet->first;
     size_t count = even_least_size(even_least_size(outlet->waiting, outlet->limit - outlet->first), MOST_AT_ONCE);
     (void)pthread_mutex_unlock(&outlet->lock); /* nobody else touches the bytes that wait */
-    size_t written = write_some(outlet->fd, bytes, count);
+    bool full = false;
+    size_t written = write_some(outlet->fd, bytes, count, &full);
     (void)pthread_mutex_lock(&outlet->lock);
+    if (full) {
+      const struct timespec deadline = after(ROOM_MS * 1000000u);
+      (void)pthread_cond_timedwait(&outlet->changed, &outlet->lock, &deadline);
+      continue;
+    }
     outlet->gone = outlet->gone || written == 0;
     outlet->first = (outlet->first + written) % outlet->limit;
     outlet->waiting = outlet->gone ? 0 : outlet->waiting - written;
@@ -97,8 +116,7 @@ even_status even_outlet_open(int fd, size_t limit_bytes, even_outlet **out) {
 
 /* With the lock held: until at most `most` bytes wait; whether that is so. */
 static bool wait_for(even_outlet *outlet, size_t most, uint64_t patience_ns) {
-  uint64_t until = even_clock_ns() + patience_ns;
-  const struct timespec deadline = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+  const struct timespec deadline = after(patience_ns);
   int over = patience_ns == 0 ? ETIMEDOUT : 0;
   while (outlet->waiting > most && over == 0) {
     over = pthread_cond_timedwait(&outlet->changed, &outlet->lock, &deadline);

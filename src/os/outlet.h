@@ -13,7 +13,8 @@ typedef struct even_outlet even_outlet;
 /* An outlet to `fd` (the caller's, left open, its flags untouched) that holds at most `limit_bytes` not yet written. */
 even_status even_outlet_open(int fd, size_t limit_bytes, even_outlet **out) EVEN_MUST_USE;
 /* Takes all of the text, or nothing of it: false when there is no room, also after `patience_ns` in which the reader
- * was waited for. A reader that is gone for good takes everything. One thread calls. */
+ * was waited for. A file whose disk is full is a reader that pauses. One that is gone for good takes everything. One
+ * thread calls. */
 bool even_outlet_add(even_outlet *outlet, const char *text, size_t length, uint64_t patience_ns);
 /* Bytes taken that the kernel has not taken yet. */
 size_t even_outlet_waiting(even_outlet *outlet);

@@ -94,6 +94,27 @@ static void a_reader_that_is_gone_takes_everything(void **state) {
   (void)close(ends[1]);
 }
 
+static void a_disk_that_is_full_for_a_while_loses_nothing(void **state) {
+  (void)state;
+  even_outlet *outlet = NULL;
+  int ends[2];
+  char bytes[16] = "";
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(pipe(ends), 0);
+    fault_os(FAULT_write, 1, i == 0 ? ENOSPC : EDQUOT);
+    assert_int_equal(even_outlet_open(ends[1], LIMIT, &outlet), EVEN_OK);
+    assert_true(even_outlet_add(outlet, "some words", 10, 0));
+    assert_true(even_outlet_drain(outlet, LONG_NS));
+    even_outlet_close(outlet);
+    assert_int_equal(fault_os_calls(FAULT_write), 2);
+    fault_reset();
+    (void)close(ends[1]);
+    assert_int_equal(read(ends[0], bytes, sizeof bytes), 10);
+    assert_memory_equal(bytes, "some words", 10);
+    (void)close(ends[0]);
+  }
+}
+
 static void waits_where_the_descriptor_does_not_block(void **state) {
   (void)state;
   even_outlet *outlet = NULL;
@@ -154,6 +175,7 @@ int main(void) {
       cmocka_unit_test(takes_no_more_than_fits_and_never_waits_longer_than_told),
       cmocka_unit_test(keeps_the_order_through_the_end_of_its_ring),
       cmocka_unit_test(a_reader_that_is_gone_takes_everything),
+      cmocka_unit_test(a_disk_that_is_full_for_a_while_loses_nothing),
       cmocka_unit_test(waits_where_the_descriptor_does_not_block),
       cmocka_unit_test(says_what_it_lacks),
       cmocka_unit_test(knows_one_end_by_two_numbers),
