@@ -26,10 +26,8 @@ class Among:
             offset = classes - views * samples
             if offset not in _OFFSETS or shape[0] not in (samples, views * samples):
                 continue
-            if views * samples in (
-                total,
-                2 * total,
-            ):  # they may be the whole batch's, gathered: half of it in two views looks alike
+            # the whole batch's, gathered, or half of it in two views, which looks alike
+            if views * samples in (total, 2 * total):
                 continue
             before = self._seen.setdefault((views, offset), (classes, samples))
             if before[1] != samples:

@@ -9,27 +9,32 @@
 #include <stdio.h>
 #include <string.h>
 
-static char **find(const even_environment *environment, const char *name, size_t length) {
-  for (size_t i = 0; i < environment->count; i++) {
-    if (strncmp(environment->lines[i], name, length) == 0 && environment->lines[i][length] == '=') {
-      return &environment->lines[i];
+/* The place of a variable among lines that end with NULL, NULL where there are none. */
+static char *const *find(char *const *lines, const char *name, size_t length) {
+  for (; lines != NULL && *lines != NULL; lines++) {
+    if (strncmp(*lines, name, length) == 0 && (*lines)[length] == '=') {
+      return lines;
     }
   }
   return NULL;
 }
 
-const char *even_environment_get(const even_environment *environment, const char *name) {
-  char **line = find(environment, name, strlen(name));
+const char *even_environment_value(char *const *lines, const char *name) {
+  char *const *line = find(lines, name, strlen(name));
   return line == NULL ? NULL : *line + strlen(name) + 1;
+}
+
+const char *even_environment_get(const even_environment *environment, const char *name) {
+  return even_environment_value(environment->lines, name);
 }
 
 /* Takes `line` over, also on failure. */
 static even_status put(even_environment *environment, char *line) {
   size_t length = strcspn(line, "=");
-  char **place = find(environment, line, length);
+  char *const *place = find(environment->lines, line, length);
   if (place != NULL) {
     even_free(*place);
-    *place = line;
+    environment->lines[place - environment->lines] = line;
     return EVEN_OK;
   }
   even_status status = even_realloc((void **)&environment->lines, environment->count + 2, sizeof *environment->lines);

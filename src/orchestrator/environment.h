@@ -59,7 +59,9 @@ even_status even_environment_put(even_environment *environment, const char *line
 /* Adds NAME=value, or replaces it. */
 even_status even_environment_set(even_environment *environment, const char *name, const char *value) EVEN_MUST_USE;
 void even_environment_free(even_environment *environment);
-/* The value of `name`, NULL when it is not there. */
+/* The value of `name` among lines "NAME=value" that end with NULL (`lines` NULL: none), NULL when it is not there. */
+const char *even_environment_value(char *const *lines, const char *name);
+/* The same of an environment. */
 const char *even_environment_get(const even_environment *environment, const char *name);
 
 #endif

@@ -117,13 +117,8 @@ void even_job_name_shortages(const even_job *job, even_text *out) {
 /* Whether it is known on this host that the job has its run folder, for a rank that may look first when another job has
  * it. */
 static bool sign_is_seen(const even_job *job) {
-  static const char name[] = "EVENSTEP_RUN_SIGN=";
-  for (char *const *line = job->params->environment; line != NULL && *line != NULL; line++) {
-    if (strncmp(*line, name, sizeof name - 1) == 0) {
-      return even_lease_is_known(*line + sizeof name - 1, job->id);
-    }
-  }
-  return false;
+  const char *folder = even_environment_value(job->params->environment, "EVENSTEP_RUN_SIGN");
+  return folder != NULL && even_lease_is_known(folder, job->id);
 }
 
 static even_status start_rank(even_job *job, size_t index, const char *shortages) {

@@ -9,25 +9,14 @@
 #include "os/shared_memory.h"
 #include "os/socket.h"
 
+#include "support/clock_ahead.h"
+
 #include <string.h>
 #include <unistd.h>
 
 enum { TURN_MS = 5, MOST_TURNS = 200000, STILL_TURNS = 100 };
 
 static const unsigned char KEY[EVEN_TLS_KEY_BYTES] = "one key for this job, 32 bytes.";
-static uint64_t ahead_s;
-
-static int clock_ahead(clockid_t clock, struct timespec *out) {
-  int code = even_os_real.clock_gettime(clock, out);
-  out->tv_sec += (time_t)ahead_s;
-  return code;
-}
-
-void star_clock_ahead(uint64_t seconds) {
-  ahead_s = seconds;
-  even_os.clock_gettime = clock_ahead;
-}
-
 /* ---- what each holds ---- */
 
 static unsigned char byte_of(uint64_t number, size_t at) {
@@ -192,7 +181,7 @@ static even_status join_host(star *at, int host) {
 even_status star_open(star *at) {
   static const even_parcel_calls calls = {.offered = offered, .arrived = arrived, .failed = failed};
   *at = (star){.loop = {.fd = -1}, .listening = {.fd = -1}, .listener = -1};
-  ahead_s = 0;
+  clock_ahead_set(0);
   for (int i = 0; i < STAR_HOSTS; i++) {
     at->hosts[i].star = at;
     for (int other = 0; other < STAR_HOSTS; other++) {
@@ -269,7 +258,7 @@ even_status star_turn(star *at, const int *what, int wanted) {
     still = at->moved == moved ? still + 1 : 0;
     moved = at->moved;
     if (still == STILL_TURNS) {
-      star_clock_ahead(ahead_s + 20 * STAR_PATIENCE_S);
+      clock_ahead_add(UINT64_C(20000000000) * STAR_PATIENCE_S);
     }
   }
   return *what == wanted || at->status != EVEN_OK ? at->status : even_fail(EVEN_ERR_TIMEOUT, "it does not come to it");

@@ -68,8 +68,6 @@ even_status star_offer_test(star *at, int from, int to, uint64_t number, size_t 
 even_status star_turn(star *at, const int *what, int wanted) EVEN_MUST_USE;
 /* Turns until nothing moves. */
 void star_rest(star *at);
-/* From now on the clock is so much ahead. */
-void star_clock_ahead(uint64_t seconds);
 /* The agent of `host` neither reads nor writes; and again. */
 void star_freeze(star *at, int host);
 void star_thaw(star *at, int host);

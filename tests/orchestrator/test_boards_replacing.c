@@ -6,6 +6,8 @@
 #include "orchestrator/gifts.h"
 #include "os/calls.h"
 
+#include "support/clock_ahead.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -213,21 +215,12 @@ static void who_goes_on_in_time_keeps_nobody_from_the_state(void **state) {
   assert_true(even_gifts_travel(&other.job));
 }
 
-static time_t ahead_s;
-
-static int clock_ahead(clockid_t clock, struct timespec *out) {
-  int done = even_os_real.clock_gettime(clock, out);
-  out->tv_sec += ahead_s;
-  return done;
-}
-
 static void who_gives_nothing_for_long_is_looked_at_again(void **state) {
   (void)state;
   fill_the_other_host();
   assert_int_equal(carry(3), EVEN_OK);
   assert_true(even_gifts_hold_up(&leader.job) && even_gifts_hold_up(&other.job));
-  ahead_s = 61;
-  even_os.clock_gettime = clock_ahead;
+  clock_ahead_set(UINT64_C(61000000000));
   assert_false(even_gifts_hold_up(&leader.job)); /* rank 0, and who waits with it */
   assert_true(even_gifts_hold_up(&other.job));
   even_os.clock_gettime = even_os_real.clock_gettime;

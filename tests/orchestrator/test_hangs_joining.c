@@ -11,6 +11,7 @@
 #include "os/process_threads.h"
 
 #include "job_alone.h"
+#include "support/clock_ahead.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -21,7 +22,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -44,19 +44,10 @@ typedef struct bench {
 } bench;
 
 static bench own;
-static uint64_t ahead_ns; /* of the clock */
 static bool killed[RANKS];
 
 static void note(void *context, const char *text) {
   even_text_format(context, "%s|", text);
-}
-
-static int ahead(clockid_t clock, struct timespec *out) {
-  int result = even_os_real.clock_gettime(clock, out);
-  uint64_t ns = (uint64_t)out->tv_nsec + ahead_ns;
-  out->tv_sec += (time_t)(ns / 1000000000u);
-  out->tv_nsec = (long)(ns % 1000000000u);
-  return result;
 }
 
 static int note_kill(pid_t pid, int number) {
@@ -109,9 +100,8 @@ static even_status open_bench(void) {
 
 static int set_up(void **state) {
   (void)state;
-  ahead_ns = 0;
+  clock_ahead_set(0);
   memset(killed, 0, sizeof killed);
-  even_os.clock_gettime = ahead;
   even_os.kill = note_kill;
   return open_bench() == EVEN_OK ? 0 : -1;
 }
@@ -155,7 +145,7 @@ static void make_a_step(int rank) {
 /* Until that is said, or as many turns are over; `active` goes on meanwhile (-1: nobody), and so does the next. */
 static void turn_until(const char *words, int active) {
   for (int i = 0; i < TURNS && !was_said(words); i++) {
-    ahead_ns += 500000000u;
+    clock_ahead_add(500000000u);
     for (int rank = active; active >= 0 && rank <= LOST && own.ranks[rank].alive; rank++) {
       make_a_step(rank);
     }
@@ -199,7 +189,7 @@ static void who_stands_does_not_hang(void **state) {
   (void)state;
   lose_one_and_stand();
   for (int i = 0; i < TURNS; i++) {
-    ahead_ns += 500000000u;
+    clock_ahead_add(500000000u);
     make_a_step(HANGS);
     assert_int_equal(even_job_turn(&own.job), EVEN_OK);
   }
@@ -211,7 +201,7 @@ static void who_stands_does_not_hang(void **state) {
   even_telemetry_enter(own.rings[STANDS], EVEN_ACTIVITY_DATA);
   even_telemetry_enter(own.rings[STANDS], EVEN_ACTIVITY_FORWARD);
   for (int i = 0; i < TURNS && !was_said("hangs"); i++) {
-    ahead_ns += 500000000u;
+    clock_ahead_add(500000000u);
     make_a_step(HANGS);
     make_a_step(SPARE);
     assert_int_equal(even_job_turn(&own.job), EVEN_OK);
@@ -264,7 +254,7 @@ static void who_never_comes_to_init_process_group_is_told(void **state) {
   tell_of_opening(0, EVEN_EVENT_OPENING);
   tell_of_opening(2, EVEN_EVENT_OPENING);
   for (int i = 0; i < 19; i++) { /* and counts for nothing once somebody does */
-    ahead_ns += 500000000u;
+    clock_ahead_add(500000000u);
     assert_int_equal(even_job_turn(&own.job), EVEN_OK);
   }
   assert_false(was_said("hangs"));
@@ -308,8 +298,9 @@ static void help(int zeros, int answer) {
   (void)!write(answer, &pid, sizeof pid);
 }
 
-/* A process that does nothing that takes CPU time, and reads at each turn, as from storage that is slow. */
-static void start_reader(reader *it) {
+/* The rank, for which rank 0 waits, is a process that does nothing that takes CPU time, and reads at each turn, as from
+ * storage that is slow. */
+static void start_reader(reader *it, int rank) {
   assert_int_equal(pipe(it->ask) + pipe(it->answer), 0);
   it->pid = fork();
   if (it->pid == 0) {
@@ -331,6 +322,8 @@ static void start_reader(reader *it) {
   if (it->helped) {
     assert_int_equal(read(it->answer[0], &it->helper, sizeof it->helper), sizeof it->helper);
   }
+  own.ranks[rank].pid = it->pid;
+  tell_of_opening(0, EVEN_EVENT_OPENING);
 }
 
 static void end_reader(reader *it) {
@@ -346,7 +339,7 @@ static bool read_for(reader *it, int turns) {
     char byte;
     assert_int_equal(read(it->answer[0], &byte, 1), 1);
     counted = counted && even_process_session_work(it->pid).moved_bytes > 0;
-    ahead_ns += 500000000u;
+    clock_ahead_add(500000000u);
     assert_int_equal(even_job_turn(&own.job), EVEN_OK);
     assert_int_equal(write(it->ask[1], "x", 1), 1);
   }
@@ -358,9 +351,7 @@ static bool read_for(reader *it, int turns) {
 static void who_reads_is_slow_and_does_not_hang(void **state) {
   reader it = {.helped = false};
   (void)state;
-  start_reader(&it);
-  own.ranks[1].pid = it.pid;
-  tell_of_opening(0, EVEN_EVENT_OPENING);
+  start_reader(&it, 1);
   if (read_for(&it, TURNS)) { /* else this kernel does not count what is read */
     assert_false(was_said("hangs"));
     tell_of_opening(1, EVEN_EVENT_OPENING);
@@ -377,9 +368,7 @@ static void who_reads_is_slow_and_does_not_hang(void **state) {
 static void whose_helper_ends_has_not_gone_back(void **state) {
   reader it = {.helped = true};
   (void)state;
-  start_reader(&it);
-  own.ranks[1].pid = it.pid;
-  tell_of_opening(0, EVEN_EVENT_OPENING);
+  start_reader(&it, 1);
   tell_of_opening(2, EVEN_EVENT_OPENING);
   if (read_for(&it, 16)) {
     assert_int_equal(kill(it.helper, SIGKILL), 0);
@@ -393,12 +382,10 @@ static void whose_helper_ends_has_not_gone_back(void **state) {
 static void time_that_passed_for_nobody_makes_no_one_idle(void **state) {
   reader it = {.helped = false};
   (void)state;
-  start_reader(&it);
-  own.ranks[1].pid = it.pid;
-  tell_of_opening(0, EVEN_EVENT_OPENING);
+  start_reader(&it, 1);
   tell_of_opening(2, EVEN_EVENT_OPENING);
   if (read_for(&it, 16)) {
-    ahead_ns += UINT64_C(3600) * 1000000000u;
+    clock_ahead_add(UINT64_C(3600) * 1000000000u);
     (void)read_for(&it, TURNS);
     assert_false(was_said("hangs"));
   }

@@ -9,6 +9,7 @@
 #include "os/pipe.h"
 #include "os/signals.h"
 #include "os/socket.h"
+#include "support/clock_ahead.h"
 #include "support/descriptors.h"
 #include "support/fault.h"
 
@@ -240,14 +241,6 @@ static void each_lack_of_memory_ends_a_link(void **state) {
   assert_int_equal(open_descriptors(), before);
 }
 
-static uint64_t later_ns;
-
-static int later_clock(clockid_t clock, struct timespec *out) {
-  int code = even_os_real.clock_gettime(clock, out);
-  out->tv_sec += (time_t)(later_ns / 1000000000u);
-  return code;
-}
-
 static void a_watched_link_ends_when_nothing_comes_for_long(void **state) {
   meeting at;
   (void)state;
@@ -255,8 +248,7 @@ static void a_watched_link_ends_when_nothing_comes_for_long(void **state) {
   assert_int_equal(open_listener(&at), EVEN_OK);
   assert_int_equal(call_leader(&at, KEY), EVEN_OK);
   assert_int_equal(talk(&at), EVEN_OK);
-  even_os.clock_gettime = later_clock;
-  later_ns = EVEN_LINK_SILENCE_NS + 1000000000u;
+  clock_ahead_set(EVEN_LINK_SILENCE_NS + 1000000000u);
   even_link_tick(&at.leader.link, false); /* nobody waits for anything: silence is allowed */
   assert_false(at.leader.ended);
   even_link_tick(&at.leader.link, true);

@@ -9,13 +9,13 @@
 #include "os/clock.h"
 
 #include "board_sides.h"
+#include "support/clock_ahead.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -23,23 +23,13 @@
 /* Turns of half a second; a limit of 1 s, and so 10 s where nothing is known. */
 enum { FIRST_PROCESS = 0x7ffffff0, TURNS = 60 };
 
-static uint64_t ahead_ns; /* of the clock */
 static int telemetry_fd;
 
-static int ahead(clockid_t clock, struct timespec *out) {
-  int result = even_os_real.clock_gettime(clock, out);
-  uint64_t ns = (uint64_t)out->tv_nsec + ahead_ns;
-  out->tv_sec += (time_t)(ns / 1000000000u);
-  out->tv_nsec = (long)(ns % 1000000000u);
-  return result;
-}
-
 static int begin(void **state) {
-  ahead_ns = 0;
+  clock_ahead_set(0);
   if (set_up(state) != 0 || even_telemetry_create_segment(RANKS, 64, &telemetry_fd) != EVEN_OK) {
     return -1;
   }
-  even_os.clock_gettime = ahead;
   other.params.telemetry_fd = telemetry_fd;
   other.params.hang_seconds = 1;
   even_text_add(&other.job.run_folder, "/nowhere"); /* no stack can be kept */
@@ -83,7 +73,7 @@ static bool pass(void) {
 static bool turn_until(const char *words) {
   for (int i = 0; i < TURNS && strstr(even_text_string(&other.said), words) == NULL; i++) {
     bool ends = false;
-    ahead_ns += 500000000u;
+    clock_ahead_add(500000000u);
     (void)pass();
     even_hangs_tick(other.job.hangs, &other.job, &ends);
   }
@@ -129,7 +119,7 @@ static void nobody_is_missed_who_has_come(void **state) {
 static void what_is_not_said_again_holds_no_longer(void **state) {
   (void)state;
   come(0);
-  ahead_ns += 2000000000u;
+  clock_ahead_add(2000000000u);
   assert_true(pass());
   assert_false(pass()); /* once a second */
   even_job_openings_look(&other.job);
@@ -143,7 +133,7 @@ static void one_that_is_stopped_waits_for_nobody(void **state) {
   (void)state;
   come(0);
   leader.ranks[0].stands = true;
-  ahead_ns += 2000000000u;
+  clock_ahead_add(2000000000u);
   assert_false(pass());
 }
 

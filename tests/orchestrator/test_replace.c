@@ -8,13 +8,13 @@
 #include "os/calls.h"
 
 #include "job_alone.h"
+#include "support/clock_ahead.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include <cmocka.h>
 
@@ -33,16 +33,9 @@ typedef struct bench {
 } bench;
 
 static bench own;
-static time_t passed; /* seconds that the clock is ahead */
 
 static void note(void *context, const char *text) {
   even_text_format(context, "%s|", text);
-}
-
-static int ahead(clockid_t clock, struct timespec *out) {
-  int result = even_os_real.clock_gettime(clock, out);
-  out->tv_sec += passed;
-  return result;
 }
 
 static even_status open_bench(void) {
@@ -73,8 +66,7 @@ static even_status open_bench(void) {
 
 static int set_up(void **state) {
   (void)state;
-  passed = 0;
-  even_os.clock_gettime = ahead;
+  clock_ahead_set(0);
   return open_bench() == EVEN_OK ? 0 : -1;
 }
 
@@ -124,10 +116,10 @@ static void a_place_that_fails_again_is_set_aside_for_longer_and_longer(void **s
   assert_int_equal(times_said(tried), 1);
   assert_int_equal(times_said("rank 1 (cpu:1) is set aside for 10 s: its process has ended 2 times|"), 1);
   for (int i = 0; i < (int)(sizeof turns / sizeof turns[0]); i++) {
-    passed += turns[i].wait - 5;
+    clock_ahead_add((uint64_t)(turns[i].wait - 5) * 1000000000u);
     even_job_replace_tick(&own.job);
     assert_int_equal(times_said(tried), 1 + i); /* not yet */
-    passed += 6;
+    clock_ahead_add(UINT64_C(6000000000));
     even_job_replace_tick(&own.job);
     assert_int_equal(times_said(tried), 2 + i);
     assert_int_equal(times_said(turns[i].said), 1);
