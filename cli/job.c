@@ -13,7 +13,7 @@
 #include "monitor/monitor.h"
 #include "orchestrator/adopt.h"
 #include "orchestrator/agent.h"
-#include "orchestrator/legacy.h"
+#include "orchestrator/outlast.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/lease.h"
@@ -352,6 +352,8 @@ static even_status open_monitor(running_job *job) {
   rings = (size_t)job->options->max_ranks > rings ? (size_t)job->options->max_ranks : rings;
   if (even_adopt_due(job->setup.hosts)) { /* the ranks that run write where they did */
     job->telemetry_fd = even_adopt_telemetry(job->setup.hosts);
+  } else if (even_outlast_due(job->options->legacy)) {
+    job->telemetry_fd = even_outlast_telemetry(job->options->legacy);
   } else {
     EVEN_TRY(even_telemetry_create_segment((int)rings, records, &job->telemetry_fd));
   }

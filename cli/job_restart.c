@@ -1,8 +1,9 @@
 /* --restart-agent: the process that the user has started keeps the terminal, its signals and the exit code, and starts
- * the job's agent, which may be killed (for lack of memory, say), as often as --max-restarts allows. */
+ * the job's agent, which may be killed (for lack of memory, say), as often as --max-restarts allows. Ranks outlast it
+ * where they can (orchestrator/outlast.h): what they need for that this process keeps. */
 #include "base/fail.h"
 #include "cli/job.h"
-#include "orchestrator/legacy.h"
+#include "orchestrator/outlast.h"
 #include "os/clock.h"
 #include "os/supervisor.h"
 
@@ -20,8 +21,9 @@ typedef struct supervised {
   even_supervisor supervisor;
   even_legacy legacy;
   int most;
-  int starts; /* of an agent, without the first */
-  int pause_s;
+  int starts;  /* of an agent, without the first */
+  int pause_s; /* the last one, */
+  int waits_s; /* and what of it is waited */
   uint64_t started_ns;
 } supervised;
 
@@ -42,10 +44,20 @@ static even_status check(const even_job_options *options) {
   return even_error_fix("leave it out; what started them can start all again, with --name NAME --resume auto");
 }
 
-/* Whether another agent is to be started, and after which pause. */
-static bool may_again(supervised *on, const even_process_end *end) {
+/* The first at once: the ranks train meanwhile, and nobody sees to them. */
+static void choose_pause(supervised *on, bool lives) {
+  bool lasted = even_clock_ns() - on->started_ns > PAUSE_AGAIN_S * SECOND_NS;
+  bool first = on->pause_s == 0 || lasted;
+  on->pause_s = first ? 1 : on->pause_s * 2;
+  on->pause_s = on->pause_s > LONGEST_PAUSE_S ? LONGEST_PAUSE_S : on->pause_s;
+  on->waits_s = first && lives ? 0 : on->pause_s;
+}
+
+/* Whether another agent is to be started, and after which pause; `lives`: the job's ranks outlast this one. */
+static bool may_again(supervised *on, const even_process_end *end, bool lives) {
   char words[256];
-  int used = even_legacy_is_left(&on->legacy) ? even_legacy_restarts(&on->legacy) : 0;
+  char when[32];
+  int used = even_legacy_is_left(&on->legacy) && !lives ? even_legacy_restarts(&on->legacy) : 0;
   used = used > on->starts ? used : on->starts;
   if (used >= on->most) {
     (void)snprintf(words, sizeof words,
@@ -54,27 +66,28 @@ static bool may_again(supervised *on, const even_process_end *end) {
     even_cli_say(NULL, words);
     return false;
   }
-  bool lasted = even_clock_ns() - on->started_ns > PAUSE_AGAIN_S * SECOND_NS;
-  on->pause_s = on->pause_s == 0 || lasted ? 1 : on->pause_s * 2;
-  on->pause_s = on->pause_s > LONGEST_PAUSE_S ? LONGEST_PAUSE_S : on->pause_s;
-  (void)snprintf(
-      words, sizeof words,
-      "the job's agent (process %ld) was ended by %s: another one is started in %d s, once its ranks are gone",
-      (long)end->pid, even_signal_name(end->signal), on->pause_s);
+  choose_pause(on, lives);
+  (void)snprintf(when, sizeof when, on->waits_s == 0 ? "now" : "in %d s", on->waits_s);
+  (void)snprintf(words, sizeof words, "the job's agent (process %ld) was ended by %s: another one is started %s, %s",
+                 (long)end->pid, even_signal_name(end->signal), when,
+                 lives ? "and its ranks train on" : "once its ranks are gone");
   even_cli_say(NULL, words);
   return true;
 }
 
-/* None of the ranks may live when the job goes on. */
-static even_status await_turn(supervised *on) {
+/* None of the ranks may live when the job goes on, unless it is with them. */
+static even_status await_turn(supervised *on, bool lives) {
   bool clear = false;
+  if (lives) {
+    return even_supervisor_pause(&on->supervisor, (uint64_t)on->waits_s * SECOND_NS);
+  }
   EVEN_TRY(even_supervisor_clear(&on->supervisor, CLEAR_NS, &clear));
   if (!clear) {
     (void)even_fail(EVEN_ERR_STATE, "processes of the job outlive its killed agent by %d s: none is started again",
                     (int)(CLEAR_NS / SECOND_NS));
     return even_error_fix("end them (`ps` shows what hangs in the disk or the driver), then --name NAME --resume auto");
   }
-  return even_supervisor_pause(&on->supervisor, (uint64_t)on->pause_s * SECOND_NS);
+  return even_supervisor_pause(&on->supervisor, (uint64_t)on->waits_s * SECOND_NS);
 }
 
 /* *is_agent: in a new process, which has it all to do; else the job is over. */
@@ -92,9 +105,11 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     if (end.signal == 0) {
       return EVEN_OK;
     }
-    bool again = on->supervisor.asked == 0 && may_again(on, &end);
+    bool lives = even_legacy_is_whole(&on->legacy) && !on->supervisor.custody.broken;
+    bool again = on->supervisor.asked == 0 && may_again(on, &end, lives);
     if (again) {
-      EVEN_TRY(await_turn(on));
+      even_legacy_whole(&on->legacy, lives);
+      EVEN_TRY(await_turn(on, lives));
     }
     if (on->supervisor.asked != 0) {
       *code = 128 + on->supervisor.asked;
@@ -109,6 +124,7 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
 /* As if the user had named what the agent before has made. */
 static void become_agent(supervised *on, even_job_options *options) {
   options->legacy = &on->legacy;
+  on->legacy.custody = &on->supervisor.custody;
   if (even_legacy_run_name(&on->legacy) != NULL) {
     options->name = even_legacy_run_name(&on->legacy);
   }
@@ -121,7 +137,7 @@ bool even_job_supervise(even_job_options *options, int *code) {
     return true;
   }
   on = (supervised){.legacy = {.memory = {.fd = -1}},
-                    .supervisor = {.signals = {.fd = -1}, .child = -1},
+                    .supervisor = {.signals = {.fd = -1}, .custody = {.socket = -1}, .child = -1},
                     .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
   even_status status = check(options);
   if (status == EVEN_OK) {

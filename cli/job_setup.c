@@ -9,7 +9,7 @@
 #include "monitor/monitor.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/host_memory.h"
-#include "orchestrator/legacy.h"
+#include "orchestrator/outlast.h"
 #include "os/folder.h"
 #include "os/lease.h"
 #include "os/path.h"
@@ -421,7 +421,8 @@ static even_status open_memory(const even_job_options *options, even_job_setup *
     options->estate->memory = NULL;
     return EVEN_OK;
   }
-  return even_host_memory_open(&setup->memory);
+  return even_outlast_due(options->legacy) ? even_outlast_memory(options->legacy, &setup->memory)
+                                           : even_host_memory_open(&setup->memory);
 }
 
 static even_status open_setup(const even_job_options *options, char *const *environment, size_t count, char **words,

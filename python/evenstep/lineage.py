@@ -9,7 +9,8 @@ from pathlib import Path
 from evenstep.errors import error_of
 from evenstep.process_stat import process_stat
 
-_VARIABLE = "EVENSTEP_PARENT"  # "PROCESS START": the agent, and since when it runs (src/orchestrator/environment.c)
+# "PROCESS START": the agent, or what starts another one in its place, and since when it runs (src/orchestrator/environment.c)
+_VARIABLE = "EVENSTEP_PARENT"
 
 
 def _is_below(agent: int) -> bool:
@@ -25,14 +26,20 @@ def _is_below(agent: int) -> bool:
     return False
 
 
+def _parent(process: int) -> int:
+    facts = process_stat(process)
+    return int(facts[1]) if facts else 0
+
+
 def _first(agent: int, rank: int) -> int:
     """The process that the agent has started as the rank; 0: it has ended, or cannot be found."""
     wanted = f"RANK={rank}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            facts = process_stat(int(entry.name))
+            parent = _parent(int(entry.name))
+            its = parent == agent or (parent > 0 and _parent(parent) == agent)  # --restart-agent: one stands between them
             with suppress(OSError):
-                if facts and int(facts[1]) == agent and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                if its and wanted in (entry / "environ").read_bytes().split(b"\0"):
                     return int(entry.name)
     return 0
 

@@ -140,6 +140,10 @@ static void ring(even_generation *generation) {
   even_futex_wake_all(&generation->header->bell);
 }
 
+void even_generation_retell(even_generation *generation) {
+  ring(generation);
+}
+
 bool even_generation_refused(const even_generation *generation) {
   return atomic_load(&generation->header->refused) != 0;
 }

@@ -107,6 +107,8 @@ bool even_generation_stands(const even_generation *generation, int rank);
 /* Whether the rank is a member of the newest generation and waits for a newer one. */
 bool even_generation_doubts(const even_generation *generation, int rank);
 void even_generation_ask(even_generation *generation, even_generation_wish wish);
+/* Has all who wait look again: an agent before may have been killed before it told them of what it had written. */
+void even_generation_retell(even_generation *generation);
 /* Nobody goes on: who waits for a new generation fails at once. */
 void even_generation_refuse(even_generation *generation);
 /* The member shall give the state of training in that generation, of which nothing was made known yet, to other hosts'.

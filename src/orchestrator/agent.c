@@ -10,7 +10,7 @@
 #include "orchestrator/estate.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
-#include "orchestrator/legacy.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/resume.h"
 #include "orchestrator/standing.h"
@@ -438,6 +438,9 @@ static even_status find_beginning(even_job *job) {
   if (job->params->estate != NULL) {
     return go_on_under_another(job);
   }
+  if (job->adopted) {
+    return even_outlast_take(job);
+  }
   if (job->params->legacy != NULL && even_legacy_is_left(job->params->legacy)) {
     return go_on_after_killed(job);
   }
@@ -465,10 +468,12 @@ even_status even_job_open(even_job *job) {
   EVEN_TRY(even_usages_open(job, &job->usages));
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_open(&job->signals));
+  EVEN_TRY(even_loop_open(&job->loop));
+  EVEN_TRY(even_outlast_open(job));
   EVEN_TRY(even_job_generations_open(job));
   EVEN_TRY(even_job_standing_open(job));
   EVEN_TRY(even_job_guard_open(job));
-  EVEN_TRY(even_loop_open(&job->loop));
+  even_outlast_keep(job);
   EVEN_TRY(even_loop_add(&job->loop, &job->signal_watch, job->signals.fd, even_job_signals_ready, job));
   return even_job_hosts_open(job);
 }
@@ -479,6 +484,7 @@ void even_job_close(even_job *job) {
   }
   even_job_flights_forget(job);
   even_job_hosts_close(job);
+  even_outlast_close(job);
   even_slowdown_close(&job->slow);
   even_job_snapshots_close(job);
   even_succession_guard(job, false);
@@ -544,7 +550,8 @@ even_status even_agent_run(const even_agent_params *params, int *exit_code) {
                   .signals = {.fd = -1},
                   .guardian = {.pid = -1, .pipe = -1},
                   .generation_fd = -1,
-                  .oom = {.kernel_log = -1}};
+                  .oom = {.kernel_log = -1},
+                  .adopted = even_outlast_due(params->legacy)};
   even_job_hosts_count(&job);
   return open_and_run(&job, even_job_open(&job), exit_code);
 }

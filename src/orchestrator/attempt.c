@@ -9,6 +9,7 @@
 #include "orchestrator/job.h"
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/openings.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/returns.h"
 #include "orchestrator/standing.h"
@@ -34,6 +35,22 @@ static even_job_rank *rank_of(even_job *job, pid_t pid) {
   return NULL;
 }
 
+void even_job_take_end(even_job *job, const even_process_end *end) {
+  even_job_rank *rank = rank_of(job, end->pid);
+  if (rank == NULL) {
+    if (end->stopped || end->continued || !even_job_hosts_reaped(job, end->pid)) {
+      /* the guardian, or an orphan of a rank, adopted: reaped, and that is all */
+      even_job_guard_ended(job, end);
+    }
+  } else if (end->continued) {
+    even_job_rank_continues(job, rank);
+  } else if (!end->stopped) {
+    even_job_rank_ended(job, rank, end);
+  } else if (job->stage == EVEN_JOB_RUNS) {
+    even_job_rank_stopped(job, rank, end->signal);
+  }
+}
+
 static void reap(even_job *job) {
   even_process_end end;
   bool any = true;
@@ -43,20 +60,8 @@ static void reap(even_job *job) {
       job->failure = job->failure.status == EVEN_OK ? *even_error_last() : job->failure;
       return;
     }
-    even_job_rank *rank = any ? rank_of(job, end.pid) : NULL;
-    if (rank == NULL) {
-      if (any && (end.stopped || end.continued || !even_job_hosts_reaped(job, end.pid))) {
-        /* the guardian, or an orphan of a rank, adopted: reaped, and that is all */
-        even_job_guard_ended(job, &end);
-      }
-      continue;
-    }
-    if (end.continued) {
-      even_job_rank_continues(job, rank);
-    } else if (!end.stopped) {
-      even_job_rank_ended(job, rank, &end);
-    } else if (job->stage == EVEN_JOB_RUNS) {
-      even_job_rank_stopped(job, rank, end.signal);
+    if (any) {
+      even_job_take_end(job, &end);
     }
   }
 }
@@ -153,7 +158,7 @@ even_status even_job_turn(even_job *job) {
   return job->failure.status == EVEN_OK ? EVEN_OK : even_error_restore(&job->failure);
 }
 
-static even_status reset(even_job *job) {
+void even_job_begin_watch(even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     even_job_reset_rank(job, i);
   }
@@ -172,7 +177,6 @@ static even_status reset(even_job *job) {
   job->awaits_joiner = job->too_few_told = false;
   even_job_drain_forget(job);
   even_job_standing_begin(job);
-  return even_job_generations_begin(job);
 }
 
 /* The agent itself failed: nothing may stay behind. What another one leads is that one's. */
@@ -201,7 +205,8 @@ static even_status await_hosts(even_job *job) {
 }
 
 even_status even_job_begin_attempt(even_job *job) {
-  EVEN_TRY(reset(job));
+  even_job_begin_watch(job);
+  EVEN_TRY(even_job_generations_begin(job));
   if (job->follower == NULL && !even_elastic_port(job)) {
     EVEN_TRY(even_port_free(&job->master_port));
   }
@@ -233,8 +238,11 @@ even_status even_job_finish_attempt(even_job *job, even_status status) {
 }
 
 even_status even_job_run_attempt(even_job *job) {
-  even_status status = job->adopted ? even_adopt_ranks(job) : even_job_begin_attempt(job);
+  even_status status = !job->adopted          ? even_job_begin_attempt(job)
+                       : job->outlast != NULL ? even_outlast_adopt(job)
+                                              : even_adopt_ranks(job);
   while (status == EVEN_OK && even_job_attempt_lives(job)) {
+    even_outlast_settle(job);
     status = even_job_turn(job);
   }
   return even_job_finish_attempt(job, status);

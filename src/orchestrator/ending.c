@@ -2,6 +2,7 @@
 #include "orchestrator/follower.h"
 #include "orchestrator/job.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -139,6 +140,7 @@ static void keep_end(even_job *job, even_job_rank *rank, const even_process_end 
   job->order[job->ended++] = (size_t)(rank - job->ranks);
   job->alive--;
   even_rank_output_finish(&rank->output);
+  even_outlast_ended(job, (size_t)(rank - job->ranks));
   if (job->params->observer.rank_gone != NULL) {
     job->params->observer.rank_gone(job->params->observer.context, rank->output.rank);
   }

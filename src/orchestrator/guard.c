@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/environment.h"
-#include "orchestrator/job.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/warm.h"
@@ -45,7 +45,11 @@ static even_status slow_own(even_job *job) {
 }
 
 even_status even_job_guard_open(even_job *job) {
-  EVEN_TRY(start_guardian(job));
+  if (job->outlast != NULL && job->adopted) {
+    even_outlast_guardian(job);
+  } else {
+    EVEN_TRY(start_guardian(job));
+  }
   EVEN_TRY(slow_own(job));
   if (job->slow.refused[0] != '\0') {
     even_job_notice(
@@ -87,6 +91,7 @@ static void replace(even_job *job) {
     status = even_guardian_inherit(&job->guardian, &gone);
   }
   even_guardian_stop(&gone);
+  even_outlast_guarded(job);
   if (status == EVEN_OK) {
     even_job_notice(job, "the job's guardian (process %ld) has ended, killed perhaps: another one watches now", lost);
   } else {

@@ -125,6 +125,25 @@ even_status even_host_memory_open(even_host_memory **out) {
   return status;
 }
 
+even_status even_host_memory_take(const char *folder, int lock, const even_keeper *keeper, even_host_memory **out) {
+  even_keeper its = *keeper;
+  even_status status = EVEN_NEW(out);
+  if (status != EVEN_OK) {
+    even_keeper_stop(&its);
+    even_folder_unlock(lock);
+    return status;
+  }
+  (*out)->lock = lock;
+  (*out)->keeper = its;
+  even_text_add(&(*out)->folder, folder);
+  status = even_text_status(&(*out)->folder);
+  if (status != EVEN_OK) {
+    even_host_memory_close(*out);
+    *out = NULL;
+  }
+  return status;
+}
+
 void even_host_memory_close(even_host_memory *memory) {
   if (memory != NULL) {
     even_keeper_stop(&memory->keeper);

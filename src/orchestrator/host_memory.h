@@ -19,6 +19,10 @@ typedef struct even_host_memory {
 /* Makes the folder, of mode 0700, and removes those of this user's agents that have died with all that would have.
  * Errors: those of the file system. Main thread. */
 even_status even_host_memory_open(even_host_memory **out) EVEN_MUST_USE;
+/* The one that an agent before had, which was killed: its lock (-1: none) and its keeper are this one's, also after a
+ * failure. */
+even_status even_host_memory_take(const char *folder, int lock, const even_keeper *keeper,
+                                  even_host_memory **out) EVEN_MUST_USE;
 /* Removes it. NULL is allowed. */
 void even_host_memory_close(even_host_memory *memory);
 /* Whether this path lies in it. NULL: in none. */

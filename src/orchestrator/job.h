@@ -106,9 +106,10 @@ typedef struct even_job {
   size_t ended;
   size_t alive;
   int attempt;
-  int planned;              /* attempts among them that began because the hosts changed, and count for no failure */
-  int port;                 /* of the attempt's store */
-  even_text resume;         /* the checkpoint this attempt began from; empty: none */
+  int planned;                  /* attempts among them that began because the hosts changed, and count for no failure */
+  int port;                     /* of the attempt's store */
+  struct even_outlast *outlast; /* NULL: ranks end with this agent (outlast.h) */
+  even_text resume;             /* the checkpoint this attempt began from; empty: none */
   int64_t turn;             /* of the attempt among all that went on with the training: what it writes is the newer */
   bool trained;             /* ranks met in es.prepare, in any attempt: there may be checkpoints */
   even_shortages shortages; /* what ranks may have that ran out of memory; */
@@ -144,7 +145,7 @@ typedef struct even_job {
   size_t saved;       /* ranks that ended for either, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
   int interrupts;     /* how often Ctrl-C was pressed */
-  bool adopted;       /* its ranks run already, under a leader that is lost (adopt.h) */
+  bool adopted;       /* its ranks run already, under a leader that is lost (adopt.h), or a killed agent (outlast.h) */
   bool hurries;       /* this thread has a greater weight than others */
   even_error failure; /* first error of the agent itself inside a callback; EVEN_OK: none */
   uint64_t next_tick_ns;

@@ -6,6 +6,12 @@
 
 /* Starts all ranks, here and on the other hosts. */
 even_status even_job_begin_attempt(even_job *job) EVEN_MUST_USE;
+/* What is seen of ranks begins anew: nothing is known of any. */
+void even_job_begin_watch(even_job *job);
+/* A process that was started, or adopted, has ended, was stopped or goes on. */
+void even_job_take_end(even_job *job, const even_process_end *end);
+/* Begins to read what a rank prints, which is appended to its log; owns both descriptors, also on failure. */
+even_status even_job_read_output(even_job *job, size_t rank, int output, int error) EVEN_MUST_USE;
 /* Whether ranks live, or may be started again. */
 bool even_job_attempt_lives(const even_job *job);
 /* One turn of its loop, and what is due. */

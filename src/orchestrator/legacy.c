@@ -3,11 +3,17 @@
 
 #include "base/fail.h"
 #include "orchestrator/job.h"
+#include "os/process_stat.h"
 
 #include <string.h>
 
 even_status even_legacy_open(even_legacy *out) {
+  even_process_stat self;
   *out = (even_legacy){.memory = {.fd = -1}};
+  if (even_process_stat_read(0, &self) == 0) { /* else without /proc */
+    out->starter = (long)self.pid;
+    out->starter_start = self.start_time;
+  }
   EVEN_TRY(even_shared_memory_create("evenstep-legacy", sizeof *out->page, &out->memory));
   out->page = out->memory.address;
   return EVEN_OK;
@@ -56,6 +62,7 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   if (legacy == NULL) {
     return EVEN_OK;
   }
+  even_legacy_whole(legacy, even_legacy_is_whole(legacy) && job->adopted);
   uint32_t next = atomic_load(&legacy->page->left) + 1;
   even_legacy_job *it = &legacy->page->jobs[next % 2];
   memcpy(it->id, job->id, sizeof it->id);
@@ -83,11 +90,26 @@ const char *even_legacy_job_id(const even_legacy *legacy) {
 
 /* The era is another one: agents of other hosts that served the killed one sweep what is of theirs. */
 even_status even_legacy_take(const even_legacy *legacy, even_job *job) {
+  EVEN_TRY(even_legacy_continue(legacy, job));
+  job->attempt++;
+  job->era++;
+  return EVEN_OK;
+}
+
+void even_legacy_whole(even_legacy *legacy, bool whole) {
+  atomic_store(&legacy->page->whole, whole);
+}
+
+bool even_legacy_is_whole(const even_legacy *legacy) {
+  return even_legacy_is_left(legacy) && atomic_load(&legacy->page->whole);
+}
+
+even_status even_legacy_continue(const even_legacy *legacy, even_job *job) {
   const even_legacy_job *it = last(legacy);
   memcpy(job->id, it->id, sizeof job->id);
-  job->attempt = it->attempt + 1;
+  job->attempt = it->attempt;
   job->planned = it->planned;
-  job->era = it->era + 1;
+  job->era = it->era;
   job->turn = it->turn;
   job->trained = true; /* in the attempt that the agent was killed in its ranks may have met */
   job->shortages = it->shortages;

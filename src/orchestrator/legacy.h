@@ -4,12 +4,14 @@
 #define EVEN_ORCHESTRATOR_LEGACY_H
 
 #include "orchestrator/shortages.h"
+#include "os/custody.h"
 #include "os/shared_memory.h"
 
 #include <evenstep/status.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 struct even_job;
 
@@ -32,14 +34,20 @@ typedef struct even_legacy_page {
   char run_name[EVEN_LEGACY_NAME];
   _Atomic uint32_t left; /* how often; the last one lies in jobs[left % 2]: who is killed while it writes spoils none */
   even_legacy_job jobs[2];
+  _Atomic bool whole;            /* the next agent can go on with the ranks that run (outlast.h) */
+  pid_t keeper;                  /* of the folder in which they keep checkpoints in memory; */
+  char memory[EVEN_LEGACY_TEXT]; /* "": there is none */
 } even_legacy_page;
 
 typedef struct even_legacy {
   even_shared_memory memory;
   even_legacy_page *page;
+  even_custody *custody; /* of what else is left; NULL: of nothing */
+  long starter;          /* the process that starts agents; 0: it cannot be told */
+  uint64_t starter_start;
 } even_legacy;
 
-/* Before the first agent is started. */
+/* Before the first agent is started, in the process that starts them. */
 even_status even_legacy_open(even_legacy *out) EVEN_MUST_USE;
 void even_legacy_close(even_legacy *legacy);
 
@@ -58,5 +66,10 @@ bool even_legacy_is_left(const even_legacy *legacy);
 even_status even_legacy_leave(even_legacy *legacy, const struct even_job *job) EVEN_MUST_USE;
 /* Makes `job` the same one, at its next attempt. */
 even_status even_legacy_take(const even_legacy *legacy, struct even_job *job) EVEN_MUST_USE;
+/* The same at the attempt that it is at. */
+even_status even_legacy_continue(const even_legacy *legacy, struct even_job *job) EVEN_MUST_USE;
+/* Whether the attempt's ranks could be gone on with, were this agent killed now. */
+void even_legacy_whole(even_legacy *legacy, bool whole);
+bool even_legacy_is_whole(const even_legacy *legacy);
 
 #endif

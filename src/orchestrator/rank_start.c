@@ -3,7 +3,8 @@
 #include "orchestrator/environment.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/host_memory.h"
-#include "orchestrator/job.h"
+#include "orchestrator/job_attempt.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/standing.h"
 #include "orchestrator/warm.h"
@@ -37,7 +38,7 @@ static void write_header(const even_job *job, int log, size_t rank, char *const 
   even_text_free(&text);
 }
 
-static even_status open_log(even_job *job, size_t rank, int *log) {
+static even_status append_to_log(even_job *job, size_t rank, int *log) {
   even_text path = EVEN_TEXT_EMPTY;
   even_text_format(&path, "%s/logs/rank-%zu.log", job->run_folder.data, rank);
   even_status status = even_text_status(&path);
@@ -45,10 +46,13 @@ static even_status open_log(even_job *job, size_t rank, int *log) {
     status = even_log_open(path.data, log);
   }
   even_text_free(&path);
-  if (status == EVEN_OK) {
-    write_header(job, *log, rank, job->params->command);
-  }
   return status;
+}
+
+static even_status open_log(even_job *job, size_t rank, int *log) {
+  EVEN_TRY(append_to_log(job, rank, log));
+  write_header(job, *log, rank, job->params->command);
+  return EVEN_OK;
 }
 
 static void give_line(void *context, int rank, bool error, const char *text, size_t length) {
@@ -58,6 +62,18 @@ static void give_line(void *context, int rank, bool error, const char *text, siz
   if (observer->line != NULL) {
     observer->line(observer->context, rank, error, text, length);
   }
+}
+
+even_status even_job_read_output(even_job *job, size_t rank, int output, int error) {
+  int log = -1;
+  even_status status = append_to_log(job, rank, &log);
+  if (status != EVEN_OK) {
+    even_pipe_close(output);
+    even_pipe_close(error);
+    return status;
+  }
+  job->ranks[rank].output_open = true;
+  return even_rank_output_open(&job->ranks[rank].output, &job->loop, (int)rank, output, error, log, give_line, job);
 }
 
 static even_status start_process(even_job *job, size_t index, const even_environment *environment,
@@ -86,7 +102,8 @@ static even_status start_process(even_job *job, size_t index, const even_environ
                                 .inherit = inherit,
                                 .inherit_count = inherit_count,
                                 .descriptors = job->descriptors_before,
-                                .ignored = job->params->notice_seconds > 0 ? SIGUSR1 : 0};
+                                .ignored = job->params->notice_seconds > 0 ? SIGUSR1 : 0,
+                                .outlives = even_outlast_holds(job)};
   even_status status = even_process_start(&params, process);
   if (status != EVEN_OK) {
     (void)even_error_prefix("rank %zu on %s", index, device->name);
@@ -121,12 +138,20 @@ static bool sign_is_seen(const even_job *job) {
   return folder != NULL && even_lease_is_known(folder, job->id);
 }
 
+/* Below whom the rank will be as long as it lives: this process, or the one that starts another in its place. */
+static void read_keeper(const even_job *job, even_process_stat *out) {
+  if (job->outlast != NULL) {
+    out->pid = (pid_t)job->params->legacy->starter;
+    out->start_time = job->params->legacy->starter_start;
+  } else if (even_process_stat_read(0, out) != 0) {
+    out->pid = 0; /* without /proc */
+  }
+}
+
 static even_status start_rank(even_job *job, size_t index, const char *shortages) {
   even_job_rank *rank = &job->ranks[index];
-  even_process_stat self = {.pid = 0};
-  if (even_process_stat_read(0, &self) != 0) {
-    self.pid = 0; /* without /proc */
-  }
+  even_process_stat keeper = {.pid = 0};
+  read_keeper(job, &keeper);
   const even_rank_place place = {
       .rank = (int)index,
       .devices = job->params->devices,
@@ -148,8 +173,8 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
       .snapshot_fd = even_job_snapshot_begin(job, index),
       .generation_fd = job->generation_fd,
       .standing_fd = even_job_standing_fd(job),
-      .agent = self.pid,
-      .agent_start = self.start_time,
+      .agent = keeper.pid,
+      .agent_start = keeper.start_time,
       .job = job->id,
       .memory = job->params->memory == NULL ? NULL : job->params->memory->folder.data,
       .run_folder = job->run_folder.data,
@@ -159,12 +184,14 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
   even_warm_process started;
   int log = -1;
   EVEN_TRY(open_log(job, index, &log));
+  even_outlast_starting(job, index);
   even_status status = find_process(job, &place, &started);
   if (status != EVEN_OK) {
     even_pipe_close(log);
     return status;
   }
   const even_process process = started.process;
+  even_outlast_started(job, index, &process);
   rank->pid = process.pid;
   rank->alive = true;
   rank->output_open = true;

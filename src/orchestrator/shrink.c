@@ -4,7 +4,7 @@
 #include "fault/generation.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/gifts.h"
-#include "orchestrator/job.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -19,7 +19,10 @@ even_status even_job_generations_open(even_job *job) {
     return EVEN_OK;
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&job->lost, job->count));
-  EVEN_TRY(even_generation_create((int)job->count, &job->generation_fd));
+  job->generation_fd = job->outlast != NULL && job->adopted ? even_outlast_generation(job) : -1;
+  if (job->generation_fd < 0) {
+    EVEN_TRY(even_generation_create((int)job->count, &job->generation_fd));
+  }
   EVEN_TRY(even_generation_open(job->generation_fd, &job->generation));
   if (even_job_takes_in(job)) {
     even_generation_let_in(job->generation);

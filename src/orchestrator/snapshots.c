@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/snapshot.h"
-#include "orchestrator/job.h"
+#include "orchestrator/outlast.h"
 #include "os/pipe.h"
 #include "os/shared_memory.h"
 
@@ -40,6 +40,7 @@ void even_job_snapshot_finish(even_job *job, size_t rank) {
   even_text_free(&folder);
   even_pipe_close(job->snapshots[rank]);
   job->snapshots[rank] = -1;
+  even_outlast_written(job, rank);
   (void)even_error_restore(&kept);
 }
 

@@ -244,6 +244,9 @@ static int real_nanosleep(const struct timespec *time) {
    .epoll_wait = epoll_wait,                    \
    .poll = poll,                                \
    .socket = socket,                            \
+   .socketpair = socketpair,                    \
+   .sendmsg = sendmsg,                          \
+   .recvmsg = recvmsg,                          \
    .bind = real_bind,                           \
    .listen = real_listen,                       \
    .setsockopt = real_setsockopt,               \

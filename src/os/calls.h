@@ -113,6 +113,9 @@ typedef struct even_os_calls {
   int (*epoll_wait)(int epoll, struct epoll_event *events, int count, int timeout_ms);
   int (*poll)(struct pollfd *descriptors, nfds_t count, int timeout_ms);
   int (*socket)(int domain, int type, int protocol);
+  int (*socketpair)(int domain, int type, int protocol, int ends[2]);
+  ssize_t (*sendmsg)(int fd, const struct msghdr *message, int flags);
+  ssize_t (*recvmsg)(int fd, struct msghdr *message, int flags);
   int (*bind)(int fd, const struct sockaddr *address, socklen_t bytes);
   int (*listen)(int fd, int backlog);
   int (*setsockopt)(int fd, int level, int option, const void *value, socklen_t bytes);

@@ -20,8 +20,9 @@
 #include <sys/mman.h>
 
 enum { MOST_SESSIONS = 16384, MOST_GROUPS = 4096, SWEEP_MS = 5000, LOOK_MS = 250 };
+static const uint64_t STOP_NS = 20000000000u;
 
-typedef enum message_kind { ADD_SESSION, DROP_SESSION, ADD_GROUP, LIMIT } message_kind;
+typedef enum message_kind { ADD_SESSION, DROP_SESSION, ADD_GROUP, LIMIT, BEGIN } message_kind;
 
 /* Not over the pipe, which may be full where the guardian was stopped. */
 struct even_guardian_page {
@@ -63,8 +64,9 @@ static void take(duty *now, const message *told) {
         }
       }
       break;
-    case LIMIT:
-      break; /* it stands in the page: this ends a wait without any */
+    case LIMIT: /* it stands in the page: this ends a wait without any */
+    case BEGIN:
+      break;
     case ADD_GROUP:
       if (now->group_count < MOST_GROUPS) {
         memcpy(now->groups[now->group_count++], told->folder, EVEN_CGROUP_PATH);
@@ -137,10 +139,10 @@ static void guard(void *context, int pipe) {
       continue; /* its time was over, or a signal came; the read tells what is wrong otherwise */
     }
     ssize_t got = even_os.read(pipe, &told, sizeof told);
-    if (got == (ssize_t)sizeof told) {
+    if (got == (ssize_t)sizeof told && told.kind != BEGIN) {
       take(now, &told);
     } else if (got >= 0 || errno != EINTR) {
-      break;
+      break; /* nobody holds the pipe, or its work is to be done now */
     }
   }
   kill_sessions(now);
@@ -260,11 +262,19 @@ even_status even_guardian_inherit(even_guardian *guardian, const even_guardian *
   return tell(guardian, LIMIT, 0, ""); /* so that it looks now, also where there is no limit */
 }
 
+void even_guardian_take(pid_t pid, int pipe, even_guardian *out) {
+  *out = (even_guardian){.pid = pid, .pipe = pipe};
+}
+
 void even_guardian_stop(even_guardian *guardian) {
+  const even_error kept = *even_error_last();
   if (guardian->pid >= 0) {
+    (void)!tell(guardian, BEGIN, 0, ""); /* one that has ended hears nothing */
     (void)even_os.close(guardian->pipe);
+    even_process_await(guardian->pid, STOP_NS); /* one that is no child of this process */
     even_process_wait(guardian->pid);
   }
+  (void)even_error_restore(&kept);
   unmap_page(guardian);
   *guardian = (even_guardian){.pid = -1, .pipe = -1};
 }

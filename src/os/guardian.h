@@ -12,7 +12,7 @@ struct even_guardian_page;
 typedef struct even_guardian {
   pid_t pid;                       /* -1: none */
   int pipe;                        /* its other end; the guardian begins when nobody holds it any more */
-  struct even_guardian_page *page; /* that both see */
+  struct even_guardian_page *page; /* that both see; NULL: it was started by another process */
 } even_guardian;
 
 /* Forks the guardian of the job whose processes carry `mark` ("NAME=value") in their environment. It has a session of
@@ -33,7 +33,10 @@ bool even_guardian_holds(const even_guardian *guardian, uint64_t *held_ns);
 /* Of one that takes the place of another one that is gone, once it has been told of the sessions: the same limit, and
  * what that one held it holds, and lets go. `gone` is stopped afterwards, not before. */
 even_status even_guardian_inherit(even_guardian *guardian, const even_guardian *gone) EVEN_MUST_USE;
-/* Lets it do its work now and waits until it has ended. */
+/* Of one that an earlier process has started, whose end of the pipe is `pipe`, and who is gone: it is this one's from
+ * now on. The limit that it may have been told stays. */
+void even_guardian_take(pid_t pid, int pipe, even_guardian *out);
+/* Lets it do its work now and waits until it has ended, also where others hold the pipe, too. */
 void even_guardian_stop(even_guardian *guardian);
 
 #endif

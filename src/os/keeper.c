@@ -5,6 +5,7 @@
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/process.h"
+#include "os/signals.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,6 +18,7 @@
 
 enum { MOST_PATH = 4096, LISTED = 4096, PASSES = 64, TRIES = 100 };
 #define BETWEEN_TRIES_NS (uint64_t)100000000 /* 10 s in all */
+static const uint64_t STOP_NS = 20000000000u;
 
 /* Made before the fork: the child must not allocate. */
 typedef struct duty {
@@ -103,10 +105,27 @@ even_status even_keeper_start(const char *folder, even_keeper *out) {
   return EVEN_OK;
 }
 
+void even_keeper_take(pid_t pid, int pipe, even_keeper *out) {
+  *out = (even_keeper){.pid = pid, .pipe = pipe};
+}
+
+/* One that is gone hears nothing, and that ends nobody. */
+static void tell_to_begin(const even_keeper *keeper) {
+  struct sigaction before;
+  if (even_signals_pipe_ignore(&before) == EVEN_OK) {
+    (void)even_os.write(keeper->pipe, "", 1);
+    even_signals_pipe_restore(&before);
+  }
+}
+
 void even_keeper_stop(even_keeper *keeper) {
   if (keeper->pid >= 0) {
+    const even_error kept = *even_error_last();
+    tell_to_begin(keeper);
     (void)even_os.close(keeper->pipe);
+    even_process_await(keeper->pid, STOP_NS); /* one that is no child of this process */
     even_process_wait(keeper->pid);
+    (void)even_error_restore(&kept);
   }
   *keeper = (even_keeper){.pid = -1, .pipe = -1};
 }

@@ -15,7 +15,10 @@ typedef struct even_keeper {
  * goes on for some seconds while others write there. It has a session of its own, and cannot be ended by a terminal or
  * a plain `kill`. */
 even_status even_keeper_start(const char *folder, even_keeper *out) EVEN_MUST_USE;
-/* Lets it do so now, and waits until it has. */
+/* Of one that an earlier process has started, whose end of the pipe is `pipe`, and who is gone: it is this one's from
+ * now on. */
+void even_keeper_take(pid_t pid, int pipe, even_keeper *out);
+/* Lets it do so now, and waits until it has, also where others hold the pipe, too. */
 void even_keeper_stop(even_keeper *keeper);
 
 #endif

@@ -87,7 +87,7 @@ static bool join(const char *path) {
 static bool prepare_child(const child_plan *plan, child_step *step) {
   const even_process_params *params = plan->params;
   *step = STEP_PARENT;
-  if (!die_with(plan->parent)) {
+  if (params->outlives ? even_os.getppid() != plan->parent : !die_with(plan->parent)) {
     return false;
   }
   *step = STEP_SESSION;
@@ -327,6 +327,15 @@ int even_process_end_signal(pid_t pid) {
 
 void even_process_wait(pid_t pid) {
   (void)even_process_end_signal(pid);
+}
+
+void even_process_await(pid_t pid, uint64_t limit_ns) {
+  int descriptor = even_os.pidfd_open(pid, 0);
+  struct pollfd end = {.fd = descriptor, .events = POLLIN};
+  if (descriptor >= 0) {
+    (void)even_os.poll(&end, 1, (int)(limit_ns / 1000000u));
+    (void)even_os.close(descriptor);
+  }
 }
 
 bool even_process_has_ended(pid_t pid) {

@@ -19,6 +19,7 @@ typedef struct even_process_params {
   int input;            /* becomes its standard input; 0: the parent's */
   uint64_t descriptors; /* its soft limit on open files; 0: the parent's */
   int ignored;          /* a signal that it begins with ignored; 0: none */
+  bool outlives;        /* it is not killed when the calling thread ends: somebody else sees to that */
 } even_process_params;
 
 typedef struct even_process {
@@ -28,9 +29,10 @@ typedef struct even_process {
 } even_process;
 
 /* Starts a process in a session of its own (standard input is the parent's, but /dev/null for a terminal's), with
- * default signal handlers and an empty signal mask. It is killed when the calling thread ends. What goes wrong in the
- * child before its program runs (pinning, joining, exec) is reported here. Errors: EVEN_ERR_NOT_FOUND (the program),
- * EVEN_ERR_PERMISSION, EVEN_ERR_SYSTEM. Calls from several threads must not overlap. */
+ * default signal handlers and an empty signal mask. It is killed when the calling thread ends, unless it `outlives`
+ * that. What goes wrong in the child before its program runs (pinning, joining, exec) is reported here. Errors:
+ * EVEN_ERR_NOT_FOUND (the program), EVEN_ERR_PERMISSION, EVEN_ERR_SYSTEM. Calls from several threads must not overlap.
+ */
 even_status even_process_start(const even_process_params *params, even_process *out) EVEN_MUST_USE;
 
 typedef struct even_process_end {
@@ -49,6 +51,8 @@ even_status even_process_reap(even_process_end *out, bool *any) EVEN_MUST_USE;
 void even_process_wait(pid_t pid);
 /* The same; the signal that ended it, 0: none, or it is no child any more. */
 int even_process_end_signal(pid_t pid);
+/* Waits until a process has ended that need not be a child, at most `limit_ns`, where the kernel has pidfds. */
+void even_process_await(pid_t pid, uint64_t limit_ns);
 /* Whether a child that was not reaped yet has ended. */
 bool even_process_has_ended(pid_t pid);
 

@@ -1,4 +1,4 @@
-/* fork, and a loop over one descriptor: signals, of which the child's end is one. */
+/* fork, and a loop over two descriptors: signals, of which the child's end is one, and what the child asks for. */
 #include "os/supervisor.h"
 
 #include "base/fail.h"
@@ -15,6 +15,7 @@ static const uint64_t LOOK_NS = 1000000000u;
 
 even_status even_supervisor_open(even_supervisor *out) {
   *out = (even_supervisor){.signals = {.fd = -1}, .child = -1};
+  even_custody_open(&out->custody);
   EVEN_TRY(even_process_adopt_orphans());
   EVEN_TRY(even_signals_block()); /* before: they stay blocked in the child, which begins with none lost */
   return even_signals_open(&out->signals);
@@ -32,11 +33,18 @@ static even_status begin_child(even_supervisor *supervisor, pid_t parent) {
 
 even_status even_supervisor_start(even_supervisor *supervisor, bool *is_child) {
   pid_t parent = even_os.getpid();
+  int childs = -1;
+  *is_child = false;
+  EVEN_TRY(even_custody_begin(&supervisor->custody, &childs));
   pid_t pid = even_os.fork();
   *is_child = pid == 0;
   if (pid == 0) {
+    even_custody_join(&supervisor->custody, childs);
     return begin_child(supervisor, parent);
   }
+  int error_number = errno;
+  (void)even_os.close(childs);
+  errno = error_number;
   if (pid < 0) {
     (void)even_fail_errno(errno, "a process could not be started");
     return even_error_fix("look at the limits on processes (ulimit -u, pids.max) and memory");
@@ -57,11 +65,13 @@ static void take(even_supervisor *supervisor, int number) {
 
 /* One wait, and what came meanwhile. */
 static even_status turn(even_supervisor *supervisor, uint64_t longest_ns) {
-  struct pollfd watched = {.fd = supervisor->signals.fd, .events = POLLIN};
+  struct pollfd watched[] = {{.fd = supervisor->signals.fd, .events = POLLIN},
+                             {.fd = supervisor->child < 0 ? -1 : supervisor->custody.socket, .events = POLLIN}};
   uint64_t wait_ns = longest_ns < LOOK_NS ? longest_ns : LOOK_NS;
-  if (even_os.poll(&watched, 1, (int)((wait_ns + 999999u) / 1000000u)) < 0 && errno != EINTR) {
+  if (even_os.poll(watched, 2, (int)((wait_ns + 999999u) / 1000000u)) < 0 && errno != EINTR) {
     return even_fail_errno(errno, "signals could not be waited for");
   }
+  even_custody_hear(&supervisor->custody);
   for (int number = even_signals_next(&supervisor->signals); number != 0;
        number = even_signals_next(&supervisor->signals)) {
     take(supervisor, number);
@@ -74,9 +84,14 @@ even_status even_supervisor_wait(even_supervisor *supervisor, even_process_end *
     bool any = true;
     while (any) {
       EVEN_TRY(even_process_reap(end, &any));
-      if (any && end->pid == supervisor->child && !end->stopped && !end->continued) {
+      bool its = any && end->pid == supervisor->child;
+      if (its && !end->stopped && !end->continued) {
         supervisor->child = -1;
+        even_custody_hear(&supervisor->custody);
         return EVEN_OK;
+      }
+      if (any && !its) {
+        even_custody_tell(&supervisor->custody, end);
       }
     }
     EVEN_TRY(turn(supervisor, LOOK_NS));
@@ -93,6 +108,7 @@ static bool has_no_children(void) {
 
 even_status even_supervisor_clear(even_supervisor *supervisor, uint64_t limit_ns, bool *clear) {
   uint64_t until = even_clock_ns() + limit_ns;
+  even_custody_release(&supervisor->custody);
   for (;;) {
     uint64_t now = even_clock_ns();
     *clear = has_no_children();
@@ -113,4 +129,5 @@ even_status even_supervisor_pause(even_supervisor *supervisor, uint64_t pause_ns
 
 void even_supervisor_close(even_supervisor *supervisor) {
   even_signals_close(&supervisor->signals);
+  even_custody_close(&supervisor->custody);
 }

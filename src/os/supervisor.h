@@ -3,6 +3,7 @@
 #ifndef EVEN_OS_SUPERVISOR_H
 #define EVEN_OS_SUPERVISOR_H
 
+#include "os/custody.h"
 #include "os/process.h"
 #include "os/signals.h"
 
@@ -13,8 +14,9 @@
 
 typedef struct even_supervisor {
   even_signals signals;
-  pid_t child; /* -1: none */
-  int asked;   /* the first of INT, TERM and HUP that has come, 0: none */
+  even_custody custody; /* of what its child leaves to the next one; in a child: what it was left */
+  pid_t child;          /* -1: none */
+  int asked;            /* the first of INT, TERM and HUP that has come, 0: none */
 } even_supervisor;
 
 /* From now on signals are watched, and orphans below this process are its own to reap. Of a process with one thread,
@@ -24,9 +26,10 @@ even_status even_supervisor_open(even_supervisor *out) EVEN_MUST_USE;
  * killed when its parent ends; the signals that jobs handle are blocked in it (even_signals_block), and of INT, TERM
  * and HUP those that reach both count once there. */
 even_status even_supervisor_start(even_supervisor *supervisor, bool *is_child) EVEN_MUST_USE;
-/* Passes on to the child what comes, until that has ended. */
+/* Passes on to the child what comes, and tells it how those end that it watches, until it has ended. */
 even_status even_supervisor_wait(even_supervisor *supervisor, even_process_end *end) EVEN_MUST_USE;
-/* Waits until all that the child has left behind has ended, too, at most `limit_ns`: *clear says whether it has. */
+/* Keeps nothing any more of what the child has left, and waits until all processes that it has left behind have ended,
+ * too, at most `limit_ns`: *clear says whether they have. */
 even_status even_supervisor_clear(even_supervisor *supervisor, uint64_t limit_ns, bool *clear) EVEN_MUST_USE;
 /* Waits so long, or until it is asked to end. */
 even_status even_supervisor_pause(even_supervisor *supervisor, uint64_t pause_ns) EVEN_MUST_USE;

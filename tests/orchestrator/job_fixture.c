@@ -122,6 +122,8 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                     .restart_always = job->restart_always,
                                     .hang_seconds = job->hang_seconds,
                                     .restart_hung = job->restart_hung,
+                                    .shrink = job->shrink,
+                                    .legacy = job->legacy,
                                     .checkpoint_folder = job->checkpoints,
                                     .resume = job->resume,
                                     .elsewhere = job->elsewhere,

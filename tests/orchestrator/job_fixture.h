@@ -27,6 +27,8 @@ typedef struct job_fixture {
   bool restart_always;
   double hang_seconds;
   bool restart_hung;
+  bool shrink;
+  struct even_legacy *legacy;
 } job_fixture;
 
 void job_fixture_open(job_fixture *job);

@@ -7,14 +7,13 @@ import os
 import pathlib
 import re
 import signal
-import sqlite3
 
 import pytest
 from run_jobs import Run, alive, wait_until, write_checkpoint
 
-# Rank 0 says who its agent is in step 8 of each of the first `stops` attempts, and waits there.
+# Rank 0 says who its agent is in step 8, and so on as often as it is to, and waits there for the next one.
 TRAINING = """
-import os, sys, time
+import json, os, sys, time
 import torch
 import evenstep as es
 
@@ -25,8 +24,16 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, i):
         return torch.randn(6, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
 
+def agent():
+    try:
+        with open(os.environ["EVENSTEP_RUN_DIR"] + "/agent.json") as file:
+            return json.load(file)["pid"]
+    except (OSError, ValueError):  # it is being written
+        return 0
+
 tag, stops = sys.argv[1], int(sys.argv[2])
-attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+with open(f"ranks-{tag}", "a") as ranks:
+    print(os.environ["RANK"], os.getpid(), file=ranks)
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
 optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -34,11 +41,12 @@ loader = torch.utils.data.DataLoader(Data(), batch_size=12, shuffle=True)
 model, optimizer, loader = es.prepare(model, optimizer, loader)
 for epoch in es.epochs(2):
     for x in loader:
-        if es.step() == 8 and attempt < stops:
-            while not os.path.isdir(os.environ["EVENSTEP_CHECKPOINT_DIR"] + "/step-00000006"):  # written meanwhile
+        if es.is_main() and es.step() >= 8 and stops > 0:
+            stops -= 1
+            before = agent()
+            print("in step", es.step(), "agent", before, flush=True)
+            while agent() in (0, before):
                 time.sleep(0.01)
-            print("in attempt", attempt, "agent", os.getppid(), flush=True)
-            time.sleep(600)
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
@@ -56,26 +64,67 @@ def expect_same_end(folder: pathlib.Path, tag: str) -> None:
         assert float((have - want).norm() / want.norm()) <= 1e-12
 
 
-def test_a_killed_agent_is_started_again(run: Run, start, script, tmp_path: pathlib.Path) -> None:
+def expect_same_processes(folder: pathlib.Path, tag: str, ranks: int) -> None:
+    assert sorted(line.split()[0] for line in (folder / f"ranks-{tag}").read_text().splitlines()) == [
+        str(rank) for rank in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("recovery", [[], ["--recovery", "replace", "--spares", "1"]])
+def test_ranks_outlast_a_killed_agent(run: Run, start, script, tmp_path: pathlib.Path, recovery: list[str]) -> None:
     name = script(TRAINING)
     assert run("-n", "2", "--no-monitor", name, "whole", "0").returncode == 0
-    job = start("-n", "2", "--checkpoint-every", "3", "--restart-agent", "--json", name, "a", "1", monitor=True)
-    agent = int(job.wait_for(r"in attempt 0 agent (\d+)")[0])
-    assert agent != job.process.pid
+    job = start("-n", "2", "--restart-agent", "--json", *recovery, name, "a", "2", monitor=True)
+    for step in (8, 9):
+        agent = int(job.wait_for(rf"in step {step} agent (\d+)")[0])
+        assert agent != job.process.pid
+        os.kill(agent, signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    assert f"(process {agent}) was ended by SIGKILL: another one is started in 2 s, and its ranks train on" in text
+    assert text.count("the agent before was killed: ranks 0 and 1 train on\n") == 2
+    outcome = json.loads(re.findall(r"^\{.*$", text, re.MULTILINE)[-1])
+    assert outcome["restarts"] == 0 and outcome["exit_code"] == 0
+    expect_same_end(tmp_path, "a")
+    expect_same_processes(tmp_path, "a", 3 if recovery else 2)
+    assert len(list((tmp_path / "runs").iterdir())) == 2  # in the folder that it had, which nobody has named
+
+
+def test_a_rank_that_ends_alone_is_gone_without(run: Run, start, script, tmp_path: pathlib.Path) -> None:
+    """A rank is killed while no agent lives: the next one has the others go on."""
+    name = script(TRAINING)
+    job = start("-n", "3", "--restart-agent", "--recovery", "shrink", "--log-rank", "all", name, "a", "1", monitor=True)
+    agent = int(job.wait_for(r"in step 8 agent (\d+)")[0])
+    ranks = dict(map(str.split, (tmp_path / "ranks-a").read_text().splitlines()))
+    os.kill(agent, signal.SIGSTOP)  # it hears of nothing
+    os.kill(int(ranks["2"]), signal.SIGKILL)
     os.kill(agent, signal.SIGKILL)
     code, text = job.finish()
     assert code == 0, text
-    assert f"(process {agent}) was ended by SIGKILL: another one is started" in text
-    assert re.search(r"the agent before was killed: restart 1 of 3 from \S+/step-0*6\n", text)
-    outcome = json.loads(re.findall(r"^\{.*$", text, re.MULTILINE)[-1])
-    assert outcome["restarts"] == 1 and outcome["exit_code"] == 0
-    expect_same_end(tmp_path, "a")
-    with sqlite3.connect(f"{tmp_path}/{outcome['run_folder']}/run.db") as history:
-        assert history.execute("SELECT value, words FROM events WHERE event = 'attempt'").fetchall() == [
-            (1, "restart 1")
-        ]
-        assert history.execute("SELECT MIN(step) FROM steps").fetchone() == (6,)
-    assert len(list((tmp_path / "runs").iterdir())) == 2  # in the folder that it had, which nobody has named
+    assert "generation 1: ranks 0 and 1 go on without rank 2" in text
+    expect_same_processes(tmp_path, "a", 3)
+
+
+def test_what_it_had_is_gone_with_where_its_ranks_are_ended(start, script, tmp_path: pathlib.Path) -> None:
+    """An agent that ends its job is not followed by one that trains on: from the newest checkpoint, as before."""
+    name = script("""
+        import os, signal, time
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+            raise SystemExit(0)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("agent", os.getppid(), flush=True)
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    """)
+    job = start("-n", "2", "--restart-agent", name)
+    agent = int(job.wait_for(r"agent (\d+)")[0])
+    job.wait_for("has ended by SIGKILL: the others are ended")
+    os.kill(agent, signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0 and "another one is started in 1 s, once its ranks are gone" in text, text
+    assert "the agent before was killed: restart 1 of 3 from the beginning" in text
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume", "chosen"]])
@@ -92,7 +141,7 @@ def test_it_goes_on_from_what_the_job_has(run: Run, script, tmp_path: pathlib.Pa
             os.rename("made", "kept/step-00000003")
         if attempt < 2:
             os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(600)
+            os.kill(os.getpid(), signal.SIGKILL)
     """)
     ended = run("-n", "1", "--checkpoint-dir", "kept", "--restart-agent", "--name", "a", *resume, name)
     assert ended.returncode == 0, ended.stderr
@@ -105,14 +154,14 @@ def test_it_goes_on_from_what_the_job_has(run: Run, script, tmp_path: pathlib.Pa
 def test_restarts_of_agents_are_counted(run: Run, script) -> None:
     name = script("""
         import os, signal, time
-        own = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1"  # a rank alone, in between
-        os.kill(os.getpid() if own else os.getppid(), signal.SIGKILL)
-        time.sleep(600)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] != "1":  # a rank alone, in between
+            os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
     """)
     ended = run("-n", "1", "--max-restarts", "2", "--restart-agent", name)
     assert ended.returncode == 128 + signal.SIGKILL
     assert "restart 1 of 2" in ended.stderr and "restart 2 of 2" in ended.stderr
-    assert "was ended by SIGKILL, and no restart is left (--max-restarts 2)" in ended.stderr
+    assert "no restart is left (--max-restarts 2)" in ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -149,40 +198,24 @@ def test_where_it_cannot_be(run: Run, script) -> None:
 
 
 @pytest.mark.more
-def test_twice(run: Run, start, script, tmp_path: pathlib.Path) -> None:
-    name = script(TRAINING)
-    assert run("-n", "2", "--no-monitor", name, "whole", "0").returncode == 0
-    job = start("-n", "2", "--checkpoint-every", "3", "--restart-agent", "--name", "a", name, "a", "2")
-    for attempt in range(2):
-        os.kill(int(job.wait_for(rf"in attempt {attempt} agent (\d+)")[0]), signal.SIGKILL)
-    code, text = job.finish()
-    assert code == 0 and "restart 2 of 3" in text, text
-    expect_same_end(tmp_path, "a")
-
-
-@pytest.mark.more
 def test_while_it_starts(run: Run, start, script, tmp_path: pathlib.Path) -> None:
     name = script(TRAINING)
     assert run("-n", "2", "--no-monitor", name, "whole", "0").returncode == 0
-    job = start("-n", "2", "--checkpoint-every", "3", "--restart-agent", "--name", "a", name, "a", "1")
-    first = int(job.wait_for(r"in attempt 0 agent (\d+)")[0])
+    job = start("-n", "2", "--restart-agent", "--name", "a", name, "a", "1", monitor=True)
+    first = int(job.wait_for(r"in step 8 agent (\d+)")[0])
+
+    def children(pid: int) -> set[int]:
+        return set(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+    before = children(first) | {first}  # its ranks and their guardian are the first process's from its end on
     os.kill(first, signal.SIGKILL)
-    children = pathlib.Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
-    own = pathlib.Path(f"/proc/{job.process.pid}/cmdline").read_bytes()
-
-    def agents() -> list[int]:
-        found = [int(word) for word in children.read_text().split() if int(word) != first]
-        return [pid for pid in found if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes() == own]
-
-    job.wait_for("another one is started")
-    wait_until(lambda: not alive(first))
-    before = set(agents())  # the guardian, for a while
-    wait_until(lambda: set(agents()) - before)
-    for pid in set(agents()) - before:
+    wait_until(lambda: children(job.process.pid) - before)
+    for pid in children(job.process.pid) - before:
         os.kill(pid, signal.SIGKILL)
     code, text = job.finish()
     assert code == 0 and text.count("another one is started") == 2, text
     expect_same_end(tmp_path, "a")
+    expect_same_processes(tmp_path, "a", 2)
 
 
 @pytest.mark.more

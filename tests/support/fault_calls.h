@@ -84,6 +84,9 @@
     (epoll, events, count, timeout_ms))                                                                                \
   X(int, -1, poll, (struct pollfd *descriptors, nfds_t count, int timeout_ms), (descriptors, count, timeout_ms))       \
   X(int, -1, socket, (int domain, int type, int protocol), (domain, type, protocol))                                   \
+  X(int, -1, socketpair, (int domain, int type, int protocol, int ends[2]), (domain, type, protocol, ends))            \
+  X(ssize_t, -1, sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags))                     \
+  X(ssize_t, -1, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags))                           \
   X(int, -1, listen, (int fd, int backlog), (fd, backlog))                                                             \
   X(int, -1, setsockopt, (int fd, int level, int option, const void *value, socklen_t bytes),                          \
     (fd, level, option, value, bytes))                                                                                 \

@@ -1,0 +1,412 @@
+/* The roll, and the way back from it to a job that runs. */
+#include "orchestrator/outlast.h"
+
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "orchestrator/aside.h"
+#include "orchestrator/job_attempt.h"
+#include "os/clock.h"
+#include "os/pipe.h"
+#include "os/process_stat.h"
+#include "os/shared_memory.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAGIC 0x6c6c6f726e657665u
+enum { PATH_BYTES = 4096 };
+
+typedef struct roll_head {
+  uint64_t magic;
+  uint64_t count;
+  uint64_t since_ns; /* the attempt's start */
+  int32_t guardian;
+  int32_t master_port;
+  uint32_t ended; /* how many have a place in that order */
+  bool did_without;
+  char resume[PATH_BYTES];
+} roll_head;
+
+typedef struct roll_rank {
+  int32_t pid;
+  uint32_t order; /* 1: it ended first; 0: it has not */
+  bool alive;
+  bool stopped_by_agent;
+  bool stood_still;
+  bool lost;
+  bool outside;
+  even_process_end end;
+} roll_rank;
+
+struct even_outlast {
+  even_legacy *legacy;
+  even_shared_memory memory;
+  roll_head *head;
+  roll_rank *ranks;
+  even_loop_watch watch; /* news of ranks that an earlier agent has started */
+  bool failed;           /* something could not be kept: told once */
+};
+
+static even_custody *custody_of(const even_job *job) {
+  return job->params->legacy->custody;
+}
+
+/* ---- the roll ---- */
+
+static size_t bytes_of(size_t count) {
+  return sizeof(roll_head) + count * sizeof(roll_rank);
+}
+
+static void place_parts(even_outlast *outlast) {
+  outlast->head = outlast->memory.address;
+  outlast->ranks = (roll_rank *)(void *)((unsigned char *)outlast->memory.address + sizeof(roll_head));
+}
+
+static even_status call_roll(const even_job *job, even_outlast *out) {
+  int fd = even_custody_claim(custody_of(job), EVEN_OUTLAST_ROLL, 0);
+  if (fd < 0) {
+    return even_fail(EVEN_ERR_STATE, "the agent before has left ranks that run, and no roll of them");
+  }
+  EVEN_TRY(even_shared_memory_adopt(fd, &out->memory));
+  place_parts(out);
+  if (out->memory.bytes < sizeof(roll_head) || out->head->magic != MAGIC || out->head->count != job->count ||
+      out->memory.bytes < bytes_of(job->count)) {
+    return even_fail(EVEN_ERR_MISMATCH, "the agent before has left ranks that run, and its job is not of %zu ranks",
+                     job->count);
+  }
+  return EVEN_OK;
+}
+
+static even_status begin_roll(const even_job *job, even_outlast *out) {
+  EVEN_TRY(even_shared_memory_create("evenstep-roll", bytes_of(job->count), &out->memory));
+  place_parts(out);
+  out->head->magic = MAGIC;
+  out->head->count = job->count;
+  return EVEN_OK;
+}
+
+/* ---- what is left ---- */
+
+/* Then the ranks go with this agent, as without all this. */
+static void give_up(even_job *job) {
+  even_outlast *outlast = job->outlast;
+  even_legacy_whole(outlast->legacy, false);
+  if (!outlast->failed) {
+    outlast->failed = true;
+    even_job_notice(job, "where the job's agent is killed from now on, its ranks end with it: %s",
+                    even_error_last()->what);
+  }
+  even_error_clear();
+}
+
+static void keep(even_job *job, even_outlast_kind kind, size_t number, int fd) {
+  if (fd >= 0 && !job->outlast->failed &&
+      even_custody_keep(custody_of(job), (uint32_t)kind, (uint32_t)number, fd) != EVEN_OK) {
+    give_up(job);
+  }
+}
+
+static void drop(even_job *job, uint32_t kind, size_t number) {
+  if (!job->outlast->failed && even_custody_drop(custody_of(job), kind, (uint32_t)number) != EVEN_OK) {
+    give_up(job);
+  }
+}
+
+static void watch(even_job *job, pid_t pid) {
+  if (pid > 0 && !job->outlast->failed && even_custody_watch(custody_of(job), pid) != EVEN_OK) {
+    give_up(job);
+  }
+}
+
+static bool may_be(const even_job *job) {
+  return job->params->legacy != NULL && job->params->legacy->custody != NULL && job->hosts == NULL &&
+         job->follower == NULL;
+}
+
+static void news_ready(void *context, int fd) {
+  even_job *job = context;
+  even_process_end end;
+  (void)fd;
+  while (even_custody_next(custody_of(job), &end)) {
+    even_job_take_end(job, &end);
+  }
+}
+
+static even_status open_roll(even_job *job, even_outlast *outlast) {
+  EVEN_TRY(job->adopted ? call_roll(job, outlast) : begin_roll(job, outlast));
+  return even_loop_add(&job->loop, &outlast->watch, custody_of(job)->socket, news_ready, job);
+}
+
+even_status even_outlast_open(even_job *job) {
+  even_outlast *outlast = NULL;
+  if (!may_be(job)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(EVEN_NEW(&outlast));
+  *outlast = (even_outlast){.legacy = job->params->legacy, .memory = {.fd = -1}, .watch = {.fd = -1}};
+  job->outlast = outlast;
+  return open_roll(job, outlast);
+}
+
+static void keep_memory(even_job *job) {
+  const even_host_memory *memory = job->params->memory;
+  even_legacy_page *page = job->outlast->legacy->page;
+  page->memory[0] = '\0';
+  if (memory == NULL) {
+    return;
+  }
+  if (memory->folder.length >= sizeof page->memory) {
+    (void)even_fail(EVEN_ERR_INPUT, "%s is too long a name for a folder in memory", memory->folder.data);
+    give_up(job);
+    return;
+  }
+  page->keeper = memory->keeper.pid;
+  memcpy(page->memory, memory->folder.data, memory->folder.length + 1);
+  keep(job, EVEN_OUTLAST_MEMORY, 0, memory->lock);
+  keep(job, EVEN_OUTLAST_KEEPER, 0, memory->keeper.pipe);
+}
+
+void even_outlast_keep(even_job *job) {
+  if (job->outlast != NULL) {
+    keep_memory(job);
+    keep(job, EVEN_OUTLAST_ROLL, 0, job->outlast->memory.fd);
+    keep(job, EVEN_OUTLAST_TELEMETRY, 0, job->params->telemetry_fd);
+    keep(job, EVEN_OUTLAST_GENERATION, 0, job->generation_fd);
+    even_outlast_guarded(job);
+  }
+}
+
+bool even_outlast_holds(const even_job *job) {
+  return job->outlast != NULL && !job->outlast->failed;
+}
+
+void even_outlast_close(even_job *job) {
+  even_outlast *outlast = job->outlast;
+  if (outlast == NULL) {
+    return;
+  }
+  even_legacy_whole(outlast->legacy, false);
+  if (even_custody_drop_all(custody_of(job)) != EVEN_OK) {
+    even_error_clear(); /* nothing of it is whole: the next agent has it dropped */
+  }
+  even_loop_remove(&job->loop, &outlast->watch);
+  even_shared_memory_close(&outlast->memory);
+  even_free(outlast);
+  job->outlast = NULL;
+}
+
+void even_outlast_starting(even_job *job, size_t rank) {
+  if (job->outlast != NULL) {
+    even_legacy_whole(job->outlast->legacy, false);
+    job->outlast->ranks[rank] = (roll_rank){.pid = 0};
+  }
+}
+
+void even_outlast_started(even_job *job, size_t rank, const even_process *process) {
+  if (job->outlast == NULL) {
+    return;
+  }
+  keep(job, EVEN_OUTLAST_OUTPUT, rank, process->output);
+  keep(job, EVEN_OUTLAST_ERROR, rank, process->error);
+  keep(job, EVEN_OUTLAST_SNAPSHOT, rank, job->snapshots[rank]);
+  watch(job, process->pid);
+}
+
+void even_outlast_ended(even_job *job, size_t rank) {
+  if (job->outlast == NULL) {
+    return;
+  }
+  even_outlast_settle(job); /* first: who goes on knows how it ended */
+  drop(job, EVEN_OUTLAST_OUTPUT, rank);
+  drop(job, EVEN_OUTLAST_ERROR, rank);
+  drop(job, 0, (size_t)job->ranks[rank].pid);
+}
+
+void even_outlast_written(even_job *job, size_t rank) {
+  if (job->outlast != NULL) {
+    drop(job, EVEN_OUTLAST_SNAPSHOT, rank);
+  }
+}
+
+void even_outlast_guarded(even_job *job) {
+  if (job->outlast != NULL) {
+    drop(job, 0, (size_t)job->outlast->head->guardian); /* 0 at first: nobody's number */
+    job->outlast->head->guardian = (int32_t)job->guardian.pid;
+    keep(job, EVEN_OUTLAST_GUARDIAN, 0, job->guardian.pipe);
+    watch(job, job->guardian.pid);
+  }
+}
+
+static void write_rank(const even_job *job, size_t rank, roll_rank *out) {
+  const even_job_rank *own = &job->ranks[rank];
+  out->pid = (int32_t)own->pid;
+  out->alive = own->alive;
+  out->stopped_by_agent = own->stopped_by_agent;
+  out->stood_still = own->stood_still;
+  out->lost = even_job_lost(job, rank);
+  out->outside = even_job_is_outside(job, rank);
+  out->end = own->end;
+  out->order = 0;
+}
+
+static bool are_all_there(const even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    if (job->ranks[i].pid == 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void even_outlast_settle(even_job *job) {
+  even_outlast *outlast = job->outlast;
+  if (outlast == NULL || outlast->failed) {
+    return;
+  }
+  roll_head *head = outlast->head;
+  head->since_ns = job->progress.since_ns;
+  head->master_port = (int32_t)job->master_port;
+  head->did_without = job->did_without;
+  head->ended = (uint32_t)job->ended;
+  for (size_t i = 0; i < job->count; i++) {
+    write_rank(job, i, &outlast->ranks[i]);
+  }
+  for (size_t i = 0; i < job->ended; i++) {
+    outlast->ranks[job->order[i]].order = (uint32_t)i + 1;
+  }
+  bool fits = job->resume.length < sizeof head->resume;
+  memcpy(head->resume, fits ? even_text_string(&job->resume) : "", fits ? job->resume.length + 1 : 1);
+  bool calm = job->stage == EVEN_JOB_RUNS && job->draining == 0 && !job->changing && job->interrupted == 0 &&
+              job->failure.status == EVEN_OK && (job->params->aside == NULL || job->params->aside->count == 0);
+  even_legacy_whole(outlast->legacy, fits && calm && are_all_there(job));
+}
+
+/* ---- what was left ---- */
+
+bool even_outlast_due(const even_legacy *legacy) {
+  return legacy != NULL && legacy->custody != NULL && even_legacy_is_whole(legacy);
+}
+
+int even_outlast_telemetry(const even_legacy *legacy) {
+  return even_custody_claim(legacy->custody, EVEN_OUTLAST_TELEMETRY, 0);
+}
+
+even_status even_outlast_memory(const even_legacy *legacy, even_host_memory **out) {
+  even_keeper keeper;
+  *out = NULL;
+  if (legacy->page->memory[0] == '\0') {
+    return EVEN_OK;
+  }
+  int lock = even_custody_claim(legacy->custody, EVEN_OUTLAST_MEMORY, 0);
+  even_keeper_take(legacy->page->keeper, even_custody_claim(legacy->custody, EVEN_OUTLAST_KEEPER, 0), &keeper);
+  return even_host_memory_take(legacy->page->memory, lock, &keeper, out);
+}
+
+even_status even_outlast_take(even_job *job) {
+  return even_legacy_continue(job->params->legacy, job);
+}
+
+int even_outlast_generation(even_job *job) {
+  return even_custody_claim(custody_of(job), EVEN_OUTLAST_GENERATION, 0);
+}
+
+/* Once the roll is called. */
+void even_outlast_guardian(even_job *job) {
+  int pipe = even_custody_claim(custody_of(job), EVEN_OUTLAST_GUARDIAN, 0);
+  if (pipe >= 0) {
+    even_guardian_take((pid_t)job->outlast->head->guardian, pipe, &job->guardian);
+  }
+}
+
+static even_status take_rank(even_job *job, size_t rank, const roll_rank *from) {
+  even_job_rank *own = &job->ranks[rank];
+  int output = even_custody_claim(custody_of(job), EVEN_OUTLAST_OUTPUT, (uint32_t)rank);
+  int error = even_custody_claim(custody_of(job), EVEN_OUTLAST_ERROR, (uint32_t)rank);
+  job->snapshots[rank] = even_custody_claim(custody_of(job), EVEN_OUTLAST_SNAPSHOT, (uint32_t)rank);
+  own->pid = (pid_t)from->pid;
+  own->alive = from->alive;
+  own->stopped_by_agent = from->stopped_by_agent;
+  own->stood_still = from->stood_still;
+  own->end = from->end;
+  if (from->order > 0 && from->order <= job->count) {
+    job->order[from->order - 1] = rank;
+  }
+  if (!own->alive || output < 0 || error < 0) {
+    even_pipe_close(output);
+    even_pipe_close(error);
+    return own->alive ? even_fail(EVEN_ERR_STATE, "the output of rank %zu was not kept", rank) : EVEN_OK;
+  }
+  job->alive++;
+  if (job->params->observer.rank_started != NULL) {
+    job->params->observer.rank_started(job->params->observer.context, (int)rank, own->pid);
+  }
+  return even_job_read_output(job, rank, output, error);
+}
+
+static bool is_member(const even_job *job, size_t rank) {
+  return job->generation == NULL ||
+         even_generation_has(job->generation, (int)rank, even_generation_number(job->generation));
+}
+
+/* The agent may have been killed between a loss and the next look at the roll. */
+static void place_member(even_job *job, size_t rank, const roll_rank *from) {
+  bool left = !is_member(job, rank) && !from->alive && !from->outside && (from->end.signal != 0 || from->end.code != 0);
+  if (job->lost != NULL) {
+    job->lost[rank] = from->lost || left;
+  }
+  even_job_replace_adopt(job, rank, !from->outside && !left);
+}
+
+/* Of one that is not there any more, and of which nobody knows how it ended. */
+static void miss(even_job *job) {
+  for (size_t i = 0; i < job->count; i++) {
+    even_process_stat facts;
+    even_job_rank *own = &job->ranks[i];
+    if (own->alive && even_process_stat_read(own->pid, &facts) != 0) {
+      const even_process_end end = {.pid = own->pid, .signal = SIGKILL}; /* most likely */
+      even_job_take_end(job, &end);
+    }
+  }
+}
+
+static void tell(even_job *job) {
+  even_text left = EVEN_TEXT_EMPTY;
+  even_job_name_members(job, &left);
+  even_job_notice(job, "the agent before was killed: %s train%s on", even_text_string(&left),
+                  even_job_members(job) == 1 ? "s" : "");
+  even_text_free(&left);
+}
+
+even_status even_outlast_adopt(even_job *job) {
+  const even_outlast *outlast = job->outlast;
+  const roll_head *head = outlast->head;
+  even_job_begin_watch(job);
+  job->adopted = false;
+  job->progress.since_ns = head->since_ns;
+  job->did_without = head->did_without;
+  job->master_port = head->master_port;
+  job->ended = head->ended <= job->count ? head->ended : job->count;
+  even_text_add(&job->resume, head->resume);
+  EVEN_TRY(even_text_status(&job->resume));
+  for (size_t i = 0; i < job->count; i++) {
+    EVEN_TRY(take_rank(job, i, &outlast->ranks[i]));
+  }
+  for (size_t i = 0; i < job->count; i++) {
+    place_member(job, i, &outlast->ranks[i]);
+  }
+  tell(job);
+  even_job_tell_main_rank(job);
+  if (job->generation != NULL) {
+    even_generation_retell(job->generation);
+  }
+  for (size_t i = 0, ended = job->ended; i < ended; i++) { /* as long as nobody has drawn the conclusion */
+    even_job_rank *own = &job->ranks[job->order[i]];
+    if (!even_job_lost(job, job->order[i]) && is_member(job, job->order[i])) {
+      even_job_act_on_end(job, own);
+    }
+  }
+  news_ready(job, -1);
+  miss(job);
+  return EVEN_OK;
+}

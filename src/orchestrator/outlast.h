@@ -1,0 +1,70 @@
+/* Ranks that outlast their agent, in a job of one host under --restart-agent. Whatever the agent has of them it also
+ * leaves with the process that starts agents (os/custody.h): the ends of their pipes, the memory that they share with
+ * it, the guardian's pipe, and a roll, in shared memory, of which process is at which place and how others have ended.
+ * The agent that is started in a killed one's place goes on from there; meanwhile the ranks train, and whoever prints
+ * more than a pipe holds waits. While ranks start, or are ended, none of that is whole: then they go with their agent,
+ * and the job is started again from its newest checkpoint. */
+#ifndef EVEN_ORCHESTRATOR_OUTLAST_H
+#define EVEN_ORCHESTRATOR_OUTLAST_H
+
+#include "orchestrator/host_memory.h"
+#include "orchestrator/job.h"
+#include "orchestrator/legacy.h"
+
+typedef struct even_outlast even_outlast;
+
+/* What is kept, each under its kind and a number: the rank's, or 0. */
+typedef enum even_outlast_kind {
+  EVEN_OUTLAST_ROLL = 1,
+  EVEN_OUTLAST_TELEMETRY,
+  EVEN_OUTLAST_GENERATION,
+  EVEN_OUTLAST_GUARDIAN,
+  EVEN_OUTLAST_OUTPUT,
+  EVEN_OUTLAST_ERROR,
+  EVEN_OUTLAST_SNAPSHOT,
+  EVEN_OUTLAST_MEMORY, /* the lock of its folder, */
+  EVEN_OUTLAST_KEEPER
+} even_outlast_kind;
+
+/* ---- the agent before may have been killed ---- */
+
+/* Whether ranks run that this agent is to go on with. `legacy` NULL: none do. */
+bool even_outlast_due(const even_legacy *legacy);
+/* Where they write their telemetry, the caller's from now on; -1: nowhere. */
+int even_outlast_telemetry(const even_legacy *legacy);
+/* Where they keep checkpoints in memory, the caller's from now on; NULL: nowhere. */
+even_status even_outlast_memory(const even_legacy *legacy, even_host_memory **out) EVEN_MUST_USE;
+/* In place of a beginning: the job is the one that it was. */
+even_status even_outlast_take(even_job *job) EVEN_MUST_USE;
+/* The memory of the ranks' generations, the caller's from now on; -1: there is none. */
+int even_outlast_generation(even_job *job);
+/* The guardian that was started before. */
+void even_outlast_guardian(even_job *job);
+/* In place of the start of the ranks: those that run, and those that have ended meanwhile. */
+even_status even_outlast_adopt(even_job *job) EVEN_MUST_USE;
+
+/* ---- this one may be ---- */
+
+/* Once the job's loop is open. job->outlast stays NULL where the ranks go with their agent: nobody starts another one,
+ * or there are other hosts. */
+even_status even_outlast_open(even_job *job) EVEN_MUST_USE;
+/* Leaves what the job has by itself, once it is open. */
+void even_outlast_keep(even_job *job);
+/* Nothing is kept any more. job->outlast may be NULL, here, before and below. */
+void even_outlast_close(even_job *job);
+/* Whether a process that is started now is to outlive this one. */
+bool even_outlast_holds(const even_job *job);
+/* Before one starts at the rank's place, */
+void even_outlast_starting(even_job *job, size_t rank);
+/* and when it has: with its outputs. */
+void even_outlast_started(even_job *job, size_t rank, const even_process *process);
+/* It has ended, which is noted in job->ranks and job->order already. */
+void even_outlast_ended(even_job *job, size_t rank);
+/* Its checkpoint's memory is closed. */
+void even_outlast_written(even_job *job, size_t rank);
+/* There is another guardian. */
+void even_outlast_guarded(even_job *job);
+/* After each turn: whether all is whole. */
+void even_outlast_settle(even_job *job);
+
+#endif
