@@ -62,7 +62,8 @@ static const even_usage usage = {
         "  kill        a rank is killed (SIGKILL)\n"
         "  stop        a rank is stopped (SIGSTOP), and let go 5 s later (--hold)\n"
         "  slow        a busy neighbour takes most of a rank's core for 5 s (--hold)\n"
-        "  agent       the agent is killed, and the job started again with --resume auto (or --replace-leader)\n"
+        "  agent       the agent is killed, and the job started again with --resume auto (or --replace-leader,\n"
+        "              --restart-agent)\n"
         "  bit-flip    one bit of the newest checkpoint turns, and a rank is killed\n"
         "  torn-write  the newest checkpoint loses half of a file, and a rank is killed\n"
         "  garbage     random bytes come to the ports on which the job listens\n"
@@ -127,6 +128,9 @@ static even_status make_words(chaos *on, size_t count, char **words) {
     add_pair(on, "--on-nonfinite", "stop");
   }
   add_pair(on, "--log-rank", "none");
+  if (on->job.restart_agent) {
+    add(on, "--restart-agent");
+  }
   add(on, "--quiet");
   add(on, "--json");
   if (on->job.no_pin || on->namespaces) { /* all hosts are this machine */
@@ -196,6 +200,9 @@ static even_status prepare(chaos *on, size_t count, char **words) {
     (void)even_fail(EVEN_ERR_USAGE, "chaos: --replace-leader is of three hosts");
     return even_error_fix("add --namespaces --hosts 3 (root)");
   }
+  if (on->job.restart_agent && on->namespaces) {
+    return even_fail(EVEN_ERR_USAGE, "chaos: --restart-agent is of one host");
+  }
   on->seed = on->seed < 0 ? (int64_t)(now / 1000u % 1000000000u) : on->seed;
   (void)snprintf(chosen, sizeof chosen, "chaos-%" PRIu64, now / 1000000000u);
   const char *name = on->job.name == NULL ? chosen : on->job.name;
@@ -228,6 +235,7 @@ static even_chaos_job job_of(const chaos *on, int which) {
                           .runs_folder = on->job.runs_folder,
                           .network = on->namespaces ? &on->network : NULL,
                           .succeeds = on->replace_leader,
+                          .outlasts = on->job.restart_agent,
                           .patience_ns = UINT64_MAX};
 }
 
@@ -540,7 +548,7 @@ static int run(chaos *on, size_t count, char **words) {
 static size_t declare(chaos *on, even_option *table) {
   static const char *const kept[] = {"ranks",    "devices",          "name",      "runs-dir", "policy",
                                      "profile",  "checkpoint-every", "cpu-quota", "no-pin",   "python",
-                                     "recovery", "spares",           "min-ranks", "module"};
+                                     "recovery", "spares",           "min-ranks", "module",   "restart-agent"};
   size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
   const even_option own[] = {
       {0, "seed", EVEN_OPTION_INTEGER, &on->seed, "N", "of the faults (default: another each time, printed)", 0,

@@ -144,6 +144,15 @@ typedef struct even_chaos_network {
   char enter[48]; /* for nsenter: this host */
 } even_chaos_network;
 
+/* An agent that was killed, with --restart-agent: whether its ranks outlast it (chaos_agent.c). */
+typedef struct even_chaos_agent {
+  even_chaos_done *of; /* NULL: none is awaited */
+  size_t fault;
+  pid_t killed; /* the last one */
+  even_chaos_process ranks[EVEN_CHAOS_WATCHED];
+  size_t count;
+} even_chaos_agent;
+
 /* A job of this program, in a process of its own, and what is done to it. Zeroed but for the first part. */
 typedef struct even_chaos_job {
   const char *const *words; /* of `evenstep run`, from the program on, without the run's name; NULL-terminated */
@@ -166,6 +175,7 @@ typedef struct even_chaos_job {
   uint64_t hold_ns;                  /* so long what can be ended lasts: stops, neighbours, lack */
   const even_chaos_network *network; /* NULL: one host */
   bool succeeds;                     /* another host takes a killed leader's place, once */
+  bool outlasts;                     /* with --restart-agent: another agent goes on with a killed one's ranks */
   /* ---- its own ---- */
   even_text folder;
   even_dialogue agent;
@@ -188,6 +198,7 @@ typedef struct even_chaos_job {
   even_chaos_host host;
   even_chaos_rank rank;
   even_chaos_watch watch;
+  even_chaos_agent successor;
   uint64_t cut_until_ns; /* 0: the hosts are linked */
   int cut_host;
   bool succeeded; /* one has (chaos_leader.c): it is the agent from now on, and no child of this process; */
@@ -237,6 +248,8 @@ even_status even_chaos_judge(even_chaos_job *job) EVEN_MUST_USE;
 
 /* ---- another leader (chaos_leader.c) ---- */
 
+/* Whose run that folder is; pid 0: nobody's, or the killed one's. */
+even_chaos_process even_chaos_owner_of(const char *folder, pid_t killed);
 /* Whether the leader has said that another one takes its place. */
 bool even_chaos_is_voted_for(const even_chaos_job *job);
 /* The fault before job->next has killed the leader; waits until another one leads. EVEN_ERR_TIMEOUT: none does. */
@@ -282,6 +295,9 @@ void even_chaos_tell_not(even_chaos_job *job, const char *why);
 void even_chaos_postpone(even_chaos_job *job, const char *why);
 /* The value of a variable of the process's environment, as a port; 0: none. */
 int even_chaos_port_of(pid_t pid, const char *name);
+/* The agent (chaos_agent.c). With --restart-agent, at each look: whether another one goes on with its ranks. */
+void even_chaos_kill_agent(even_chaos_job *job);
+void even_chaos_agent_look(even_chaos_job *job);
 /* Faults of the host; `rank`: the victim. They leave job->next where they cannot be yet. */
 even_status even_chaos_fill_disk(even_chaos_job *job) EVEN_MUST_USE;
 even_status even_chaos_turn_clock(even_chaos_job *job) EVEN_MUST_USE;

@@ -100,23 +100,6 @@ static even_status slow_rank(even_chaos_job *job, const even_process_stat *rank)
   return EVEN_OK;
 }
 
-static void kill_agent(even_chaos_job *job) {
-  char words[96];
-  if (job->succeeded) {
-    even_chaos_tell_not(job, "two hosts are left, and neither would take the other one's place");
-    return;
-  }
-  if (job->succeeds && !even_chaos_is_voted_for(job)) {
-    return; /* the others may not know yet that they are to */
-  }
-  (void)snprintf(words, sizeof words, "process %ld; %s", (long)job->agent.process.pid,
-                 job->succeeds ? "another host takes its place" : "started again with --resume auto");
-  job->agent_killed = even_process_signal(job->agent.process.pid, SIGKILL);
-  if (job->agent_killed) {
-    even_chaos_tell(job, words);
-  }
-}
-
 /* ---- one fault ---- */
 
 bool even_chaos_ends_attempt(even_chaos_kind kind) {
@@ -186,7 +169,7 @@ even_status even_chaos_inject(even_chaos_job *job) {
     case EVEN_CHAOS_SLOW:
       return slow_rank(job, &rank);
     case EVEN_CHAOS_AGENT:
-      kill_agent(job);
+      even_chaos_kill_agent(job);
       return EVEN_OK;
     case EVEN_CHAOS_FLIP:
     case EVEN_CHAOS_TORN:

@@ -70,6 +70,7 @@ static even_status look(even_chaos_job *job) {
   job->watch.looked_ns = even_clock_ns();
   even_chaos_read_history(job);
   even_chaos_members_look(job);
+  even_chaos_agent_look(job);
   even_chaos_checkpoints_look(job);
   even_chaos_relent(job, false);
   EVEN_TRY(even_chaos_host_look(job));

@@ -28,8 +28,7 @@ int even_chaos_ranks_led(const even_chaos_job *job) {
   return known > 0 && known < job->ranks ? known : job->ranks;
 }
 
-/* Whose run that folder is; pid 0: nobody's, or the killed leader's. */
-static even_chaos_process owner_of(const char *folder, pid_t killed) {
+even_chaos_process even_chaos_owner_of(const char *folder, pid_t killed) {
   even_chaos_process found = {.pid = 0};
   even_process_stat facts;
   even_text path = EVEN_TEXT_EMPTY;
@@ -55,7 +54,7 @@ even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) {
   even_chaos_done *done = &job->done[job->next - 1];
   uint64_t began = even_clock_ns();
   for (;;) {
-    job->leader = owner_of(even_text_string(&job->folder), killed);
+    job->leader = even_chaos_owner_of(even_text_string(&job->folder), killed);
     if (job->leader.pid != 0) {
       break;
     }

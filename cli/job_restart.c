@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RESTARTS = 3, LONGEST_PAUSE_S = 60, PAUSE_AGAIN_S = 600 };
+enum { MOST_RESTARTS = 3, LONGEST_PAUSE_S = 60, PAUSE_AGAIN_S = 600, PAUSE_AGAIN_LIVES_S = 60 };
 
 /* The guardian kills for 5 s, and removes control groups; checkpoints in memory are removed for 10 s. */
 static const uint64_t CLEAR_NS = 30000000000u;
@@ -46,7 +46,8 @@ static even_status check(const even_job_options *options) {
 
 /* The first at once: the ranks train meanwhile, and nobody sees to them. */
 static void choose_pause(supervised *on, bool lives) {
-  bool lasted = even_clock_ns() - on->started_ns > PAUSE_AGAIN_S * SECOND_NS;
+  uint64_t again_s = lives ? PAUSE_AGAIN_LIVES_S : PAUSE_AGAIN_S;
+  bool lasted = even_clock_ns() - on->started_ns > again_s * SECOND_NS;
   bool first = on->pause_s == 0 || lasted;
   on->pause_s = first ? 1 : on->pause_s * 2;
   on->pause_s = on->pause_s > LONGEST_PAUSE_S ? LONGEST_PAUSE_S : on->pause_s;

@@ -180,7 +180,7 @@ even_status even_cgroup_make(const even_cgroup *parent, const char *controller, 
     }
     out->switched_on = true;
   }
-  if (even_os.mkdir(out->folder, 0777) != 0) {
+  if (even_os.mkdir(out->folder, 0777) != 0 && errno != EEXIST) {
     even_status status = even_fail_errno(errno, "control group %s cannot be made", out->folder);
     even_cgroup_switch_off(out, controller);
     out->switched_on = false;
