@@ -530,7 +530,7 @@ static void tell_where(running_job *job) {
 }
 
 static even_status open_and_run(running_job *job, int *exit_code) {
-  uint64_t started = even_clock_ns();
+  uint64_t started = job->options->legacy != NULL ? job->options->legacy->since_ns : even_clock_ns();
   even_status status = open_monitor(job);
   even_error first = *even_error_last();
   if (status == EVEN_OK) {

@@ -3,13 +3,14 @@
 
 #include "base/fail.h"
 #include "orchestrator/job.h"
+#include "os/clock.h"
 #include "os/process_stat.h"
 
 #include <string.h>
 
 even_status even_legacy_open(even_legacy *out) {
   even_process_stat self;
-  *out = (even_legacy){.memory = {.fd = -1}};
+  *out = (even_legacy){.memory = {.fd = -1}, .since_ns = even_clock_ns()};
   if (even_process_stat_read(0, &self) == 0) { /* else without /proc */
     out->starter = (long)self.pid;
     out->starter_start = self.start_time;

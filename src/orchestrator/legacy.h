@@ -45,6 +45,7 @@ typedef struct even_legacy {
   even_custody *custody; /* of what else is left; NULL: of nothing */
   long starter;          /* the process that starts agents; 0: it cannot be told */
   uint64_t starter_start;
+  uint64_t since_ns; /* when the job began */
 } even_legacy;
 
 /* Before the first agent is started, in the process that starts them. */

@@ -5,6 +5,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "os/calls.h"
+#include "os/custody.h"
 #include "os/folder.h"
 
 #include <errno.h>
@@ -116,6 +117,67 @@ static void a_killed_agents_memory_goes(void **state) {
   assert_int_equal(even_checkpoint_verify(path, NULL), EVEN_OK);
 }
 
+/* Its agent is killed, and the next one has what it had: the folder stays until that one lets it go. */
+static void the_next_agent_may_have_it(void **state) {
+  (void)state;
+  even_custody custody;
+  even_keeper keeper;
+  int childs = -1;
+  int ends[2];
+  struct {
+    pid_t keeper;
+    char folder[256];
+  } told;
+  assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+  even_custody_open(&custody);
+  assert_int_equal(even_custody_begin(&custody, &childs), EVEN_OK);
+  pid_t agent = fork();
+  if (agent == 0) {
+    even_custody_join(&custody, childs);
+    if (even_host_memory_open(&memory) == EVEN_OK && even_custody_keep(&custody, 1, 0, memory->lock) == EVEN_OK &&
+        even_custody_keep(&custody, 2, 0, memory->keeper.pipe) == EVEN_OK) {
+      told.keeper = memory->keeper.pid;
+      (void)snprintf(told.folder, sizeof told.folder, "%s", memory->folder.data);
+      (void)!write(ends[1], &told, sizeof told);
+    }
+    (void)raise(SIGKILL);
+    _exit(1);
+  }
+  (void)close(childs);
+  assert_int_equal(read(ends[0], &told, sizeof told), sizeof told);
+  assert_int_equal(waitpid(agent, NULL, 0), agent);
+  even_custody_hear(&custody);
+  even_keeper_take(told.keeper, even_custody_claim(&custody, 2, 0), &keeper);
+  assert_int_equal(even_host_memory_take(told.folder, even_custody_claim(&custody, 1, 0), &keeper, &memory), EVEN_OK);
+  save_in(memory, "step-00000003", 3);
+  even_host_memory *other = NULL; /* of another job: it removes no living agent's */
+  assert_int_equal(even_host_memory_open(&other), EVEN_OK);
+  even_host_memory_close(other);
+  assert_int_equal(scratch_entries(), 1);
+  int held = dup(memory->keeper.pipe);
+  even_host_memory_close(memory);
+  memory = NULL;
+  assert_int_equal(scratch_entries(), 0);
+  (void)close(held);
+  (void)close(ends[0]);
+  (void)close(ends[1]);
+  even_custody_close(&custody);
+}
+
+static even_status take_over(void *context) {
+  const even_keeper none = {.pid = -1, .pipe = -1};
+  even_host_memory *taken = NULL;
+  (void)context;
+  EVEN_TRY(even_host_memory_take("/nowhere", -1, &none, &taken));
+  even_host_memory_close(taken);
+  return EVEN_OK;
+}
+
+static void what_cannot_be_had_is_let_go(void **state) {
+  (void)state;
+  assert_true(fault_each_allocation(take_over, NULL) >= 2);
+}
+
 static void what_died_with_its_keeper_goes_with_the_next(void **state) {
   (void)state;
   pid_t lives = start_agent(true);
@@ -208,6 +270,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       MEMORY_TEST(it_is_this_users_alone_and_goes_with_what_is_in_it),
       MEMORY_TEST(a_killed_agents_memory_goes),
+      MEMORY_TEST(the_next_agent_may_have_it),
+      MEMORY_TEST(what_cannot_be_had_is_let_go),
       MEMORY_TEST(what_died_with_its_keeper_goes_with_the_next),
       MEMORY_TEST(another_agent_may_sweep_meanwhile),
       MEMORY_TEST(folders_that_never_stay_are_told),

@@ -2,6 +2,7 @@
 #include "os/guardian.h"
 
 #include "os/clock.h"
+#include "os/custody.h"
 #include "os/process_stat.h"
 #include "os/random.h"
 #include "os/sweep.h"
@@ -366,6 +367,51 @@ static void another_one_goes_on_with_what_it_held(void **state) {
   assert_int_equal(waitpid(session, NULL, 0), session);
 }
 
+/* Whoever started it is killed, and somebody else has kept its pipe: it goes on, and works when that one says so,
+ * though the pipe is held by others still. */
+static void is_taken_over(void **state) {
+  (void)state;
+  even_custody custody;
+  even_guardian guardian;
+  int childs = -1;
+  int ends[2];
+  pid_t number = 0;
+  pid_t session = start_sleeper("A=b", 10, true);
+  pid_t later = start_sleeper("A=b", 10, true);
+  assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+  even_custody_open(&custody);
+  assert_int_equal(even_custody_begin(&custody, &childs), EVEN_OK);
+  pid_t parent = fork();
+  if (parent == 0) {
+    even_custody_join(&custody, childs);
+    if (even_guardian_start(mark, &guardian) == EVEN_OK && even_guardian_add_session(&guardian, session) == EVEN_OK &&
+        even_custody_keep(&custody, 1, 0, guardian.pipe) == EVEN_OK) {
+      (void)!write(ends[1], &guardian.pid, sizeof guardian.pid);
+    }
+    (void)raise(SIGKILL);
+    _exit(1);
+  }
+  (void)close(childs);
+  assert_int_equal(read(ends[0], &number, sizeof number), sizeof number);
+  assert_int_equal(waitpid(parent, NULL, 0), parent);
+  even_custody_hear(&custody);
+  int pipe = even_custody_claim(&custody, 1, 0);
+  assert_true(pipe >= 0);
+  int held = dup(pipe);
+  even_guardian_take(number, pipe, &guardian);
+  assert_int_equal(even_guardian_add_session(&guardian, later), EVEN_OK);
+  assert_true(is_alive(session));
+  even_guardian_stop(&guardian);
+  even_process_stat stat;
+  assert_true(even_process_stat_read(number, &stat) != 0 || even_process_stat_ended(&stat));
+  assert_int_equal(waitpid(session, NULL, 0), session);
+  assert_int_equal(waitpid(later, NULL, 0), later);
+  (void)close(held);
+  (void)close(ends[0]);
+  (void)close(ends[1]);
+  even_custody_close(&custody);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(sweeps_the_marked_alone, make_mark),
@@ -378,6 +424,7 @@ int main(void) {
       cmocka_unit_test_setup(kills_when_a_limit_is_over, make_mark),
       cmocka_unit_test_setup(holds_until_there_is_a_later_limit, make_mark),
       cmocka_unit_test_setup(another_one_goes_on_with_what_it_held, make_mark),
+      cmocka_unit_test_setup(is_taken_over, make_mark),
       cmocka_unit_test_setup(survives_every_fault, make_mark),
   };
   (void)signal(SIGPIPE, SIG_IGN);

@@ -105,6 +105,32 @@ def test_a_rank_that_ends_alone_is_gone_without(run: Run, start, script, tmp_pat
     expect_same_processes(tmp_path, "a", 3)
 
 
+def test_what_goes_with_an_agent_stays_for_the_next(start, script, tmp_path: pathlib.Path) -> None:
+    """Checkpoints in memory, quotas, the guardian: what is done with them later is done by the second agent."""
+    end = "if es.is_main():\n    torch.save"
+    assert end in TRAINING
+    name = script(
+        TRAINING.replace(
+            end,
+            """
+    if os.environ["RANK"] == "1" and epoch == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        while not os.listdir(os.environ["EVENSTEP_CHECKPOINT_MEMORY"]):
+            time.sleep(0.01)
+        os.kill(os.getpid(), 9)
+"""
+            + end,
+        )
+    )
+    words = ("--checkpoint-memory", "2", "--cpu-quota", "1:0.5", "--checkpoint-every", "1000")
+    job = start("-n", "2", "--restart-agent", *words, name, "a", "1", monitor=True)
+    os.kill(int(job.wait_for(r"in step 8 agent (\d+)")[0]), signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    found = re.search(r"restart 1 of 3 from (\S+)/step-0*\d+ \(in memory\)", text)
+    assert found, text
+    assert not pathlib.Path(found[1]).exists()
+
+
 def test_what_it_had_is_gone_with_where_its_ranks_are_ended(start, script, tmp_path: pathlib.Path) -> None:
     """An agent that ends its job is not followed by one that trains on: from the newest checkpoint, as before."""
     name = script("""
