@@ -83,9 +83,10 @@ size_t even_job_options_declare_some(even_job_options *options, const char *cons
  * start is printed. `environment` ("NAME=value", NULL-terminated, may be NULL) is added for every rank. Uses the
  * calling (main) thread; call it before other threads are started. */
 int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words);
-/* With --restart-agent or EVENSTEP_RESTART_AGENT, before even_job_start: the agent is a child of this process, and
- * another one is started when it is killed (job_restart.c). True in each agent, whose `options` are changed for it;
- * false in the calling process once the job is over, with its exit code. Without: true. */
+/* Before even_job_start, of a job of one host, and with --restart-agent or EVENSTEP_RESTART_AGENT of others: the agent
+ * is a child of this process, and another one is started when it is killed (job_restart.c). True in each agent, whose
+ * `options` are changed for it; false in the calling process once the job is over, with its exit code. Of other jobs:
+ * true. */
 bool even_job_supervise(even_job_options *options, int *code);
 /* The same for a process of --hosts auto that does not lead: does its part of the job, and returns its exit code. */
 int even_job_follow(const even_job_options *options, size_t count, char **words);

@@ -1,6 +1,7 @@
-/* --restart-agent: the process that the user has started keeps the terminal, its signals and the exit code, and starts
- * the job's agent, which may be killed (for lack of memory, say), as often as --max-restarts allows. Ranks outlast it
- * where they can (orchestrator/outlast.h): what they need for that this process keeps. */
+/* The process that the user has started keeps the terminal, its signals and the exit code, and starts the job's agent,
+ * which may be killed (for lack of memory, say), as often as --max-restarts allows. Ranks of one host outlast it where
+ * they can (orchestrator/outlast.h): what they need for that this process keeps. Where they cannot, the job is started
+ * again with --restart-agent alone. */
 #include "base/fail.h"
 #include "cli/job.h"
 #include "orchestrator/outlast.h"
@@ -20,6 +21,7 @@ static const uint64_t SECOND_NS = 1000000000u;
 typedef struct supervised {
   even_supervisor supervisor;
   even_legacy legacy;
+  bool asked; /* to start the job again, too */
   int most;
   int starts;  /* of an agent, without the first */
   int pause_s; /* the last one, */
@@ -28,9 +30,18 @@ typedef struct supervised {
 } supervised;
 
 /* In a rank of another job the variable is that job's. */
-static bool asked_by_variable(void) {
+static const char *variable(void) {
   const char *value = getenv("EVENSTEP_RESTART_AGENT");
-  return value != NULL && value[0] != '\0' && strcmp(value, "0") != 0 && getenv("EVENSTEP_JOB") == NULL;
+  return value == NULL || getenv("EVENSTEP_JOB") != NULL ? "" : value;
+}
+
+static bool asked_by_variable(void) {
+  return variable()[0] != '\0' && strcmp(variable(), "0") != 0;
+}
+
+/* Of one host: whether ranks may outlast an agent, without being asked for. */
+static bool may_outlast(const even_job_options *options) {
+  return options->hosts == NULL && options->max_ranks == 0 && strcmp(variable(), "0") != 0;
 }
 
 /* A process that srun or mpirun has started is theirs to start again, and all of its kind with it. */
@@ -56,8 +67,16 @@ static void choose_pause(supervised *on, bool lives) {
 
 /* Whether another agent is to be started, and after which pause; `lives`: the job's ranks outlast this one. */
 static bool may_again(supervised *on, const even_process_end *end, bool lives) {
-  char words[256];
+  char words[320];
   char when[32];
+  if (!lives && !on->asked) {
+    (void)snprintf(words, sizeof words,
+                   "the job's agent (process %ld) was ended by %s, and its ranks end with it (--restart-agent starts "
+                   "the job again from its newest checkpoint)",
+                   (long)end->pid, even_signal_name(end->signal));
+    even_cli_say(NULL, words);
+    return false;
+  }
   int used = even_legacy_is_left(&on->legacy) && !lives ? even_legacy_restarts(&on->legacy) : 0;
   used = used > on->starts ? used : on->starts;
   if (used >= on->most) {
@@ -134,11 +153,13 @@ static void become_agent(supervised *on, even_job_options *options) {
 bool even_job_supervise(even_job_options *options, int *code) {
   static supervised on; /* an agent has it until its end */
   bool is_agent = false;
-  if (!options->restart_agent && !asked_by_variable()) {
+  bool asked = options->restart_agent || asked_by_variable();
+  if (!asked && !may_outlast(options)) {
     return true;
   }
   on = (supervised){.legacy = {.memory = {.fd = -1}},
                     .supervisor = {.signals = {.fd = -1}, .custody = {.socket = -1}, .child = -1},
+                    .asked = asked,
                     .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
   even_status status = check(options);
   if (status == EVEN_OK) {

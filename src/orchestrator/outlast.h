@@ -1,9 +1,9 @@
-/* Ranks that outlast their agent, in a job of one host under --restart-agent. Whatever the agent has of them it also
+/* Ranks that outlast their agent, in a job of one host (cli/job_restart.c). Whatever the agent has of them it also
  * leaves with the process that starts agents (os/custody.h): the ends of their pipes, the memory that they share with
  * it, the guardian's pipe, and a roll, in shared memory, of which process is at which place and how others have ended.
  * The agent that is started in a killed one's place goes on from there; meanwhile the ranks train, and whoever prints
  * more than a pipe holds waits. While ranks start, or are ended, none of that is whole: then they go with their agent,
- * and the job is started again from its newest checkpoint. */
+ * and the job ends, or is started again from its newest checkpoint. */
 #ifndef EVEN_ORCHESTRATOR_OUTLAST_H
 #define EVEN_ORCHESTRATOR_OUTLAST_H
 

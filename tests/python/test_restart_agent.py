@@ -70,11 +70,18 @@ def expect_same_processes(folder: pathlib.Path, tag: str, ranks: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("recovery", [[], ["--recovery", "replace", "--spares", "1"]])
-def test_ranks_outlast_a_killed_agent(run: Run, start, script, tmp_path: pathlib.Path, recovery: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        pytest.param(["--restart-agent"], marks=pytest.mark.more),
+        ["--recovery", "replace", "--spares", "1"],
+    ],
+)
+def test_ranks_outlast_a_killed_agent(run: Run, start, script, tmp_path: pathlib.Path, words: list[str]) -> None:
     name = script(TRAINING)
     assert run("-n", "2", "--no-monitor", name, "whole", "0").returncode == 0
-    job = start("-n", "2", "--restart-agent", "--json", *recovery, name, "a", "2", monitor=True)
+    job = start("-n", "2", "--json", *words, name, "a", "2", monitor=True)
     for step in (8, 9):
         agent = int(job.wait_for(rf"in step {step} agent (\d+)")[0])
         assert agent != job.process.pid
@@ -86,7 +93,7 @@ def test_ranks_outlast_a_killed_agent(run: Run, start, script, tmp_path: pathlib
     outcome = json.loads(re.findall(r"^\{.*$", text, re.MULTILINE)[-1])
     assert outcome["restarts"] == 0 and outcome["exit_code"] == 0
     expect_same_end(tmp_path, "a")
-    expect_same_processes(tmp_path, "a", 3 if recovery else 2)
+    expect_same_processes(tmp_path, "a", 3 if "--spares" in words else 2)
     assert len(list((tmp_path / "runs").iterdir())) == 2  # in the folder that it had, which nobody has named
 
 
@@ -175,6 +182,33 @@ def test_it_goes_on_from_what_the_job_has(run: Run, script, tmp_path: pathlib.Pa
     assert (tmp_path / "said").read_text().split() == [begun, begun, str(tmp_path / "kept/step-00000003")]
     assert (tmp_path / "runs/a/logs/rank-0.log").read_text().count("==== attempt") == 3
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["a"]
+
+
+def test_where_nobody_starts_another(run: Run, start, script, tmp_path: pathlib.Path) -> None:
+    """An agent that was killed in an ending attempt, without --restart-agent; and one that is the first process itself."""
+    name = script("""
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while os.environ["RANK"] == "1":
+            if os.path.exists("up"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        print("agent", os.getppid(), "process", os.getpid(), flush=True)
+        open("up", "w").close()
+        time.sleep(600)
+    """)
+    job = start("-n", "2", name)
+    (agent,), (rank,) = job.wait_for(r"agent (\d+)"), job.wait_for(r"process (\d+)\n")
+    job.wait_for("has ended by SIGKILL: the others are ended")
+    os.kill(int(agent), signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 128 + signal.SIGKILL and not alive(int(rank)), text
+    assert f"the job's agent (process {agent}) was ended by SIGKILL, and its ranks end with it (--restart-agent" in text
+    job = start("-n", "1", name, before=["env", "EVENSTEP_RESTART_AGENT=0"])
+    (agent,), (rank,) = job.wait_for(r"agent (\d+)"), job.wait_for(r"process (\d+)\n")
+    assert int(agent) == job.process.pid
+    job.process.kill()
+    assert job.finish()[0] == -signal.SIGKILL
+    wait_until(lambda: not alive(int(rank)))
 
 
 def test_restarts_of_agents_are_counted(run: Run, script) -> None:

@@ -185,18 +185,22 @@ def pids_of(job: Job) -> list[int]:
 
 
 def guardian_of(job: Job) -> int:
-    """The child of the agent that runs the agent's own program."""
+    """The process of the agent's own program that the agent has started, which another one of that has started itself."""
     program = pathlib.Path(f"/proc/{job.process.pid}/exe").resolve()
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        try:
-            parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-            if parent == str(job.process.pid) and (entry / "exe").resolve() == program:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    (guardian,) = found
-    return guardian
+
+    def started_by(process: int) -> int:
+        found = []
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if parent == str(process) and (entry / "exe").resolve() == program:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        (one,) = found
+        return one
+
+    return started_by(started_by(job.process.pid))
 
 
 def test_a_guardian_that_is_killed_is_replaced_by_one_that_knows_all(start, script) -> None:

@@ -4,6 +4,7 @@ that no time of a file can be moved, or that it was, which is not true (then 15 
 from __future__ import annotations
 
 import pathlib
+import re
 import signal
 
 import pytest
@@ -52,7 +53,7 @@ TAKEN_OVER = """
     import os, pathlib, sys, time
 
     sign = pathlib.Path(sys.argv[1])
-    print("held", sign.read_text().split("\\n")[2], flush=True)
+    print("held", sign.read_text().split("\\n")[2], "agent", os.getppid(), flush=True)
     other = sign.with_name("other")
     other.write_text("boot pid:[1]\\nfar\\n4711\\nsomebody\\n0\\nmark\\n")
     other.rename(sign)
@@ -78,11 +79,47 @@ def test_a_job_whose_folder_was_taken_over_writes_nothing_more(
     words = ["-n", "1", "--name", "a", "--log-rank", "all", script(TAKEN_OVER), str(sign), ends]
     job = start(*words, before=["env", preload], monitor=True)
     code, text = job.finish()
-    assert f"held {job.process.pid}" in text
+    held = re.search(r"held (\d+) agent (\d+)", text)
+    assert held and held[1] == held[2], text
     assert "is not this process's any more: it was taken over from host far (process 4711)" in text
     assert code == (5 if ends == "waits" else 0), text
     assert sign.read_text().endswith("mark\n")
     assert not (tmp_path / "runs/a/report.html").exists() and (tmp_path / "runs/a/agent.json").exists()
+
+
+def test_the_next_agent_of_a_killed_one_has_the_folder(start, script, tmp_path: pathlib.Path, preload: str) -> None:
+    """Its ranks train on, and what they then write is not another job's."""
+    name = script("""
+    import json, os, signal, sys, time
+
+    import torch
+
+    import evenstep as es
+
+    def agent():
+        try:
+            with open(os.environ["EVENSTEP_RUN_DIR"] + "/agent.json") as file:
+                return json.load(file)["pid"]
+        except (OSError, ValueError):
+            return 0
+
+    model = torch.nn.Linear(2, 1)
+    model, optimizer = es.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    first = agent()
+    os.kill(first, signal.SIGKILL)
+    while agent() in (0, first):
+        time.sleep(0.01)
+    sign = open(sys.argv[1]).read().split("\\n")
+    print("held", sign[2], "agent", agent(), flush=True)
+    es.checkpoint("runs/a/checkpoints/after")
+    """)
+    sign = tmp_path / "runs/a/evenstep.running"
+    words = ["-n", "1", "--name", "a", "--log-rank", "all", name, str(sign)]
+    code, text = start(*words, before=["env", preload], monitor=True).finish()
+    assert code == 0 and "rank 0 trains on" in text, text
+    held = re.search(r"held (\d+) agent (\d+)", text)
+    assert held and held[1] == held[2], text
+    assert (tmp_path / "runs/a/checkpoints/after/manifest.json").exists() and not sign.exists()
 
 
 def test_a_job_there_leaves_no_sign(start, script, tmp_path: pathlib.Path, preload: str) -> None:
