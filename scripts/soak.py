@@ -198,6 +198,7 @@ class Soak:
         command += ["--recovery", recovery] if recovery != "restart" else []
         command += ["--spares", str(1 + seed % 2)] if recovery == "replace" else []
         command += ["--namespaces", "--hosts", str(hosts)] if several else []
+        command += ["--restart-agent"] if hosts == 1 and seed // 16 % 2 else []
         if hosts == 3 and seed // 8 % 2:  # else the job of a killed agent is started again
             command += ["--replace-leader"]
         command += ["--against", self.against[optimizer]] if optimizer in self.against else []

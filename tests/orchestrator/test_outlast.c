@@ -31,7 +31,9 @@ typedef struct agents {
   int started;
   int kept;                       /* how often ranks outlasted one */
   void (*between)(job_fixture *); /* while there is none; may be NULL */
-  int code;                       /* of the last */
+  void (*spoil)(long nth);        /* in the second one, before it begins; may be NULL, */
+  long nth;
+  int code; /* of the last */
 } agents;
 
 static bool there_is(const job_fixture *job, const char *name) {
@@ -57,14 +59,19 @@ static void read_seen(job_fixture *job) {
   assert_int_equal(even_file_read(path, 1 << 20, &job->seen), EVEN_OK);
 }
 
-static void be_agent(job_fixture *job, even_supervisor *supervisor, even_legacy *legacy, const char *script) {
+static void be_agent(job_fixture *job, even_supervisor *supervisor, even_legacy *legacy, const char *script,
+                     const agents *run) {
   int code = -1;
   legacy->custody = &supervisor->custody;
   job->legacy = legacy;
+  if (run->spoil != NULL && run->started == 1) {
+    run->spoil(run->nth);
+  }
   even_status status = job_fixture_run(job, script, &code);
   if (status != EVEN_OK) {
     (void)fprintf(stderr, "an agent fails: %s\n", even_error_last()->what);
   }
+  fault_reset();
   keep_seen(job);
   _exit(status == EVEN_OK ? code : 99);
 }
@@ -80,7 +87,7 @@ static void run_agents(job_fixture *job, const char *script, agents *run) {
   while (end.signal != 0 && run->started < MOST_AGENTS) {
     even_status status = even_supervisor_start(&supervisor, &is_child);
     if (is_child) {
-      be_agent(job, &supervisor, &legacy, script);
+      be_agent(job, &supervisor, &legacy, script, run);
     }
     assert_int_equal(status, EVEN_OK);
     run->started++;
@@ -320,6 +327,39 @@ static void what_cannot_be_kept_ends_with_its_agent(void **state) {
   assert_true(job_fixture_saw(job, "where the job's agent is killed from now on, its ranks end with it: "));
 }
 
+static void spoil_allocation(long nth) {
+  fault_allocation(nth);
+}
+
+static void spoil_call(long nth) {
+  fault_os_any(nth, EMFILE);
+}
+
+/* Whatever the next agent cannot do: it goes on, or ends the ranks, and says so. */
+static void disturb(job_fixture *job, void (*spoil)(long nth), long from, long step) {
+  enum { TRIES = 16 };
+  long ended = 0;
+  for (long i = 0; i < TRIES; i++) {
+    agents run = {.started = 0, .spoil = spoil, .nth = from + i * step};
+    char command[320];
+    (void)snprintf(command, sizeof command, "rm -rf %s/agent-* %s/killed-* %s/on", job->folder, job->folder,
+                   job->folder);
+    assert_int_equal(system(command), 0);
+    run_agents(job, "[ $RANK = 0 ] && { " KILL_AGENT("1") "}; " AWAIT("agent-2") "exit 0", &run);
+    assert_int_equal(run.started, 2);
+    assert_int_equal(run.kept, 1);
+    ended += run.code != 0 ? 1 : 0;
+  }
+  assert_true(ended > 0); /* the faults came */
+}
+
+static void what_the_next_one_cannot_do_leaves_nothing(void **state) {
+  job_fixture *job = *state;
+  job->on_tick = say_who;
+  disturb(job, spoil_allocation, 1, 2);
+  disturb(job, spoil_call, 1, 7);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(ranks_keep_their_processes, job_fixture_setup, job_fixture_teardown),
@@ -331,6 +371,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_guardian_that_is_killed_alone_is_replaced, job_fixture_setup,
                                       job_fixture_teardown),
       cmocka_unit_test_setup_teardown(what_cannot_be_kept_ends_with_its_agent, job_fixture_setup, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(what_the_next_one_cannot_do_leaves_nothing, job_fixture_setup,
+                                      job_fixture_teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -246,6 +246,22 @@ def test_a_large_disk_is_not_filled(chaos: Run, script: Callable[[str], str], tm
     assert "others may need them" in done.stdout, done.stdout
 
 
+def test_an_agent_that_is_killed_costs_no_step(chaos: Run, script: Callable[[str], str]) -> None:
+    options = ("-n", "2", "--seed", "33", "--faults", "3", "--kinds", "agent", "--restart-agent", "--json")
+    found = outcome(chaos(*options, script(TRAINING), "1", "1", "10"))
+    assert found["kept"] and found["numbers_that_differ"] == 0, found
+    came = [fault for fault in found["faults"] if fault["injected"]]
+    assert len(came) >= 2, found
+    for fault in came:
+        assert "; another one went on with its ranks after " in fault["what"] and fault["noticed_ns"] > fault["at_ns"]
+        assert fault["again_from"] == -1, fault  # no attempt began
+
+
+def test_ranks_outlast_agents_of_one_host(chaos: Run, script: Callable[[str], str]) -> None:
+    done = chaos("-n", "1", "--namespaces", "--restart-agent", script(TRAINING), "1", "1", "1")
+    assert done.returncode == 2 and "--restart-agent is of one host" in done.stderr
+
+
 # Rank 0 of the second attempt waits until somebody has its port.
 ROBBED = TRAINING.replace(
     "torch.manual_seed(0)\n",
