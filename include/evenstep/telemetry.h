@@ -318,6 +318,12 @@ EVEN_PUBLIC int even_telemetry_reader_ranks(const even_telemetry_reader *reader)
  * wrote over yields losses, never a record of no kind. One thread. */
 EVEN_PUBLIC size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *records, size_t limit,
                                                uint64_t *lost);
+/* Where the reader stands in a rank's ring: all records before it were handed out, or lost. Another reader of the same
+ * segment goes on there, in this process or a later one, and gets each record once that is still in the ring: of those
+ * overwritten meanwhile it counts the slots as lost. A place beyond all that was written is another segment's and
+ * changes nothing; so does a rank that there is not, whose place is 0. One thread. */
+EVEN_PUBLIC uint64_t even_telemetry_reader_place(const even_telemetry_reader *reader, int rank);
+EVEN_PUBLIC void even_telemetry_reader_go_on(even_telemetry_reader *reader, int rank, uint64_t place);
 /* Whether anybody may still write (true at first). false, when the writers have ended: a record that one of them had
  * only begun is lost at once, and what lies behind it is read. One thread. */
 EVEN_PUBLIC void even_telemetry_reader_writers(even_telemetry_reader *reader, bool alive);

@@ -161,6 +161,26 @@ size_t even_telemetry_reader_drain(even_telemetry_reader *reader, even_record *r
   return count;
 }
 
+/* The slots of a record that was read in part are read again. */
+uint64_t even_telemetry_reader_place(const even_telemetry_reader *reader, int rank) {
+  if (rank < 0 || (uint32_t)rank >= reader->ranks) {
+    return 0;
+  }
+  return reader->cursors[rank].next - reader->cursors[rank].have;
+}
+
+void even_telemetry_reader_go_on(even_telemetry_reader *reader, int rank, uint64_t place) {
+  if (rank < 0 || (uint32_t)rank >= reader->ranks) {
+    return;
+  }
+  cursor *at = &reader->cursors[rank];
+  if (place <= atomic_load_explicit(&at->ring->next_ticket, memory_order_relaxed)) {
+    at->next = place;
+    at->waiting_since = 0;
+    at->have = at->want = 0;
+  }
+}
+
 void even_telemetry_reader_writers(even_telemetry_reader *reader, bool alive) {
   reader->writers_ended = !alive;
 }

@@ -293,6 +293,75 @@ static void nobody_waits_for_a_writer_that_ended(void **state) {
   close_fixture(&made);
 }
 
+/* Of an agent that was killed, say. */
+static void another_reader_goes_on_where_one_stood(void **state) {
+  (void)state;
+  fixture made = open_fixture(16);
+  even_telemetry_reader *later = NULL;
+  even_record records[64];
+  uint64_t lost = 0;
+  even_event_record event = {.event = EVEN_EVENT_MESSAGE, .step = 4};
+  even_event_record_words(&event, "of several slots, so that a ring holds fewer of these");
+  assert_int_equal(even_telemetry_reader_place(made.reader, 0), 0);
+  for (uint32_t i = 0; i < 4; i++) {
+    write_span(made.writers[0], i);
+  }
+  even_telemetry_event(made.writers[0], &event);
+  write_span(made.writers[0], 5);
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 4, &lost), 4);
+  assert_int_equal(even_telemetry_reader_place(made.reader, 0), 4);
+  assert_int_equal(even_telemetry_reader_place(made.reader, 1), 0);
+  assert_int_equal(even_telemetry_reader_place(made.reader, 2), 0); /* no such rank */
+  assert_int_equal(even_telemetry_reader_open(made.fd, &later), EVEN_OK);
+  even_telemetry_reader_go_on(later, 0, 4);
+  even_telemetry_reader_go_on(later, 1, 1); /* so many were never written there */
+  even_telemetry_reader_go_on(later, 2, 0);
+  write_span(made.writers[1], 9);
+  assert_int_equal(even_telemetry_reader_drain(later, records, 64, &lost), 3);
+  assert_int_equal(records[0].kind, EVEN_RECORD_EVENT);
+  assert_string_equal(records[0].as.event.words, event.words);
+  assert_int_equal(records[1].as.span.step, 5);
+  assert_int_equal(records[2].rank, 1);
+  assert_int_equal(lost, 0);
+  even_telemetry_reader_go_on(later, 0, 4); /* the same again, after a lap that overwrote it */
+  uint64_t place = even_telemetry_reader_place(made.reader, 0);
+  for (uint32_t i = 0; i < 20; i++) {
+    write_span(made.writers[0], 100 + i);
+  }
+  assert_int_equal(even_telemetry_reader_drain(later, records, 64, &lost), 16);
+  assert_int_equal(records[0].as.span.step, 104);
+  assert_int_equal(lost, even_telemetry_reader_place(later, 0) - 16 - place);
+  even_telemetry_reader_close(later);
+  close_fixture(&made);
+}
+
+/* The slots of a record that is not whole yet are read again. */
+static void a_record_begun_is_whole_for_another_reader(void **state) {
+  (void)state;
+  fixture made = open_fixture(16);
+  even_telemetry_reader *later = NULL;
+  even_shared_memory memory;
+  even_ring_header facts;
+  even_record records[8];
+  even_event_record event = {.event = EVEN_EVENT_MESSAGE, .step = 4};
+  even_event_record_words(&event, "of several slots, so that a ring holds fewer of these");
+  assert_int_equal(even_ring_map(made.fd, &memory, &facts), EVEN_OK);
+  even_ring *ring = even_ring_of_rank(&memory, &facts, 0);
+  even_telemetry_event(made.writers[0], &event);
+  uint64_t whole = atomic_load(&ring->slots[1].sequence);
+  atomic_store(&ring->slots[1].sequence, whole - 1); /* its writer has come so far */
+  assert_int_equal(even_telemetry_reader_drain(made.reader, records, 8, NULL), 0);
+  assert_int_equal(even_telemetry_reader_place(made.reader, 0), 0);
+  atomic_store(&ring->slots[1].sequence, whole);
+  assert_int_equal(even_telemetry_reader_open(made.fd, &later), EVEN_OK);
+  even_telemetry_reader_go_on(later, 0, even_telemetry_reader_place(made.reader, 0));
+  assert_int_equal(even_telemetry_reader_drain(later, records, 8, NULL), 1);
+  assert_string_equal(records[0].as.event.words, event.words);
+  even_telemetry_reader_close(later);
+  even_shared_memory_close(&memory);
+  close_fixture(&made);
+}
+
 static void nonsense_in_the_ring_is_counted_not_returned(void **state) {
   (void)state;
   fixture made = open_fixture(16);
@@ -422,6 +491,8 @@ int main(void) {
       cmocka_unit_test(a_full_ring_keeps_the_newest_and_counts_the_rest),
       cmocka_unit_test(a_small_limit_serves_all_ranks_in_turn),
       cmocka_unit_test(a_half_written_slot_is_neither_read_nor_reused),
+      cmocka_unit_test(another_reader_goes_on_where_one_stood),
+      cmocka_unit_test(a_record_begun_is_whole_for_another_reader),
       cmocka_unit_test(nobody_waits_for_a_writer_that_ended),
       cmocka_unit_test(nonsense_in_the_ring_is_counted_not_returned),
       cmocka_unit_test(concurrent_writers_lose_records_but_never_mix_them),
