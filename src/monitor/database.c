@@ -1,206 +1,13 @@
 /* Rows through prepared statements, a transaction a batch. */
-#include "monitor/database.h"
+#include "monitor/database_parts.h"
 
-#include "base/alloc.h"
 #include "base/fail.h"
-#include "monitor/sqlite.h"
-#include "monitor/thin.h"
-#include "os/file.h"
-#include "os/folder.h"
 #include "telemetry/trace.h"
 
 #include <math.h>
 #include <string.h>
 
-static const char schema[] =
-    "PRAGMA journal_mode=WAL;"
-    "PRAGMA synchronous=NORMAL;"
-    "CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT);"
-    "CREATE TABLE ranks(rank INTEGER, device TEXT, model TEXT, cores REAL, quota REAL, pid INTEGER, attempt INTEGER,"
-    " ended INTEGER, cause TEXT, PRIMARY KEY(rank, attempt));"
-    "CREATE TABLE steps(attempt INTEGER, step INTEGER, epoch INTEGER, rank INTEGER, end_ns INTEGER,"
-    " duration_ns INTEGER, busy_ns INTEGER, samples INTEGER, batch INTEGER, loss REAL, predicted_seconds REAL,"
-    " steps INTEGER);"
-    "CREATE TABLE spans(attempt INTEGER, step INTEGER, rank INTEGER, span TEXT, start_ns INTEGER,"
-    " duration_ns INTEGER, bytes INTEGER);"
-    "CREATE TABLE events(attempt INTEGER, at_ns INTEGER, rank INTEGER, step INTEGER, event TEXT, value INTEGER,"
-    " words TEXT);"
-    "CREATE TABLE usage(at_ns INTEGER, rank INTEGER, cpu_seconds REAL, rss_bytes INTEGER, throttled_seconds REAL,"
-    " collectives INTEGER, collective_bytes INTEGER, bus_bytes INTEGER, collective_ns INTEGER, wait_ns INTEGER,"
-    " messages INTEGER, message_bytes INTEGER, run_wait_seconds REAL, major_faults INTEGER, swap_bytes INTEGER,"
-    " clock REAL);"
-    "CREATE TABLE gpus(at_ns INTEGER, rank INTEGER, utilization REAL, clock_mhz REAL, temperature REAL,"
-    " power_watts REAL, memory_bytes INTEGER, corrected INTEGER, uncorrected INTEGER, slowed INTEGER);"
-    "CREATE TABLE stragglers(attempt INTEGER, rank INTEGER, host TEXT, device TEXT, cause TEXT, factor REAL,"
-    " begin_step INTEGER, begin_ns INTEGER, end_step INTEGER, end_ns INTEGER, words TEXT,"
-    " PRIMARY KEY(attempt, rank, begin_step));"
-    "CREATE TABLE calls(place INTEGER PRIMARY KEY, attempt INTEGER, step INTEGER, rank INTEGER, in_group INTEGER, "
-    "number INTEGER, call TEXT,"
-    " dtype TEXT, op TEXT, peer INTEGER, tag INTEGER, bytes INTEGER, start_ns INTEGER, duration_ns INTEGER,"
-    " wait_ns INTEGER, ranks INTEGER, member INTEGER, row INTEGER, failed INTEGER);";
-
-/* The agent's loop stands still meanwhile: short while the run lives. */
-enum { LOCK_PATIENCE_MS = 250, LAST_PATIENCE_MS = 3000, MOST_WAITING_ROWS = 1 << 20 };
-
-typedef enum insert {
-  INSERT_META,
-  INSERT_RANK,
-  INSERT_STEP,
-  INSERT_SPAN,
-  INSERT_EVENT,
-  INSERT_USAGE,
-  INSERT_GPU,
-  INSERT_STRAGGLER,
-  INSERT_CALL,
-  INSERT_COUNT
-} insert;
-
-static const char *const tables[INSERT_COUNT] = {"meta",  "ranks", "steps",      "spans", "events",
-                                                 "usage", "gpus",  "stragglers", "calls"};
-static const char *const inserts[INSERT_COUNT] = {
-    "INSERT OR REPLACE INTO meta VALUES(?,?)",
-    "INSERT OR REPLACE INTO ranks VALUES(?,?,?,?,?,?,?,?,?)",
-    "INSERT INTO steps VALUES(?,?,?,?,?,?,?,?,?,?,?,1)",
-    "INSERT INTO spans VALUES(?,?,?,?,?,?,?)",
-    "INSERT INTO events VALUES(?,?,?,?,?,?,?)",
-    "INSERT INTO usage VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-    "INSERT INTO gpus VALUES(?,?,?,?,?,?,?,?,?,?)",
-    "INSERT OR REPLACE INTO stragglers VALUES(?,?,?,?,?,?,?,?,?,?,?)",
-    "INSERT OR REPLACE INTO calls VALUES(?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"};
-
-struct even_database {
-  sqlite3 *connection;
-  sqlite3_stmt *statements[INSERT_COUNT];
-  sqlite3_stmt *waiting[INSERT_COUNT]; /* into temporary tables, while somebody else has the database locked */
-  long waiting_rows;
-  char *path;
-  bool in_batch;
-  bool full; /* its disk: rows wait until it has room */
-  even_thinning thinning;
-  int64_t calls;   /* kept of each rank's */
-  int64_t *called; /* ever, by rank */
-  int ranks;       /* in it */
-};
-
-static even_status fail(even_database *database, int code) {
-  return even_sqlite_fail(database->connection, code, database->path, "cannot be written");
-}
-
-static even_status move_aside(const char *path) {
-  static const char *const endings[] = {"", "-wal", "-shm"};
-  even_text kept = EVEN_TEXT_EMPTY;
-  even_text old = EVEN_TEXT_EMPTY;
-  even_status status = EVEN_OK;
-  size_t stem = strlen(path);
-  if (stem > 3 && strcmp(path + stem - 3, ".db") == 0) {
-    stem -= 3;
-  }
-  for (int i = 0; status == EVEN_OK && i < 3; i++) {
-    even_text_clear(&kept);
-    even_text_clear(&old);
-    even_text_append(&kept, path, stem);
-    even_text_format(&kept, "-previous.db%s", endings[i]);
-    even_text_format(&old, "%s%s", path, endings[i]);
-    status = even_text_status(&kept) != EVEN_OK ? even_text_status(&kept) : even_text_status(&old);
-    if (status == EVEN_OK && even_path_exists(even_text_string(&old))) {
-      status = even_file_rename(even_text_string(&old), even_text_string(&kept));
-    } else if (status == EVEN_OK) {
-      status = even_file_remove(even_text_string(&kept));
-    }
-  }
-  if (status != EVEN_OK) {
-    (void)even_error_prefix("the history of the run before cannot be moved aside");
-  }
-  even_text_free(&kept);
-  even_text_free(&old);
-  return status;
-}
-
-/* A temporary table of the same columns, in memory. */
-static int prepare_waiting(even_database *database, int table) {
-  even_text text = EVEN_TEXT_EMPTY;
-  const char *values = strstr(inserts[table], " VALUES");
-  even_text_format(&text, "CREATE TEMP TABLE waiting_%s AS SELECT * FROM %s WHERE 0", tables[table], tables[table]);
-  int code = even_text_status(&text) == EVEN_OK
-                 ? sqlite3_exec(database->connection, even_text_string(&text), NULL, NULL, NULL)
-                 : SQLITE_NOMEM;
-  even_text_clear(&text);
-  even_text_format(&text, "INSERT INTO waiting_%s%s", tables[table], values);
-  if (code == SQLITE_OK) {
-    code = even_text_status(&text) == EVEN_OK
-               ? sqlite3_prepare_v3(database->connection, even_text_string(&text), -1, SQLITE_PREPARE_PERSISTENT,
-                                    &database->waiting[table], NULL)
-               : SQLITE_NOMEM;
-  }
-  even_text_free(&text);
-  return code;
-}
-
-static even_status prepare(even_database *database, const char *path) {
-  EVEN_TRY(even_duplicate(path, &database->path));
-  int code = sqlite3_open_v2(path, &database->connection,
-                             SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, NULL);
-  if (code != SQLITE_OK) {
-    return fail(database, code);
-  }
-  (void)sqlite3_busy_timeout(database->connection, LOCK_PATIENCE_MS);
-  code = sqlite3_exec(database->connection, schema, NULL, NULL, NULL);
-  code = code == SQLITE_OK ? sqlite3_exec(database->connection, "PRAGMA temp_store=MEMORY", NULL, NULL, NULL) : code;
-  for (int i = 0; code == SQLITE_OK && i < INSERT_COUNT; i++) {
-    code = sqlite3_prepare_v3(database->connection, inserts[i], -1, SQLITE_PREPARE_PERSISTENT, &database->statements[i],
-                              NULL);
-    code = code == SQLITE_OK ? prepare_waiting(database, i) : code;
-  }
-  return code == SQLITE_OK ? EVEN_OK : fail(database, code);
-}
-
-even_status even_database_create(const char *path, const even_database_limits *limits, even_database **out) {
-  even_database *database = NULL;
-  *out = NULL;
-  EVEN_TRY(move_aside(path));
-  EVEN_TRY(EVEN_NEW(&database));
-  database->thinning.most_rows = limits->step_rows;
-  database->calls = limits->calls;
-  database->ranks = limits->ranks;
-  even_status status = EVEN_NEW_ARRAY(&database->called, (size_t)limits->ranks);
-  status = status == EVEN_OK ? prepare(database, path) : status;
-  if (status != EVEN_OK) {
-    even_database_close(database);
-    return status;
-  }
-  *out = database;
-  return EVEN_OK;
-}
-
-even_status even_database_ranks(even_database *database, int ranks) {
-  if (ranks > database->ranks) {
-    EVEN_TRY(even_realloc((void **)&database->called, (size_t)ranks, sizeof *database->called));
-    memset(&database->called[database->ranks], 0, (size_t)(ranks - database->ranks) * sizeof *database->called);
-    database->ranks = ranks;
-  }
-  return EVEN_OK;
-}
-
-void even_database_close(even_database *database) {
-  if (database == NULL) {
-    return;
-  }
-  for (int i = 0; i < INSERT_COUNT; i++) {
-    (void)sqlite3_finalize(database->statements[i]);
-    (void)sqlite3_finalize(database->waiting[i]);
-  }
-  (void)sqlite3_close(database->connection);
-  even_free(database->path);
-  even_free(database->called);
-  even_free(database);
-}
-
-void even_database_leave(even_database *database) {
-  if (database != NULL) {
-    (void)sqlite3_db_config(database->connection, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
-  }
-  even_database_close(database);
-}
+enum { MOST_WAITING_ROWS = 1 << 20 };
 
 /* ---- rows: begin, bind column after column, end ---- */
 
@@ -216,7 +23,7 @@ static bool is_locked(int code) {
 
 /* The batch under way is rolled back, a second at most; what comes waits in memory. */
 static even_status disk_is_full(even_database *database) {
-  even_status status = fail(database, SQLITE_FULL);
+  even_status status = even_database_fail(database, SQLITE_FULL);
   if (sqlite3_get_autocommit(database->connection) == 0) {
     (void)sqlite3_exec(database->connection, "ROLLBACK", NULL, NULL, NULL);
   }
@@ -229,12 +36,12 @@ bool even_database_waits(const even_database *database) {
   return database->full;
 }
 
-static even_status begin(even_database *database, insert which, row *out) {
+static even_status begin(even_database *database, even_insert which, row *out) {
   *out = (row){.database = database, .statement = database->statements[which]};
   if (!database->in_batch && !database->full && database->waiting_rows == 0) {
     int code = sqlite3_exec(database->connection, "BEGIN IMMEDIATE", NULL, NULL, NULL);
     if (code != SQLITE_OK && !is_locked(code)) {
-      return fail(database, code);
+      return even_database_fail(database, code);
     }
     database->in_batch = code == SQLITE_OK;
   }
@@ -242,7 +49,7 @@ static even_status begin(even_database *database, insert which, row *out) {
     if (++database->waiting_rows > MOST_WAITING_ROWS) {
       int code = database->full ? SQLITE_FULL : SQLITE_BUSY;
       database->full = false; /* no longer waited for */
-      return fail(database, code);
+      return even_database_fail(database, code);
     }
     out->statement = database->waiting[which];
   }
@@ -282,7 +89,7 @@ static even_status end(row *at) {
   if ((code & 0xff) == SQLITE_FULL) {
     return disk_is_full(at->database);
   }
-  return code == SQLITE_DONE ? EVEN_OK : fail(at->database, code);
+  return code == SQLITE_DONE ? EVEN_OK : even_database_fail(at->database, code);
 }
 
 even_status even_database_meta(even_database *database, const char *key, const char *value) {
@@ -327,18 +134,19 @@ even_status even_database_step(even_database *database, int attempt, int rank, c
   return end(&at);
 }
 
-even_status even_database_span(even_database *database, int attempt, int rank, const even_span_record *record) {
-  static const char *const names[EVEN_SPAN_COUNT] = {
+static const char *const span_names[EVEN_SPAN_COUNT] = {
 #define SPAN_NAME(name, number, words) words,
-      EVEN_SPAN_LIST(SPAN_NAME)
+    EVEN_SPAN_LIST(SPAN_NAME)
 #undef SPAN_NAME
-  };
+};
+
+even_status even_database_span(even_database *database, int attempt, int rank, const even_span_record *record) {
   row at;
   EVEN_TRY(begin(database, INSERT_SPAN, &at));
   integer(&at, attempt);
   integer(&at, record->step);
   integer(&at, rank);
-  text(&at, names[record->span]);
+  text(&at, span_names[record->span]);
   integer(&at, (int64_t)record->start_ns);
   integer(&at, (int64_t)record->duration_ns);
   integer(&at, (int64_t)record->bytes);
@@ -447,13 +255,34 @@ even_status even_database_call(even_database *database, int attempt, int rank, c
   return end(&at);
 }
 
+even_status even_database_ring(even_database *database, int rank, uint64_t place) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_RING, &at));
+  integer(&at, rank);
+  integer(&at, (int64_t)place);
+  integer(&at, database->called[rank]);
+  return end(&at);
+}
+
+even_status even_database_open_span(even_database *database, int rank, int span, const even_span_record *record) {
+  row at;
+  EVEN_TRY(begin(database, INSERT_OPEN_SPAN, &at));
+  integer(&at, rank);
+  text(&at, span_names[span]);
+  optional(&at, record != NULL, record == NULL ? 0 : record->step);
+  optional(&at, record != NULL, record == NULL ? 0 : (int64_t)record->start_ns);
+  optional(&at, record != NULL, record == NULL ? 0 : (int64_t)record->duration_ns);
+  optional(&at, record != NULL, record == NULL ? 0 : (int64_t)record->bytes);
+  return end(&at);
+}
+
 /* In a batch of their own, behind which nothing of them waits any more. */
 static int move_waiting(even_database *database) {
   even_text text = EVEN_TEXT_EMPTY;
   for (int i = 0; i < INSERT_COUNT; i++) {
     even_text_format(&text,
                      "INSERT OR REPLACE INTO %s SELECT * FROM waiting_%s ORDER BY rowid; DELETE FROM waiting_%s;",
-                     tables[i], tables[i], tables[i]);
+                     even_database_tables[i], even_database_tables[i], even_database_tables[i]);
   }
   int code = even_text_status(&text) == EVEN_OK
                  ? sqlite3_exec(database->connection, even_text_string(&text), NULL, NULL, NULL)
@@ -471,7 +300,7 @@ static even_status commit(even_database *database, int patience_ms, bool last) {
   if (!database->in_batch) {
     (void)sqlite3_busy_timeout(database->connection, patience_ms);
     code = sqlite3_exec(database->connection, "BEGIN IMMEDIATE", NULL, NULL, NULL);
-    (void)sqlite3_busy_timeout(database->connection, LOCK_PATIENCE_MS);
+    (void)sqlite3_busy_timeout(database->connection, EVEN_DATABASE_PATIENCE_MS);
     if (is_locked(code) && !last) {
       return EVEN_OK;
     }
@@ -489,7 +318,7 @@ static even_status commit(even_database *database, int patience_ms, bool last) {
     return told ? EVEN_OK : status;
   }
   if (code != SQLITE_OK) {
-    return fail(database, code);
+    return even_database_fail(database, code);
   }
   database->in_batch = database->full = false;
   database->waiting_rows = 0;
@@ -501,5 +330,5 @@ even_status even_database_commit(even_database *database) {
 }
 
 even_status even_database_finish(even_database *database) {
-  return commit(database, LAST_PATIENCE_MS, true);
+  return commit(database, EVEN_DATABASE_LAST_PATIENCE_MS, true);
 }

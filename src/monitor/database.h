@@ -5,6 +5,10 @@
 
 #include "monitor/state.h"
 
+#include <sqlite3.h>
+
+#define EVEN_DATABASE_FORMAT "evenstep-run-1" /* meta "format" */
+
 typedef struct even_database even_database;
 
 typedef struct even_database_limits {
@@ -17,6 +21,14 @@ typedef struct even_database_limits {
  * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE (locked), EVEN_ERR_SYSTEM. */
 even_status even_database_create(const char *path, const even_database_limits *limits,
                                  even_database **out) EVEN_MUST_USE;
+/* Goes on with the one that lies there, whose writer was killed: all that this had committed is in it. How it merges
+ * and where calls go goes on, too; an end that was written is taken back. It is closed again, and as it was, after an
+ * error: EVEN_ERR_NOT_FOUND, EVEN_ERR_CORRUPT (damaged, another version's, or no history), EVEN_ERR_IN_USE (locked for
+ * seconds), and those above. */
+even_status even_database_continue(const char *path, const even_database_limits *limits,
+                                   even_database **out) EVEN_MUST_USE;
+/* To read with, on the thread that writes. */
+sqlite3 *even_database_connection(even_database *database);
 void even_database_close(even_database *database);
 /* The same without a word more in the file: another process may have it. */
 void even_database_leave(even_database *database);
@@ -38,6 +50,12 @@ even_status even_database_call(even_database *database, int attempt, int rank,
 even_status even_database_usage(even_database *database, int rank, uint64_t at_ns, const even_rank_usage *usage,
                                 const even_call_totals *calls) EVEN_MUST_USE;
 even_status even_database_gpu(even_database *database, int rank, const even_gpu_sample *sample) EVEN_MUST_USE;
+/* How far a rank's ring was read (even_telemetry_reader_place), with how many of its calls have come: by the rows of
+ * the same batch. */
+even_status even_database_ring(even_database *database, int rank, uint64_t place) EVEN_MUST_USE;
+/* A span that is still being summed: it has no row in spans yet. NULL: there is none of that kind. */
+even_status even_database_open_span(even_database *database, int rank, int span,
+                                    const even_span_record *record) EVEN_MUST_USE;
 /* A row each straggler: that of one that has caught up replaces the one of its beginning. */
 even_status even_database_straggler(even_database *database, const even_state_straggler *told) EVEN_MUST_USE;
 /* Makes the rows since the last commit visible to readers and safe from a crash of this process. While another program

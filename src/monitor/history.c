@@ -5,7 +5,9 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
+#include "monitor/database.h"
 #include "monitor/sqlite.h"
+#include "os/clock.h"
 #include "os/file.h"
 #include "os/folder.h"
 
@@ -42,8 +44,9 @@ struct even_history {
   even_state *state;
   int64_t last[TABLE_COUNT];
   bool ended;
-  bool merges; /* steps has the column that counts; runs of before kept every step */
-  bool calls;  /* usage has the sums of calls, and what kept a rank from its work */
+  bool merges;          /* steps has the column that counts; runs of before kept every step */
+  bool calls;           /* usage has the sums of calls, and what kept a rank from its work */
+  uint64_t deadline_ns; /* when reading is given up; 0: never */
 };
 
 static even_status fail(even_history *history, int code) {
@@ -89,7 +92,7 @@ static even_status open_state(even_history *history) {
   even_text policy = EVEN_TEXT_EMPTY;
   long long ranks = 0;
   even_status status = meta(history, "format", &format);
-  if (status == EVEN_OK && strcmp(even_text_string(&format), "evenstep-run-1") != 0) {
+  if (status == EVEN_OK && strcmp(even_text_string(&format), EVEN_DATABASE_FORMAT) != 0) {
     status = even_fail(EVEN_ERR_CORRUPT, "%s is no history of an evenstep run (format \"%s\")", history->path,
                        even_text_string(&format));
   }
@@ -412,9 +415,9 @@ even_status even_history_read(even_history *history) {
   return status;
 }
 
-static int stop(void *unused) {
-  (void)unused;
-  return even_stop_asked();
+static int stop(void *context) {
+  const even_history *history = context;
+  return even_stop_asked() || (history->deadline_ns != 0 && even_clock_ns() > history->deadline_ns);
 }
 
 /* A path in a URI: what means something there is written as %XX. */
@@ -471,7 +474,7 @@ static even_status open_file(even_history *history, const char *folder) {
     }
     return status;
   }
-  sqlite3_progress_handler(history->connection, STEPS_BETWEEN_LOOKS, stop, NULL);
+  sqlite3_progress_handler(history->connection, STEPS_BETWEEN_LOOKS, stop, history);
   return EVEN_OK;
 }
 
@@ -501,9 +504,14 @@ uint64_t even_history_began(const char *folder) {
 }
 
 even_status even_history_open(const char *folder, even_history **out) {
+  return even_history_open_by(folder, 0, out);
+}
+
+even_status even_history_open_by(const char *folder, uint64_t deadline_ns, even_history **out) {
   even_history *history = NULL;
   *out = NULL;
   EVEN_TRY(EVEN_NEW(&history));
+  history->deadline_ns = deadline_ns;
   even_status status = open_parts(history, folder);
   if (status != EVEN_OK) {
     even_history_close(history);
@@ -525,6 +533,12 @@ void even_history_close(even_history *history) {
 
 even_state *even_history_state(even_history *history) {
   return history->state;
+}
+
+even_state *even_history_take_state(even_history *history) {
+  even_state *state = history->state;
+  history->state = NULL;
+  return state;
 }
 
 bool even_history_merges(const even_history *history) {

@@ -11,6 +11,8 @@ typedef struct even_history even_history;
 /* Opens FOLDER/run.db and reads what is in it. Errors: EVEN_ERR_NOT_FOUND (no such run), EVEN_ERR_CORRUPT (no database
  * of a run, or a damaged one), EVEN_ERR_IN_USE. */
 even_status even_history_open(const char *folder, even_history **out) EVEN_MUST_USE;
+/* The same, given up with EVEN_ERR_INTERRUPTED once even_clock_ns is past that. */
+even_status even_history_open_by(const char *folder, uint64_t deadline_ns, even_history **out) EVEN_MUST_USE;
 /* Reads what came since. */
 even_status even_history_read(even_history *history) EVEN_MUST_USE;
 void even_history_close(even_history *history);
@@ -18,6 +20,8 @@ void even_history_close(even_history *history);
 /* Owned by the history. A run whose agent died before it could say how it ended counts as living until
  * even_history_give_up. */
 even_state *even_history_state(even_history *history);
+/* The state, for whoever goes on with it: even_state_close is the caller's, and the history can only be closed. */
+even_state *even_history_take_state(even_history *history);
 /* Whether the database has that: older versions' have not all of today's. */
 bool even_history_has(const even_history *history, const char *table, const char *column);
 /* Whether steps has the column "steps": old rows may be of several steps. */

@@ -257,6 +257,62 @@ void even_lagging_end_all(even_monitor *monitor) {
   }
 }
 
+/* ---- gone on with ---- */
+
+static void learn_steps(even_monitor *monitor) {
+  const even_state *state = monitor->state;
+  for (long step = state->last_step - EVEN_STATE_WINDOW + 1; step <= state->last_step; step++) {
+    for (int rank = 0; step >= 0 && rank < state->ranks; rank++) {
+      const even_state_rank *at = &state->rank[rank];
+      size_t slot = (size_t)step % EVEN_STATE_WINDOW;
+      if (at->window_attempt[slot] == (uint32_t)state->attempt + 1 && at->window[slot].step == (uint32_t)step) {
+        even_lagging_step(monitor, rank, &at->window[slot]);
+      }
+    }
+  }
+}
+
+/* Whether it is one that still lags, as far as the last steps say; its usual time is what they and its factor say. */
+static bool goes_on(even_lagging *lagging, const even_state_straggler *told) {
+  watched *at = &lagging->rank[told->rank];
+  if (!even_lags_of(lagging->lags, (size_t)told->rank).lags) {
+    even_lags_since_start(lagging->lags, (size_t)told->rank, told->factor);
+  }
+  if (!even_lags_of(lagging->lags, (size_t)told->rank).lags) {
+    return false;
+  }
+  *at = (watched){
+      .told = true, .begin_step = told->begin_step, .begin_ns = told->begin_ns, .looks = 1, .start_looks = START_LOOKS};
+  for (int cause = 0; cause < EVEN_STRAGGLER_COUNT; cause++) {
+    at->seen[cause] = strcmp(even_straggler_name((even_straggler_cause)cause), told->cause) == 0 ? 1 : 0;
+  }
+  (void)snprintf(at->why, sizeof at->why, "%s", told->why);
+  return true;
+}
+
+int even_lagging_go_on(even_monitor *monitor) {
+  int count = 0;
+  const even_state_straggler *at = NULL;
+  learn_steps(monitor);
+  for (size_t i = 0; (at = even_state_straggler_at(monitor->state, i)) != NULL; i++) {
+    even_state_straggler told = *at;
+    if (told.over || told.attempt != monitor->state->attempt) {
+      continue;
+    }
+    if (monitor->lagging != NULL && told.rank >= 0 && told.rank < monitor->lagging->ranks &&
+        goes_on(monitor->lagging, &told)) {
+      count++;
+      continue;
+    }
+    told.over = true;
+    told.end_step = monitor->state->last_step < 0 ? 0 : (uint32_t)monitor->state->last_step;
+    told.end_ns = monitor->state->last_end_ns;
+    even_state_straggler_add(monitor->state, &told);
+    EVEN_HISTORY(even_database_straggler(monitor->database, &told));
+  }
+  return count;
+}
+
 /* ---- looks ---- */
 
 /* Whether it was slower than its like from its first step on, as far as that can be told. */

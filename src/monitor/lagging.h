@@ -26,6 +26,10 @@ bool even_lagging_lasts(const even_monitor *monitor, int rank);
 void even_lagging_end(even_monitor *monitor, int rank);
 void even_lagging_end_all(even_monitor *monitor);
 
+/* Of a history that is gone on with: the last steps tell what is usual, and stragglers of this attempt that were told
+ * as lasting do so on; the others are over. How many last. */
+int even_lagging_go_on(even_monitor *monitor);
+
 /* "rank 1 (cpu:1 on there) was 3.1x slower from step 120 to 480 (12 s): CPU quota" */
 void even_lagging_words(const even_state_straggler *told, char *out, size_t bytes);
 /* Two blanks before each; the last few of many. */

@@ -9,6 +9,7 @@
 #include "monitor/parts.h"
 #include "monitor/report.h"
 #include "monitor/slow_links.h"
+#include "monitor/takeover.h"
 #include "monitor/thin.h"
 #include "monitor/view.h"
 #include "os/clock.h"
@@ -66,6 +67,10 @@ static void look(even_monitor *monitor, uint64_t now) {
 even_status even_monitor_tick(even_monitor *monitor) {
   uint64_t now = even_clock_ns();
   (void)pthread_mutex_lock(&monitor->lock);
+  if (monitor->first_notice[0] != '\0' && monitor->notice != NULL) {
+    monitor->notice(monitor->notice_context, monitor->first_notice);
+  }
+  monitor->first_notice[0] = '\0';
   (void)even_monitor_drain(monitor);
   bool due = now - monitor->looked_ns >= USAGE_EVERY_NS;
   if (due) {
@@ -89,8 +94,16 @@ even_status even_monitor_tick(even_monitor *monitor) {
 
 /* ---- what the agent tells ---- */
 
-void even_monitor_attempt(even_monitor *monitor, int attempt) {
-  (void)pthread_mutex_lock(&monitor->lock);
+/* The one that ran when its agent was killed; a history that was begun anew does not know it. */
+static void go_on(even_monitor *monitor, int attempt) {
+  monitor->continues = false;
+  if (attempt > monitor->state->attempt) {
+    even_state_attempt(monitor->state, attempt, even_clock_ns());
+  }
+  monitor->begins = true;
+}
+
+static void restart(even_monitor *monitor, int attempt) {
   even_monitor_drain_ended(monitor); /* what the ranks of the attempt before wrote is still theirs */
   even_lagging_end_all(monitor);
   even_slow_links_end(monitor);
@@ -101,6 +114,16 @@ void even_monitor_attempt(even_monitor *monitor, int attempt) {
     char words[64];
     (void)snprintf(words, sizeof words, "restart %d", attempt);
     even_monitor_note(monitor, EVEN_EVENT_ATTEMPT, -1, attempt, words);
+    even_monitor_commit(monitor); /* records that follow are this attempt's, whoever reads them */
+  }
+}
+
+void even_monitor_attempt(even_monitor *monitor, int attempt) {
+  (void)pthread_mutex_lock(&monitor->lock);
+  if (monitor->continues) {
+    go_on(monitor, attempt);
+  } else {
+    restart(monitor, attempt);
   }
   (void)pthread_mutex_unlock(&monitor->lock);
 }
@@ -109,11 +132,15 @@ void even_monitor_rank_started(even_monitor *monitor, int rank, pid_t pid) {
   (void)pthread_mutex_lock(&monitor->lock);
   if (rank >= 0 && rank < monitor->state->ranks) {
     even_state_rank *at = &monitor->state->rank[rank];
+    bool runs_on = at->untold && at->last_pid == pid;
     at->pid = at->last_pid = pid;
-    at->cause[0] = '\0';
-    at->usage = at->usage_before = at->usage_told = (even_rank_usage){.throttled_seconds = NAN};
-    EVEN_HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, false));
-    even_monitor_note(monitor, EVEN_EVENT_RANK_STARTED, rank, pid, at->device);
+    at->untold = false;
+    if (!runs_on) {
+      at->cause[0] = '\0';
+      at->usage = at->usage_before = at->usage_told = (even_rank_usage){.throttled_seconds = NAN};
+      EVEN_HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, false));
+      even_monitor_note(monitor, EVEN_EVENT_RANK_STARTED, rank, pid, at->device);
+    }
   }
   (void)pthread_mutex_unlock(&monitor->lock);
 }
@@ -126,6 +153,7 @@ void even_monitor_rank_gone(even_monitor *monitor, int rank) {
     even_state_rank *at = &monitor->state->rank[rank];
     EVEN_HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, true));
     at->pid = 0;
+    at->untold = false;
   }
   (void)pthread_mutex_unlock(&monitor->lock);
 }
@@ -138,6 +166,7 @@ void even_monitor_rank_ended(even_monitor *monitor, int rank, const char *cause)
     (void)even_utf8_clean(cause == NULL ? "" : cause, at->cause, sizeof at->cause);
     EVEN_HISTORY(even_database_rank(monitor->database, rank, at, monitor->state->attempt, true));
     at->pid = 0;
+    at->untold = false;
     even_monitor_note(monitor, EVEN_EVENT_RANK_ENDED, rank, 0, at->cause);
   }
   (void)pthread_mutex_unlock(&monitor->lock);
@@ -189,7 +218,7 @@ static even_status meta_number(even_database *database, const char *key, long lo
 }
 
 static even_status write_meta(even_database *database, const even_state *state, long long calls) {
-  EVEN_TRY(even_database_meta(database, "format", "evenstep-run-1"));
+  EVEN_TRY(even_database_meta(database, "format", EVEN_DATABASE_FORMAT));
   EVEN_TRY(even_database_meta(database, "run", state->run_name));
   EVEN_TRY(even_database_meta(database, "command", state->command));
   EVEN_TRY(even_database_meta(database, "policy", state->policy));
@@ -211,27 +240,6 @@ static int64_t rows_kept(const even_monitor_params *params) {
   return least > EVEN_THIN_STEP_ROWS ? least : EVEN_THIN_STEP_ROWS;
 }
 
-/* A database that cannot be made is reported by the first tick, like one that breaks later. */
-static even_status open_history(even_monitor *monitor, const even_monitor_params *params) {
-  even_text path = EVEN_TEXT_EMPTY;
-  even_text_format(&path, "%s/run.db", monitor->folder);
-  even_status status = even_text_status(&path);
-  if (status == EVEN_OK) {
-    const even_database_limits limits = {
-        .step_rows = rows_kept(params), .calls = params->calls, .ranks = params->ranks};
-    status = even_database_create(even_text_string(&path), &limits, &monitor->database);
-    if (status == EVEN_OK) {
-      EVEN_HISTORY(write_meta(monitor->database, monitor->state, params->calls));
-    } else {
-      (void)even_error_prefix("the run goes on without history");
-      monitor->trouble = *even_error_last();
-    }
-    status = EVEN_OK;
-  }
-  even_text_free(&path);
-  return status;
-}
-
 static void take_facts(even_state *state, int ranks, const even_monitor_rank *all) {
   for (int rank = 0; rank < ranks && all != NULL; rank++) {
     const even_monitor_rank *facts = &all[rank];
@@ -247,6 +255,51 @@ static void take_facts(even_state *state, int ranks, const even_monitor_rank *al
   }
 }
 
+/* Whether the history of the killed agent is gone on with; else the first tick says why not. */
+static bool take_over(even_monitor *monitor, const char *path, const even_database_limits *limits,
+                      const even_monitor_params *params) {
+  if (even_takeover_open(monitor, path, limits, params) == EVEN_OK) {
+    take_facts(monitor->state, params->ranks, params->rank_facts);
+    return true;
+  }
+  (void)snprintf(monitor->first_notice, sizeof monitor->first_notice,
+                 "the history of this run begins anew (what can be read of it is run-previous.db): %.380s",
+                 even_error_last()->what);
+  even_error_clear();
+  return false;
+}
+
+/* A database that cannot be made is reported by the first tick, like one that breaks later. */
+static even_status open_history(even_monitor *monitor, const even_monitor_params *params) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/run.db", monitor->folder);
+  even_status status = even_text_status(&path);
+  if (status == EVEN_OK) {
+    const even_database_limits limits = {
+        .step_rows = rows_kept(params), .calls = params->calls, .ranks = params->ranks};
+    if (params->continues && take_over(monitor, even_text_string(&path), &limits, params)) {
+      even_text_free(&path);
+      return EVEN_OK;
+    }
+    status = even_database_create(even_text_string(&path), &limits, &monitor->database);
+    if (status == EVEN_OK) {
+      EVEN_HISTORY(write_meta(monitor->database, monitor->state, params->calls));
+      if (params->continues) {
+        (void)pthread_mutex_lock(&monitor->lock);
+        even_monitor_note(monitor, EVEN_EVENT_MESSAGE, -1, 0,
+                          "the agent of this run was killed; its history could not be gone on with, and begins anew");
+        (void)pthread_mutex_unlock(&monitor->lock);
+      }
+    } else {
+      (void)even_error_prefix("the run goes on without history");
+      monitor->trouble = *even_error_last();
+    }
+    status = EVEN_OK;
+  }
+  even_text_free(&path);
+  return status;
+}
+
 static even_status open_lagging(even_monitor *monitor, int ranks) {
   const even_monitor_limits *limits = &monitor->limits;
   return even_lagging_open(ranks, limits->straggler_factor, limits->straggler_seconds, &monitor->lagging);
@@ -258,6 +311,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   EVEN_TRY(EVEN_NEW_ARRAY(&monitor->records, EVEN_MONITOR_RECORDS_AT_ONCE));
   EVEN_TRY(even_state_open(params->ranks, params->run_name, params->command, params->policy, &monitor->state));
   EVEN_TRY(even_alloc(ranks, sizeof *monitor->pending, (void **)&monitor->pending));
+  EVEN_TRY(EVEN_NEW_ARRAY(&monitor->places, ranks));
   EVEN_TRY(even_telemetry_reader_open(params->telemetry_fd, &monitor->reader));
   monitor->limits = params->limits;
   EVEN_TRY(open_lagging(monitor, params->ranks));
@@ -274,6 +328,7 @@ static even_status open_parts(even_monitor *monitor, const even_monitor_params *
   EVEN_TRY(even_folder_make(params->run_folder));
   EVEN_TRY(even_random_hex(monitor->token, EVEN_SERVER_TOKEN_DIGITS));
   EVEN_TRY(even_monitor_serve(monitor, params)); /* before the database: a port in use must not touch the history */
+  monitor->continues = params->continues;
   EVEN_TRY(open_history(monitor, params));
   EVEN_TRY(even_monitor_gpus_open(monitor, params));
   even_telemetry_reader_want_calls(monitor->reader, params->calls > 0);
@@ -296,6 +351,7 @@ static void release(even_monitor *monitor) {
   even_telemetry_reader_close(monitor->reader);
   even_state_close(monitor->state);
   even_free(monitor->pending);
+  even_free(monitor->places);
   even_free(monitor->records);
   even_free(monitor->folder);
   (void)pthread_mutex_destroy(&monitor->lock);
@@ -363,14 +419,18 @@ static even_status follow(even_monitor *monitor, int ranks, const even_monitor_r
     even_monitor_drain_ended(monitor); /* what the ranks of before wrote is theirs */
     watch_no_more(monitor);
   }
-  EVEN_TRY(even_state_ranks(monitor->state, ranks));
-  if (ranks > before) {
+  if (ranks > before) { /* room first: each batch looks at all ranks of the state */
     EVEN_TRY(even_realloc((void **)&monitor->pending, (size_t)ranks, sizeof *monitor->pending));
     memset(&monitor->pending[before], 0, (size_t)(ranks - before) * sizeof *monitor->pending);
+    EVEN_TRY(even_realloc((void **)&monitor->places, (size_t)ranks, sizeof *monitor->places));
+    memset(&monitor->places[before], 0, (size_t)(ranks - before) * sizeof *monitor->places);
   }
-  take_facts(monitor->state, ranks, facts);
   if (monitor->database != NULL) {
     EVEN_TRY(even_database_ranks(monitor->database, ranks));
+  }
+  EVEN_TRY(even_state_ranks(monitor->state, ranks));
+  take_facts(monitor->state, ranks, facts);
+  if (monitor->database != NULL) {
     EVEN_HISTORY(meta_number(monitor->database, "ranks", ranks));
   }
   return watch(monitor, ranks, gpus);
@@ -411,6 +471,7 @@ even_status even_monitor_close(even_monitor *monitor, int exit_code) {
   for (int rank = 0; rank < monitor->state->ranks; rank++) {
     monitor->state->rank[rank].pid = 0;
   }
+  even_takeover_note(monitor);
   EVEN_HISTORY(end_history(monitor, exit_code));
   bool kept = monitor->database != NULL;
   (void)pthread_mutex_unlock(&monitor->lock);

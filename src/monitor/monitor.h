@@ -49,6 +49,12 @@ typedef struct even_monitor_params {
   void *notice_context;
   const char *const *gpus;  /* a rank each: the UUID of its GPU, NULL or "" for none; NULL: nobody has one */
   const char *nvml_library; /* NULL: where the loader looks */
+  /* The agent before was killed, and its ranks run on: run.db is gone on with, and so is what the page shows.
+   * telemetry_fd is the segment of before; each record in it comes once, whether the killed agent had read it or not.
+   * even_monitor_attempt says the attempt that runs, even_monitor_rank_started each rank that does, and
+   * even_monitor_rank_gone or _ended what became of others. A run.db that cannot be gone on with (damaged, another
+   * version's, locked for seconds) is moved aside and begun anew: the first tick's notice says why. */
+  bool continues;
 } even_monitor_params;
 
 even_status even_monitor_open(const even_monitor_params *params, even_monitor **out) EVEN_MUST_USE;

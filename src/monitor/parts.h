@@ -14,6 +14,7 @@ enum { EVEN_MONITOR_RECORDS_AT_ONCE = 512, EVEN_MONITOR_CALLS_A_TICK = 4096 };
 /* Spans of one kind and step are summed before they are kept: communication has one for each bucket. */
 typedef struct even_pending_span {
   bool used;
+  bool changed; /* since the history's table open_spans has it */
   even_span_record record;
 } even_pending_span;
 
@@ -25,12 +26,15 @@ struct even_monitor {
   even_error trouble;      /* to be reported by the next tick; status EVEN_OK: none */
   even_server *server;
   even_pending_span (*pending)[EVEN_SPAN_COUNT];
+  uint64_t *places;     /* of the rings, as the history has them */
+  uint64_t noted_lost;  /* of the state's lost records, as many are in the history */
   even_record *records; /* EVEN_MONITOR_RECORDS_AT_ONCE */
   char *folder;
   char token[EVEN_SERVER_TOKEN_DIGITS + 1];
   char url[160];
   uint64_t committed_ns;
   bool begins;               /* the attempt has made few steps */
+  bool continues;            /* the next attempt that is told of is the one that runs */
   uint64_t committed_events; /* of the state's, as many are in the history for good */
   uint64_t looked_ns;
   long calls_a_tick; /* at most so many records of calls are kept in one */
@@ -46,6 +50,7 @@ struct even_monitor {
   uint32_t link_since; /* about the step since which one is slow */
   void (*notice)(void *context, const char *text);
   void *notice_context;
+  char first_notice[512]; /* for the first tick; "": none */
 };
 
 /* All with the lock held, or where the server does not run. */

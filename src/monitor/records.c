@@ -4,6 +4,7 @@
 #include "monitor/lagging.h"
 #include "monitor/links.h"
 #include "monitor/parts.h"
+#include "monitor/takeover.h"
 #include "os/clock.h"
 
 #include <limits.h>
@@ -30,6 +31,7 @@ static void say_again(even_monitor *monitor) {
     (void)!even_database_straggler(monitor->database, even_state_straggler_at(state, i));
   }
   monitor->committed_events = state->event_count;
+  even_takeover_note_again(monitor);
 }
 
 void even_monitor_history(even_monitor *monitor, even_status status) {
@@ -67,6 +69,7 @@ void even_monitor_note(even_monitor *monitor, int event, int rank, int64_t value
 
 void even_monitor_commit(even_monitor *monitor) {
   bool waited = monitor->database != NULL && even_database_waits(monitor->database);
+  even_takeover_note(monitor);
   EVEN_HISTORY(even_database_commit(monitor->database));
   if (monitor->database != NULL && !even_database_waits(monitor->database)) {
     monitor->committed_events = monitor->state->event_count;
@@ -82,6 +85,7 @@ static void keep_span(even_monitor *monitor, int rank, even_pending_span *pendin
   if (pending->used) {
     EVEN_HISTORY(even_database_span(monitor->database, monitor->state->attempt, rank, &pending->record));
     pending->used = false;
+    pending->changed = true;
   }
 }
 
@@ -91,10 +95,11 @@ static void take_span(even_monitor *monitor, int rank, const even_span_record *r
   if (pending->used && pending->record.step == record->step) {
     pending->record.duration_ns += record->duration_ns;
     pending->record.bytes += record->bytes;
+    pending->changed = true;
     return;
   }
   keep_span(monitor, rank, pending);
-  *pending = (even_pending_span){.used = true, .record = *record};
+  *pending = (even_pending_span){.used = true, .changed = true, .record = *record};
 }
 
 static void keep_all_spans(even_monitor *monitor) {

@@ -129,6 +129,7 @@ typedef struct even_state_rank {
   double quota;
   pid_t pid;      /* 0: not running */
   pid_t last_pid; /* of the process that ran last in the attempt, ended or not; 0: none did */
+  bool untold;    /* last_pid ran when its agent was killed, and the next one has not said what became of it */
   char cause[192];
   uint64_t steps; /* seen, all attempts */
   uint64_t samples;

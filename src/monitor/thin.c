@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <stdbool.h>
+#include <stdio.h>
 
 enum { MOST_TURNS = 4, WIDEST = 1 << 30 };
 
@@ -183,6 +184,40 @@ static bool worth_doubling(sqlite3 *connection, const even_thinning *thinning, i
   return *code == SQLITE_OK && merged >= thinning->most_rows / 4;
 }
 
+/* For a later writer. */
+static int keep(sqlite3 *connection, const even_thinning *thinning) {
+  even_text script = EVEN_TEXT_EMPTY;
+  const even_thin_place *at = &thinning->merged;
+  even_text_format(&script,
+                   "INSERT OR REPLACE INTO meta VALUES('thinning', '%" PRId64 " %" PRId64 " %" PRId64 " %" PRId64
+                   " %" PRId64 " %" PRId64 "')",
+                   thinning->width, thinning->next, at->attempt, at->step, at->began_ns, at->ended_ns);
+  return run(connection, &script);
+}
+
+int even_thin_go_on(sqlite3 *connection, even_thinning *thinning) {
+  sqlite3_stmt *row = NULL;
+  even_thin_place *at = &thinning->merged;
+  if (thinning->most_rows == INT64_MAX) {
+    return SQLITE_OK;
+  }
+  int code = sqlite3_prepare_v2(connection, "SELECT value FROM meta WHERE key = 'thinning'", -1, &row, NULL);
+  code = code == SQLITE_OK ? sqlite3_step(row) : code;
+  const char *kept = code == SQLITE_ROW ? (const char *)sqlite3_column_text(row, 0) : NULL;
+  even_thinning found = {.width = 0};
+  if (kept != NULL &&
+      sscanf(kept, "%" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd64, &found.width, &found.next,
+             &found.merged.attempt, &found.merged.step, &found.merged.began_ns, &found.merged.ended_ns) == 6 &&
+      found.width >= 2 && found.width <= WIDEST && (found.width & (found.width - 1)) == 0) {
+    *at = found.merged;
+    thinning->width = found.width;
+    thinning->next = found.next;
+  }
+  (void)sqlite3_finalize(row);
+  return code == SQLITE_ROW || code == SQLITE_DONE ? number(connection, "SELECT count(*) FROM steps", &thinning->rows)
+                                                   : code;
+}
+
 int even_thin(sqlite3 *connection, even_thinning *thinning) {
   if (thinning->rows <= thinning->most_rows || thinning->rows <= thinning->next) {
     return SQLITE_OK;
@@ -195,5 +230,5 @@ int even_thin(sqlite3 *connection, even_thinning *thinning) {
     code = merge_older_half(connection, thinning);
   }
   thinning->next = thinning->rows + thinning->most_rows / 8;
-  return code;
+  return code == SQLITE_OK ? keep(connection, thinning) : code;
 }

@@ -33,7 +33,9 @@ typedef struct even_thinning {
  * (a power of two, which grows), the same for all ranks. Steps that were made again within an attempt keep groups of
  * their own; their spans are summed with those of the first time. A merged row has the last step of its group and the
  * sums of its numbers, of loss and predicted_seconds the means; column "steps" counts. meta "merged_rows" is the
- * highest rowid of steps that was merged. Returns SQLite's code. */
+ * highest rowid of steps that was merged, "thinning" what even_thin_go_on takes. Returns SQLite's code. */
 int even_thin(sqlite3 *connection, even_thinning *thinning);
+/* Of a database that another writer left: most_rows stays, the rest is as it was there. Returns SQLite's code. */
+int even_thin_go_on(sqlite3 *connection, even_thinning *thinning);
 
 #endif

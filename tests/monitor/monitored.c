@@ -43,8 +43,9 @@ int monitored_set_up(void **state) {
 }
 
 int monitored_tear_down(void **state) {
-  static const char *const names[] = {"run.db",     "run.db-wal", "run.db-shm",      "run-previous.db", "report.html",
-                                      "agent.json", "plan.json",  "report.html.tmp", "agent.json.tmp"};
+  static const char *const names[] = {"run.db",         "run.db-wal",          "run.db-shm",         "run-previous.db",
+                                      "report.html",    "agent.json",          "plan.json",          "report.html.tmp",
+                                      "agent.json.tmp", "run-previous.db-wal", "run-previous.db-shm"};
   monitored *made = *state;
   fault_reset();
   even_folder_unlock(made->lock);
@@ -75,6 +76,8 @@ even_status monitored_open(monitored *made, int port) {
                                       .notice = made->notice,
                                       .limits = made->limits,
                                       .gpus = made->gpus,
+                                      .continues = made->continues,
+                                      .calls = made->calls,
                                       .nvml_library = made->nvml_library};
   return even_monitor_open(&params, &made->monitor);
 }
@@ -86,6 +89,21 @@ void monitored_start(monitored *made) {
   made->monitor->begins = false; /* commits are a second apart, or asked for */
   even_monitor_rank_started(made->monitor, 0, getpid());
   even_monitor_rank_started(made->monitor, 1, getpid());
+}
+
+void monitored_begin(monitored *made, bool continues, int attempt) {
+  made->continues = continues;
+  assert_int_equal(monitored_open(made, -1), EVEN_OK);
+  even_monitor_attempt(made->monitor, attempt);
+  made->monitor->begins = false;
+  for (int rank = 0; rank < 2; rank++) {
+    even_monitor_rank_started(made->monitor, rank, MONITORED_PID + rank);
+  }
+}
+
+void monitored_kill(monitored *made) {
+  even_monitor_leave(made->monitor);
+  made->monitor = NULL;
 }
 
 void monitored_steps(monitored *made, int count, uint32_t first_share) {

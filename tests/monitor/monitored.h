@@ -16,6 +16,8 @@ typedef struct monitored {
   const char *nvml_library;
   even_monitor_limits limits; /* the same */
   void (*notice)(void *context, const char *text);
+  bool continues; /* the same */
+  long long calls;
 } monitored;
 
 /* For cmocka; the folder is gone afterwards. Rank 0 makes 4000 samples a second, rank 1 1000, a batch has 16. */
@@ -26,6 +28,12 @@ const char *monitored_path(const monitored *made, const char *name);
 even_status monitored_open(monitored *made, int port);
 /* Opens the monitor and tells it of both ranks. */
 void monitored_start(monitored *made);
+/* Opens it as an agent does that goes on with another one's ranks, or begins; in that attempt, whose ranks are
+ * processes MONITORED_PID and the next. */
+enum { MONITORED_PID = 3999001 };
+void monitored_begin(monitored *made, bool continues, int attempt);
+/* As SIGKILL leaves it: what was not committed is not in the history. */
+void monitored_kill(monitored *made);
 /* Steps of both ranks, and a tick. */
 void monitored_steps(monitored *made, int count, uint32_t first_share);
 /* A tick that commits the batch, or tries to: as if a second had passed. */

@@ -146,6 +146,29 @@ static void a_disk_that_stays_full_is_told_at_the_end(void **state) {
   expect_steps(monitored_path(made, "run.db"), 0, 5);
 }
 
+/* The agent is killed meanwhile: the next one waits as it did, and loses nothing that the rings hold. */
+static void a_disk_that_is_full_for_the_next_agent_is_waited_for(void **state) {
+  monitored *made = *state;
+  start_and_fill_the_disk(made);
+  monitored_steps(made, 5, 8);
+  assert_int_equal(monitored_commit(made), EVEN_ERR_NO_SPACE);
+  even_monitor_leave(made->monitor);
+  made->continues = true;
+  assert_int_equal(monitored_open(made, -1), EVEN_OK);
+  even_monitor_attempt(made->monitor, 0);
+  assert_int_equal(monitored_commit(made), EVEN_ERR_NO_SPACE);
+  assert_non_null(strstr(even_error_last()->what, "the history waits in memory, the run goes on"));
+  monitored_steps(made, 5, 8);
+  disk_full = false;
+  monitored_committed(made);
+  uint32_t steps = made->ranks.step;
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  expect_steps(monitored_path(made, "run.db"), 0, steps);
+  assert_int_equal(access(monitored_path(made, "run-previous.db"), F_OK), -1);
+  report_has_event(made, "of the second before");
+  report_has_event(made, "the agent of this run was killed; another one goes on with the ranks that ran");
+}
+
 static int tear_down_disk(void **state) {
   disk_full = false;
   sqlite3_vfs_find(NULL)->xOpen = real_open;
@@ -353,6 +376,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_full_disk_is_told_once_and_waited_for, monitored_set_up, tear_down_disk),
       cmocka_unit_test_setup_teardown(a_disk_that_stays_full_is_told_at_the_end, monitored_set_up, tear_down_disk),
+      cmocka_unit_test_setup_teardown(a_disk_that_is_full_for_the_next_agent_is_waited_for, monitored_set_up,
+                                      tear_down_disk),
       TEST(a_locked_history_goes_on_when_it_can),
       TEST(a_history_that_stays_locked_is_told_at_the_end),
       TEST(who_asks_meets_neither_another_nor_a_job),
