@@ -169,6 +169,23 @@ static void a_disk_that_is_full_for_the_next_agent_is_waited_for(void **state) {
   report_has_event(made, "the agent of this run was killed; another one goes on with the ranks that ran");
 }
 
+/* What the lost batch said of a span that is still summed is said again: the agent is killed after that. */
+static void a_span_begun_before_the_disk_was_full_is_known_to_the_next_agent(void **state) {
+  monitored *made = *state;
+  const even_span_record saved = {.step = 5, .span = EVEN_SPAN_CHECKPOINT, .start_ns = 7, .duration_ns = 11};
+  start_and_fill_the_disk(made);
+  even_telemetry_span(made->ranks.writers[0], &saved);
+  monitored_steps(made, 5, 8);
+  assert_int_equal(monitored_commit(made), EVEN_ERR_NO_SPACE);
+  disk_full = false;
+  monitored_steps(made, 5, 8);
+  monitored_committed(made);
+  monitored_kill(made);
+  monitored_begin(made, true, 0);
+  assert_int_equal(even_monitor_close(made->monitor, 0), EVEN_OK);
+  assert_true(monitored_number(made, "SELECT sum(duration_ns) FROM spans WHERE span = 'checkpoint'") == 11);
+}
+
 static int tear_down_disk(void **state) {
   disk_full = false;
   sqlite3_vfs_find(NULL)->xOpen = real_open;
@@ -378,6 +395,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_disk_that_stays_full_is_told_at_the_end, monitored_set_up, tear_down_disk),
       cmocka_unit_test_setup_teardown(a_disk_that_is_full_for_the_next_agent_is_waited_for, monitored_set_up,
                                       tear_down_disk),
+      cmocka_unit_test_setup_teardown(a_span_begun_before_the_disk_was_full_is_known_to_the_next_agent,
+                                      monitored_set_up, tear_down_disk),
       TEST(a_locked_history_goes_on_when_it_can),
       TEST(a_history_that_stays_locked_is_told_at_the_end),
       TEST(who_asks_meets_neither_another_nor_a_job),

@@ -65,6 +65,16 @@ static void a_damaged_history_begins_anew(void **state) {
   assert_int_equal(access(monitored_path(made, "run-previous.db"), F_OK), 0);
 }
 
+/* In a table that is written alone while the run lives. */
+static void damage_that_no_reader_meets_is_seen(void **state) {
+  monitored *made = *state;
+  prepare(made);
+  run_sql(made, "PRAGMA wal_checkpoint(TRUNCATE)");
+  long page = (long)monitored_number(made, "SELECT rootpage FROM sqlite_master WHERE name = 'calls'");
+  damage(made, (page - 1) * 4096, 4096);
+  expect_anew(made, "malformed");
+}
+
 static void a_file_that_is_no_database_begins_anew(void **state) {
   monitored *made = *state;
   prepare(made);
@@ -161,6 +171,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, monitored_set_up, monitored_tear_down)
   const struct CMUnitTest tests[] = {
       TEST(a_damaged_history_begins_anew),
+      TEST(damage_that_no_reader_meets_is_seen),
       TEST(a_file_that_is_no_database_begins_anew),
       TEST(a_history_of_another_version_begins_anew),
       TEST(a_history_of_another_format_begins_anew),
