@@ -259,7 +259,9 @@ static void take_facts(even_state *state, int ranks, const even_monitor_rank *al
 static bool take_over(even_monitor *monitor, const char *path, const even_database_limits *limits,
                       const even_monitor_params *params) {
   if (even_takeover_open(monitor, path, limits, params) == EVEN_OK) {
+    (void)pthread_mutex_lock(&monitor->lock); /* the server reads them */
     take_facts(monitor->state, params->ranks, params->rank_facts);
+    (void)pthread_mutex_unlock(&monitor->lock);
     return true;
   }
   (void)snprintf(monitor->first_notice, sizeof monitor->first_notice,

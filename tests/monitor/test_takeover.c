@@ -246,6 +246,28 @@ static void what_was_not_committed_comes_again(void **state) {
   monitored_report_says(made->killed, "Medians over 24 steady steps", true); /* of 30 */
 }
 
+/* Another program had the history locked: what waited in the killed agent's memory is in the rings. */
+static void what_waited_for_a_lock_comes_again(void **state) {
+  pair *made = *state;
+  sqlite3 *other = NULL;
+  monitored_begin(made->killed, false, 0);
+  monitored_begin(made->whole, false, 0);
+  write_many(made, 10);
+  monitored_committed(made->killed);
+  assert_int_equal(sqlite3_open(monitored_path(made->killed, "run.db"), &other), SQLITE_OK);
+  assert_int_equal(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+  write_many(made, 10);
+  monitored_committed(made->killed);
+  assert_true(monitored_number(made->killed, "SELECT max(step) FROM steps") == 9);
+  monitored_kill(made->killed);
+  assert_int_equal(sqlite3_close(other), SQLITE_OK);
+  monitored_begin(made->killed, true, 0);
+  write_many(made, 10);
+  assert_int_equal(even_monitor_close(made->killed->monitor, 0), EVEN_OK);
+  assert_int_equal(even_monitor_close(made->whole->monitor, 0), EVEN_OK);
+  expect_same_history(made);
+}
+
 /* What is summed when the agent is killed goes on being summed, also of a kind that comes again much later. */
 static void a_span_that_was_being_summed_is_summed_on(void **state) {
   pair *made = *state;
@@ -319,6 +341,31 @@ static void a_restart_is_known_to_the_next_agent(void **state) {
   assert_int_equal(monitored_open(run, -1), EVEN_OK);
   assert_int_equal(run->monitor->state->attempt, 1);
   assert_int_equal(even_monitor_close(run->monitor, 0), EVEN_OK);
+}
+
+/* Hosts came, and went: the history has ranks that the job has no more, and they may come again. */
+static void ranks_that_left_have_their_places(void **state) {
+  pair *made = *state;
+  monitored *run = made->killed;
+  monitored_begin(run, false, 0);
+  monitored_steps(run, 3, 8);
+  assert_int_equal(even_monitor_ranks(run->monitor, 4, NULL, NULL), EVEN_OK);
+  even_monitor_rank_started(run->monitor, 3, 77);
+  monitored_committed(run);
+  even_monitor_rank_gone(run->monitor, 3);
+  assert_int_equal(even_monitor_ranks(run->monitor, 2, NULL, NULL), EVEN_OK);
+  monitored_committed(run);
+  take_over(run, 0);
+  assert_int_equal(run->monitor->state->ranks, 2);
+  assert_int_equal(run->monitor->state->room, 4);
+  monitored_steps(run, 3, 8);
+  monitored_committed(run);
+  assert_int_equal(even_monitor_ranks(run->monitor, 6, NULL, NULL), EVEN_OK);
+  even_monitor_rank_started(run->monitor, 5, 78);
+  monitored_steps(run, 3, 8);
+  assert_int_equal(even_monitor_close(run->monitor, 0), EVEN_OK);
+  assert_true(monitored_number(run, "SELECT count(*) FROM steps WHERE rank = 1") == 9);
+  assert_true(monitored_number(run, "SELECT value FROM meta WHERE key = 'ranks'") == 6);
 }
 
 /* What the ring could not hold until the next agent came is lost, counted, and said. */
@@ -467,11 +514,18 @@ static void calls_go_on_in_the_places_that_follow(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
-      TEST(killed_again_and_again_it_has_each_record_once), TEST(what_was_not_committed_comes_again),
-      TEST(a_span_that_was_being_summed_is_summed_on),      TEST(the_attempt_goes_on_and_the_next_is_a_restart),
-      TEST(a_restart_is_known_to_the_next_agent),           TEST(what_was_overwritten_is_counted),
-      TEST(an_end_that_was_written_is_taken_back),          TEST(old_steps_are_merged_on),
-      TEST(a_history_too_long_to_read_goes_on_by_itself),   TEST(calls_go_on_in_the_places_that_follow),
+      TEST(killed_again_and_again_it_has_each_record_once),
+      TEST(what_was_not_committed_comes_again),
+      TEST(what_waited_for_a_lock_comes_again),
+      TEST(a_span_that_was_being_summed_is_summed_on),
+      TEST(the_attempt_goes_on_and_the_next_is_a_restart),
+      TEST(a_restart_is_known_to_the_next_agent),
+      TEST(ranks_that_left_have_their_places),
+      TEST(what_was_overwritten_is_counted),
+      TEST(an_end_that_was_written_is_taken_back),
+      TEST(old_steps_are_merged_on),
+      TEST(a_history_too_long_to_read_goes_on_by_itself),
+      TEST(calls_go_on_in_the_places_that_follow),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
