@@ -28,6 +28,7 @@ typedef struct even_chaos_done {
   int rank;              /* to which it came; -1: to none */
   size_t heard;          /* of the agent's words, before it */
   char words[224];       /* to whom, where; why it was not */
+  bool outlasted;        /* of a killed agent: by its ranks, which are not to begin again for it */
   const char *unnoticed; /* why noticed_ns is 0, of a kind that others notice; NULL: it is not, or is no such kind */
   /* ---- of the attempt that began after it, by the history (chaos_again.c); -1: none did ---- */
   int64_t again_from; /* its first step; the first one of all is 0 */
@@ -147,10 +148,8 @@ typedef struct even_chaos_network {
 /* An agent that was killed, with --restart-agent: whether its ranks outlast it (chaos_agent.c). */
 typedef struct even_chaos_agent {
   even_chaos_done *of; /* NULL: none is awaited */
-  size_t fault;
-  pid_t killed; /* the last one */
-  even_chaos_process ranks[EVEN_CHAOS_WATCHED];
-  size_t count;
+  pid_t killed;        /* the last one */
+  bool calm;           /* all ranks lived, and nothing else had come to one lately */
 } even_chaos_agent;
 
 /* A job of this program, in a process of its own, and what is done to it. Zeroed but for the first part. */

@@ -35,6 +35,11 @@ static void take_attempt(even_chaos_job *job, const attempt *made) {
     done->made_again = again > 0 ? again : 0; /* of a killed agent's last ones there may be no record */
     done->held = held;
   }
+  if (done != NULL && done->outlasted && job->wrong[0] == '\0') {
+    (void)snprintf(job->wrong, sizeof job->wrong,
+                   "an attempt began again with step %lld, although the ranks outlasted their agent (%.100s)",
+                   (long long)made->first, done->words);
+  }
   if (made->first < held && job->wrong[0] == '\0') {
     (void)snprintf(job->wrong, sizeof job->wrong,
                    "an attempt began again with step %lld, although a whole checkpoint held %lld steps",

@@ -9,6 +9,7 @@
 
 /* Tenths of a second are usual, where others were killed shortly before a minute; beyond this nobody comes. */
 #define COMES_NS ((uint64_t)120 * 1000000000u)
+#define CALM_NS ((uint64_t)5 * 1000000000u)
 /* What the process that starts agents says (cli/job_restart.c), and what the next agent does. */
 static const char trains_on[] = "and its ranks train on";
 static const char goes_on[] = "the agent before was killed: ";
@@ -18,16 +19,15 @@ static void add_words(even_chaos_done *done, const char *words) {
   (void)snprintf(done->words + length, sizeof done->words - length, "%s", words);
 }
 
-/* Those that live are to live on. */
-static void note_ranks(even_chaos_job *job) {
-  even_chaos_agent *agent = &job->successor;
-  agent->count = 0;
-  for (int rank = 0; rank < job->places && agent->count < EVEN_CHAOS_WATCHED; rank++) {
-    even_process_stat facts;
-    if (even_chaos_find_rank(job, rank, &facts)) {
-      agent->ranks[agent->count++] = (even_chaos_process){.pid = facts.pid, .start_time = facts.start_time};
+/* Whether all ranks are there, and no other fault may still be at one: then no attempt is to end with this agent. */
+static bool is_calm(const even_chaos_job *job) {
+  even_process_stat facts;
+  for (int rank = 0; rank < job->ranks; rank++) {
+    if (!even_chaos_find_rank(job, rank, &facts)) {
+      return false;
     }
   }
+  return job->ended_ns == 0 || even_clock_ns() - job->ended_ns > CALM_NS;
 }
 
 static void kill_one_of_many(even_chaos_job *job) {
@@ -37,14 +37,13 @@ static void kill_one_of_many(even_chaos_job *job) {
   if (agent->of != NULL || now.pid == 0) {
     return; /* the next one is not there yet */
   }
-  note_ranks(job);
   size_t fault = job->next;
+  agent->calm = is_calm(job);
   (void)snprintf(words, sizeof words, "process %ld", (long)now.pid);
   if (even_process_signal_exactly(now.pid, now.start_time, SIGKILL)) {
     even_chaos_tell(job, words);
     agent->of = &job->done[fault];
     agent->killed = now.pid;
-    agent->fault = fault;
   }
 }
 
@@ -75,17 +74,6 @@ static const char *said_since(const even_chaos_job *job, const char *words) {
   return said->length > heard ? strstr(said->data + heard, words) : NULL;
 }
 
-/* Where no other fault has come to one meanwhile. */
-static bool all_live(const even_chaos_job *job) {
-  const even_chaos_agent *agent = &job->successor;
-  for (size_t i = 0; job->next == agent->fault + 1 && i < agent->count; i++) {
-    if (!even_chaos_lives(&agent->ranks[i])) {
-      return false;
-    }
-  }
-  return true;
-}
-
 void even_chaos_agent_look(even_chaos_job *job) {
   char words[96];
   even_chaos_done *done = job->successor.of;
@@ -101,10 +89,7 @@ void even_chaos_agent_look(even_chaos_job *job) {
                          : "; its ranks ended with it, and another one began after %.2f s",
                    (double)(now - done->at_ns) * 1e-9);
     add_words(done, words);
-    if (train && !all_live(job)) {
-      done->broken = true;
-      add_words(done, ", but one of them has ended");
-    }
+    done->outlasted = train && job->successor.calm;
     job->successor.of = NULL;
   } else if (now - done->at_ns > COMES_NS) {
     done->broken = true;

@@ -177,6 +177,7 @@ even_status even_chaos_run(even_chaos_job *job) {
   for (;;) {
     EVEN_TRY(follow(job, began));
     even_chaos_watch_look(job);
+    even_chaos_agent_look(job);
     even_chaos_watch_end(job, "the job had ended before");
     EVEN_TRY(even_chaos_judge(job));
     EVEN_TRY(even_chaos_judge_again(job));

@@ -337,6 +337,7 @@ static even_status open_monitor_with(running_job *job, const even_monitor_rank *
                                       .loss_spike = setup->loss_spike,
                                       .limits = setup->watches,
                                       .calls = calls_kept(job->options),
+                                      .continues = even_outlast_due(job->options->legacy),
                                       .notice = on_notice,
                                       .notice_context = job,
                                       .gpus = gpus};

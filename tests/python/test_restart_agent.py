@@ -144,11 +144,12 @@ def test_what_it_had_is_gone_with_where_its_ranks_are_ended(start, script, tmp_p
         import os, signal, time
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
             raise SystemExit(0)
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while os.environ["RANK"] == "1":
+            if os.path.exists("up"):
+                os.kill(os.getpid(), signal.SIGKILL)
         print("agent", os.getppid(), flush=True)
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
+        open("up", "w").close()
         time.sleep(600)
     """)
     job = start("-n", "2", "--restart-agent", name)
