@@ -76,8 +76,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         self._timeout = timeout
         self._name = name
         self._members = members
-        self._sequence = 0
-        self._monitored = 0
+        self._sequence = self._monitored = 0
         self._later: Worker | None = None
         self._messages = []
         self._messages_lock = threading.Lock()
@@ -300,6 +299,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
         if (profiler._is_profiler_enabled or modes()) and not within.call:
             return seen(self, EvenstepGroup.allreduce, (tensors, opts), {})
+        self.calls_made += 1
         later, reducer = self._later, self._reducer
         if reducer is not None and self._size > 1 and getattr(opts, "asyncOp", False):
             worker = self._worker() if isinstance(tensors, list) and all(map(is_ours, tensors)) else None

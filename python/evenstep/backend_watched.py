@@ -158,8 +158,11 @@ def seen(group: Any, method: Callable[..., Any], given: Sequence[Any], named: di
 
 
 def _watchable(method: Callable[..., Any]) -> Callable[..., Any]:
+    moves = method.__name__ != "barrier"
+
     @functools.wraps(method)
     def call(group: Any, *given: Any, **named: Any) -> Any:
+        group.calls_made += moves
         if (profiler._is_profiler_enabled or modes()) and not within.call:
             return seen(group, method, given, named)
         return method(group, *given, **named)
@@ -169,5 +172,6 @@ def _watchable(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def let_watch(group: type) -> None:
     """All calls but all-reduce, which looks itself: there a function more would be felt."""
+    group.calls_made = 0
     for name in _SHOWN.keys() - {"allreduce"}:
         setattr(group, name, _watchable(getattr(group, name)))

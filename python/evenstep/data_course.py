@@ -81,6 +81,11 @@ class DataCourse:
         """The epoch under way, or the next one between two."""
         return self._epoch
 
+    @property
+    def samples_drawn(self) -> int:
+        """Of all ranks, in the training so far."""
+        return self._samples
+
     # -- the cursor --
 
     def state_dict(self) -> dict[str, Any]:
@@ -380,12 +385,15 @@ class DataCourse:
     def _batches_apart(self, epoch: int) -> Iterator[Any]:
         """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
         looked at before it trained, once more."""
-        before, had = self._session.latest, 0
+        before, had, total = self._session.latest, 0, 0
+        begun = None if self.train else self._session.counted_share.begins()
         try:
             for plan, batch in self._feed.open(epoch, apart=True):
                 self._session.latest = plan
                 had += plan.samples
+                total += plan.total
                 yield batch
+            self._session.counted_share.ends(begun, (had, total), self.train)
         finally:
             self._session.latest = before
             self._session.steps.ended_samples = had

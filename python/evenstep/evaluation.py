@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from evenstep import _core
+from evenstep import _core, script_exchanges
 from evenstep._core import EvenstepError
 from evenstep.group import gather_objects
 from evenstep.loader import EvenLoader
@@ -36,6 +36,7 @@ def reduce_mean(value: Any, weight: float | None = None) -> Any:
     """
     current = training_session("es.reduce_mean")
     current.check_arrived("es.reduce_mean")
+    script_exchanges.made()
     amount = _default_weight() if weight is None else float(weight)
     if not (amount >= 0 and math.isfinite(amount)):
         raise ValueError(f"es.reduce_mean(weight={weight!r}): give a number >= 0")
@@ -67,6 +68,7 @@ def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
     """
     current = training_session("es.gather")
     current.check_arrived("es.gather")
+    script_exchanges.made()
     if tensor.dim() == 0:
         raise EvenstepError("es.gather needs a tensor with rows\n  fix: give tensor[None] for a single number")
     if not current.in_job:
@@ -151,6 +153,7 @@ def _evaluate(current: Session, model: nn.Module, loader: Any, fn: Callable[[nn.
     try:
         return current.call(lambda: _go_through(current, model, loader, fn, seen), lambda: once or seen.own)
     finally:
+        script_exchanges.made()
         current.evaluated = None
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from evenstep import _core, plain
+from evenstep import _core, plain, script_exchanges
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
 from evenstep.environment import Environment
@@ -335,12 +335,14 @@ class Bootstrap:
             raise EvenstepError(
                 "a process group of torch cannot be made after ranks were lost\n  fix: leave --recovery shrink out"
             )
-        return dist.new_group(
+        made = dist.new_group(
             chosen,
             timeout=timedelta(seconds=self.timeout_seconds),
             backend=backend,
             use_local_synchronization=chosen is not None,
         )
+        script_exchanges.is_ours(made)
+        return made
 
     def control(self) -> Group:
         comm = self.shared(0, "control")

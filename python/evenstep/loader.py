@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep import _core
+from evenstep.counted_share import Begun
 from evenstep.data_course import DataCourse
 from evenstep.feeds import BatchPlan, IndexFeed, check_loader
 from evenstep.group import gather_objects
@@ -217,7 +218,8 @@ class _Iteration:
     def __init__(self, loader: EvenLoader) -> None:
         self._loader = loader
         self._batches: Iterator[Any] | None = None
-        self._begun_at = 0
+        self._begun_at = self._samples_before = 0
+        self._begun: Begun | None = None
 
     def __iter__(self) -> _Iteration:
         return self
@@ -226,12 +228,17 @@ class _Iteration:
         if self._batches is None:
             self._batches = iter(())  # of what was done before the checkpoint
             self._batches = self._loader.begin()
-            self._begun_at = self._loader.prepared_in.step
-            self._loader.prepared_in.unexchanged.begins()
+            session = self._loader.prepared_in
+            self._begun_at, self._samples_before = session.step, self._loader.samples_drawn
+            session.unexchanged.begins()
+            self._begun = session.counted_share.begins()
         try:
             return next(self._batches)
         except StopIteration:
-            self._loader.prepared_in.unexchanged.ends()
-            if self._loader.prepared_in.step > self._begun_at:  # not where a script evaluates by it
+            session = self._loader.prepared_in
+            session.unexchanged.ends()
+            total = self._loader.samples_drawn - self._samples_before
+            session.counted_share.ends(self._begun, (session.steps.loop_samples or 0, total), train=True)
+            if session.step > self._begun_at:  # not where a script evaluates by it
                 kept_memory.give_back()  # to the evaluation that may come, or to other processes
             raise

@@ -39,6 +39,7 @@ class Passes:
         begun: list[Session] = []
         try:
             for one in self._now:
+                one.counted_share.goes_on()
                 with _explained(one):
                     one.steps.before_backward(losses)
                 begun.append(one)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from evenstep import script_exchanges
 from evenstep._core import EvenstepError
 from evenstep.group import gather_objects
 
@@ -35,6 +36,7 @@ class AgreedMetric:
         session = self._session
         if session.world_size == 1:
             return metric
+        script_exchanges.made()
         mine = _CALL, float(metric), session.metric_samples
         with session.steps.blocking():
             told = session.call_by_all(lambda: gather_objects(session.group, mine))

@@ -19,6 +19,7 @@ from evenstep import _core, plain
 from evenstep._core import EvenstepError
 from evenstep.batch_rates import RateFactor
 from evenstep.call_results import packs_later
+from evenstep.counted_share import CountedShare
 from evenstep.end_signal import hold_end_signal
 from evenstep.environment import Environment, read_environment
 from evenstep.generations import BETWEEN_HOSTS, Recovery, open_recovery
@@ -115,6 +116,7 @@ class Session:
         self.optimizer_steps = OptimizerSteps(self)
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing, AgreedMetric(self))
         self.unexchanged = Unexchanged(self)
+        self.counted_share = CountedShare(self)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)
         self.checks = StepChecks()
         self.rates = RateFactor()

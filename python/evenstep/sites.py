@@ -19,6 +19,7 @@ _BENEATH = (
     "typing_extensions",
     "warnings",
     "_py_warnings",
+    "tqdm",  # which goes through a loader for the script
 )
 
 Place = tuple[str, int, str]
