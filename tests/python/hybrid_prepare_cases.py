@@ -142,19 +142,27 @@ def trains(kind: str, **options: Any) -> float:
     loader = DataLoader(dataset, batch_size=8)
     cap = 0.002 if BUCKETS else None
     _, _, even = es.prepare(model, optimizer, loader, shares=shares, bucket_cap_mb=cap, **options)
+    reduction = options.get("reduction", "mean")
+
+    def loss_of(of: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(of(x), y, reduction=reduction) / (24 if reduction == "sum" else 1)
+
     for step in range(5):
         for (x, y), (wx, wy) in zip(even, loader):
             optimizer.zero_grad(set_to_none=step != 2)
-            loss = nn.functional.mse_loss(model(x), y)
+            loss = loss_of(model, x, y)
             if step == 3:  # accumulated over two passes, the first of them kept on the rank
                 with es.no_sync(model):
                     loss.backward()
-                loss = nn.functional.mse_loss(model(x), y)
+                loss = loss_of(model, x, y)
+            if step == 4:  # the same, exchanged in each
+                loss.backward()
+                loss = loss_of(model, x, y)
             loss.backward()
             optimizer.step()
             plain.zero_grad(set_to_none=step != 2)
-            for _ in range(2 if step == 3 else 1):
-                nn.functional.mse_loss(twin(wx), wy).backward()
+            for _ in range(2 if step >= 3 else 1):
+                loss_of(twin, wx, wy).backward()
             plain.step()
     sync = es.session().steps.syncs[-1]
     assert type(sync.engine).__name__ == ENGINES[MAKERS[RANK]], type(sync.engine)
@@ -185,12 +193,17 @@ def check_order(log: list[str], buckets: int) -> None:
     assert all(last[:k].count("up") <= last[:k].count("down") for k in range(len(last))), last
 
 
-def exact() -> None:
+def exact(**options: Any) -> None:
     stand_in()
     bounds = {"double": 1e-12, "float": 1e-5, "branches": 1e-12}
-    found = {kind: trains(kind) for kind in bounds}
+    found = {kind: trains(kind, **options) for kind in bounds}
     print(json.dumps(found), flush=True)
     assert all(found[kind] <= bound for kind, bound in bounds.items()), found
+
+
+def sums() -> None:
+    """The same of losses that are sums over samples."""
+    exact(reduction="sum")
 
 
 def many_rounds() -> None:

@@ -32,6 +32,11 @@ def test_many_buckets(run_ranks: Run, makers: str) -> None:
     run_ranks(CASES, makers.count(",") + 1, args=("exact", makers, "buckets"), timeout=200)
 
 
+@pytest.mark.parametrize("makers", ["cpu,a,a", "x,cpu,x"])
+def test_losses_that_are_sums(run_ranks: Run, makers: str) -> None:
+    run_ranks(CASES, 3, args=("sums", makers, "buckets"), timeout=200)
+
+
 @pytest.mark.parametrize("makers", ["x,cpu", pytest.param("a,cpu,a", marks=pytest.mark.more)])
 def test_gradients_in_pinned_memory(run_ranks: Run, makers: str) -> None:
     run_ranks(CASES, makers.count(",") + 1, args=("exact", makers, "buckets", "pinned"), timeout=200)

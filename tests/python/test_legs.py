@@ -53,6 +53,11 @@ def test_equals_one_device_over_gloo(run_ranks: Run) -> None:
     on_gpus(run_ranks, "exact", "xxyy", "buckets", EVENSTEP_COMM_ENGINE="gloo")
 
 
+@pytest.mark.parametrize("engine", OVER)
+def test_losses_that_are_sums(run_ranks: Run, engine: str) -> None:
+    on_gpus(run_ranks, "sums", "xxy", "buckets", EVENSTEP_COMM_ENGINE=engine)
+
+
 @needs_ucx
 def test_legs_of_pinned_memory(run_ranks: Run) -> None:
     """The stage of accelerators itself, over a made-up one whose streams are as late as they may be."""

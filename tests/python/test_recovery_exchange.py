@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import recovery_exchange_cases as cases
 from run_jobs import Run
+from test_generations_hosts import ON_HOSTS, played
 from test_recovery_forms import REPLACE, SHRINK, assert_as_one_device
 
 Script = Callable[[str], str]
@@ -57,6 +58,15 @@ def test_gradients_that_go_other_ways(
         assert (said in text) is (compression != "powersgd:1" or int(deaths.partition(":")[2].partition(",")[0]) > 4), (
             text
         )
+
+
+@ON_HOSTS
+def test_losses_that_are_sums_on_several_hosts(run: Run, script: Script) -> None:
+    words = script(cases.EXCHANGED), "0@backward:6", "sum", "", "0.1.2.3*6,1.2.3*12"
+    result = run("-n", "4", *SHRINK, *words, env=played("a,a,b,b"))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_as_one_device(text, [1, 2, 3], 2e-5)
 
 
 @pytest.mark.more

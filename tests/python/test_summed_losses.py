@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from test_hosts import TCP, needs_ucx
+from test_run_hosts import Hosts
+from test_run_hosts import hosts as hosts  # a fixture
+from test_run_hosts import names as names  # a fixture
 
 import evenstep as es
 from evenstep.whole_sums import WholeSums
@@ -215,11 +220,7 @@ def test_a_new_gradient_is_no_whole_one_whose_memory_it_has() -> None:
 
 def test_engines_accumulation_and_batch_norm(run_ranks: Callable[..., list[Any]]) -> None:
     runs = run_ranks(CASES, ranks=3, args=("sums", "float64"), env={"STEPS": "12"})
-    line = next(line for line in runs[0].stdout.splitlines() if line.startswith("RESULTS "))
-    found = json.loads(line.removeprefix("RESULTS "))
-    assert len(found) >= 9
-    for name, case in found.items():
-        assert case["difference"] < 1e-12 and case["same_on_all_ranks"] and case["moved"] > 1e-3, (name, case)
+    assert_as_one_device(results(runs[0].stdout))
 
 
 def test_without_it_they_are_not_and_the_option_is_named(run_ranks: Callable[..., list[Any]]) -> None:
@@ -227,6 +228,38 @@ def test_without_it_they_are_not_and_the_option_is_named(run_ranks: Callable[...
     runs = run_ranks(code.replace("lr=0.05", "lr=0.005"))
     assert min(apart(runs)) > 1e-3
     assert any("es.prepare(…, reduction='sum')" in run.stderr for run in runs), [run.stderr for run in runs]
+
+
+def results(text: str) -> dict[str, Any]:
+    line = next(line for line in text.splitlines() if "RESULTS " in line)
+    found: dict[str, Any] = json.loads(line.partition("RESULTS ")[2])
+    return found
+
+
+def assert_as_one_device(found: dict[str, Any]) -> None:
+    assert len(found) >= 9
+    for name, case in found.items():
+        assert case["difference"] < 1e-12 and case["same_on_all_ranks"] and case["moved"] > 1e-3, (name, case)
+
+
+@pytest.mark.parametrize("engine", [pytest.param("", marks=needs_ucx), "gloo"])
+def test_between_network_namespaces(hosts: Hosts, engine: str) -> None:
+    hosts.environment.update(TCP, EVENSTEP_COMM_ENGINE=engine, STEPS="12")
+    code, text = hosts.run(str(CASES), "sums", "float64", ranks=":2")
+    assert code == 0, text
+    assert_as_one_device(results(text))
+
+
+@needs_ucx
+def test_bitwise_between_network_namespaces(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "bitwise.py"
+    script.write_text(HEAD + BITWISE)
+    hosts.environment.update(TCP)
+    code, text = hosts.run("--log-rank", "all", str(script), ranks=":2")
+    assert code == 0, text
+    found = [float(one) for one in re.findall(r"APART (\S+)", text)]
+    assert len(found) == 8 and max(found) < 1e-12, text
+    assert len(set(re.findall(r"BITS (\w+)", text))) == 1, text
 
 
 TRAINER = """
