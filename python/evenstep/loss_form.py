@@ -1,5 +1,5 @@
 """Whether the loss that backward begins from can be what es.prepare weighs by samples: their mean. A sum, or a mean over
-something else, trains otherwise than on one device, and nothing else would say so."""
+something else, trains otherwise than on one device, and nothing else would say so. The other way round where losses are to be sums."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ _OTHERS = (
     "ranks count by samples, so parameters become others than on one device\n  fix: call es.set_weight(n) before backward(), n: "
     "what this rank's loss is a mean over"
 )
+_MEAN = (
+    "es.prepare(reduction='sum'), but the loss, or a term of it, is a mean ({0}, on this rank over {1} samples): ranks' means are added up "
+    "as though they were sums over their samples, so parameters become others than on one device\n  fix: leave reduction out, where losses "
+    "are means; or make it a sum, loss * len(x)"
+)
 
 
 class _Place(NamedTuple):
@@ -46,6 +51,7 @@ class _Place(NamedTuple):
     divisions: int = 0
     scale: float = 1.0  # the divisor by factors, too: a part of a batch that the script cuts is weighed by them
     is_constant: bool = True  # the divisor: numbers of the script's, no tensors
+    is_alone: bool = True  # neither a factor nor another term
 
 
 class LossForm:
@@ -59,10 +65,14 @@ class LossForm:
         self._among = Among()
         self._sums: dict[Any, set[tuple[int, float]]] = {}  # by kind and path: this rank's samples, and the scale
         self._means: dict[Any, set[float]] = {}  # what they were over, where that is no multiple of the samples
+        self._wants_sums = False
+        self._whole_means: dict[
+            Any, tuple[int, float]
+        ] = {}  # as _sums, of means where sums are wanted: the first of each
 
-    def close(self) -> None:
-        """The script has said that its losses are sums."""
-        self._left, self._plan = 0, None
+    def expect_sums(self, of_all: bool) -> None:
+        """The script has said that its losses are sums. of_all: those of all its models; else nothing is looked at any more."""
+        self._left, self._plan, self._wants_sums = _LOOKS if of_all else 0, None, of_all
 
     def look(self, losses: Any, plan: BatchPlan) -> None:
         if self._left == 0 or not isinstance(losses, torch.Tensor) or losses.numel() != 1:
@@ -87,8 +97,9 @@ class LossForm:
                 continue
             kind = kind_of(node)
             if kind in _PASSES_ON and is_number(node):
+                alone = place.is_alone and sum(following is not None for following, _ in node.next_functions) == 1
                 for number, (following, _) in enumerate(node.next_functions):
-                    waiting.append((following, place._replace(path=(*place.path, number))))
+                    waiting.append((following, place._replace(path=(*place.path, number), is_alone=alone)))
             elif kind in ("Mul", "Div"):
                 below = _below(kind, *_constant(node), place)
                 if below:
@@ -104,6 +115,9 @@ class LossForm:
         if how not in (None, 1, 2) or not is_number(node) or _is_of_parameter(node):
             return ""
         name = type(node).__name__
+        if self._wants_sums:
+            is_mean = how == 1 or (how is None and kind == "Mean")
+            return self._at_mean(node, kind, place, plan).format(name, plan.samples) if is_mean else ""
         if how == 2 or (how is None and kind == "Sum"):
             return self._at_sum(node, kind, place, plan).format(name, plan.samples, place.divisor)
         if how == 1 and "NllLoss" in kind:
@@ -130,6 +144,18 @@ class LossForm:
         numbers = self._means.setdefault((kind, place.path), set())
         numbers.add(over)
         return _OTHERS.format(name, plan.samples, over) if len(numbers) > 1 else ""  # of parameters it stays the same
+
+    def _at_mean(self, node: Any, kind: str, place: _Place, plan: BatchPlan) -> str:
+        """Where sums are wanted. A factor may make one of it, and a term be one sample's: not where it stays while this rank's share
+        changes."""
+        times, rest = divmod((*_given(node)[1], 1)[0], plan.samples)
+        if times == 0 or rest or plan.samples == plan.total or self._several or _stacks(node):
+            return ""
+        now = plan.samples, place.scale
+        before = self._whole_means.setdefault((kind, place.path, times), now)
+        if before is now or before[1] != place.scale:
+            return ""
+        return _MEAN if place.is_alone or before[0] != plan.samples else ""
 
     def _at_sum(self, node: Any, kind: str, place: _Place, plan: BatchPlan) -> str:
         samples, divisor = plan.samples, place.divisor
@@ -168,11 +194,20 @@ def _below(kind: str, factor: float, is_constant: bool, place: _Place) -> _Place
     """The place of what a number is multiplied with or divided by; None where nothing can be said of it."""
     path = (*place.path, 0)
     if kind == "Mul":
-        return place._replace(path=path, scale=place.scale / factor) if abs(factor) >= _LEAST_FACTOR else None
+        return (
+            place._replace(path=path, scale=place.scale / factor, is_alone=False)
+            if abs(factor) >= _LEAST_FACTOR
+            else None
+        )
     if factor == 0.0:
         return None
     return _Place(
-        path, place.divisor * factor, place.divisions + 1, place.scale * factor, place.is_constant and is_constant
+        path,
+        place.divisor * factor,
+        place.divisions + 1,
+        place.scale * factor,
+        place.is_constant and is_constant,
+        False,
     )
 
 

@@ -438,11 +438,13 @@ def _prepare_models(
         current.steps.syncs.append(sync)  # at once: a rank may be lost in what follows, and its hooks are undone then
         sync.compression, sync.adds = str(options.compression or ""), options.adasum
         sync.leaves_parts = options.unsummed
+        of_sums = current.steps.weight.sums
         if options.sums:
-            current.steps.weight.sums.add(name)
-            current.steps.loss_form.close()
+            of_sums.add(name)
             if exact is None:  # which forms them itself
                 sync.add_up()
+        if of_sums:
+            current.steps.loss_form.expect_sums(of_all=len(of_sums) == len(current.steps.syncs))
         sync.look.acts_at_once = current.nonfinite.policy != "report"
         sync.look.engine_tells, sync.look.tells_late = agreed_ways(group, engines[0], sync.parameters)
         asks_once = ddp.static_graph and all(gather_objects(group, getattr(engines[0], "asks_once", False)))

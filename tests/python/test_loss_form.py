@@ -30,10 +30,16 @@ def divergence(x: torch.Tensor) -> torch.Tensor:
 
 
 def told(
-    *losses: Callable[[torch.Tensor], torch.Tensor], samples: tuple[int, ...] = (SAMPLES,), total: int = WHOLE
+    *losses: Callable[[torch.Tensor], torch.Tensor],
+    samples: tuple[int, ...] = (SAMPLES,),
+    total: int = WHOLE,
+    sums: bool = False,
 ) -> str:
-    """What is said of backwards from each of them in every batch, with so many samples each."""
+    """What is said of backwards from each of them in every batch, with so many samples each. sums: the script has said that they are
+    sums."""
     form = LossForm()
+    if sums:
+        form.expect_sums(True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for count in samples:
@@ -407,3 +413,69 @@ def test_those_of_the_whole_batch_are_gathered(own: bool) -> None:
         for count in (8, 5):
             x = torch.randn(count, 3) @ torch.randn(3, 5, requires_grad=True)
             form.look(loss(x), SimpleNamespace(samples=count, total=2 * count))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: F.mse_loss(x, x.detach() + 1),
+        lambda x: F.cross_entropy(x, Y),
+        lambda x: x.square().mean(),
+        lambda x: x.square().sum(1).mean(),
+        lambda x: F.mse_loss(x.repeat(3, 1), x.detach().repeat(3, 1) + 1),
+    ],
+)
+def test_a_mean_is_told_where_sums_are_wanted(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert not told(loss, sums=True)
+    said = told(loss, samples=(6, 6), sums=True)
+    assert "over 6 samples" in said and "leave reduction out" in said and "loss * len(x)" in said
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x: mse_sum(x) + x.mean(),
+        pytest.param(lambda x: F.mse_loss(x, x.detach() + 1) / 4, marks=reads_saved),
+        pytest.param(lambda x: 65536 * x.square().mean(), marks=reads_saved),
+    ],
+)
+def test_a_mean_with_a_factor_or_another_term_is_told_once_shares_have_differed(
+    loss: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    assert not told(loss, samples=(6, 6, 6), sums=True)
+    assert "is a mean" in told(loss, samples=(6, 7), sums=True)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        mse_sum,
+        divergence,
+        lambda x: mse_sum(x) / WHOLE,
+        lambda x: F.mse_loss(x, x.detach() + 1) * len(x),
+        lambda x: F.mse_loss(x, x.detach() + 1) * len(x) / WHOLE,
+        lambda x: F.mse_loss(x, x.detach() + 1) * torch.tensor(len(x)),
+        lambda x: x.square().mean() * x.numel(),
+        lambda x: x.square().mean(1).sum(),
+        lambda x: sum(F.mse_loss(row, row.detach() + 1) for row in x),
+        lambda x: mse_sum(x) + len(x) / WHOLE * torch.ones(12, 9, requires_grad=True).square().mean(),
+        lambda x: x.square().mean(1),
+    ],
+)
+def test_sums_are_no_news_where_they_are_wanted(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for samples in ((6, 6, 6), (3, 4, 6, 12, 5), (5, 5), (16, 16), (1, 1)):
+        assert not told(loss, samples=samples, sums=True)
+
+
+def test_samples_one_after_the_other_are_no_means_over_all() -> None:
+    rows = [lambda x, row=row: x[row].repeat(6, 1).square().mean() for row in range(3)]
+    assert not told(*rows, samples=(6, 7, 6), sums=True)
+
+
+def test_means_are_not_looked_for_where_another_model_has_them() -> None:
+    form = LossForm()
+    form.expect_sums(True)
+    form.expect_sums(False)
+    for count in (6, 7):
+        plan: Any = SimpleNamespace(samples=count, total=WHOLE)
+        form.look(torch.ones(count, 5, requires_grad=True).mul(2).mean(), plan)

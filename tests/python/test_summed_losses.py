@@ -230,6 +230,26 @@ def test_without_it_they_are_not_and_the_option_is_named(run_ranks: Callable[...
     assert any("es.prepare(…, reduction='sum')" in run.stderr for run in runs), [run.stderr for run in runs]
 
 
+MEANS = """
+model = make()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+model, optimizer, loader = es.prepare(model, optimizer, DataLoader(data, batch_size=8), shares=lambda number, batch: [batch // 2, batch - batch // 2], reduction="sum")
+for batch in loader:
+    optimizer.zero_grad()
+    functional.mse_loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+"""
+
+
+def test_a_mean_is_told(run_ranks: Callable[..., list[Any]]) -> None:
+    for run in run_ranks(HEAD + MEANS):
+        assert run.stderr.count("UserWarning: es.prepare(reduction='sum'), but the loss") == 1, run.stderr
+    assert all(
+        "UserWarning" not in run.stderr
+        for run in run_ranks(HEAD + MEANS.replace(".backward", ".mul(len(batch[0])).backward"))
+    )
+
+
 def results(text: str) -> dict[str, Any]:
     line = next(line for line in text.splitlines() if "RESULTS " in line)
     found: dict[str, Any] = json.loads(line.partition("RESULTS ")[2])
