@@ -11,6 +11,7 @@ import torch
 from evenstep import sites
 from evenstep.graph_nodes import is_number, kind_of
 from evenstep.loss_among import Among
+from evenstep.loss_of_gradients import OfGradients
 
 if TYPE_CHECKING:
     from evenstep.feeds import BatchPlan
@@ -63,6 +64,7 @@ class LossForm:
         self._plan: BatchPlan | None = None  # of the backward before
         self._several = False  # backwards in one batch: parts of it, regularisers or other models
         self._among = Among()
+        self._of_gradients = OfGradients()
         self._sums: dict[Any, set[tuple[int, float]]] = {}  # by kind and path: this rank's samples, and the scale
         self._means: dict[Any, set[float]] = {}  # what they were over, where that is no multiple of the samples
         self._wants_sums = False
@@ -80,7 +82,10 @@ class LossForm:
         self._left -= 1
         self._several = self._several or plan is self._plan
         self._plan = plan
-        found = self._found(losses.grad_fn, plan) if plan.samples > 1 else ""  # of one sample, a sum is a mean
+        found = ""
+        if plan.samples > 1 and losses.grad_fn is not None:  # of one sample, a sum is a mean
+            found = self._found(losses.grad_fn, plan)
+            found = found or ("" if self._wants_sums else self._of_gradients.look(losses.grad_fn, plan.samples))
         if found:
             self._left = 0
             sites.warn(found)

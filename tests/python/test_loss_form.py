@@ -12,6 +12,7 @@ import torch
 import torch.utils.checkpoint
 from torch.nn import functional as F
 
+from evenstep import script_exchanges
 from evenstep.loss_form import LossForm
 
 SAMPLES, WHOLE = 6, 16
@@ -479,3 +480,86 @@ def test_means_are_not_looked_for_where_another_model_has_them() -> None:
     for count in (6, 7):
         plan: Any = SimpleNamespace(samples=count, total=WHOLE)
         form.look(torch.ones(count, 5, requires_grad=True).mul(2).mean(), plan)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests have imported."""
+    monkeypatch.setattr(script_exchanges, "_UNSEEN", ())
+
+
+CRITIC = torch.nn.Sequential(torch.nn.Linear(5, 11), torch.nn.Tanh(), torch.nn.Linear(11, 5))
+
+
+def gradient_of(loss: torch.Tensor, *of: torch.Tensor) -> torch.Tensor:
+    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, of, create_graph=True)])
+
+
+def penalised(inner: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        mean = inner(CRITIC(x.detach()))
+        return mean + 0.1 * gradient_of(mean, *CRITIC.parameters()).norm()
+
+    return loss
+
+
+def looked_through(x: torch.Tensor) -> torch.Tensor:
+    """What a step on the batch would make better."""
+    first, last = CRITIC[0], CRITIC[2]
+    inner = F.mse_loss(CRITIC(x.detach()), x.detach())
+    moved = last.weight - 0.1 * torch.autograd.grad(inner, last.weight, create_graph=True)[0]
+    return F.mse_loss(torch.tanh(first(x.detach())) @ moved.T, x.detach())
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        penalised(lambda out: F.mse_loss(out, torch.ones_like(out))),
+        penalised(lambda out: F.cross_entropy(out, torch.zeros(len(out), dtype=torch.long))),
+        penalised(lambda out: F.smooth_l1_loss(out, torch.ones_like(out))),
+        looked_through,
+    ],
+)
+@pytest.mark.usefixtures("counted")
+def test_a_gradient_of_the_batchs_mean_is_told_once_shares_have_differed(
+    loss: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    assert not told(loss, samples=(6, 6))
+    said = told(loss, samples=(6, 7))
+    assert "computed from the gradient of a mean over this rank's 7 samples" in said and "create_graph=True" in said
+
+
+def for_each_sample(x: torch.Tensor) -> torch.Tensor:
+    """As WGAN-GP."""
+    inside = x.detach().requires_grad_()
+    gradient = torch.autograd.grad(CRITIC(inside).sum(), inside, create_graph=True)[0]
+    return (gradient.norm(dim=1) - 1).square().mean() + CRITIC(inside).mean()
+
+
+def along_the_gradient(x: torch.Tensor) -> torch.Tensor:
+    inside = x.detach().requires_grad_()
+    kinds = torch.zeros(len(x), dtype=torch.long)
+    gradient = torch.autograd.grad(F.cross_entropy(CRITIC(inside), kinds), inside, create_graph=True)[0]
+    return F.normalize(gradient, dim=1).square().sum(1).mean() + F.mse_loss(CRITIC(inside), inside.detach())
+
+
+def of_tasks(x: torch.Tensor) -> torch.Tensor:
+    """As MAML: a sample is a task, with a few rows of its own."""
+    losses = []
+    for row in x.detach():
+        rows = row.repeat(6, 1)
+        inner = F.mse_loss(CRITIC(rows), rows)
+        gradient = torch.autograd.grad(inner, CRITIC[2].weight, create_graph=True)[0]
+        losses.append(F.mse_loss(torch.tanh(CRITIC[0](rows)) @ (CRITIC[2].weight - 0.1 * gradient).T, rows))
+    return torch.stack(losses).mean()
+
+
+def exchanged(x: torch.Tensor) -> torch.Tensor:
+    script_exchanges.made()
+    return looked_through(x)
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("loss", [for_each_sample, along_the_gradient, of_tasks, exchanged])
+def test_gradients_for_each_sample_and_exchanged_ones_are_no_news(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert not told(loss, samples=(6, 7, 3, 12, 2))
