@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from evenstep.device_memory import is_out_of_memory
 from evenstep.environment import Environment
 from evenstep.group_end import GroupEnd, closed_peers, raise_instead
 from evenstep.rendezvous import claim, has_ended, open_group
+from evenstep.torch_groups import named_by_ranks
 
 
 class Group(Protocol):
@@ -335,12 +337,13 @@ class Bootstrap:
             raise EvenstepError(
                 "a process group of torch cannot be made after ranks were lost\n  fix: leave --recovery shrink out"
             )
-        made = dist.new_group(
-            chosen,
-            timeout=timedelta(seconds=self.timeout_seconds),
-            backend=backend,
-            use_local_synchronization=chosen is not None,
-        )
+        with nullcontext() if chosen is None else named_by_ranks(chosen):
+            made = dist.new_group(
+                chosen,
+                timeout=timedelta(seconds=self.timeout_seconds),
+                backend=backend,
+                use_local_synchronization=chosen is not None,
+            )
         script_exchanges.is_ours(made)
         return made
 

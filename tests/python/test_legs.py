@@ -49,8 +49,9 @@ def test_equals_one_device(run_ranks: Run, hosts: str) -> None:
     on_gpus(run_ranks, "exact", hosts, "buckets")
 
 
-def test_equals_one_device_over_gloo(run_ranks: Run) -> None:
-    on_gpus(run_ranks, "exact", "xxyy", "buckets", EVENSTEP_COMM_ENGINE="gloo")
+@pytest.mark.parametrize("hosts", ["xxy", pytest.param("xxyy", marks=pytest.mark.more)])  # a rank in two legs
+def test_equals_one_device_over_gloo(run_ranks: Run, hosts: str) -> None:
+    on_gpus(run_ranks, "exact", hosts, "buckets", EVENSTEP_COMM_ENGINE="gloo")
 
 
 @pytest.mark.parametrize("engine", OVER)
