@@ -71,10 +71,10 @@ fi
 if wanted balancer || [ "$which" = balance ]; then
   echo "== what balancing reaches of the best split in the simulator, and what it costs"
   cmake -B build/bench -G Ninja -DEVENSTEP_BENCH=ON -DEVENSTEP_PYTHON=OFF -DEVENSTEP_PROGRAM=OFF > /dev/null
-  cmake --build build/bench --target balancer_plan balancer_regret balancer_bench > /dev/null
+  cmake --build build/bench --target balancer_plan balancer_regret balancer_alike balancer_bench > /dev/null
   {
     date -u "+%Y-%m-%d %H:%M UTC, $(nproc) cores, load $(cut -d' ' -f1 /proc/loadavg); make bench-balancer"
-    for part in balancer_plan balancer_regret balancer_bench; do
+    for part in balancer_plan balancer_regret balancer_alike balancer_bench; do
       printf '\n== build/bench/bench/%s\n' "$part"
       "build/bench/bench/$part"
     done

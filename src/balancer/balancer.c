@@ -229,7 +229,10 @@ even_status even_balancer_shares(even_balancer *b, int64_t batch, int64_t *share
   if (b->policy == EVEN_POLICY_CALLBACK) {
     return even_balancer_ask_callback(b, batch, shares);
   }
-  if (b->guard.in_force == EVEN_FIXED_EQUAL) {
+  /* where the whole batch is left equal, since nothing better is sure, so is a last one that is smaller */
+  const int64_t *equal = b->guard.fixed[EVEN_FIXED_EQUAL].shares;
+  bool left = batch < b->batch && memcmp(even_guard_shares(b), equal, b->ranks * sizeof *equal) == 0;
+  if (b->guard.in_force == EVEN_FIXED_EQUAL || left) {
     even_balancer_expect_equal(b);
   } else if (b->guard.in_force == EVEN_FIXED_NONE && even_balancer_measured(b) && even_balancer_learned(b)) {
     even_balancer_believe(b, batch);

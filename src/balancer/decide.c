@@ -13,6 +13,13 @@ static const double most_gain = 0.30;
  */
 static const double certain_gain = 1.75;
 static const double least_replayed = 0.003;
+/* Ranks of one kind are mostly as fast as one another, and what noise moves beyond equal shares costs a step as much as
+ * it promises: of the last steps a gain over these is to be so many standard errors, … */
+static const double certain_unequal = 2.0;
+/* … and since a rank changed there are to be steps enough that leaving it would have saved so much of one: what soon
+ * passes, as a neighbour's work does, is not followed and undone, and what stays is late by that part of a step, once.
+ */
+static const double patience = 0.4;
 /* What looking after a rank without samples may cost of the run. */
 static const double probe_cost = 0.002;
 
@@ -287,36 +294,120 @@ static bool floored(const even_balancer *b) {
   return false;
 }
 
-/* Where the last steps tell what splits near one another would have taken, they decide. */
-static bool replays(even_balancer *b, int steps) {
+static bool runs(const even_balancer *b, const int64_t *shares) {
+  return memcmp(b->current, shares, b->ranks * sizeof *shares) == 0;
+}
+
+static void run(even_balancer *b, const int64_t *shares) {
+  memcpy(b->current, shares, b->ranks * sizeof *shares);
+}
+
+/* Equal shares, within the caps; NULL where they are further than what was measured allows. */
+static const int64_t *equal_shares(const even_balancer *b) {
+  const int64_t *equal = b->guard.fixed[EVEN_FIXED_EQUAL].shares;
+  for (size_t r = 0; r < b->ranks; r++) {
+    if (equal[r] > b->reach[r]) {
+      return NULL;
+    }
+  }
+  return equal;
+}
+
+/* Where the last steps tell what splits near one another would have taken, they decide: whether `instead` runs now. */
+static bool replays_faster(even_balancer *b, int steps, const int64_t *instead, double certain) {
+  even_replay_gain found = even_replay_compare(&b->replay, b->models, b->ranks, steps, b->current, instead);
+  bool faster = found.gain > certain * found.error && found.gain > least_replayed * found.seconds &&
+                even_change_pays(&b->change, found.gain, b->steps);
+  if (faster) {
+    run(b, instead);
+  }
+  return faster;
+}
+
+static void decide_by_replay(even_balancer *b, int steps) {
+  const int64_t *equal = equal_shares(b);
   even_replay_descend(&b->replay, b->models, b->reach, b->ranks, steps, b->candidate);
-  even_replay_gain found = even_replay_compare(&b->replay, b->models, b->ranks, steps, b->current, b->candidate);
-  return found.gain > certain_gain * found.error && found.gain > least_replayed * found.seconds &&
-         even_change_pays(&b->change, found.gain, b->steps);
+  if (equal != NULL) {
+    even_replay_gain beyond = even_replay_compare(&b->replay, b->models, b->ranks, steps, equal, b->candidate);
+    bool sure = beyond.gain > certain_unequal * beyond.error;
+    if (!sure && (runs(b, equal) || replays_faster(b, steps, equal, 0.0))) {
+      return;
+    }
+  }
+  (void)replays_faster(b, steps, b->candidate, certain_gain);
+}
+
+/* Steps of the ranks as they are now. */
+static double steps_as_now(const even_balancer *b) {
+  double steps = INFINITY;
+  for (size_t r = 0; r < b->ranks; r++) {
+    const even_rank_model *model = &b->models[r];
+    if (b->current[r] > 0 && model->known && !model->guess) {
+      steps = fmin(steps, (double)model->count * model->block);
+    }
+  }
+  return steps;
+}
+
+/* Whether a split of `seconds` is to run instead of equal shares, by the models. Two models of one speed differ where
+ * one of them has forgotten the past, for the machine's speed is another now, and the other has not yet: the same few
+ * steps of all ranks tell. Of ranks that are stopped these do not, nor is it known that noise left equal shares. */
+static bool surpasses(even_balancer *b, double seconds, const int64_t *equal) {
+  double gain = 1.0 - seconds / even_balancer_step_seconds(b, equal);
+  double told = steps_as_now(b);
+  int steps = floored(b) ? 0 : even_replay_begin(&b->replay, b->models, b->current, b->ranks, EVEN_REPLAY_FEW);
+  if (steps == 0 && told >= EVEN_REPLAY_FEW) {
+    return true;
+  }
+  if (!(gain > worthwhile(b) && gain * told >= patience)) {
+    return false;
+  }
+  if (steps == 0 || !runs(b, equal)) {
+    return true;
+  }
+  even_replay_gain found = even_replay_compare(&b->replay, b->models, b->ranks, steps, equal, b->candidate);
+  return found.gain > certain_unequal * found.error;
+}
+
+/* Else the models: whether a split of `seconds` runs now. */
+static bool promises(even_balancer *b, const int64_t *instead, double seconds) {
+  double now = even_balancer_step_seconds(b, b->current);
+  bool faster = seconds < now && even_change_pays(&b->change, now - seconds, b->steps);
+  if (faster) {
+    run(b, instead);
+  }
+  return faster;
+}
+
+/* A small share that may only double gains little at first: what lies at the end of the way counts. */
+static even_status decide_by_models(even_balancer *b, double promised) {
+  const int64_t *equal = equal_shares(b);
+  double now = even_balancer_step_seconds(b, b->current);
+  double end = promised;
+  if (limited(b, promised)) {
+    EVEN_TRY(even_solve(&b->room, b->costs, b->caps, b->batch, b->unlimited, &end));
+  }
+  if (equal != NULL && !surpasses(b, end, equal)) {
+    double seconds = even_balancer_step_seconds(b, equal);
+    if (runs(b, equal) || (seconds < now * (1.0 - worthwhile(b)) && promises(b, equal, seconds))) {
+      return EVEN_OK;
+    }
+  }
+  if (end < now * (1.0 - worthwhile(b))) {
+    (void)promises(b, b->candidate, promised);
+  }
+  return EVEN_OK;
 }
 
 even_status even_balancer_decide(even_balancer *b) {
   double promised = 0.0;
   EVEN_TRY(even_balancer_propose(b, &promised));
-  int steps = even_replay_begin(&b->replay, b->models, b->current, b->ranks);
+  int steps = even_replay_begin(&b->replay, b->models, b->current, b->ranks, EVEN_REPLAY_LEAST);
   if (steps > 0 && !floored(b) && !limited(b, promised)) {
-    if (replays(b, steps)) {
-      memcpy(b->current, b->candidate, b->ranks * sizeof *b->current);
-    }
+    decide_by_replay(b, steps);
     return EVEN_OK;
   }
-  double now = even_balancer_step_seconds(b, b->current);
-  double enough = now * (1.0 - worthwhile(b));
-  if (promised >= enough && promised < now && limited(b, promised)) {
-    /* a small share that may only double gains little at first: what lies at the end of the way counts */
-    double end = 0.0;
-    EVEN_TRY(even_solve(&b->room, b->costs, b->caps, b->batch, b->unlimited, &end));
-    enough = end < enough ? now : enough;
-  }
-  if (promised < enough && even_change_pays(&b->change, now - promised, b->steps)) {
-    memcpy(b->current, b->candidate, b->ranks * sizeof *b->current);
-  }
-  return EVEN_OK;
+  return decide_by_models(b, promised);
 }
 
 /* A rank whose share is zero and that runs no dummy batch shows nothing: from time to time it gets one sample for as

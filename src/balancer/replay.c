@@ -103,9 +103,10 @@ static int steps_as_now(const even_replay *replay, const even_rank_model *models
   return (int)steps;
 }
 
-int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks) {
+int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks,
+                      int least) {
   int steps = replay->seconds != NULL ? steps_as_now(replay, models, shares, ranks) : 0;
-  bool scatter = steps >= EVEN_REPLAY_LEAST;
+  bool scatter = steps >= least;
   for (size_t r = 0; r < ranks && scatter; r++) {
     bool other = shows(&models[r], shares[r]) && models[r].bucket <= 1; /* what it would take with other samples */
     scatter = other && set_ratios(replay, &models[r], r, ranks, steps);

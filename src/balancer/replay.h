@@ -11,7 +11,8 @@
 
 enum {
   EVEN_REPLAY_STEPS = 80, /* remembered */
-  EVEN_REPLAY_LEAST = 32, /* before they say anything */
+  EVEN_REPLAY_LEAST = 32, /* before they say anything, */
+  EVEN_REPLAY_FEW = 8,    /* … before they may speak against what the models say */
   EVEN_REPLAY_RANKS = 16  /* more are left to the headroom: every look would cost too much */
 };
 
@@ -34,9 +35,10 @@ void even_replay_close(even_replay *replay);
 void even_replay_take(even_replay *replay, const even_step_timing *timings, size_t ranks);
 /* The rank's steps took so many seconds more than was taken (< 0: fewer). */
 void even_replay_shift(even_replay *replay, size_t rank, size_t ranks, double seconds);
-/* How many of the last steps speak of the ranks as they are now, and are replayed by what follows; 0: too few, or ranks
- * that are stopped rather than scatter. */
-int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks);
+/* How many of the last steps speak of the ranks as they are now, and are replayed by what follows; 0: fewer than
+ * `least` (at least EVEN_REPLAY_FEW), or ranks that are stopped rather than scatter. */
+int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks,
+                      int least);
 /* How far each rank's steps scatter about what today's model expects of them, beside what all ranks share (a slow phase
  * of the machine), by the last 48 steps of the ranks as they are now: squares[r] is a variance, as part of a step. What
  * a model is off by all the time is no scatter, nor are stalls (up to an eighth of the steps); 0 before eight such

@@ -60,7 +60,7 @@ static void the_best_of_all_splits_is_found(void **context) {
     ranks of;
     open_ranks(&of, 2);
     take(&of, ran, scatter[i], 3 * EVEN_REPLAY_STEPS);
-    int steps = even_replay_begin(&of.replay, of.models, ran, 2);
+    int steps = even_replay_begin(&of.replay, of.models, ran, 2, EVEN_REPLAY_LEAST);
     assert_int_equal(steps, EVEN_REPLAY_STEPS);
     even_replay_descend(&of.replay, of.models, most, 2, steps, found);
     assert_int_equal(found[0] + found[1], BATCH);
@@ -83,7 +83,7 @@ static void shares_stay_within_their_limits(void **context) {
   ranks of;
   open_ranks(&of, 2);
   take(&of, ran, scatter, EVEN_REPLAY_STEPS);
-  assert_int_equal(even_replay_begin(&of.replay, of.models, ran, 2), EVEN_REPLAY_STEPS);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, ran, 2, EVEN_REPLAY_LEAST), EVEN_REPLAY_STEPS);
   even_replay_descend(&of.replay, of.models, most, 2, EVEN_REPLAY_STEPS, found);
   assert_int_equal(found[0], 40);
   assert_int_equal(found[1], 24);
@@ -105,7 +105,7 @@ static void what_all_ranks_share_is_no_difference(void **context) {
     }
     even_replay_take(&of.replay, timings, 2);
   }
-  assert_int_equal(even_replay_begin(&of.replay, of.models, one, 2), EVEN_REPLAY_STEPS);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, one, 2, EVEN_REPLAY_LEAST), EVEN_REPLAY_STEPS);
   even_replay_gain found = even_replay_compare(&of.replay, of.models, 2, EVEN_REPLAY_STEPS, one, other);
   assert_true(fabs(found.seconds - 0.068 * 1.15) < 1e-9);
   assert_true(fabs(found.gain - 0.008 * 1.15) < 1e-9);
@@ -124,23 +124,27 @@ static void what_tells_nothing_is_not_used(void **context) {
   ranks of;
   open_ranks(&of, 2);
   take(&of, shares, scatter, EVEN_REPLAY_LEAST - 1);
-  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), 0); /* too few */
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_LEAST), 0); /* too few */
   take(&of, shares, scatter, 1);
-  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), EVEN_REPLAY_LEAST);
-  assert_int_equal(even_replay_begin(&of.replay, of.models, left_out, 2), 0);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_LEAST), EVEN_REPLAY_LEAST);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, left_out, 2, EVEN_REPLAY_LEAST), 0);
+  of.models[0].count = EVEN_REPLAY_FEW; /* enough to speak against a change */
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_FEW), EVEN_REPLAY_FEW);
+  of.models[0].count = EVEN_REPLAY_FEW - 1;
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_FEW), 0);
   of.models[0].count = EVEN_REPLAY_LEAST - 1; /* it was another rank before that */
-  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), 0);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_LEAST), 0);
   of.models[0].count = EVEN_MODEL_WINDOW;
   of.models[1].bucket = 8;
-  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), 0);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_LEAST), 0);
   of.models[1].bucket = 0;
   take(&of, shares, stopped, EVEN_REPLAY_STEPS);
-  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), 0); /* stopped, not noisy */
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_LEAST), 0); /* stopped, not noisy */
   even_replay_close(&of.replay);
   open_ranks(&of, EVEN_REPLAY_RANKS + 1); /* too many */
   assert_null(of.replay.seconds);
   take(&of, shares, scatter, 1);
-  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, EVEN_REPLAY_RANKS + 1), 0);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, EVEN_REPLAY_RANKS + 1, EVEN_REPLAY_LEAST), 0);
   even_replay_close(&of.replay);
 }
 
@@ -154,7 +158,7 @@ static void more_samples_than_a_model_counts_are_cut(void **context) {
   for (int i = 0; i < EVEN_REPLAY_STEPS; i++) {
     even_replay_take(&of.replay, timings, 2);
   }
-  assert_true(even_replay_begin(&of.replay, of.models, current, 2) > 0);
+  assert_true(even_replay_begin(&of.replay, of.models, current, 2, EVEN_REPLAY_LEAST) > 0);
   assert_true(of.replay.ratios[0] > 0.0 && of.replay.ratios[0] < 1e-9);
   even_replay_close(&of.replay);
 }
@@ -169,7 +173,7 @@ static void a_stall_counts_as_one_step_and_a_half(void **context) {
   open_ranks(&of, 2);
   take(&of, shares, scatter, EVEN_REPLAY_STEPS - 1);
   even_replay_take(&of.replay, stalled, 2);
-  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), EVEN_REPLAY_STEPS);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_LEAST), EVEN_REPLAY_STEPS);
   double seconds = (0.068 * (double)(EVEN_REPLAY_STEPS - 1) + 1.5 * 0.053) / (double)EVEN_REPLAY_STEPS;
   assert_true(fabs(mean(&of, shares, EVEN_REPLAY_STEPS) - seconds) < 1e-9);
   even_replay_close(&of.replay);
@@ -187,7 +191,7 @@ static void ranks_in_whole_buckets_scatter(void **context) {
   take(&of, shares, scatter, EVEN_REPLAY_STEPS);
   even_replay_scatter(&of.replay, of.models, shares, 2, squares);
   assert_true(squares[0] > 0.001 && squares[1] > 0.001);
-  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2), 0);
+  assert_int_equal(even_replay_begin(&of.replay, of.models, shares, 2, EVEN_REPLAY_LEAST), 0);
   even_replay_close(&of.replay);
 }
 
