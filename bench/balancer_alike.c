@@ -90,7 +90,7 @@ static machine make(const ranks *of, const noise *kind, uint64_t seed) {
                .noise = kind,
                .state = seed * 104729,
                .slower = 1.0};
-  double work = seconds_of_step / (SAMPLES + 3.0); /* a fixed part of three samples */
+  double work = seconds_of_step / ((double)SAMPLES + 3.0); /* a fixed part of three samples */
   for (size_t r = 0; r < of->count; r++) {
     m.fixed[r] = 3.0 * work / of->speeds[r];
     m.c.rank[r] = (even_cluster_rank){
@@ -287,7 +287,7 @@ static void print_followed(const noise *kind) {
         most = one > most ? one : most;
         sum += one;
       }
-      (void)printf("%7.1f %4d", sum / SEEDS, most);
+      (void)printf("%7.1f %4d", sum / (double)SEEDS, most);
     }
   }
   (void)printf("\n");

@@ -356,7 +356,7 @@ static bool surpasses(even_balancer *b, double seconds, const int64_t *equal) {
   double gain = 1.0 - seconds / even_balancer_step_seconds(b, equal);
   double told = steps_as_now(b);
   int steps = floored(b) ? 0 : even_replay_begin(&b->replay, b->models, b->current, b->ranks, EVEN_REPLAY_FEW);
-  if (steps == 0 && told >= EVEN_REPLAY_FEW) {
+  if (steps == 0 && told >= (double)EVEN_REPLAY_FEW) {
     return true;
   }
   if (!(gain > worthwhile(b) && gain * told >= patience)) {

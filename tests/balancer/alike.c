@@ -115,7 +115,7 @@ static int until_followed(double slower) {
     job.ranks.rank[1].slower = slower;
     for (bool there = false; !there && step < STEPS; step += there ? 0 : 1) {
       late_steps(&job, 1);
-      double best = slower / (1.0 + slower) * (BATCH + 6.0);
+      double best = slower / (1.0 + slower) * ((double)BATCH + 6.0);
       double ours = fmax(3.0 + (double)job.ran[0], slower * (3.0 + (double)job.ran[1]));
       there = best >= 0.95 * ours;
     }
