@@ -6,10 +6,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "os/clock.h"
-#include "os/file.h"
 #include "os/listener.h"
-#include "os/path.h"
-#include "os/pipe.h"
 #include "os/signals.h"
 #include "os/socket.h"
 
@@ -234,28 +231,6 @@ static even_status connect_to(const even_candidate *candidate, const even_voter_
   return even_link_is_up(link) ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "%s does not answer", view->address);
 }
 
-/* Its leader's terminal is gone; where a new one writes, somebody may look. */
-static void say(const even_candidate *candidate, const char *words) {
-  char host[64];
-  even_text line = EVEN_TEXT_EMPTY;
-  even_text path = EVEN_TEXT_EMPTY;
-  int log = -1;
-  if (candidate->estate == NULL) {
-    return; /* it does not know the folder */
-  }
-  even_host_name(host, sizeof host);
-  even_text_format(&path, "%s/logs/leader.log", json_string_value(json_object_get(candidate->estate, "run_folder")));
-  even_text_format(&line, "evenstep: host %s: %s\n", host, words);
-  if (even_text_status(&path) == EVEN_OK && even_text_status(&line) == EVEN_OK &&
-      even_log_open_private(path.data, &log) == EVEN_OK) {
-    (void)!even_file_write_all(log, line.data, line.length);
-    even_pipe_close(log);
-  }
-  even_error_clear(); /* a folder that is not there is one in which nobody looks */
-  even_text_free(&line);
-  even_text_free(&path);
-}
-
 static void say_waiting(const even_candidate *candidate) {
   char words[200];
   (void)snprintf(words, sizeof words,
@@ -263,7 +238,7 @@ static void say_waiting(const even_candidate *candidate) {
                  "EVENSTEP_MAJORITY_PATIENCE)",
                  candidate->pause != NULL ? "the ranks here wait" : "no ranks run here",
                  (double)candidate->patience_ns * 1e-9);
-  say(candidate, words);
+  even_estate_note(candidate->estate, words);
 }
 
 /* *serves: there is another leader, and the link to it is up. */
@@ -318,7 +293,8 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
       told = true;
     }
     if (now - begun > candidate->patience_ns) {
-      say(candidate, "there is no leader, and no majority of the hosts that could make one: its part has ended");
+      even_estate_note(candidate->estate,
+                       "there is no leader, and no majority of the hosts that could make one: its part has ended");
       return EVEN_OK;
     }
     if (now - alone > DROPPED_NS || (candidate->estate == NULL && now - begun > GATHER_NS)) {

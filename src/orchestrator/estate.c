@@ -12,6 +12,8 @@
 #include "orchestrator/remote_start.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/path.h"
+#include "os/pipe.h"
 
 #include <math.h>
 #include <string.h>
@@ -255,6 +257,27 @@ void even_estate_free(even_estate *estate) {
   even_host_memory_close(estate->memory);
   explicit_bzero(estate->key_digits, sizeof estate->key_digits);
   even_free(estate);
+}
+
+void even_estate_note(const json_t *content, const char *words) {
+  char host[64];
+  even_text line = EVEN_TEXT_EMPTY;
+  even_text path = EVEN_TEXT_EMPTY;
+  int log = -1;
+  if (content == NULL) {
+    return; /* the folder is not known */
+  }
+  even_host_name(host, sizeof host);
+  even_text_format(&path, "%s/logs/leader.log", json_string_value(json_object_get(content, "run_folder")));
+  even_text_format(&line, "evenstep: host %s: %s\n", host, words);
+  if (even_text_status(&path) == EVEN_OK && even_text_status(&line) == EVEN_OK &&
+      even_log_open_private(path.data, &log) == EVEN_OK) {
+    (void)!even_file_write_all(log, line.data, line.length);
+    even_pipe_close(log);
+  }
+  even_error_clear(); /* a folder that is not there is one in which nobody looks */
+  even_text_free(&line);
+  even_text_free(&path);
 }
 
 const char *even_estate_text(const even_estate *estate, const char *name) {

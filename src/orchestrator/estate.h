@@ -41,6 +41,10 @@ even_status even_estate_read(const char *json, size_t bytes, json_t **out) EVEN_
 /* Ends this member, too. NULL is allowed. */
 void even_estate_free(even_estate *estate);
 
+/* A line for the user in leader.log of the run folder, as far as there is one: the old leader's terminal is gone, and
+ * where a new one writes, somebody may look. `content` NULL: nothing was left yet, and no folder is known. */
+void even_estate_note(const json_t *content, const char *words);
+
 /* A text of it, NULL where it says none. */
 const char *even_estate_text(const even_estate *estate, const char *name);
 /* The hosts that were left, this one first: their names, "b:2,c", as --hosts takes them. Where their attempt goes on,

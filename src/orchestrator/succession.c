@@ -18,7 +18,6 @@
 static const uint64_t SETTLE_NS = 10000000000u;
 static const uint64_t AGAIN_NS = 5000000000u; /* between two tries to start an agent */
 static const uint64_t END_NS = 3000000000u;
-static const uint64_t TOLD_NS = 1000000000u;
 static const uint64_t HEARD_NS = 3000000000u; /* by then a majority that is lost is known to be */
 
 static uint64_t patience_ns(const even_hosts *hosts) {
@@ -107,26 +106,6 @@ void even_succession_await_end(even_hosts *hosts) {
       break;
     }
     even_clock_sleep_ns(5000000);
-  }
-}
-
-void even_succession_linger(even_hosts *hosts) {
-  even_voter_view view;
-  if (hosts->voter == NULL || hosts->params.estate == NULL) {
-    return;
-  }
-  even_voter_look(hosts->voter, &view);
-  if (!even_leadership_ended(&view.newest) || view.missing_ns == 0) {
-    return;
-  }
-  uint64_t until = view.missing_ns + patience_ns(hosts);
-  while (view.missing_ns != 0 && even_clock_ns() < until && !even_stop_asked()) {
-    even_clock_sleep_ns(50000000);
-    even_voter_look(hosts->voter, &view);
-  }
-  until = even_clock_ns() + TOLD_NS;
-  while (view.missing_ns == 0 && even_clock_ns() < until && !even_stop_asked()) {
-    even_clock_sleep_ns(50000000); /* it is here again: that its word goes out */
   }
 }
 

@@ -127,16 +127,24 @@ static void address_of(const even_voter *voter, uint64_t id, char out[EVEN_VOTER
   find_address(&voter->wanted, id, out);
 }
 
-static void call(even_voter *voter, uint64_t id) {
-  char address[EVEN_VOTER_ADDRESS];
+static void where_it_listens(void *context, uint64_t id, char address[EVEN_VOTER_ADDRESS]) {
+  even_voter *voter = context;
+  char now[EVEN_VOTER_ADDRESS];
   (void)pthread_mutex_lock(&voter->lock);
-  address_of(voter, id, address);
+  address_of(voter, id, now);
   (void)pthread_mutex_unlock(&voter->lock);
+  if (now[0] != '\0') {
+    memcpy(address, now, sizeof now);
+  }
+}
+
+static void call(even_voter *voter, uint64_t id) {
+  char address[EVEN_VOTER_ADDRESS] = "";
+  where_it_listens(voter, id, address);
   even_voter_links_call(&voter->links, id, address);
 }
 
-/* Those with lower numbers, where one of the two votes; and those that are missing, who cannot know that others call no
- * more. */
+/* Those with lower numbers, where one of the two votes; and those that are missing, which may know of none of these. */
 static void call_others(even_voter *voter, uint64_t now) {
   uint64_t self = voter->links.own.id;
   const struct raft_configuration *all = &voter->log.raft.configuration;
@@ -163,11 +171,7 @@ static void call_others(even_voter *voter, uint64_t now) {
       call(voter, named[i]);
     }
   }
-  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
-    if (voter->links.missing[i].id != 0 && voter->links.missing[i].id < self) {
-      call(voter, voter->links.missing[i].id);
-    }
-  }
+  even_voter_links_call_missing(&voter->links);
 }
 
 /* What a majority of voters has answered, of a leader that leads the log, too, and knows all that is in it. */
@@ -320,14 +324,6 @@ static bool all_there(even_voter *voter) {
   return even_voter_log_is(&voter->log, voter->wanted.items, voter->wanted.count);
 }
 
-static uint64_t latest_missing(const even_voter_links *links) {
-  uint64_t latest = 0;
-  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
-    latest = links->missing[i].since_ns > latest ? links->missing[i].since_ns : latest;
-  }
-  return latest;
-}
-
 static bool hears_majority(even_voter *voter, const even_leadership_view *view, bool leads_job) {
   uint64_t leader = even_voter_log_leader(&voter->log);
   bool heard = view->raft_leads || (leader != 0 && leader != view->self && view->now_ns - voter->heard_ns < HEARD_NS);
@@ -339,6 +335,7 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
   even_voter_view *out = &voter->view;
   bool leads = view->newest.generation > 0 && view->newest.leader == view->self;
   bool quorum = hears_majority(voter, view, leads);
+  const even_voter_missing *missing = even_voter_links_missing(&voter->links);
   (void)pthread_mutex_lock(&voter->lock);
   uint64_t announced = leads ? (uint64_t)voter->announced : own->port;
   *out = (even_voter_view){
@@ -351,7 +348,8 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
                even_voter_log_has_only(&voter->log, voter->wanted.items, voter->wanted.count),
       .settled = leads && view->raft_leads && quorum && all_there(voter),
       .voters = even_voter_log_voters(&voter->log),
-      .missing_ns = latest_missing(&voter->links)};
+      .missing_ns = missing == NULL ? 0 : missing->since_ns};
+  memcpy(out->missing, missing == NULL ? "" : missing->address, missing == NULL ? 1 : sizeof out->missing);
   address_of(voter, view->newest.leader, out->address);
   char *colon = strrchr(out->address, ':');
   if (colon != NULL) {
@@ -439,6 +437,7 @@ static even_status open_all(even_voter *voter, const even_voter_params *params) 
                                     .term = term_now,
                                     .word = on_word,
                                     .raft = on_raft,
+                                    .where = where_it_listens,
                                     .leader = where_it_leads};
   memcpy(voter->links.key, params->key, sizeof voter->links.key);
   voter->log.context = voter;

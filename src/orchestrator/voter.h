@@ -50,7 +50,8 @@ typedef struct even_voter_view {
   bool exact;                       /* of one that leads: nobody is a member any more that shall be none */
   bool settled;                     /* of one that leads: all members are those that shall be, and all are there */
   unsigned voters;                  /* as far as this member knows */
-  uint64_t missing_ns;              /* since when a member has been missing that may only be cut off; 0: none is */
+  uint64_t missing_ns;              /* since when a member has been missing that may only be cut off; 0: none is; */
+  char missing[EVEN_VOTER_ADDRESS]; /* and where it listened, "": not known */
 } even_voter_view;
 
 /* "libraft 0.15.0"; a static string. NULL where the program was built without it: then open is EVEN_ERR_UNSUPPORTED. */

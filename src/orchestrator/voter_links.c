@@ -68,13 +68,21 @@ static void forget_missing(even_voter_links *links, uint64_t id) {
 }
 
 /* In the place of who has been missing for longest. */
-static void note_missing(even_voter_links *links, uint64_t id) {
+static void note_missing(even_voter_links *links, const even_voter_link *link) {
   even_voter_missing *place = &links->missing[0];
-  forget_missing(links, id);
+  forget_missing(links, link->id);
   for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
     place = links->missing[i].since_ns < place->since_ns ? &links->missing[i] : place;
   }
-  *place = (even_voter_missing){.id = id, .since_ns = even_clock_ns()};
+  *place = (even_voter_missing){.id = link->id, .since_ns = even_clock_ns()};
+  memcpy(place->address, link->address, sizeof place->address);
+}
+
+/* Who was called, or has been named by now. */
+static void learn_address(even_voter_link *link) {
+  if (link->all->where != NULL) {
+    link->all->where(link->all->context, link->id, link->address);
+  }
 }
 
 static even_status take_word(even_voter_link *link, const even_message *message) {
@@ -88,6 +96,9 @@ static even_status take_word(even_voter_link *link, const even_message *message)
       .term = even_voter_read_number(message->data + 32),
       .asks = even_voter_read_number(message->data + 40),
       .answers = even_voter_read_number(message->data + 48)};
+  if (!link->told && link->called && link->id != word.id) {
+    forget_missing(link->all, link->id); /* another one listens where that one did: it has ended */
+  }
   if (word.id == 0 || word.id == link->all->own.id || (link->id != 0 && link->id != word.id) || word.port > 65535) {
     return even_fail(EVEN_ERR_INPUT, "%s says that it is member %llu", link->link.peer, (unsigned long long)word.id);
   }
@@ -96,6 +107,7 @@ static even_status take_word(even_voter_link *link, const even_message *message)
     leave_older(link->all, link);
     link->told = true;
     forget_missing(link->all, word.id);
+    learn_address(link);
   }
   if (word.answers > link->answered_ns && word.answers <= even_clock_ns()) {
     link->answered_ns = word.answers;
@@ -136,18 +148,24 @@ static even_status on_message(void *context, even_link *link, const even_message
   return from->all->raft(from->all->context, from->id, message->data, message->data_bytes);
 }
 
-/* A kernel says of a process that has ended that its connection is closed, or reset. */
+/* A kernel says of a process that has ended that its connection is closed, or reset; and of one that is called, that
+ * nobody listens there. */
 static void on_ended(void *context, even_link *link) {
   even_voter_link *from = context;
   const even_error *why = even_link_why(link);
   bool closed = why->system_error == 0 || why->system_error == ECONNRESET || why->system_error == EPIPE;
   from->over = true;
   if (from->told && !closed) {
-    note_missing(from->all, from->id);
+    learn_address(from);
+    note_missing(from->all, from);
+  } else if (!from->told && from->called && why->system_error == ECONNREFUSED) {
+    forget_missing(from->all, from->id);
   }
 }
 
-static even_status add_link(even_voter_links *links, int fd, uint64_t id, bool called, const char *peer) {
+/* `address` NULL: it calls, and it is not known yet who. */
+static even_status add_link(even_voter_links *links, int fd, uint64_t id, const char *address, const char *peer) {
+  bool called = address != NULL;
   even_voter_link *link = NULL;
   even_status status = EVEN_NEW(&link);
   if (status != EVEN_OK) {
@@ -158,6 +176,7 @@ static even_status add_link(even_voter_links *links, int fd, uint64_t id, bool c
   link->all = links;
   link->id = id;
   link->called = called;
+  (void)snprintf(link->address, sizeof link->address, "%.63s", called ? address : "");
   link->since_ns = even_clock_ns();
   status = even_link_open(&link->link, links->loop, fd, !called, links->key, &calls);
   if (peer != NULL) { /* while it is on its way the kernel does not know it */
@@ -185,7 +204,7 @@ static void take_connection(void *context, int fd) {
     return;
   }
   links->unknown++;
-  if (add_link(links, made, 0, false, NULL) != EVEN_OK) {
+  if (add_link(links, made, 0, NULL, NULL) != EVEN_OK) {
     even_error_clear();
   }
 }
@@ -253,10 +272,33 @@ void even_voter_links_call(even_voter_links *links, uint64_t id, const char *add
   }
   memcpy(host, address, (size_t)(colon - address));
   host[colon - address] = '\0';
-  if (even_socket_connect_begin(host, (int)strtol(colon + 1, NULL, 10), &fd) != EVEN_OK ||
-      add_link(links, fd, id, true, host) != EVEN_OK) {
+  even_status status = even_socket_connect_begin(host, (int)strtol(colon + 1, NULL, 10), &fd);
+  bool refused = status != EVEN_OK && even_error_last()->system_error == ECONNREFUSED; /* of this machine, at once */
+  status = status == EVEN_OK ? add_link(links, fd, id, address, host) : status;
+  if (refused) {
+    forget_missing(links, id);
+  }
+  if (status != EVEN_OK) {
     even_error_clear(); /* again in a moment */
   }
+}
+
+void even_voter_links_call_missing(even_voter_links *links) {
+  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
+    const even_voter_missing missing = links->missing[i]; /* what is said of it may end it */
+    if (missing.id != 0) {
+      even_voter_links_call(links, missing.id, missing.address);
+    }
+  }
+}
+
+const even_voter_missing *even_voter_links_missing(const even_voter_links *links) {
+  const even_voter_missing *latest = NULL;
+  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
+    const even_voter_missing *one = &links->missing[i];
+    latest = one->id != 0 && (latest == NULL || one->since_ns > latest->since_ns) ? one : latest;
+  }
+  return latest;
 }
 
 even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id) {

@@ -22,16 +22,20 @@ typedef struct even_voter_link {
   bool called; /* by this member, which knows the other's id by its address */
   bool told;   /* it has sent its word */
   bool over;
-  uint64_t answered_ns;   /* when the newest question was sent that it has answered, */
-  uint64_t answered_term; /* and in which term */
+  char address[EVEN_VOTER_ADDRESS]; /* where it listens, "" where that is not known */
+  uint64_t answered_ns;             /* when the newest question was sent that it has answered, */
+  uint64_t answered_term;           /* and in which term */
   uint64_t since_ns;
   struct even_voter_link *next;
 } even_voter_link;
 
-/* A member whose connection broke without a word: it may be cut off, and come back. */
+/* A member whose connection broke without a word: it may be cut off, and come back. It is called, for it may have been
+ * left out meanwhile, and then nobody else names it; until it answers, or its host says that it is no more: who listens
+ * there now is nobody, or another member. */
 typedef struct even_voter_missing {
   uint64_t id; /* 0: none */
   uint64_t since_ns;
+  char address[EVEN_VOTER_ADDRESS]; /* "": it is not known, and cannot be called */
 } even_voter_missing;
 
 enum { EVEN_VOTER_MISSING = 8 };
@@ -50,6 +54,8 @@ typedef struct even_voter_links {
   uint64_t (*term)(void *context); /* of Raft's, now */
   void (*word)(void *context, const even_voter_word *word);
   even_status (*raft)(void *context, uint64_t from, const unsigned char *bytes, size_t count);
+  /* Where a member listens; it writes nothing where that is not known. NULL: nobody knows. */
+  void (*where)(void *context, uint64_t id, char address[EVEN_VOTER_ADDRESS]);
   /* Where the job's leader takes hosts that join; false: that is not known. NULL: nobody is told. */
   bool (*leader)(void *context, char address[EVEN_VOTER_ADDRESS], int *port);
 } even_voter_links;
@@ -61,6 +67,11 @@ void even_voter_links_close(even_voter_links *links);
 void even_voter_links_tick(even_voter_links *links, uint64_t now_ns);
 /* Calls a member, where there is no connection to it that is open, or on its way. */
 void even_voter_links_call(even_voter_links *links, uint64_t id, const char *address);
+/* Calls those that are missing, whichever of two members has the lower number: who was left out while it was cut off
+ * knows no newer ones, nor where they listen. */
+void even_voter_links_call_missing(even_voter_links *links);
+/* The latest that is missing; NULL: none is. */
+const even_voter_missing *even_voter_links_missing(const even_voter_links *links);
 /* The connection to a member whose word came; NULL: none. */
 even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id);
 bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *bytes, size_t count);
