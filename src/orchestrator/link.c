@@ -11,9 +11,9 @@
 
 #include <string.h>
 
-enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20 };
+enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20, BEAT_MS = 500 };
 
-static const uint64_t BEAT_NS = 500000000u;
+static const uint64_t BEAT_NS = (uint64_t)BEAT_MS * 1000000u;
 static const uint64_t FIRST_TRIP_NS = 1000000000u;
 
 /* What each end tells of its clock, so that the other can lay both on one. */
@@ -293,11 +293,21 @@ static void send_beat(even_link *link, uint64_t now) {
   }
 }
 
+/* By what has come, signs of life being on their way each BEAT_NS, and the kernel's own probes: later than the kernel's
+ * limit would be, where that is not put off. */
+static void look_at_host(even_link *link) {
+  if (link->was_ready && !link->failed && even_socket_silent(link->fd) > even_socket_silence() + BEAT_MS) {
+    (void)fail_broken(link, ETIMEDOUT);
+    fail_link(link);
+  }
+}
+
 void even_link_tick(even_link *link, bool watched) {
   uint64_t now = even_clock_ns();
   if (link->fd < 0) {
     return;
   }
+  look_at_host(link);
   if (even_link_is_up(link) && now - link->beat_ns >= BEAT_NS) {
     send_beat(link, now);
   }

@@ -8,6 +8,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -46,6 +47,17 @@ even_status even_socket_watch(int fd) {
     return even_fail_errno(errno, "a connection cannot be set up");
   }
   return EVEN_OK;
+}
+
+int even_socket_silent(int fd) {
+  struct tcp_info info;
+  socklen_t bytes = sizeof info;
+  memset(&info, 0, sizeof info);
+  if (even_os.getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) {
+    return 0;
+  }
+  uint32_t silent = info.tcpi_last_ack_recv; /* what brings data acknowledges, too */
+  return silent > INT_MAX ? INT_MAX : (int)silent;
 }
 
 /* Waits for the outcome of a connect that has begun. */

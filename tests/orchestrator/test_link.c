@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "orchestrator/invitation.h"
+#include "os/calls.h"
 #include "os/clock.h"
 #include "os/listener.h"
 #include "os/pipe.h"
@@ -14,6 +15,9 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -257,6 +261,40 @@ static void a_watched_link_ends_when_nothing_comes_for_long(void **state) {
   part(&at);
 }
 
+static int silent_ms; /* what the kernel says of how long ago anything came */
+
+static int say_silent(int fd, int level, int option, void *value, socklen_t *bytes) {
+  int result = even_os_real.getsockopt(fd, level, option, value, bytes);
+  if (level == IPPROTO_TCP && option == TCP_INFO) {
+    ((struct tcp_info *)value)->tcpi_last_ack_recv = (uint32_t)silent_ms;
+  }
+  return result;
+}
+
+/* The kernel's own limit begins late where it has come to wait for long in a cut before. */
+static void a_link_ends_when_nothing_comes_from_the_other_host(void **state) {
+  meeting at;
+  (void)state;
+  prepare(&at);
+  assert_int_equal(open_listener(&at), EVEN_OK);
+  assert_int_equal(call_leader(&at, KEY), EVEN_OK);
+  even_os.getsockopt = say_silent;
+  silent_ms = INT_MAX;
+  even_link_tick(&at.agent.link, false); /* not up yet: the kernel's figure means nothing */
+  assert_false(at.agent.ended);
+  silent_ms = 0;
+  assert_int_equal(talk(&at), EVEN_OK);
+  silent_ms = EVEN_SOCKET_SILENCE_MS + 500; /* its own probes and our signs of life may be late by so much */
+  even_link_tick(&at.leader.link, false);
+  assert_false(at.leader.ended);
+  silent_ms++;
+  even_link_tick(&at.leader.link, false);
+  assert_true(at.leader.ended);
+  assert_int_equal(even_link_why(&at.leader.link)->system_error, ETIMEDOUT);
+  assert_non_null(strstr(even_link_why(&at.leader.link)->what, "nothing came back for 4 s"));
+  part(&at);
+}
+
 /* ---- an agent's way to its leader ---- */
 
 static even_status accept_invitation(meeting *at, const char *addresses) {
@@ -366,6 +404,7 @@ int main(void) {
       cmocka_unit_test_teardown(each_fault_of_the_kernel_ends_a_link_or_nothing, teardown),
       cmocka_unit_test_teardown(each_lack_of_memory_ends_a_link, teardown),
       cmocka_unit_test_teardown(a_watched_link_ends_when_nothing_comes_for_long, teardown),
+      cmocka_unit_test_teardown(a_link_ends_when_nothing_comes_from_the_other_host, teardown),
       cmocka_unit_test(what_was_said_before_the_end_is_heard),
       cmocka_unit_test_teardown(the_leader_is_found_behind_an_address_where_it_is_not, teardown),
       cmocka_unit_test_teardown(a_try_that_fails_leaves_no_connection, teardown),

@@ -10,6 +10,7 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <setjmp.h>
@@ -254,6 +255,32 @@ static void silence_is_borne_for_as_long_as_is_said(void **state) {
   even_socket_silence_set(0);
 }
 
+static uint32_t last_ms;
+
+static int say_last(int fd, int level, int option, void *value, socklen_t *bytes) {
+  int result = even_os_real.getsockopt(fd, level, option, value, bytes);
+  ((struct tcp_info *)value)->tcpi_last_ack_recv = last_ms;
+  return result;
+}
+
+/* In milliseconds, and as far as the kernel says it. */
+static void how_long_the_other_host_is_silent_is_known(void **state) {
+  ends at;
+  (void)state;
+  assert_int_equal(open_ends(&at), EVEN_OK);
+  assert_int_equal(carry(&at), EVEN_OK);
+  assert_true(even_socket_silent(at.near) < CONNECT_MS); /* it has acknowledged all of it */
+  even_os.getsockopt = say_last;
+  last_ms = 4711;
+  assert_int_equal(even_socket_silent(at.near), 4711);
+  last_ms = UINT32_MAX;
+  assert_int_equal(even_socket_silent(at.near), INT_MAX);
+  fault_reset();
+  fault_os(FAULT_getsockopt, 1, EINVAL);
+  assert_int_equal(even_socket_silent(at.near), 0);
+  close_ends(&at);
+}
+
 static void what_is_no_address_is_refused(void **state) {
   int fd = 7;
   (void)state;
@@ -343,6 +370,7 @@ int main(void) {
       cmocka_unit_test_teardown(a_connection_without_its_options_is_none, teardown),
       cmocka_unit_test_teardown(a_connection_that_takes_its_time_is_waited_for, teardown),
       cmocka_unit_test_teardown(silence_is_borne_for_as_long_as_is_said, teardown),
+      cmocka_unit_test_teardown(how_long_the_other_host_is_silent_is_known, teardown),
       cmocka_unit_test_teardown(what_is_no_address_is_refused, teardown),
       cmocka_unit_test_teardown(who_went_away_before_he_was_taken_is_no_error, teardown),
       cmocka_unit_test_teardown(a_broken_connection_says_why, teardown),
