@@ -1,6 +1,7 @@
 /* How soon a fault is noticed: from then until the agent says so, or until a rank that was left alone has ended. */
 #include "cli/chaos.h"
 #include "os/clock.h"
+#include "os/net_namespace.h"
 
 #include <string.h>
 
@@ -19,6 +20,20 @@ static bool is_noticed_by_others(even_chaos_kind kind) {
   return kind == EVEN_CHAOS_KILL || kind == EVEN_CHAOS_STOP || kind == EVEN_CHAOS_CUT;
 }
 
+/* Whether any process of the job lives on the host that is cut: else an earlier cut has taken it from the job, or
+ * whoever was started there since has not come. */
+static bool has_process_there(const even_chaos_job *job) {
+  const even_state *state = even_history_state(job->history);
+  for (int rank = 0; rank < state->ranks; rank++) {
+    even_process_stat now;
+    if (even_chaos_find_rank(job, rank, &now) &&
+        even_net_namespace_same(now.pid, job->network->holders[job->cut_host].process.pid)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void even_chaos_watch_begin(even_chaos_job *job) {
   even_chaos_watch *watch = &job->watch;
   const even_state *state = even_history_state(job->history);
@@ -30,6 +45,10 @@ void even_chaos_watch_begin(even_chaos_job *job) {
   }
   if (job->recovers && kind != EVEN_CHAOS_CUT && !even_chaos_has_stepped(job, job->victim)) {
     job->done[job->next].unnoticed = "it had made no step yet: nobody misses who has not joined";
+    return;
+  }
+  if (kind == EVEN_CHAOS_CUT && !has_process_there(job)) {
+    job->done[job->next].unnoticed = "its host was lost already: nobody misses who has not come back";
     return;
   }
   /* a cut is noticed by agents: ranks that end then end by them, or by the network's own word */
@@ -57,12 +76,21 @@ void even_chaos_watch_look(even_chaos_job *job) {
   const even_text *said = &job->agent.complaint;
   const char *since = said->length > watch->heard ? said->data + watch->heard : "";
   bool noticed = false;
+  bool ended = false;
   for (size_t i = 0; i < sizeof tellings / sizeof tellings[0]; i++) {
     noticed = noticed || strstr(since, tellings[i]) != NULL;
   }
   for (size_t i = 0; i < watch->count; i++) {
-    noticed = noticed || !even_chaos_lives(&watch->others[i]);
+    ended = ended || !even_chaos_lives(&watch->others[i]);
   }
+  if (ended && !noticed) {
+    even_chaos_read_history(job);
+    if (even_chaos_last_step(job) + 1 >= job->steps) { /* they have ended because all is done */
+      even_chaos_watch_end(job, "the training had come to its end");
+      return;
+    }
+  }
+  noticed = noticed || ended;
   if (noticed) {
     watch->of->noticed_ns = even_clock_ns();
   }

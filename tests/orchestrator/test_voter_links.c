@@ -175,6 +175,14 @@ static void one_whose_process_has_ended_is_missed_no_more(void **state) {
   await_nobody_missing();
 }
 
+/* The same where the kernel knows at once. */
+static void one_that_is_refused_at_once_is_missed_no_more(void **state) {
+  (void)state;
+  fault_os(FAULT_connect, 1, ECONNREFUSED);
+  even_voter_links_call_missing(&one.links);
+  assert_null(even_voter_links_missing(&one.links));
+}
+
 /* The same by a host elsewhere, whose answer takes its time. */
 static void one_whose_host_answers_later_is_missed_no_more(void **state) {
   (void)state;
@@ -200,6 +208,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(one_that_is_there_again_is_found, cut, finish),
       cmocka_unit_test_setup_teardown(one_whose_network_is_still_cut_is_missed, cut, finish),
       cmocka_unit_test_setup_teardown(one_whose_process_has_ended_is_missed_no_more, cut, finish),
+      cmocka_unit_test_setup_teardown(one_that_is_refused_at_once_is_missed_no_more, cut, finish),
       cmocka_unit_test_setup_teardown(one_whose_host_answers_later_is_missed_no_more, cut, finish),
       cmocka_unit_test_setup_teardown(one_in_whose_place_another_one_is_is_missed_no_more, cut, finish),
   };

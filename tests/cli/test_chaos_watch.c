@@ -1,0 +1,141 @@
+/* When `evenstep chaos` takes a cut for noticed: by what the agent says of a host, or by the ends of ranks that had
+ * work left; and whose cut nobody can notice. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "cli/chaos.h"
+#include "os/clock.h"
+
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { STEPS = 100 };
+
+static even_chaos_network network;
+static even_chaos_fault plan[1];
+static even_chaos_done done[1];
+static even_state_rank rank[1];
+static even_state state = {.ranks = 1, .rank = rank};
+static bool there; /* whether the rank's process is found where the cut is */
+
+even_state *even_history_state(even_history *history) {
+  (void)history;
+  return &state;
+}
+
+bool even_chaos_find_rank(const even_chaos_job *job, int number, even_process_stat *out) {
+  (void)job;
+  (void)number;
+  out->pid = rank[0].pid;
+  return there;
+}
+
+bool even_chaos_has_stepped(const even_chaos_job *job, int number) {
+  (void)job;
+  (void)number;
+  return true;
+}
+
+void even_chaos_read_history(even_chaos_job *job) {
+  (void)job;
+}
+
+long even_chaos_last_step(const even_chaos_job *job) {
+  (void)job;
+  return state.last_step;
+}
+
+/* Its link is cut; the rank's process lives until it is killed. */
+static even_chaos_job cut(bool has_rank) {
+  even_chaos_job job = {
+      .plan = plan, .done = done, .faults = 1, .steps = STEPS, .victim = -1, .network = &network, .cut_host = 1};
+  rank[0].pid = fork();
+  if (rank[0].pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also where an assertion fails */
+    (void)pause();
+    _exit(0);
+  }
+  assert_true(rank[0].pid > 0);
+  there = has_rank;
+  state.last_step = STEPS / 2;
+  network.holders[1].process.pid = getpid(); /* which the rank shares a network with */
+  plan[0].kind = EVEN_CHAOS_CUT;
+  done[0] = (even_chaos_done){.injected = true, .at_ns = even_clock_ns()};
+  even_chaos_watch_begin(&job);
+  return job;
+}
+
+static void end_rank(void) {
+  assert_int_equal(kill(rank[0].pid, SIGKILL), 0);
+  assert_int_equal(waitpid(rank[0].pid, NULL, 0), rank[0].pid);
+}
+
+static void what_the_agent_says_is_notice(void **unused) {
+  even_chaos_job job = cut(true);
+  (void)unused;
+  even_chaos_watch_look(&job);
+  assert_ptr_equal(job.watch.of, &done[0]);
+  even_text_add(&job.agent.complaint, "evenstep: host there is lost: nothing came back\n");
+  even_chaos_watch_look(&job);
+  assert_true(done[0].noticed_ns >= done[0].at_ns);
+  assert_null(job.watch.of);
+  assert_null(done[0].unnoticed);
+  even_text_free(&job.agent.complaint);
+  end_rank();
+}
+
+static void a_rank_that_ends_in_its_midst_is_notice(void **unused) {
+  even_chaos_job job = cut(true);
+  (void)unused;
+  end_rank();
+  even_chaos_watch_look(&job);
+  assert_true(done[0].noticed_ns >= done[0].at_ns);
+}
+
+static void the_end_of_the_training_is_none(void **unused) {
+  even_chaos_job job = cut(true);
+  (void)unused;
+  state.last_step = STEPS - 1;
+  end_rank();
+  even_chaos_watch_look(&job);
+  assert_int_equal(done[0].noticed_ns, 0);
+  assert_non_null(strstr(done[0].unnoticed, "come to its end"));
+  assert_null(job.watch.of);
+}
+
+/* It was cut off before, and has not come back. */
+static void a_host_without_processes_is_missed_by_nobody(void **unused) {
+  even_chaos_job job = cut(false);
+  (void)unused;
+  assert_null(job.watch.of);
+  assert_non_null(strstr(done[0].unnoticed, "lost already"));
+  end_rank();
+}
+
+static void nor_is_one_whose_processes_are_elsewhere(void **unused) {
+  (void)unused;
+  even_chaos_job job = cut(true);
+  network.holders[1].process.pid = -1;
+  even_chaos_watch_begin(&job);
+  assert_null(job.watch.of);
+  assert_non_null(strstr(done[0].unnoticed, "lost already"));
+  end_rank();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_the_agent_says_is_notice),
+      cmocka_unit_test(a_rank_that_ends_in_its_midst_is_notice),
+      cmocka_unit_test(the_end_of_the_training_is_none),
+      cmocka_unit_test(a_host_without_processes_is_missed_by_nobody),
+      cmocka_unit_test(nor_is_one_whose_processes_are_elsewhere),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
