@@ -18,7 +18,7 @@ void even_job_signal_ranks(even_job *job, int number, bool groups) {
   for (size_t i = 0; i < job->count; i++) {
     if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
       (void)(groups ? even_process_signal_group(job->ranks[i].pid, number)
-                    : even_process_signal(job->ranks[i].pid, number));
+                    : even_process_signal_as_parent(job->ranks[i].pid, number));
     }
   }
 }

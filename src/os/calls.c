@@ -114,6 +114,9 @@ static int real_reset_on_fork(void) {
   int policy = sched_getscheduler(0);
   return policy < 0 ? -1 : sched_setscheduler(0, policy | SCHED_RESET_ON_FORK, &usual);
 }
+static int real_sigqueue(pid_t pid, int signal) {
+  return sigqueue(pid, signal, (union sigval){.sival_int = 0});
+}
 static int real_setns(int fd) {
   return setns(fd, CLONE_NEWNET);
 }
@@ -209,6 +212,7 @@ static int real_nanosleep(const struct timespec *time) {
    .at_exit = atexit,                           \
    .wait4 = real_wait4,                         \
    .kill = kill,                                \
+   .sigqueue = real_sigqueue,                   \
    .tgkill = real_tgkill,                       \
    .gettid = real_gettid,                       \
    .getpid = getpid,                            \

@@ -78,6 +78,7 @@ typedef struct even_os_calls {
   int (*at_exit)(void (*call)(void));
   pid_t (*wait4)(pid_t pid, int *status, int options, struct rusage *usage);
   int (*kill)(pid_t pid, int signal);
+  int (*sigqueue)(pid_t pid, int signal); /* with no value */
   int (*tgkill)(pid_t process, pid_t thread, int signal);
   pid_t (*gettid)(void);
   pid_t (*getpid)(void);

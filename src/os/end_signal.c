@@ -13,7 +13,8 @@ static void end_for_parent(int number, siginfo_t *facts, void *context) {
   struct sigaction fallback;
   const int kept = errno;
   (void)context;
-  if (facts->si_code > 0 || facts->si_pid == even_os.getppid() || facts->si_pid == even_os.getpid()) {
+  if (facts->si_code > 0 || facts->si_code == SI_QUEUE || facts->si_pid == even_os.getppid() ||
+      facts->si_pid == even_os.getpid()) {
     memset(&fallback, 0, sizeof fallback);
     fallback.sa_handler = SIG_DFL;
     (void)even_os.sigaction(number, &fallback, NULL);

@@ -7,8 +7,8 @@
 #include <stdbool.h>
 
 /* From now on SIGTERM ends this process, and those that it forks, only where its parent sends it, or it does
- * itself. A handler of its own, or that it is ignored, is left as it is, unless `always`. Programs that it executes
- * begin with the default again. */
+ * itself, or who speaks for its parent (even_process_signal_as_parent). A handler of its own, or that it is ignored, is
+ * left as it is, unless `always`. Programs that it executes begin with the default again. */
 even_status even_end_signal_hold(bool always) EVEN_MUST_USE;
 
 #endif

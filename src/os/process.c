@@ -353,6 +353,10 @@ bool even_process_signal(pid_t pid, int signal) {
   return even_os.kill(pid, signal) == 0 || errno == ESRCH;
 }
 
+bool even_process_signal_as_parent(pid_t pid, int signal) {
+  return even_os.sigqueue(pid, signal) == 0 || even_process_signal(pid, signal); /* there may be no room in its queue */
+}
+
 bool even_process_signal_group(pid_t leader, int signal) {
   return leader > 1 && even_process_signal(-leader, signal); /* -1 would be every process there is */
 }

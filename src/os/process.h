@@ -60,6 +60,9 @@ bool even_process_has_ended(pid_t pid);
  * gone counts as sent to). Only for children not yet reaped: their numbers cannot belong to others. */
 bool even_process_signal(pid_t pid, int signal);
 bool even_process_signal_group(pid_t leader, int signal);
+/* The same to one process that may be another one's child by now, and holds back what others send (end_signal.h): it
+ * takes this for its parent's. */
+bool even_process_signal_as_parent(pid_t pid, int signal);
 
 /* Sends `signal` to a process that need not be a child, if it still is the one that began at `start_time`
  * (os/process_stat.h): whether it was sent. */

@@ -223,6 +223,38 @@ static void ends_by_its_parents_word_alone(void **state) {
   assert_int_equal(close(ends[0]) + close(ends[1]), 0);
 }
 
+/* One that is started in a killed parent's place. */
+static void ends_by_who_speaks_for_its_parent(void **state) {
+  int ends[2];
+  int signal = 0;
+  char said = 0;
+  (void)state;
+  assert_int_equal(pipe(ends), 0);
+  pid_t child = fork();
+  if (child == 0) {
+    said = even_end_signal_hold(false) == EVEN_OK ? 'y' : 'n';
+    while (write(ends[1], &said, 1) != 1) {
+    }
+    for (;;) {
+      (void)pause();
+    }
+  }
+  assert_int_equal(read(ends[0], &said, 1), 1);
+  assert_int_equal(said, 'y');
+  pid_t other = fork();
+  if (other == 0) {
+    _exit(even_process_signal_as_parent(child, SIGTERM) ? 0 : 1);
+  }
+  end_of_child(&signal, other);
+  assert_int_equal(signal, 0);
+  end_of_child(&signal, child);
+  assert_int_equal(signal, SIGTERM);
+  assert_int_equal(close(ends[0]) + close(ends[1]), 0);
+  fault_os(FAULT_sigqueue, 1, EAGAIN); /* too many wait for this user's processes: then as others do */
+  assert_true(even_process_signal_as_parent(getpid(), 0));
+  fault_reset();
+}
+
 static void ends_by_its_own_word(void **state) {
   (void)state;
   for (int way = 0; way < 2; way++) {
@@ -419,6 +451,7 @@ int main(void) {
       cmocka_unit_test(says_what_cannot_run),
       cmocka_unit_test(begins_with_a_signal_ignored),
       cmocka_unit_test(ends_by_its_parents_word_alone),
+      cmocka_unit_test(ends_by_who_speaks_for_its_parent),
       cmocka_unit_test(ends_by_its_own_word),
       cmocka_unit_test(a_handler_of_the_program_stays),
       cmocka_unit_test(reaps_ends_and_stops),

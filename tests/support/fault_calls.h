@@ -83,6 +83,7 @@
   X(int, -1, epoll_wait, (int epoll, struct epoll_event *events, int count, int timeout_ms),                           \
     (epoll, events, count, timeout_ms))                                                                                \
   X(int, -1, poll, (struct pollfd *descriptors, nfds_t count, int timeout_ms), (descriptors, count, timeout_ms))       \
+  X(int, -1, sigqueue, (pid_t pid, int signal), (pid, signal))                                                         \
   X(int, -1, socket, (int domain, int type, int protocol), (domain, type, protocol))                                   \
   X(int, -1, socketpair, (int domain, int type, int protocol, int ends[2]), (domain, type, protocol, ends))            \
   X(ssize_t, -1, sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags))                     \
