@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "os/calls.h"
 #include "os/clock.h"
+#include "os/descriptors.h"
 
 #include <errno.h>
 #include <string.h>
@@ -12,6 +13,7 @@
 
 /* So often it looks, should a signal have been missed. */
 static const uint64_t LOOK_NS = 1000000000u;
+enum { KEPT = 65536 }; /* of descriptors */
 
 even_status even_supervisor_open(even_supervisor *out) {
   *out = (even_supervisor){.signals = {.fd = -1}, .child = -1};
@@ -31,11 +33,22 @@ static even_status begin_child(even_supervisor *supervisor, pid_t parent) {
   return even_os.getppid() == parent ? EVEN_OK : even_fail(EVEN_ERR_STATE, "process %ld has ended", (long)parent);
 }
 
+/* For what children have kept: as many as the hard limit allows. Where there is no more room, less is kept. */
+static void make_room(even_supervisor *supervisor) {
+  bool tight = false;
+  if (even_descriptors_raise(0, KEPT, &supervisor->limit, &tight) != EVEN_OK) {
+    even_error_clear();
+  }
+}
+
 even_status even_supervisor_start(even_supervisor *supervisor, bool *is_child) {
   pid_t parent = even_os.getpid();
   int childs = -1;
   *is_child = false;
   EVEN_TRY(even_custody_begin(&supervisor->custody, &childs));
+  if (supervisor->limit != 0) {
+    (void)even_descriptors_limit(supervisor->limit);
+  }
   pid_t pid = even_os.fork();
   *is_child = pid == 0;
   if (pid == 0) {
@@ -50,6 +63,7 @@ even_status even_supervisor_start(even_supervisor *supervisor, bool *is_child) {
     return even_error_fix("look at the limits on processes (ulimit -u, pids.max) and memory");
   }
   supervisor->child = pid;
+  make_room(supervisor);
   return EVEN_OK;
 }
 

@@ -15,6 +15,7 @@
 typedef struct even_supervisor {
   even_signals signals;
   even_custody custody; /* of what its child leaves to the next one; in a child: what it was left */
+  uint64_t limit;       /* the soft limit on open files that its children begin with; 0: as this one's */
   pid_t child;          /* -1: none */
   int asked;            /* the first of INT, TERM and HUP that has come, 0: none */
 } even_supervisor;

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -187,6 +188,43 @@ static void a_pause_ends_when_it_is_asked_to(void **state) {
   even_supervisor_close(&supervisor);
 }
 
+/* It may keep more than its children may have open, who begin with the limit that it had. */
+static void children_have_the_limit_that_there_was(void **state) {
+  enum { FEW = 64, MANY = 100 };
+  (void)state;
+  struct rlimit before;
+  struct rlimit few;
+  even_supervisor supervisor;
+  even_process_end end;
+  bool is_child = false;
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+  few = (struct rlimit){.rlim_cur = FEW, .rlim_max = before.rlim_max};
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+  assert_int_equal(even_supervisor_open(&supervisor), EVEN_OK);
+  for (int turn = 0; turn < 2; turn++) {
+    even_status status = even_supervisor_start(&supervisor, &is_child);
+    if (is_child) {
+      struct rlimit own;
+      bool same = status == EVEN_OK && getrlimit(RLIMIT_NOFILE, &own) == 0 && own.rlim_cur == FEW;
+      for (int i = 0; same && turn == 0 && i < MANY; i++) {
+        while (even_custody_keep(&supervisor.custody, 1, (uint32_t)i, 0) != EVEN_OK) { /* until its parent has read */
+          (void)poll(NULL, 0, 1);
+        }
+      }
+      for (int i = 0; same && turn == 1 && i < MANY; i++) {
+        same = even_custody_claim(&supervisor.custody, 1, (uint32_t)i) >= 0;
+      }
+      _exit(same ? 0 : 1);
+    }
+    assert_int_equal(status, EVEN_OK);
+    assert_int_equal(even_supervisor_wait(&supervisor, &end), EVEN_OK);
+    assert_int_equal(end.code, 0);
+    assert_false(supervisor.custody.broken);
+  }
+  even_supervisor_close(&supervisor);
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 static even_status start_and_wait(void *context) {
   even_supervisor supervisor;
   even_process_end end = {.pid = -1};
@@ -235,6 +273,7 @@ int main(void) {
       cmocka_unit_test_teardown(waits_for_what_a_killed_child_leaves, let_signals_come),
       cmocka_unit_test_teardown(its_child_goes_with_it, let_signals_come),
       cmocka_unit_test_teardown(a_pause_ends_when_it_is_asked_to, let_signals_come),
+      cmocka_unit_test_teardown(children_have_the_limit_that_there_was, let_signals_come),
       cmocka_unit_test_teardown(survives_every_fault, let_signals_come),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
