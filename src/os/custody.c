@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* More would be a mistake: a job of 4,096 ranks keeps four of each. */
-enum { MOST_ITEMS = 65536 };
+enum { MOST_ITEMS = 65536, ROOM_MS = 100 };
 
 typedef enum order_kind { KEEP, DROP, DROP_ALL } order_kind;
 
@@ -204,10 +204,11 @@ static even_status ask(const even_custody *custody, order_kind what, uint32_t ki
         (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(&beside.header), &fd, sizeof fd);
   }
+  struct pollfd room = {.fd = custody->socket, .events = POLLOUT};
   ssize_t sent = -1;
   do {
     sent = even_os.sendmsg(custody->socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
+  } while (sent < 0 && (errno == EINTR || (errno == EAGAIN && even_os.poll(&room, 1, ROOM_MS) > 0)));
   return sent == (ssize_t)sizeof asked
              ? EVEN_OK
              : even_fail_errno(errno, "process %ld, which starts this one's successor, cannot be told what to keep",

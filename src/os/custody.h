@@ -43,7 +43,8 @@ void even_custody_tell(even_custody *custody, const even_process_end *end);
 /* Keeps nothing any more. */
 void even_custody_release(even_custody *custody);
 
-/* ---- a child. They wait for nothing: where the parent stands still, and the socket is full, keeping fails ---- */
+/* ---- a child. Where the socket is full its parent is waited for, a tenth of a second at most: then keeping fails ----
+ */
 
 void even_custody_join(even_custody *custody, int child);
 /* A copy of `fd` is kept; kind > 0. What was kept under these numbers is no more. */
