@@ -56,7 +56,10 @@ int even_socket_silent(int fd) {
   if (even_os.getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) {
     return 0;
   }
-  uint32_t silent = info.tcpi_last_ack_recv; /* what brings data acknowledges, too */
+  /* data that acknowledges nothing new is no acknowledgement to the kernel, as to a process that sent nothing for long
+   */
+  uint32_t silent =
+      info.tcpi_last_ack_recv < info.tcpi_last_data_recv ? info.tcpi_last_ack_recv : info.tcpi_last_data_recv;
   return silent > INT_MAX ? INT_MAX : (int)silent;
 }
 

@@ -18,10 +18,11 @@ void even_socket_silence_set(int silence_ms);
 int even_socket_silence(void);
 /* Of a connection that is there already. */
 even_status even_socket_watch(int fd) EVEN_MUST_USE;
-/* For how many milliseconds nothing at all has come from the other host, not even its kernel's word that it has got
- * something (tcp(7), TCP_INFO); of a connection that is up and watched at most a second while that host lives. 0 where
- * the kernel does not say. The kernel's own limits are reckoned from its first repetition of what was not acknowledged,
- * which comes seconds late after a network that was cut for moments: what it repeated then counts as a slow way. */
+/* For how many milliseconds nothing at all has come from the other host, neither data (whether or not they were read)
+ * nor its kernel's word that it has got something (tcp(7), TCP_INFO); of a connection that is up and watched at most a
+ * second while that host lives. 0 where the kernel does not say. The kernel's own limits are reckoned from its first
+ * repetition of what was not acknowledged, which comes seconds late after a network that was cut for moments: what it
+ * repeated then counts as a slow way. */
 int even_socket_silent(int fd);
 
 enum { EVEN_SOCKET_ADDRESS = 16, EVEN_SOCKET_MOST_ADDRESSES = 8 };

@@ -267,6 +267,7 @@ static int say_silent(int fd, int level, int option, void *value, socklen_t *byt
   int result = even_os_real.getsockopt(fd, level, option, value, bytes);
   if (level == IPPROTO_TCP && option == TCP_INFO) {
     ((struct tcp_info *)value)->tcpi_last_ack_recv = (uint32_t)silent_ms;
+    ((struct tcp_info *)value)->tcpi_last_data_recv = (uint32_t)silent_ms;
   }
   return result;
 }

@@ -255,11 +255,13 @@ static void silence_is_borne_for_as_long_as_is_said(void **state) {
   even_socket_silence_set(0);
 }
 
-static uint32_t last_ms;
+static uint32_t acknowledged_ms;
+static uint32_t data_ms;
 
 static int say_last(int fd, int level, int option, void *value, socklen_t *bytes) {
   int result = even_os_real.getsockopt(fd, level, option, value, bytes);
-  ((struct tcp_info *)value)->tcpi_last_ack_recv = last_ms;
+  ((struct tcp_info *)value)->tcpi_last_ack_recv = acknowledged_ms;
+  ((struct tcp_info *)value)->tcpi_last_data_recv = data_ms;
   return result;
 }
 
@@ -271,9 +273,12 @@ static void how_long_the_other_host_is_silent_is_known(void **state) {
   assert_int_equal(carry(&at), EVEN_OK);
   assert_true(even_socket_silent(at.near) < CONNECT_MS); /* it has acknowledged all of it */
   even_os.getsockopt = say_last;
-  last_ms = 4711;
+  acknowledged_ms = 4711;
+  data_ms = 9000; /* it had nothing to say */
   assert_int_equal(even_socket_silent(at.near), 4711);
-  last_ms = UINT32_MAX;
+  data_ms = 500; /* it went on while this process stood still, and had nothing new to acknowledge */
+  assert_int_equal(even_socket_silent(at.near), 500);
+  acknowledged_ms = data_ms = UINT32_MAX;
   assert_int_equal(even_socket_silent(at.near), INT_MAX);
   fault_reset();
   fault_os(FAULT_getsockopt, 1, EINVAL);
