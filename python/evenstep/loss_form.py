@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from evenstep import sites
-from evenstep.graph_nodes import is_number, kind_of
+from evenstep.graph_nodes import is_number, kind_of, shape_of
 from evenstep.loss_among import Among
 from evenstep.loss_of_gradients import OfGradients
 
 if TYPE_CHECKING:
     from evenstep.feeds import BatchPlan
 
+_DEPTH = 8  # nodes behind a mean that are looked at
 _LOOKS = 20  # backwards that are looked at: tokens may be a multiple of the samples in some
 _NODES = 32  # of a graph: those next to the loss
 _PASSES_ON = ("Add", "Sub", "Neg", "Clone", "ToCopy", "View", "Reshape", "Squeeze", "Unsqueeze")
@@ -154,7 +155,14 @@ class LossForm:
         """Where sums are wanted. A factor may make one of it, and a term be one sample's: not where it stays while this rank's share
         changes."""
         times, rest = divmod((*_given(node)[1], 1)[0], plan.samples)
-        if times == 0 or rest or plan.samples == plan.total or self._several or _stacks(node):
+        if (
+            times == 0
+            or rest
+            or plan.samples == plan.total
+            or self._several
+            or _stacks(node)
+            or _is_sum_within(node, plan.samples)
+        ):
             return ""
         now = plan.samples, place.scale
         before = self._whole_means.setdefault((kind, place.path, times), now)
@@ -248,10 +256,23 @@ def _value(node: Any, name: str) -> tuple[float, bool]:
 def _given(node: Any) -> tuple[Any, tuple[int, ...]]:
     """The first node that it goes on to, and the shape of what came from there."""
     for following, number in getattr(node, "next_functions", ()):
-        given: Any = getattr(following, "_input_metadata", ())
-        if following is not None and number < len(given):
-            return following, tuple(given[number].shape)
+        shape = shape_of(following, number)
+        if shape is not None:
+            return following, shape
     return None, ()
+
+
+def _is_sum_within(node: Any, samples: int) -> bool:
+    """Whether what a mean is over was added up over the samples before, or multiplied with their number."""
+    for _ in range(_DEPTH):
+        following, shape = _given(node)
+        kind = kind_of(following)
+        if kind == "Sum" and _given(following)[1][:1] != shape[:1]:
+            return True
+        if kind == "Mul" and _value(following, "other")[0] == samples:
+            return True
+        node = following
+    return False
 
 
 def _summed_losses(node: Any) -> Any:

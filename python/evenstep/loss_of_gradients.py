@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from evenstep import script_exchanges
+from evenstep.graph_nodes import shape_of
 
 _NODES = 512  # that are looked at, those next to the loss first
 _WORDS = (
@@ -41,7 +42,7 @@ class OfGradients:
             for following, number in node.next_functions:
                 if following is None:
                     continue
-                shape = _shape(following, number)
+                shape = shape_of(following, number) or ()
                 beside = is_of_all or (len(shape) > 0 and shape[0] % samples != 0)
                 if (following, beside) not in known:
                     known.add((following, beside))
@@ -56,12 +57,6 @@ class OfGradients:
         return _WORDS.format(samples, name) if before != samples else ""
 
 
-def _shape(node: Any, number: int) -> tuple[int, ...]:
-    """Of what it gave there."""
-    given: Any = getattr(node, "_input_metadata", ())
-    return tuple(given[number].shape) if number < len(given) else ()
-
-
 def _rows(node: Any) -> int:
     """Of what such a mean is over, which the gradient has the shape of."""
-    return (*_shape(node, 0), 1)[0]
+    return (*(shape_of(node, 0) or ()), 1)[0]

@@ -461,6 +461,9 @@ def test_a_mean_with_a_factor_or_another_term_is_told_once_shares_have_differed(
         lambda x: sum(F.mse_loss(row, row.detach() + 1) for row in x),
         lambda x: mse_sum(x) + len(x) / WHOLE * torch.ones(12, 9, requires_grad=True).square().mean(),
         lambda x: x.square().mean(1),
+        pytest.param(lambda x: (x.square() * len(x)).mean(), marks=reads_saved),
+        pytest.param(lambda x: (0.5 * (len(x) * x.square().sum(1))).mean(), marks=reads_saved),
+        lambda x: x.repeat(1, 12).square().sum(0).mean(),  # as many columns as a multiple of the samples
     ],
 )
 def test_sums_are_no_news_where_they_are_wanted(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -60,3 +60,32 @@ def test_a_ranks_own_is_told(run_ranks: Callable[..., list[Any]]) -> None:
     assert min(apart(runs)) > 1e-4
     for run in runs:
         assert run.stderr.count("UserWarning: the loss is computed from the gradient of a mean") == 1, run.stderr
+
+
+NESTED = """
+import warnings
+
+warnings.filterwarnings("ignore", ".*nested tensors")
+
+
+def train(prepares):
+    torch.manual_seed(1)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(data, batch_size=8)
+    if prepares:
+        model, optimizer, loader = es.prepare(model, optimizer, loader, shares=shares)
+    for x, y in loader:
+        optimizer.zero_grad()
+        rows = model(torch.nested.nested_tensor(list(x[:, None])))
+        functional.mse_loss(torch.nested.to_padded_tensor(rows * 2, 0.0)[:, 0], y).backward()
+        optimizer.step()
+    return vector(model)
+
+compare(train(True), train(False))
+"""
+
+
+def test_nested_tensors_have_no_shape_to_look_at(run_ranks: Callable[..., list[Any]]) -> None:
+    code = NESTED.replace("shares=shares", "shares=lambda number, batch: [3, 5]")
+    assert_exact(run_ranks((HEAD + code).replace("(57,", "(56,")))
