@@ -296,9 +296,10 @@ static void send_beat(even_link *link, uint64_t now) {
 /* By what has come, for signs of life, and the kernel's own probes, are on their way each second: for where the
  * kernel's limit begins late (os/socket.h). */
 static void look_at_host(even_link *link) {
-  if (link->was_ready && !link->failed && even_socket_silent(link->fd) > even_socket_silence() + BEAT_MS) {
+  if (link->was_ready && !link->failed && !link->broken &&
+      even_socket_silent(link->fd) > even_socket_silence() + BEAT_MS) {
     (void)fail_broken(link, ETIMEDOUT);
-    fail_link(link);
+    break_off(link);
   }
 }
 

@@ -285,6 +285,8 @@ static void a_link_ends_when_nothing_comes_from_the_other_host(void **state) {
   assert_false(at.agent.ended);
   silent_ms = 0;
   assert_int_equal(talk(&at), EVEN_OK);
+  at.agent.heard = false;
+  assert_int_equal(even_link_send(&at.leader.link, EVEN_MESSAGE_START, START, NULL, 0), EVEN_OK);
   silent_ms = EVEN_SOCKET_SILENCE_MS + 500; /* its own probes and our signs of life may be late by so much */
   even_link_tick(&at.leader.link, false);
   assert_false(at.leader.ended);
@@ -293,6 +295,9 @@ static void a_link_ends_when_nothing_comes_from_the_other_host(void **state) {
   assert_true(at.leader.ended);
   assert_int_equal(even_link_why(&at.leader.link)->system_error, ETIMEDOUT);
   assert_non_null(strstr(even_link_why(&at.leader.link)->what, "nothing came back for 4 s"));
+  assert_false(at.agent.heard);
+  even_link_tick(&at.agent.link, false); /* it stood still, and hears what was said before */
+  assert_true(at.agent.heard && at.agent.ended);
   part(&at);
 }
 
