@@ -55,6 +55,30 @@ def test_the_others_hear_of_it(hosts: Hosts, script: Script) -> None:
     assert re.search(f"heard: EVEN_ERR_PEER_LOST {NAMED}", text), text
 
 
+# The agent of rank 1 stands still for longer than a host may be silent, in which the other host goes on.
+AGENT_STOPS = """
+    import os, signal, time
+    import numpy as np
+    import evenstep as es
+
+    group = es.comm.open()
+    values = np.ones(10, dtype=np.float32)
+    group.all_reduce(values, "max")
+    if group.rank == 1:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(6)
+        os.kill(os.getppid(), signal.SIGCONT)
+        time.sleep(1.5)  # in which it looks at what has come
+    group.all_reduce(values, "max")
+    print("went on", flush=True)
+"""
+
+
+def test_an_agent_that_stood_still_keeps_its_links(hosts: Hosts, script: Script) -> None:
+    code, text = hosts.run("--max-restarts", "0", "--log-rank", "all", script(AGENT_STOPS))
+    assert code == 0 and text.count("went on") == 2, text
+
+
 def test_one_that_never_comes_to_init_process_group_is_told_by_its_agent(hosts: Hosts, script: Script) -> None:
     words = ("--hang-timeout", "0.5", "--on-hang", "restart", "--max-restarts", "1", "--log-rank", "all")
     code, text = hosts.run(*words, script(MEET))
