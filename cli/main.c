@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "base/nearest.h"
 #include "cli/command.h"
+#include "os/descriptors.h"
 
 #include <evenstep/version.h>
 #include <string.h>
@@ -62,6 +63,7 @@ static int unknown(const char *word) {
 }
 
 int main(int argc, char **argv) {
+  even_descriptors_fill_standard();
   if (argc < 2) {
     help(stderr);
     return even_status_exit_code(EVEN_ERR_USAGE);

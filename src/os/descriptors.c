@@ -6,6 +6,7 @@
 #include "os/entries.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/resource.h>
 
 /* Counted where /proc cannot be read. */
@@ -66,4 +67,13 @@ bool even_descriptors_limit(uint64_t soft) {
   }
   limit.rlim_cur = soft;
   return even_os.setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
+/* The lowest free number is the one that is given. */
+void even_descriptors_fill_standard(void) {
+  for (int fd = 0; fd <= 2; fd++) {
+    if (even_os.fcntl(fd, F_GETFD, 0) < 0 && even_os.open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY, 0) < 0) {
+      return;
+    }
+  }
 }

@@ -15,4 +15,9 @@ even_status even_descriptors_raise(uint64_t needed, uint64_t spare, uint64_t *be
  */
 bool even_descriptors_limit(uint64_t soft);
 
+/* Before anything else is opened: a standard stream (0, 1, 2) that whoever started this process has closed becomes one
+ * of /dev/null that cannot be used either, so that nothing else has its number and is read or written in its stead.
+ * What cannot be opened stays closed. */
+void even_descriptors_fill_standard(void);
+
 #endif

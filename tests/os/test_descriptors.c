@@ -5,11 +5,13 @@
 #include "support/fault.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -124,6 +126,30 @@ static void refusals_come_back(void **state) {
   assert_int_equal(before, 32);
 }
 
+/* In a child: this process's own streams stay. */
+static void closed_streams_are_nobodys(void **state) {
+  (void)state;
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    char byte = 0;
+    (void)close(0);
+    (void)close(2);
+    even_descriptors_fill_standard();
+    bool unusable = read(0, &byte, 1) < 0 && write(2, "x", 1) < 0;
+    int next = dup(1);
+    (void)close(0);
+    (void)close(2);
+    fault_os(FAULT_open, 1, EMFILE);
+    even_descriptors_fill_standard();
+    bool closed = fcntl(0, F_GETFD) < 0 && fcntl(2, F_GETFD) < 0;
+    _exit(unusable && next > 2 && closed ? 0 : 1);
+  }
+  int how = 1;
+  assert_int_equal(waitpid(child, &how, 0), child);
+  assert_int_equal(how, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(what_is_asked_for_fits_then, keep, restore),
@@ -131,6 +157,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_the_hard_limit_forbids_is_an_error, keep, restore),
       cmocka_unit_test_setup_teardown(the_spare_ones_are_had_as_far_as_the_hard_limit_goes, keep, restore),
       cmocka_unit_test_setup_teardown(refusals_come_back, keep, restore),
+      cmocka_unit_test_setup_teardown(closed_streams_are_nobodys, keep, restore),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

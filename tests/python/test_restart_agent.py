@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 
 import pytest
 from run_jobs import Run, alive, wait_until, write_checkpoint
@@ -320,3 +321,27 @@ def test_a_signal_to_the_agent_alone_ends_the_job(start, script) -> None:
     os.kill(int(job.wait_for(r"agent (\d+)")[0]), signal.SIGTERM)
     code, text = job.finish()
     assert code == 128 + signal.SIGTERM and "another one" not in text
+
+
+def test_closed_output_is_nobodys(program, script, tmp_path: pathlib.Path) -> None:
+    """What the two processes share must not have the number of the stream to which a rank's lines are written."""
+    name = script("""
+        import json, os, signal, time
+        def agent():
+            try:
+                with open(os.environ["EVENSTEP_RUN_DIR"] + "/agent.json") as file:
+                    return json.load(file)["pid"]
+            except (OSError, ValueError):
+                return 0
+        for _ in range(100):
+            print("x" * 100, flush=True)
+        time.sleep(0.5)  # until they have been written
+        first = agent()
+        os.kill(first, signal.SIGKILL)
+        while agent() in (0, first):
+            time.sleep(0.01)
+    """)
+    words = ["sh", "-c", 'exec "$0" "$@" >&-', str(program), "run", "-n", "1", "--name", "a", str(name)]
+    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0 and "rank 0 trains on" in done.stderr, done.stderr
+    assert "restart" not in done.stderr, done.stderr
