@@ -41,6 +41,16 @@ static void make_room(even_supervisor *supervisor) {
   }
 }
 
+/* It has them blocked, and so loses none. */
+static void tell_missed(even_supervisor *supervisor) {
+  for (int number = 1; number < 64; number++) {
+    if ((supervisor->missed >> number & 1u) != 0) {
+      (void)even_process_signal(supervisor->child, number);
+    }
+  }
+  supervisor->missed = 0;
+}
+
 even_status even_supervisor_start(even_supervisor *supervisor, bool *is_child) {
   pid_t parent = even_os.getpid();
   int childs = -1;
@@ -64,6 +74,7 @@ even_status even_supervisor_start(even_supervisor *supervisor, bool *is_child) {
   }
   supervisor->child = pid;
   make_room(supervisor);
+  tell_missed(supervisor);
   return EVEN_OK;
 }
 
@@ -72,8 +83,13 @@ static void take(even_supervisor *supervisor, int number) {
   if (ends && supervisor->asked == 0) {
     supervisor->asked = number;
   }
-  if (number != SIGCHLD && supervisor->child >= 0) {
+  if (number == SIGCHLD) {
+    return;
+  }
+  if (supervisor->child >= 0) {
     (void)even_process_signal(supervisor->child, number); /* not reaped yet: the number is its own */
+  } else if (!ends) {
+    supervisor->missed |= (uint64_t)1 << number;
   }
 }
 
@@ -127,6 +143,7 @@ even_status even_supervisor_clear(even_supervisor *supervisor, uint64_t limit_ns
     uint64_t now = even_clock_ns();
     *clear = has_no_children();
     if (*clear || now >= until) {
+      supervisor->missed = 0; /* they were for those that are gone */
       return EVEN_OK;
     }
     EVEN_TRY(turn(supervisor, until - now));

@@ -248,6 +248,43 @@ static even_status start_and_wait(void *context) {
   return status;
 }
 
+/* One that nobody was there for, in the next child. */
+static int hears_what_was_missed(void) {
+  even_signals signals;
+  if (even_signals_open(&signals) != EVEN_OK) {
+    return 1;
+  }
+  struct pollfd watched = {.fd = signals.fd, .events = POLLIN};
+  bool came = poll(&watched, 1, 60000) == 1 && even_signals_next(&signals) == SIGUSR1;
+  return came && even_signals_next(&signals) == 0 ? 0 : 2;
+}
+
+static void what_came_while_there_was_no_child_is_told_to_the_next(void **state) {
+  even_supervisor supervisor;
+  even_process_end end;
+  bool is_child = false;
+  (void)state;
+  assert_int_equal(even_supervisor_open(&supervisor), EVEN_OK);
+  for (int nth = 0; nth < 2; nth++) {
+    even_status status = even_supervisor_start(&supervisor, &is_child);
+    if (is_child) {
+      _exit(status != EVEN_OK ? 3 : nth == 0 ? 0 : hears_what_was_missed());
+    }
+    assert_int_equal(status, EVEN_OK);
+    assert_int_equal(even_supervisor_wait(&supervisor, &end), EVEN_OK);
+    assert_int_equal(end.signal, 0);
+    assert_int_equal(end.code, 0);
+    assert_int_equal(kill(getpid(), SIGUSR1), 0);
+    assert_int_equal(even_supervisor_pause(&supervisor, 1000000u), EVEN_OK);
+    assert_int_equal(supervisor.missed, (uint64_t)1 << SIGUSR1);
+  }
+  bool clear = false;
+  assert_int_equal(even_supervisor_clear(&supervisor, LONG_NS, &clear), EVEN_OK);
+  assert_true(clear);
+  assert_int_equal(supervisor.missed, 0); /* it was for those that are gone */
+  even_supervisor_close(&supervisor);
+}
+
 static void survives_every_fault(void **state) {
   (void)state;
   even_supervisor supervisor;
@@ -274,6 +311,7 @@ int main(void) {
       cmocka_unit_test_teardown(its_child_goes_with_it, let_signals_come),
       cmocka_unit_test_teardown(a_pause_ends_when_it_is_asked_to, let_signals_come),
       cmocka_unit_test_teardown(children_have_the_limit_that_there_was, let_signals_come),
+      cmocka_unit_test_teardown(what_came_while_there_was_no_child_is_told_to_the_next, let_signals_come),
       cmocka_unit_test_teardown(survives_every_fault, let_signals_come),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
