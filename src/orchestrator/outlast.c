@@ -11,15 +11,21 @@
 #include "os/shared_memory.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #define MAGIC 0x6c6c6f726e657665u
 enum { PATH_BYTES = 4096 };
 
-typedef struct roll_head {
+/* Before two halves, each a head and its ranks, written in turn: who is killed while it writes one leaves the other. */
+typedef struct roll_page {
   uint64_t magic;
   uint64_t count;
+  _Atomic uint32_t written; /* how often: the half that counts is this % 2 */
+} roll_page;
+
+typedef struct roll_head {
   uint64_t since_ns; /* the attempt's start */
   int32_t guardian;
   int32_t master_port;
@@ -42,7 +48,8 @@ typedef struct roll_rank {
 struct even_outlast {
   even_legacy *legacy;
   even_shared_memory memory;
-  roll_head *head;
+  roll_page *page;
+  roll_head *head; /* of the half that counts, */
   roll_rank *ranks;
   even_loop_watch watch; /* news of ranks that an earlier agent has started */
   bool failed;           /* something could not be kept: told once */
@@ -54,13 +61,22 @@ static even_custody *custody_of(const even_job *job) {
 
 /* ---- the roll ---- */
 
-static size_t bytes_of(size_t count) {
+static size_t half_of(size_t count) {
   return sizeof(roll_head) + count * sizeof(roll_rank);
 }
 
+static size_t bytes_of(size_t count) {
+  return sizeof(roll_page) + 2 * half_of(count);
+}
+
+static roll_head *place_of(const even_outlast *outlast, uint32_t written) {
+  unsigned char *first = (unsigned char *)outlast->memory.address + sizeof(roll_page);
+  return (roll_head *)(void *)(first + (written % 2) * half_of((size_t)outlast->page->count));
+}
+
 static void place_parts(even_outlast *outlast) {
-  outlast->head = outlast->memory.address;
-  outlast->ranks = (roll_rank *)(void *)((unsigned char *)outlast->memory.address + sizeof(roll_head));
+  outlast->head = place_of(outlast, atomic_load(&outlast->page->written));
+  outlast->ranks = (roll_rank *)(void *)(outlast->head + 1);
 }
 
 static even_status call_roll(const even_job *job, even_outlast *out) {
@@ -69,20 +85,22 @@ static even_status call_roll(const even_job *job, even_outlast *out) {
     return even_fail(EVEN_ERR_STATE, "the agent before has left ranks that run, and no roll of them");
   }
   EVEN_TRY(even_shared_memory_adopt(fd, &out->memory));
-  place_parts(out);
-  if (out->memory.bytes < sizeof(roll_head) || out->head->magic != MAGIC || out->head->count != job->count ||
+  out->page = out->memory.address;
+  if (out->memory.bytes < sizeof(roll_page) || out->page->magic != MAGIC || out->page->count != job->count ||
       out->memory.bytes < bytes_of(job->count)) {
     return even_fail(EVEN_ERR_MISMATCH, "the agent before has left ranks that run, and its job is not of %zu ranks",
                      job->count);
   }
+  place_parts(out);
   return EVEN_OK;
 }
 
 static even_status begin_roll(const even_job *job, even_outlast *out) {
   EVEN_TRY(even_shared_memory_create("evenstep-roll", bytes_of(job->count), &out->memory));
+  out->page = out->memory.address;
+  out->page->magic = MAGIC;
+  out->page->count = job->count;
   place_parts(out);
-  out->head->magic = MAGIC;
-  out->head->count = job->count;
   return EVEN_OK;
 }
 
@@ -259,27 +277,43 @@ static bool are_all_there(const even_job *job) {
   return true;
 }
 
-void even_outlast_settle(even_job *job) {
-  even_outlast *outlast = job->outlast;
-  if (outlast == NULL || outlast->failed) {
-    return;
-  }
-  roll_head *head = outlast->head;
+/* Into the half that does not count yet. *fits: all of it has room there. */
+static void write_roll(const even_job *job, roll_head *head, bool *fits) {
+  roll_rank *ranks = (roll_rank *)(void *)(head + 1);
+  head->guardian = job->outlast->head->guardian;
   head->since_ns = job->progress.since_ns;
   head->master_port = (int32_t)job->master_port;
   head->did_without = job->did_without;
   head->ended = (uint32_t)job->ended;
   for (size_t i = 0; i < job->count; i++) {
-    write_rank(job, i, &outlast->ranks[i]);
+    write_rank(job, i, &ranks[i]);
   }
   for (size_t i = 0; i < job->ended; i++) {
-    outlast->ranks[job->order[i]].order = (uint32_t)i + 1;
+    ranks[job->order[i]].order = (uint32_t)i + 1;
   }
-  bool fits = job->resume.length < sizeof head->resume;
-  memcpy(head->resume, fits ? even_text_string(&job->resume) : "", fits ? job->resume.length + 1 : 1);
+  *fits = job->resume.length < sizeof head->resume;
+  memcpy(head->resume, *fits ? even_text_string(&job->resume) : "", *fits ? job->resume.length + 1 : 1);
+}
+
+void even_outlast_settle(even_job *job) {
+  even_outlast *outlast = job->outlast;
+  bool fits = false;
+  if (outlast == NULL || outlast->failed) {
+    return;
+  }
+  uint32_t next = atomic_load(&outlast->page->written) + 1;
+  write_roll(job, place_of(outlast, next), &fits);
   bool calm = job->stage == EVEN_JOB_RUNS && job->draining == 0 && !job->changing && job->interrupted == 0 &&
               job->failure.status == EVEN_OK && (job->params->aside == NULL || job->params->aside->count == 0);
-  even_legacy_whole(outlast->legacy, fits && calm && are_all_there(job));
+  bool whole = fits && calm && are_all_there(job);
+  if (!whole) { /* first: never with a roll that it does not go with */
+    even_legacy_whole(outlast->legacy, false);
+  }
+  atomic_store(&outlast->page->written, next);
+  place_parts(outlast);
+  if (whole) {
+    even_legacy_whole(outlast->legacy, true);
+  }
 }
 
 /* ---- what was left ---- */
@@ -354,6 +388,7 @@ static void place_member(even_job *job, size_t rank, const roll_rank *from) {
   bool left = !is_member(job, rank) && !from->alive && !from->outside && (from->end.signal != 0 || from->end.code != 0);
   if (job->lost != NULL) {
     job->lost[rank] = from->lost || left;
+    job->did_without = job->did_without || left;
   }
   even_job_replace_adopt(job, rank, !from->outside && !left);
 }
