@@ -95,6 +95,14 @@ static bool may_again(supervised *on, const even_process_end *end, bool lives) {
   return true;
 }
 
+/* What it had not written yet, the end in run.db say, is missing. */
+static void say_over(const even_process_end *end) {
+  char words[160];
+  (void)snprintf(words, sizeof words, "the job's agent (process %ld) was ended by %s when the job was over",
+                 (long)end->pid, even_signal_name(end->signal));
+  even_cli_say(NULL, words);
+}
+
 /* None of the ranks may live when the job goes on, unless it is with them. */
 static even_status await_turn(supervised *on, bool lives) {
   bool clear = false;
@@ -123,6 +131,10 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     EVEN_TRY(even_supervisor_wait(&on->supervisor, &end));
     *code = end.signal == 0 ? end.code : 128 + end.signal;
     if (end.signal == 0) {
+      return EVEN_OK;
+    }
+    if (even_legacy_is_over(&on->legacy, code)) {
+      say_over(&end);
       return EVEN_OK;
     }
     bool lives = even_legacy_is_whole(&on->legacy) && !on->supervisor.custody.broken;

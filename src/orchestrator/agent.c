@@ -529,6 +529,9 @@ static even_status open_and_run(even_job *job, even_status opened, int *exit_cod
   } else {
     even_copies_tell(job);
   }
+  if (status == EVEN_OK && !changed) {
+    even_legacy_finish(job->params->legacy, *exit_code);
+  }
   even_free(ends);
   even_job_close(job);
   return status;

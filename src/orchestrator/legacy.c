@@ -64,6 +64,7 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
     return EVEN_OK;
   }
   even_legacy_whole(legacy, even_legacy_is_whole(legacy) && job->adopted);
+  atomic_store(&legacy->page->over, 0); /* it goes on, with other places */
   uint32_t next = atomic_load(&legacy->page->left) + 1;
   even_legacy_job *it = &legacy->page->jobs[next % 2];
   memcpy(it->id, job->id, sizeof it->id);
@@ -99,6 +100,18 @@ even_status even_legacy_take(const even_legacy *legacy, even_job *job) {
 
 void even_legacy_whole(even_legacy *legacy, bool whole) {
   atomic_store(&legacy->page->whole, whole);
+}
+
+void even_legacy_finish(even_legacy *legacy, int exit_code) {
+  if (legacy != NULL) {
+    atomic_store(&legacy->page->over, exit_code + 1);
+  }
+}
+
+bool even_legacy_is_over(const even_legacy *legacy, int *exit_code) {
+  int over = atomic_load(&legacy->page->over);
+  *exit_code = over > 0 ? over - 1 : *exit_code;
+  return over > 0;
 }
 
 bool even_legacy_is_whole(const even_legacy *legacy) {

@@ -34,8 +34,9 @@ typedef struct even_legacy_page {
   char run_name[EVEN_LEGACY_NAME];
   _Atomic uint32_t left; /* how often; the last one lies in jobs[left % 2]: who is killed while it writes spoils none */
   even_legacy_job jobs[2];
-  _Atomic bool whole;            /* the next agent can go on with the ranks that run (outlast.h) */
-  pid_t keeper;                  /* of the folder in which they keep checkpoints in memory; */
+  _Atomic bool whole; /* the next agent can go on with the ranks that run (outlast.h) */
+  _Atomic int over;   /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
+  pid_t keeper;       /* of the folder in which they keep checkpoints in memory; */
   char memory[EVEN_LEGACY_TEXT]; /* "": there is none */
 } even_legacy_page;
 
@@ -71,6 +72,10 @@ even_status even_legacy_take(const even_legacy *legacy, struct even_job *job) EV
 even_status even_legacy_continue(const even_legacy *legacy, struct even_job *job) EVEN_MUST_USE;
 /* Whether the attempt's ranks could be gone on with, were this agent killed now. */
 void even_legacy_whole(even_legacy *legacy, bool whole);
+/* The job is over, whatever ends this agent from now on. `legacy` may be NULL. */
+void even_legacy_finish(even_legacy *legacy, int exit_code);
+/* Whether it is, and with which exit code. */
+bool even_legacy_is_over(const even_legacy *legacy, int *exit_code);
 bool even_legacy_is_whole(const even_legacy *legacy);
 
 #endif

@@ -33,7 +33,9 @@ typedef struct agents {
   void (*between)(job_fixture *); /* while there is none; may be NULL */
   void (*spoil)(long nth);        /* in the second one, before it begins; may be NULL, */
   long nth;
-  int code; /* of the last */
+  bool dies_late; /* the first one, once the job is over */
+  int over;       /* the job's exit code then; -1: it was not over */
+  int code;       /* of the last */
 } agents;
 
 static bool there_is(const job_fixture *job, const char *name) {
@@ -73,6 +75,9 @@ static void be_agent(job_fixture *job, even_supervisor *supervisor, even_legacy 
   }
   fault_reset();
   keep_seen(job);
+  if (run->dies_late && run->started == 0) {
+    (void)raise(SIGKILL);
+  }
   _exit(status == EVEN_OK ? code : 99);
 }
 
@@ -92,6 +97,10 @@ static void run_agents(job_fixture *job, const char *script, agents *run) {
     assert_int_equal(status, EVEN_OK);
     run->started++;
     assert_int_equal(even_supervisor_wait(&supervisor, &end), EVEN_OK);
+    run->over = -1;
+    if (even_legacy_is_over(&legacy, &run->over)) {
+      break;
+    }
     if (end.signal != 0) {
       bool lives = even_legacy_is_whole(&legacy) && !supervisor.custody.broken;
       run->kept += lives ? 1 : 0;
@@ -272,6 +281,15 @@ static void who_ended_before_stays_ended(void **state) {
   assert_true(job_fixture_saw(job, "line 0 on|"));
 }
 
+/* Nobody is to go on with it, or to start it again. */
+static void a_job_that_was_over_is(void **state) {
+  job_fixture *job = *state;
+  agents run = {.dies_late = true};
+  run_agents(job, "exit $((RANK * 5))", &run);
+  assert_int_equal(run.started, 1);
+  assert_int_equal(run.over, 5);
+}
+
 static void kill_guardian(job_fixture *job) {
   char path[160];
   even_text content = EVEN_TEXT_EMPTY;
@@ -367,6 +385,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(who_is_killed_alone_starts_the_attempt_again, job_fixture_setup,
                                       job_fixture_teardown),
       cmocka_unit_test_setup_teardown(all_may_end_alone, job_fixture_setup, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_job_that_was_over_is, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(who_ended_before_stays_ended, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(a_guardian_that_is_killed_alone_is_replaced, job_fixture_setup,
                                       job_fixture_teardown),
