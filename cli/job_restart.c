@@ -7,6 +7,7 @@
 #include "orchestrator/outlast.h"
 #include "os/clock.h"
 #include "os/supervisor.h"
+#include "os/sweep.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ typedef struct supervised {
   even_supervisor supervisor;
   even_legacy legacy;
   bool asked; /* to start the job again, too */
+  bool alone; /* no other hosts: ranks do not end with the agent by themselves */
   int most;
   int starts;  /* of an agent, without the first */
   int pause_s; /* the last one, */
@@ -103,12 +105,24 @@ static void say_over(const even_process_end *end) {
   even_cli_say(NULL, words);
 }
 
+/* The job's processes are not gone on with. Their guardian ends them, too, unless it was killed beside the agent. */
+static void end_rest(const supervised *on) {
+  enum { SWEEP_MS = 5000 };
+  const char *id = even_legacy_job_id(&on->legacy);
+  even_sweep sweep = {.session_count = 0};
+  if (on->alone && id != NULL) {
+    (void)snprintf(sweep.mark, sizeof sweep.mark, "EVENSTEP_JOB=%s", id);
+    (void)even_sweep_kill(&sweep, SWEEP_MS);
+  }
+}
+
 /* None of the ranks may live when the job goes on, unless it is with them. */
 static even_status await_turn(supervised *on, bool lives) {
   bool clear = false;
   if (lives) {
     return even_supervisor_pause(&on->supervisor, (uint64_t)on->waits_s * SECOND_NS);
   }
+  end_rest(on);
   EVEN_TRY(even_supervisor_clear(&on->supervisor, CLEAR_NS, &clear));
   if (!clear) {
     (void)even_fail(EVEN_ERR_STATE, "processes of the job outlive its killed agent by %d s: none is started again",
@@ -135,6 +149,7 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     }
     if (even_legacy_is_over(&on->legacy, code)) {
       say_over(&end);
+      end_rest(on);
       return EVEN_OK;
     }
     bool lives = even_legacy_is_whole(&on->legacy) && !on->supervisor.custody.broken;
@@ -145,9 +160,9 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     }
     if (on->supervisor.asked != 0) {
       *code = 128 + on->supervisor.asked;
-      return EVEN_OK;
     }
-    if (!again) {
+    if (on->supervisor.asked != 0 || !again) {
+      end_rest(on);
       return EVEN_OK;
     }
   }
@@ -172,6 +187,7 @@ bool even_job_supervise(even_job_options *options, int *code) {
   on = (supervised){.legacy = {.memory = {.fd = -1}},
                     .supervisor = {.signals = {.fd = -1}, .custody = {.socket = -1}, .child = -1},
                     .asked = asked,
+                    .alone = options->hosts == NULL,
                     .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
   even_status status = check(options);
   if (status == EVEN_OK) {

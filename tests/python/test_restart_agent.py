@@ -71,6 +71,10 @@ def expect_same_processes(folder: pathlib.Path, tag: str, ranks: int) -> None:
     ]
 
 
+def children(pid: int) -> set[int]:
+    return set(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -266,9 +270,6 @@ def test_while_it_starts(run: Run, start, script, tmp_path: pathlib.Path) -> Non
     job = start("-n", "2", "--restart-agent", "--name", "a", name, "a", "1", monitor=True)
     first = int(job.wait_for(r"in step 8 agent (\d+)")[0])
 
-    def children(pid: int) -> set[int]:
-        return set(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
-
     before = children(first) | {first}  # its ranks and their guardian are the first process's from its end on
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: children(job.process.pid) - before)
@@ -345,3 +346,25 @@ def test_closed_output_is_nobodys(program, script, tmp_path: pathlib.Path) -> No
     done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 0 and "rank 0 trains on" in done.stderr, done.stderr
     assert "restart" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_ranks_end_without_their_guardian(start, script, asked: bool) -> None:
+    """The agent and the guardian are killed, and nobody goes on with the ranks: the first process ends them."""
+    name = script("""
+        import os, time
+        print("rank", os.getpid(), "agent", os.getppid(), flush=True)
+        time.sleep(600)
+    """)
+    job = start("-n", "1", "--max-restarts", "0", name)
+    rank, agent = map(int, job.wait_for(r"rank (\d+ agent \d+)\n")[0].split(" agent "))
+    first = job.process.pid
+    os.kill(first, signal.SIGSTOP)
+    for pid in (children(first) | children(agent)) - {rank, agent}:
+        os.kill(pid, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    if asked:
+        os.kill(first, signal.SIGTERM)
+    os.kill(first, signal.SIGCONT)
+    assert job.finish()[0] == 128 + (signal.SIGTERM if asked else signal.SIGKILL)
+    assert not alive(rank)
