@@ -158,10 +158,11 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
       even_legacy_whole(&on->legacy, lives);
       EVEN_TRY(await_turn(on, lives));
     }
-    if (on->supervisor.asked != 0) {
+    bool goes_on = again && lives; /* what was asked meanwhile the next one is told: it ends the ranks as ever */
+    if (on->supervisor.asked != 0 && !goes_on) {
       *code = 128 + on->supervisor.asked;
     }
-    if (on->supervisor.asked != 0 || !again) {
+    if (!again || (on->supervisor.asked != 0 && !goes_on)) {
       end_rest(on);
       return EVEN_OK;
     }

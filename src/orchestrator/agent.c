@@ -79,6 +79,9 @@ static void note_shortage(even_job *job, const even_fault_facts *facts) {
     return;
   }
   job->smaller = true;
+  if (even_legacy_leave(job->params->legacy, job) != EVEN_OK) {
+    even_error_clear(); /* whoever is started in this agent's place does not know of it */
+  }
   if (job->hosts != NULL && even_succession_bequeath(job) != EVEN_OK) {
     even_error_clear(); /* lack of memory: the next attempt's estate says it */
   }
@@ -347,7 +350,7 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
       job->params->observer.attempt(job->params->observer.context, job->attempt);
     }
     EVEN_TRY(even_legacy_leave(job->params->legacy, job));
-    bool asked = even_signals_end_pending() != 0; /* while checkpoints were read: no rank has to start */
+    bool asked = !job->adopted && even_signals_end_pending() != 0; /* while checkpoints were read: none has to start */
     even_status status = asked ? EVEN_ERR_INTERRUPTED : run_once(job, ends, exit_code, &again, changed);
     if (status == EVEN_ERR_INTERRUPTED && even_signals_end_pending() != 0) {
       even_job_interrupted(job, even_signals_end_pending());

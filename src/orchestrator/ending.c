@@ -139,6 +139,7 @@ static void keep_end(even_job *job, even_job_rank *rank, const even_process_end 
   even_job_drain_ended(job, rank);
   job->order[job->ended++] = (size_t)(rank - job->ranks);
   job->alive--;
+  even_outlast_settle(job); /* at once: nobody else can learn how it ended */
   even_rank_output_finish(&rank->output);
   even_outlast_ended(job, (size_t)(rank - job->ranks));
   if (job->params->observer.rank_gone != NULL) {

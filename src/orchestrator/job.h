@@ -17,6 +17,7 @@
 
 typedef struct even_job_rank {
   pid_t pid;             /* 0 before it started */
+  uint64_t start_time;   /* of that process, as os/process_stat.h has it; 0: not known */
   bool alive;            /* started and not reaped */
   bool output_open;      /* `output` has tails to free */
   bool stopped_by_agent; /* our signal reached it while it ran */

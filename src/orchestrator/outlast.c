@@ -36,6 +36,7 @@ typedef struct roll_head {
 
 typedef struct roll_rank {
   int32_t pid;
+  uint64_t start_time;
   uint32_t order; /* 1: it ended first; 0: it has not */
   bool alive;
   bool stopped_by_agent;
@@ -170,8 +171,8 @@ even_status even_outlast_open(even_job *job) {
 static void keep_memory(even_job *job) {
   const even_host_memory *memory = job->params->memory;
   even_legacy_page *page = job->outlast->legacy->page;
-  page->memory[0] = '\0';
   if (memory == NULL) {
+    page->memory[0] = '\0';
     return;
   }
   if (memory->folder.length >= sizeof page->memory) {
@@ -179,8 +180,10 @@ static void keep_memory(even_job *job) {
     give_up(job);
     return;
   }
-  page->keeper = memory->keeper.pid;
-  memcpy(page->memory, memory->folder.data, memory->folder.length + 1);
+  if (strcmp(page->memory, memory->folder.data) != 0) { /* else the agent before has left the same */
+    page->keeper = memory->keeper.pid;
+    memcpy(page->memory, memory->folder.data, memory->folder.length + 1);
+  }
   keep(job, EVEN_OUTLAST_MEMORY, 0, memory->lock);
   keep(job, EVEN_OUTLAST_KEEPER, 0, memory->keeper.pipe);
 }
@@ -235,7 +238,6 @@ void even_outlast_ended(even_job *job, size_t rank) {
   if (job->outlast == NULL) {
     return;
   }
-  even_outlast_settle(job); /* first: who goes on knows how it ended */
   drop(job, EVEN_OUTLAST_OUTPUT, rank);
   drop(job, EVEN_OUTLAST_ERROR, rank);
   drop(job, 0, (size_t)job->ranks[rank].pid);
@@ -259,6 +261,7 @@ void even_outlast_guarded(even_job *job) {
 static void write_rank(const even_job *job, size_t rank, roll_rank *out) {
   const even_job_rank *own = &job->ranks[rank];
   out->pid = (int32_t)own->pid;
+  out->start_time = own->start_time;
   out->alive = own->alive;
   out->stopped_by_agent = own->stopped_by_agent;
   out->stood_still = own->stood_still;
@@ -359,6 +362,7 @@ static even_status take_rank(even_job *job, size_t rank, const roll_rank *from) 
   int error = even_custody_claim(custody_of(job), EVEN_OUTLAST_ERROR, (uint32_t)rank);
   job->snapshots[rank] = even_custody_claim(custody_of(job), EVEN_OUTLAST_SNAPSHOT, (uint32_t)rank);
   own->pid = (pid_t)from->pid;
+  own->start_time = from->start_time;
   own->alive = from->alive;
   own->stopped_by_agent = from->stopped_by_agent;
   own->stood_still = from->stood_still;
@@ -366,10 +370,16 @@ static even_status take_rank(even_job *job, size_t rank, const roll_rank *from) 
   if (from->order > 0 && from->order <= job->count) {
     job->order[from->order - 1] = rank;
   }
-  if (!own->alive || output < 0 || error < 0) {
+  if (output < 0 || error < 0) {
     even_pipe_close(output);
     even_pipe_close(error);
     return own->alive ? even_fail(EVEN_ERR_STATE, "the output of rank %zu was not kept", rank) : EVEN_OK;
+  }
+  if (!own->alive) { /* the agent was killed while it read what it had said last */
+    EVEN_TRY(even_job_read_output(job, rank, output, error));
+    even_rank_output_finish(&own->output);
+    even_outlast_ended(job, rank);
+    return EVEN_OK;
   }
   job->alive++;
   if (job->params->observer.rank_started != NULL) {
@@ -398,7 +408,9 @@ static void miss(even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     even_process_stat facts;
     even_job_rank *own = &job->ranks[i];
-    if (own->alive && even_process_stat_read(own->pid, &facts) != 0) {
+    bool there = own->alive && even_process_stat_read(own->pid, &facts) == 0 &&
+                 (own->start_time == 0 || own->start_time == facts.start_time); /* else its number is another's */
+    if (own->alive && !there) {
       const even_process_end end = {.pid = own->pid, .signal = SIGKILL}; /* most likely */
       even_job_take_end(job, &end);
     }
@@ -407,6 +419,10 @@ static void miss(even_job *job) {
 
 static void tell(even_job *job) {
   even_text left = EVEN_TEXT_EMPTY;
+  if (even_job_members(job) == 0) {
+    even_job_notice(job, "the agent before was killed, and its ranks have ended");
+    return;
+  }
   even_job_name_members(job, &left);
   even_job_notice(job, "the agent before was killed: %s train%s on", even_text_string(&left),
                   even_job_members(job) == 1 ? "s" : "");

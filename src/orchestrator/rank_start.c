@@ -191,8 +191,10 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
     return status;
   }
   const even_process process = started.process;
+  even_process_stat facts;
   even_outlast_started(job, index, &process);
   rank->pid = process.pid;
+  rank->start_time = even_process_stat_read(process.pid, &facts) == 0 ? facts.start_time : 0;
   rank->alive = true;
   rank->output_open = true;
   job->alive++;

@@ -88,7 +88,7 @@ static void take(even_supervisor *supervisor, int number) {
   }
   if (supervisor->child >= 0) {
     (void)even_process_signal(supervisor->child, number); /* not reaped yet: the number is its own */
-  } else if (!ends) {
+  } else {
     supervisor->missed |= (uint64_t)1 << number;
   }
 }

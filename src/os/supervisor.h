@@ -18,7 +18,7 @@ typedef struct even_supervisor {
   uint64_t limit;       /* the soft limit on open files that its children begin with; 0: as this one's */
   pid_t child;          /* -1: none */
   int asked;            /* the first of INT, TERM and HUP that has come, 0: none */
-  uint64_t missed;      /* which others came while there was no child: the next one is told (a bit each) */
+  uint64_t missed;      /* which came while there was no child: the next one is told (a bit each) */
 } even_supervisor;
 
 /* From now on signals are watched, and orphans below this process are its own to reap. Of a process with one thread,

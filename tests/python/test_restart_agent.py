@@ -311,6 +311,30 @@ def test_ctrl_c_while_it_is_to_start(start, script) -> None:
     assert code == 130, text
 
 
+def test_a_signal_while_there_is_no_agent_ends_ranks_that_live_as_ever(start, script, tmp_path: pathlib.Path) -> None:
+    name = script("""
+        import signal, sys, time
+
+        def end(*_):
+            print("told", flush=True)
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, end)
+        print("up", flush=True)
+        time.sleep(600)
+    """)
+    job = start("-n", "1", "--name", "a", name, monitor=True)
+    job.wait_for("up")
+    for number in (1, 2):
+        os.kill(json.loads((tmp_path / "runs/a/agent.json").read_text())["pid"], signal.SIGKILL)
+        job.wait_for("another one is started now" if number == 1 else "another one is started in 2 s")
+        if number == 1:
+            job.wait_for("rank 0 trains on")
+    job.process.send_signal(signal.SIGTERM)
+    code, text = job.finish()
+    assert code == 128 + signal.SIGTERM and "told" in text, text
+
+
 @pytest.mark.more
 def test_a_signal_to_the_agent_alone_ends_the_job(start, script) -> None:
     name = script("""
