@@ -217,7 +217,7 @@ static void killed_again_and_again_it_has_each_record_once(void **state) {
   assert_true(monitored_number(made->killed, "SELECT count(*) FROM steps WHERE rank = 1") == LIVES * STEPS_A_LIFE + 5);
   assert_true(monitored_number(made->killed,
                                "SELECT count(*) FROM events WHERE words LIKE 'the agent of this run was killed%'") ==
-              LIVES);
+              (double)LIVES);
   assert_true(monitored_number(made->killed, "SELECT count(*) FROM events WHERE event = 'rank_started'") == 2);
   assert_int_equal(access(monitored_path(made->killed, "run-previous.db"), F_OK), -1);
 }
