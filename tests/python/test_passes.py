@@ -3,6 +3,7 @@ their ranks wait for nobody, and nothing of the pass is left for the next."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ class Training:
         self.steps, self.syncs, self.name, self.fails = self, [], "set", fails
         self.syncs.append(self)  # what was prepared for it
         self.begun = False
+        self.counted_share = SimpleNamespace(goes_on=lambda: None)
         self.calls: list[str] = []
 
     def __getattr__(self, call: str) -> Any:
