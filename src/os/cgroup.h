@@ -19,9 +19,10 @@ typedef struct even_cgroup {
  * before /proc and the mount points ("" for this host). EVEN_ERR_UNSUPPORTED: no hierarchy with it is mounted. */
 even_status even_cgroup_own(const char *root, const char *controller, even_cgroup *out) EVEN_MUST_USE;
 
-/* The group `name` below `parent`; one that is there already is kept (names are a job's own). Under version 2 the controller is switched on for the parent's children first.
- * EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE where the kernel refuses, EVEN_ERR_OVERFLOW where the path is longer than
- * EVEN_CGROUP_PATH: all is then as before, out->folder is empty, and the caller does without. */
+/* The group `name` below `parent`; one that is there already is kept (names are a job's own). Under version 2 the
+ * controller is switched on for the parent's children first. EVEN_ERR_PERMISSION, EVEN_ERR_IN_USE where the kernel
+ * refuses, EVEN_ERR_OVERFLOW where the path is longer than EVEN_CGROUP_PATH: all is then as before, out->folder is
+ * empty, and the caller does without. */
 even_status even_cgroup_make(const even_cgroup *parent, const char *controller, const char *name,
                              even_cgroup *out) EVEN_MUST_USE;
 /* After the groups made were removed: switches the controller off in the parent again, where `group` had it switched on
