@@ -300,12 +300,15 @@ class Soak:
         print(f"recovery: {', '.join(f'{mode} {modes[mode]} runs' for mode in RECOVERIES if modes[mode])}")
         optimizers = collections.Counter(run.optimizer for run in self.runs)
         print(f"optimizer: {', '.join(f'{one} {optimizers[one]} runs' for one in OPTIMIZERS if optimizers[one])}")
-        led = [(fault["noticed_ns"] - fault["at_ns"]) * 1e-9 for fault in faults
-               if fault["kind"] == "agent" and fault["noticed_ns"]]  # fmt: skip
-        if led:
-            print(
-                f"leaders whose place another host took: {len(led)}, after {quantile(led, 0.5):.1f} s ({max(led):.1f} at most)"
-            )
+        for words, outlasted in (
+            ("leaders whose place another host took", False),
+            ("agents that their ranks outlasted", True),
+        ):
+            after = [(fault["noticed_ns"] - fault["at_ns"]) * 1e-9 for fault in faults
+                     if fault["kind"] == "agent" and fault["noticed_ns"]
+                     and ("went on with its ranks" in fault["what"]) == outlasted]  # fmt: skip
+            if after:
+                print(f"{words}: {len(after)}, after {quantile(after, 0.5):.2f} s ({max(after):.1f} at most)")
         missing = [kind for kind in (*ONE_HOST, "partition") if all(fault["kind"] != kind for fault in faults)]
         print(f"kinds that did not come: {', '.join(missing) or 'none'}")
         twins = [fault["what"] for fault in faults if fault["kind"] == "twin"]
