@@ -207,19 +207,9 @@ static void take_step(even_history *history, sqlite3_stmt *row) {
   even_state_merged(state, rank, &merged);
 }
 
-static int span_number(const char *name) {
-#define SPAN_NUMBER(unused, number, words) \
-  if (strcmp(name, words) == 0) {          \
-    return number;                         \
-  }
-  EVEN_SPAN_LIST(SPAN_NUMBER)
-#undef SPAN_NUMBER
-  return -1;
-}
-
 static void take_span(even_history *history, sqlite3_stmt *row) {
   int rank = sqlite3_column_int(row, 2);
-  int span = span_number(text_column(row, 3));
+  int span = even_state_span_number(text_column(row, 3));
   if (rank >= 0 && rank < history->state->room && span >= 0) {
     const even_span_record record = {.step = (uint32_t)sqlite3_column_int64(row, 1),
                                      .span = (uint32_t)span,

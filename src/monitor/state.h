@@ -251,5 +251,6 @@ void even_state_measure(even_state *state, uint64_t now_ns, even_measure *out);
 void even_measure_pressure(const even_rank_usage *before, const even_rank_usage *now, even_measure_rank *out);
 const char *even_state_event_name(int event);
 int even_state_event_number(const char *name); /* 0: none */
+int even_state_span_number(const char *name);  /* as in run.db; -1: none; NULL is none */
 
 #endif

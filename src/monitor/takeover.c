@@ -81,16 +81,6 @@ static void release(found *made) {
   even_free(made->places);
 }
 
-static int span_number(const char *name) {
-#define SPAN_NUMBER(unused, number, words)        \
-  if (name != NULL && strcmp(name, words) == 0) { \
-    return number;                                \
-  }
-  EVEN_SPAN_LIST(SPAN_NUMBER)
-#undef SPAN_NUMBER
-  return -1;
-}
-
 static void take_ring(found *made, sqlite3_stmt *row) {
   int rank = sqlite3_column_int(row, 0);
   if (rank >= 0 && rank < made->room) {
@@ -100,7 +90,7 @@ static void take_ring(found *made, sqlite3_stmt *row) {
 
 static void take_open_span(found *made, sqlite3_stmt *row) {
   int rank = sqlite3_column_int(row, 0);
-  int span = span_number((const char *)sqlite3_column_text(row, 1));
+  int span = even_state_span_number((const char *)sqlite3_column_text(row, 1));
   if (rank >= 0 && rank < made->room && span >= 0) {
     made->pending[rank][span] = (even_pending_span){.used = true,
                                                     .record = {.step = (uint32_t)sqlite3_column_int64(row, 2),

@@ -64,6 +64,16 @@ int even_state_event_number(const char *name) {
   return 0;
 }
 
+int even_state_span_number(const char *name) {
+#define SPAN_NUMBER(unused, number, words)        \
+  if (name != NULL && strcmp(name, words) == 0) { \
+    return number;                                \
+  }
+  EVEN_SPAN_LIST(SPAN_NUMBER)
+#undef SPAN_NUMBER
+  return -1;
+}
+
 /* The step `back` steps before the last, as `rank` saw it in this attempt; NULL where it did not (yet). */
 static const even_step_record *seen(const even_state *state, int rank, long step) {
   const even_state_rank *at = &state->rank[rank];

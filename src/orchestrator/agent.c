@@ -442,7 +442,7 @@ static even_status find_beginning(even_job *job) {
     return go_on_under_another(job);
   }
   if (job->adopted) {
-    return even_outlast_take(job);
+    return even_legacy_continue(job->params->legacy, job);
   }
   if (job->params->legacy != NULL && even_legacy_is_left(job->params->legacy)) {
     return go_on_after_killed(job);

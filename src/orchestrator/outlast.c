@@ -75,9 +75,13 @@ static roll_head *place_of(const even_outlast *outlast, uint32_t written) {
   return (roll_head *)(void *)(first + (written % 2) * half_of((size_t)outlast->page->count));
 }
 
+static roll_rank *ranks_of(roll_head *head) {
+  return (roll_rank *)(void *)(head + 1);
+}
+
 static void place_parts(even_outlast *outlast) {
   outlast->head = place_of(outlast, atomic_load(&outlast->page->written));
-  outlast->ranks = (roll_rank *)(void *)(outlast->head + 1);
+  outlast->ranks = ranks_of(outlast->head);
 }
 
 static even_status call_roll(const even_job *job, even_outlast *out) {
@@ -282,7 +286,7 @@ static bool are_all_there(const even_job *job) {
 
 /* Into the half that does not count yet. *fits: all of it has room there. */
 static void write_roll(const even_job *job, roll_head *head, bool *fits) {
-  roll_rank *ranks = (roll_rank *)(void *)(head + 1);
+  roll_rank *ranks = ranks_of(head);
   head->guardian = job->outlast->head->guardian;
   head->since_ns = job->progress.since_ns;
   head->master_port = (int32_t)job->master_port;
@@ -338,10 +342,6 @@ even_status even_outlast_memory(const even_legacy *legacy, even_host_memory **ou
   int lock = even_custody_claim(legacy->custody, EVEN_OUTLAST_MEMORY, 0);
   even_keeper_take(legacy->page->keeper, even_custody_claim(legacy->custody, EVEN_OUTLAST_KEEPER, 0), &keeper);
   return even_host_memory_take(legacy->page->memory, lock, &keeper, out);
-}
-
-even_status even_outlast_take(even_job *job) {
-  return even_legacy_continue(job->params->legacy, job);
 }
 
 int even_outlast_generation(even_job *job) {

@@ -34,8 +34,6 @@ bool even_outlast_due(const even_legacy *legacy);
 int even_outlast_telemetry(const even_legacy *legacy);
 /* Where they keep checkpoints in memory, the caller's from now on; NULL: nowhere. */
 even_status even_outlast_memory(const even_legacy *legacy, even_host_memory **out) EVEN_MUST_USE;
-/* In place of a beginning: the job is the one that it was. */
-even_status even_outlast_take(even_job *job) EVEN_MUST_USE;
 /* The memory of the ranks' generations, the caller's from now on; -1: there is none. */
 int even_outlast_generation(even_job *job);
 /* The guardian that was started before. */

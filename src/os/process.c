@@ -329,24 +329,23 @@ void even_process_wait(pid_t pid) {
   (void)even_process_end_signal(pid);
 }
 
-void even_process_await(pid_t pid, uint64_t limit_ns) {
-  int descriptor = even_os.pidfd_open(pid, 0);
-  struct pollfd end = {.fd = descriptor, .events = POLLIN};
-  if (descriptor >= 0) {
-    (void)even_os.poll(&end, 1, (int)(limit_ns / 1000000u));
-    (void)even_os.close(descriptor);
-  }
-}
-
-bool even_process_has_ended(pid_t pid) {
+static bool ends_within(pid_t pid, int limit_ms) {
   int descriptor = even_os.pidfd_open(pid, 0);
   struct pollfd end = {.fd = descriptor, .events = POLLIN};
   if (descriptor < 0) {
     return errno == ESRCH;
   }
-  bool ended = even_os.poll(&end, 1, 0) > 0;
+  bool ended = even_os.poll(&end, 1, limit_ms) > 0;
   (void)even_os.close(descriptor);
   return ended;
+}
+
+void even_process_await(pid_t pid, uint64_t limit_ns) {
+  (void)ends_within(pid, (int)(limit_ns / 1000000u));
+}
+
+bool even_process_has_ended(pid_t pid) {
+  return ends_within(pid, 0);
 }
 
 bool even_process_signal(pid_t pid, int signal) {
