@@ -16,6 +16,18 @@ class Events:
         return getattr(self.inner, name)
 """
 
+# agent(): the process of the job's agent, 0 while there is none; needs the page.
+AGENT = """
+import json, os
+
+def agent():
+    try:
+        with open(os.environ["EVENSTEP_RUN_DIR"] + "/agent.json") as file:
+            return json.load(file)["pid"]
+    except (OSError, ValueError):  # it is being written
+        return 0
+"""
+
 # Trains on its ranks, and says how far that is from one process; `epochs`: what the loop goes over.
 TRAINING = """
 import os, sys

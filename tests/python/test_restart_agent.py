@@ -11,10 +11,13 @@ import subprocess
 
 import pytest
 from run_jobs import Run, alive, wait_until, write_checkpoint
+from script_parts import AGENT
 
 # Rank 0 says who its agent is in step 8, and so on as often as it is to, and waits there for the next one.
-TRAINING = """
-import json, os, sys, time
+TRAINING = (
+    AGENT
+    + """
+import sys, time
 import torch
 import evenstep as es
 
@@ -24,13 +27,6 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, i):
         return torch.randn(6, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
-
-def agent():
-    try:
-        with open(os.environ["EVENSTEP_RUN_DIR"] + "/agent.json") as file:
-            return json.load(file)["pid"]
-    except (OSError, ValueError):  # it is being written
-        return 0
 
 tag, stops = sys.argv[1], int(sys.argv[2])
 with open(f"ranks-{tag}", "a") as ranks:
@@ -54,6 +50,7 @@ for epoch in es.epochs(2):
 if es.is_main():
     torch.save([es.step(), [p.detach() for p in model.parameters()]], f"end-{tag}.pt")
 """
+)
 
 
 def expect_same_end(folder: pathlib.Path, tag: str) -> None:
@@ -149,7 +146,7 @@ def test_what_it_had_is_gone_with_where_its_ranks_are_ended(start, script, tmp_p
         import os, signal, time
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
             raise SystemExit(0)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
         while os.environ["RANK"] == "1":
             if os.path.exists("up"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -159,7 +156,7 @@ def test_what_it_had_is_gone_with_where_its_ranks_are_ended(start, script, tmp_p
     """)
     job = start("-n", "2", "--restart-agent", name)
     agent = int(job.wait_for(r"agent (\d+)")[0])
-    job.wait_for("has ended by SIGKILL: the others are ended")
+    job.wait_for("asked")  # the attempt ends
     os.kill(agent, signal.SIGKILL)
     code, text = job.finish()
     assert code == 0 and "another one is started in 1 s, once its ranks are gone" in text, text
@@ -194,7 +191,7 @@ def test_where_nobody_starts_another(run: Run, start, script, tmp_path: pathlib.
     """An agent that was killed in an ending attempt, without --restart-agent; and one that is the first process itself."""
     name = script("""
         import os, signal, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
         while os.environ["RANK"] == "1":
             if os.path.exists("up"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -204,7 +201,7 @@ def test_where_nobody_starts_another(run: Run, start, script, tmp_path: pathlib.
     """)
     job = start("-n", "2", name)
     (agent,), (rank,) = job.wait_for(r"agent (\d+)"), job.wait_for(r"process (\d+)\n")
-    job.wait_for("has ended by SIGKILL: the others are ended")
+    job.wait_for("asked")  # the attempt ends
     os.kill(int(agent), signal.SIGKILL)
     code, text = job.finish()
     assert code == 128 + signal.SIGKILL and not alive(int(rank)), text
@@ -350,22 +347,20 @@ def test_a_signal_to_the_agent_alone_ends_the_job(start, script) -> None:
 
 def test_closed_output_is_nobodys(program, script, tmp_path: pathlib.Path) -> None:
     """What the two processes share must not have the number of the stream to which a rank's lines are written."""
-    name = script("""
-        import json, os, signal, time
-        def agent():
-            try:
-                with open(os.environ["EVENSTEP_RUN_DIR"] + "/agent.json") as file:
-                    return json.load(file)["pid"]
-            except (OSError, ValueError):
-                return 0
-        for _ in range(100):
-            print("x" * 100, flush=True)
-        time.sleep(0.5)  # until they have been written
-        first = agent()
-        os.kill(first, signal.SIGKILL)
-        while agent() in (0, first):
-            time.sleep(0.01)
-    """)
+    name = script(
+        AGENT
+        + """
+import signal, time
+for said in range(1, 31):  # the agent writes the first ones out before it has read the last
+    print("x" * 100, flush=True)
+    while open(os.environ["EVENSTEP_RUN_DIR"] + "/logs/rank-0.log").read().count("x" * 100) < said:
+        time.sleep(0.01)
+first = agent()
+os.kill(first, signal.SIGKILL)
+while agent() in (0, first):
+    time.sleep(0.01)
+"""
+    )
     words = ["sh", "-c", 'exec "$0" "$@" >&-', str(program), "run", "-n", "1", "--name", "a", str(name)]
     done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 0 and "rank 0 trains on" in done.stderr, done.stderr

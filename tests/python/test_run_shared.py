@@ -9,6 +9,7 @@ import signal
 
 import pytest
 from run_jobs import compile_library
+from script_parts import AGENT
 
 SAYS_NFS = """
 #include <errno.h>
@@ -89,30 +90,26 @@ def test_a_job_whose_folder_was_taken_over_writes_nothing_more(
 
 def test_the_next_agent_of_a_killed_one_has_the_folder(start, script, tmp_path: pathlib.Path, preload: str) -> None:
     """Its ranks train on, and what they then write is not another job's."""
-    name = script("""
-    import json, os, signal, sys, time
+    name = script(
+        AGENT
+        + """
+import signal, sys, time
 
-    import torch
+import torch
 
-    import evenstep as es
+import evenstep as es
 
-    def agent():
-        try:
-            with open(os.environ["EVENSTEP_RUN_DIR"] + "/agent.json") as file:
-                return json.load(file)["pid"]
-        except (OSError, ValueError):
-            return 0
-
-    model = torch.nn.Linear(2, 1)
-    model, optimizer = es.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-    first = agent()
-    os.kill(first, signal.SIGKILL)
-    while agent() in (0, first):
-        time.sleep(0.01)
-    sign = open(sys.argv[1]).read().split("\\n")
-    print("held", sign[2], "agent", agent(), flush=True)
-    es.checkpoint("runs/a/checkpoints/after")
-    """)
+model = torch.nn.Linear(2, 1)
+model, optimizer = es.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+first = agent()
+os.kill(first, signal.SIGKILL)
+while agent() in (0, first):
+    time.sleep(0.01)
+sign = open(sys.argv[1]).read().split("\\n")
+print("held", sign[2], "agent", agent(), flush=True)
+es.checkpoint("runs/a/checkpoints/after")
+"""
+    )
     sign = tmp_path / "runs/a/evenstep.running"
     words = ["-n", "1", "--name", "a", "--log-rank", "all", name, str(sign)]
     code, text = start(*words, before=["env", preload], monitor=True).finish()
