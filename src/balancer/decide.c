@@ -80,16 +80,19 @@ static void set_pieces(even_balancer *b, size_t rank) {
   b->costs[rank].constant_seconds = constant;
 }
 
-/* Tables of the prior speeds. */
+void even_balancer_expect_rate(even_balancer *b, size_t rank, double per_sample) {
+  set_table(b, rank, 0.0, per_sample, per_sample);
+}
+
 void even_balancer_expect(even_balancer *b) {
   for (size_t r = 0; r < b->ranks; r++) {
-    set_table(b, r, 0.0, 1.0 / b->speeds[r], 1.0 / b->speeds[r]);
+    even_balancer_expect_rate(b, r, 1.0 / b->speeds[r]);
   }
 }
 
 void even_balancer_expect_equal(even_balancer *b) {
   for (size_t r = 0; r < b->ranks; r++) {
-    set_table(b, r, 0.0, 1.0, 1.0);
+    even_balancer_expect_rate(b, r, 1.0);
   }
 }
 

@@ -2,6 +2,7 @@
 #include "balancer/guard.h"
 
 #include "balancer/floors.h"
+#include "balancer/rates.h"
 #include "balancer/state.h"
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -14,6 +15,7 @@ enum {
   FIRST_RELEASE = 192,
   FIRST_EQUAL = 256,
   FIRST_RETURN = 256,
+  FIRST_RATES = 512,
   LONGEST_PAUSE = 8192,
   DOZEN = 12
 };
@@ -24,7 +26,7 @@ static const double changed_by = 1.6;
 /* What the trials of each question may cost of the run. */
 static const double trial_cost[EVEN_GUARD_QUESTIONS] = {
     [EVEN_GUARD_CAUTION] = 0.01, [EVEN_GUARD_RELEASE] = 0.005, [EVEN_GUARD_MODELS] = 0.01, [EVEN_GUARD_SIZES] = 0.01,
-    [EVEN_GUARD_EQUAL] = 0.003,  [EVEN_GUARD_PRIOR] = 0.003,   [EVEN_GUARD_RETURN] = 0.005};
+    [EVEN_GUARD_RATES] = 0.002,  [EVEN_GUARD_EQUAL] = 0.003,   [EVEN_GUARD_PRIOR] = 0.003, [EVEN_GUARD_RETURN] = 0.005};
 /* A gain that decides for a challenger. */
 static const double least_gain = 0.015;
 /* Where the models promise so much more than they did as a fixed split was measured faster, that is no longer true. */
@@ -36,8 +38,8 @@ static const double memory = 1.0 - 1.0 / 32.0;
 
 static const int64_t first_pause[EVEN_GUARD_QUESTIONS] = {
     [EVEN_GUARD_CAUTION] = FIRST_CAUTION, [EVEN_GUARD_RELEASE] = FIRST_RELEASE, [EVEN_GUARD_MODELS] = FIRST_CAUTION,
-    [EVEN_GUARD_SIZES] = FIRST_CAUTION,   [EVEN_GUARD_EQUAL] = FIRST_EQUAL,     [EVEN_GUARD_PRIOR] = FIRST_EQUAL,
-    [EVEN_GUARD_RETURN] = FIRST_RETURN,
+    [EVEN_GUARD_SIZES] = FIRST_CAUTION,   [EVEN_GUARD_RATES] = FIRST_RATES,     [EVEN_GUARD_EQUAL] = FIRST_EQUAL,
+    [EVEN_GUARD_PRIOR] = FIRST_EQUAL,     [EVEN_GUARD_RETURN] = FIRST_RETURN,
 };
 
 even_status even_guard_open(even_guard *g, even_balancer *b) {
@@ -298,9 +300,19 @@ static even_status models(even_balancer *b, bool *begun) {
   return even_guard_challenge(b, EVEN_GUARD_MODELS, begun);
 }
 
+/* With floors as they are, where there is a candidate. */
+static void try_candidate(even_balancer *b, even_guard_question question, bool any) {
+  even_guard *g = &b->guard;
+  if (any) {
+    memcpy(g->floors_tried, g->floors, b->ranks * sizeof *g->floors);
+    begin_trial(b, question);
+  } else {
+    g->next[question] = b->steps + EVEN_GUARD_SETTLED;
+  }
+}
+
 /* Where the time of a rank is no straight line, its cliffs lie between sizes that ran. */
 static even_status sizes(even_balancer *b, bool *begun) {
-  even_guard *g = &b->guard;
   bool bent = false;
   for (size_t r = 0; r < b->ranks; r++) {
     bent = bent || even_model_bent(&b->models[r]);
@@ -308,12 +320,15 @@ static even_status sizes(even_balancer *b, bool *begun) {
   if (bent) {
     EVEN_TRY(even_balancer_hope(b, hoped_gain, begun));
   }
-  if (*begun) {
-    memcpy(g->floors_tried, g->floors, b->ranks * sizeof *g->floors);
-    begin_trial(b, EVEN_GUARD_SIZES);
-  } else {
-    g->next[EVEN_GUARD_SIZES] = b->steps + EVEN_GUARD_SETTLED;
+  try_candidate(b, EVEN_GUARD_SIZES, *begun);
+  return EVEN_OK;
+}
+
+static even_status rates(even_balancer *b, bool *begun) {
+  if (!bursty(b)) {
+    EVEN_TRY(even_rates_hope(b, begun));
   }
+  try_candidate(b, EVEN_GUARD_RATES, *begun);
   return EVEN_OK;
 }
 
@@ -402,6 +417,9 @@ static even_status ask(even_balancer *b) {
   }
   if (!begun && may_ask(b, EVEN_GUARD_SIZES)) {
     EVEN_TRY(sizes(b, &begun));
+  }
+  if (!begun && may_ask(b, EVEN_GUARD_RATES)) {
+    EVEN_TRY(rates(b, &begun));
   }
   int names = b->policy == EVEN_POLICY_AUTO ? EVEN_FIXED_COUNT : EVEN_FIXED_EQUAL + 1;
   for (int name = 0; !begun && name < names; name++) {

@@ -21,6 +21,7 @@ typedef enum even_guard_question {
   EVEN_GUARD_RELEASE, /* does one that was cut do as well with more? */
   EVEN_GUARD_MODELS,  /* ranks are bursty: is the split that the models propose faster? */
   EVEN_GUARD_SIZES,   /* times are no straight lines: is a size that never ran as fast as the next smaller one? */
+  EVEN_GUARD_RATES,   /* ranks take unequal times: would shares by what each does in a second be faster? */
   EVEN_GUARD_EQUAL,   /* would equal shares be faster? */
   EVEN_GUARD_PRIOR,   /* would the profile's be? */
   EVEN_GUARD_RETURN,  /* one of these two is in force: would the models' split be faster now? */

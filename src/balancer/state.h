@@ -59,6 +59,8 @@ bool even_balancer_learned(const even_balancer *b);
  * samples. */
 void even_balancer_expect(even_balancer *b);
 void even_balancer_expect_equal(even_balancer *b);
+/* Of one rank: a sample takes so long, and nothing else does. */
+void even_balancer_expect_rate(even_balancer *b, size_t rank, double per_sample);
 void even_balancer_believe(even_balancer *b, int64_t batch);
 /* Seconds of a step with these shares, by the tables. */
 double even_balancer_step_seconds(const even_balancer *b, const int64_t *shares);
