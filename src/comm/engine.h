@@ -144,8 +144,8 @@ struct even_comm_engine {
   void (*revoke)(even_comm *comm);
   /* NULL, or whether a message that this rank has sent fitted nowhere where it was received, and this rank has not
    * heard so: the calling thread's last error says it then, once. `waits`: for one who is in a collective, which it
-   * ends: where the word may be taken back by one that is on its way, only when it has stood for a while. Any thread.
-   */
+   * ends: where the word may be taken back by one that is on its way, only when it has stood for a while; and it goes
+   * on standing, for the collective may have failed meanwhile because whoever said it has left. Any thread. */
   bool (*refused)(even_comm *comm, bool waits);
   /* Ends the group as a revocation does, but with this error where the engine can hand it to all ranks. */
   void (*end)(even_comm *comm, const even_error *why);

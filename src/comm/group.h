@@ -192,8 +192,8 @@ void even_shared_request_free(even_comm_request *request);
  * after all, unless the sender has heard it. */
 void even_refusal_say(even_comm *comm, int sender, uint64_t tag, const even_error *why);
 void even_refusal_withdraw(even_comm *comm, int sender, uint64_t tag);
-/* Whether a message of this rank was refused that it has not heard of: the calling thread's last error then, once. Any
- * thread. */
+/* Whether a message of this rank was refused that it has not heard of: the calling thread's last error then, once; of
+ * one who waits in a collective it goes on. Any thread. */
 bool even_shared_refused(even_comm *comm, bool waits);
 /* The same, which goes on. */
 bool even_refusal_stands(const even_comm *comm);

@@ -366,7 +366,7 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
       checked = now;
       check_lives(comm, true);
     }
-    refused = !request->done && even_group_whole(comm) && even_shared_refused(comm, true);
+    refused = !request->done && even_group_whole(comm) && even_shared_refused(comm, false);
   }
   messages->waiters--;
   leave_to_background(comm);

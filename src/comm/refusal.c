@@ -12,7 +12,7 @@ static bool hold(even_comm_refusal *refusal, uint32_t as) {
   return atomic_load(&refusal->state) == as && atomic_compare_exchange_strong(&refusal->state, &as, EVEN_REFUSAL_HELD);
 }
 
-/* The same for one who has something to say: whoever reads or writes it is done in a moment, if it lives. */
+/* The same, after whoever reads or writes it: done in a moment, if it lives. */
 static bool hold_soon(even_comm_refusal *refusal, uint32_t as) {
   for (int tries = 0; tries < 1000 && atomic_load(&refusal->state) == EVEN_REFUSAL_HELD; tries++) {
     even_core_yield();
@@ -45,7 +45,7 @@ void even_refusal_withdraw(even_comm *comm, int sender, uint64_t tag) {
 static bool hear(const even_comm *comm, uint32_t state) {
   even_comm_mail *mail = even_comm_mail_of(comm, comm->rank);
   even_error why;
-  if (mail == NULL || !hold(&mail->refusal, EVEN_REFUSAL_SAID)) {
+  if (mail == NULL || !hold_soon(&mail->refusal, EVEN_REFUSAL_SAID)) {
     return false;
   }
   even_comm_end_words_read(&mail->refusal.words, &why);
@@ -54,8 +54,7 @@ static bool hear(const even_comm *comm, uint32_t state) {
 }
 
 bool even_shared_refused(even_comm *comm, bool waits) {
-  (void)waits; /* a word that is taken back is not there any more */
-  return hear(comm, EVEN_REFUSAL_NONE);
+  return hear(comm, waits ? EVEN_REFUSAL_SAID : EVEN_REFUSAL_NONE); /* one that is taken back is not there any more */
 }
 
 bool even_refusal_stands(const even_comm *comm) {

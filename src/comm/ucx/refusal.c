@@ -166,7 +166,8 @@ bool even_ucx_refused(even_comm *comm, bool waits) {
   (void)pthread_mutex_lock(&group->lock);
   while (!group->has_left && even_ucx_move(group)) { /* it may have been taken back, or said before the group ended */
   }
-  bool refused = (!waits || even_ucx_refusal_lasts(group)) && even_ucx_refusal_take(group);
+  bool lasts = waits && even_ucx_refusal_lasts(group);
+  bool refused = waits ? lasts && even_ucx_refusal_stands(group) : even_ucx_refusal_take(group);
   (void)pthread_mutex_unlock(&group->lock);
   return refused;
 }
