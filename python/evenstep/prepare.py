@@ -28,6 +28,7 @@ from evenstep.batch_adapt import AdaptBatch
 from evenstep.batch_adapting import adapt_asked, check_adapt
 from evenstep.buffers import BufferSync
 from evenstep.chaos import spoil_when_asked
+from evenstep.copied_values import CopiedValues
 from evenstep.device_places import place_of
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
@@ -469,7 +470,10 @@ def _give_values(current: Session, models: dict[str, nn.Module], optimizers: dic
     """Rank 0's, first of all: as long as it may alone have them, the others cannot go on without it."""
     for name, model in models.items():
         check_same_model(current.group, name, model)
+    copies = CopiedValues(current.group, models.values())
+    for model in models.values():
         broadcast_model(current.group, model)
+    copies.follow()
     for name, optimizer in optimizers.items():
         check_same_optimizer(current.group, name, optimizer)
         broadcast_optimizer(current.group, name, optimizer)
