@@ -28,6 +28,7 @@ typedef struct chaos {
   bool namespaces;     /* --namespaces: several hosts, */
   int64_t hosts;       /* --hosts: so many */
   bool replace_leader; /* --replace-leader: another host takes a killed one's place */
+  bool restart_agent;  /* --restart-agent: the agent alone is killed, and another goes on with its ranks */
   bool json;
   /* ---- */
   even_chaos_network network;
@@ -128,9 +129,6 @@ static even_status make_words(chaos *on, size_t count, char **words) {
     add_pair(on, "--on-nonfinite", "stop");
   }
   add_pair(on, "--log-rank", "none");
-  if (on->job.restart_agent) {
-    add(on, "--restart-agent");
-  }
   add(on, "--quiet");
   add(on, "--json");
   if (on->job.no_pin || on->namespaces) { /* all hosts are this machine */
@@ -200,7 +198,7 @@ static even_status prepare(chaos *on, size_t count, char **words) {
     (void)even_fail(EVEN_ERR_USAGE, "chaos: --replace-leader is of three hosts");
     return even_error_fix("add --namespaces --hosts 3 (root)");
   }
-  if (on->job.restart_agent && on->namespaces) {
+  if (on->restart_agent && on->namespaces) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --restart-agent is of one host");
   }
   on->seed = on->seed < 0 ? (int64_t)(now / 1000u % 1000000000u) : on->seed;
@@ -235,7 +233,7 @@ static even_chaos_job job_of(const chaos *on, int which) {
                           .runs_folder = on->job.runs_folder,
                           .network = on->namespaces ? &on->network : NULL,
                           .succeeds = on->replace_leader,
-                          .outlasts = on->job.restart_agent,
+                          .outlasts = on->restart_agent,
                           .patience_ns = UINT64_MAX};
 }
 
@@ -548,7 +546,7 @@ static int run(chaos *on, size_t count, char **words) {
 static size_t declare(chaos *on, even_option *table) {
   static const char *const kept[] = {"ranks",    "devices",          "name",      "runs-dir", "policy",
                                      "profile",  "checkpoint-every", "cpu-quota", "no-pin",   "python",
-                                     "recovery", "spares",           "min-ranks", "module",   "restart-agent"};
+                                     "recovery", "spares",           "min-ranks", "module"};
   size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
   const even_option own[] = {
       {0, "seed", EVEN_OPTION_INTEGER, &on->seed, "N", "of the faults (default: another each time, printed)", 0,
@@ -562,6 +560,8 @@ static size_t declare(chaos *on, even_option *table) {
       {0, "hosts", EVEN_OPTION_INTEGER, &on->hosts, "N", "of --namespaces: 2 (default) or 3", 2, EVEN_CHAOS_HOSTS},
       {0, "replace-leader", EVEN_OPTION_FLAG, &on->replace_leader, NULL,
        "of --hosts 3: another host takes the place of the killed agent, once (default: it is started again)", 0, 0},
+      {0, "restart-agent", EVEN_OPTION_FLAG, &on->restart_agent, NULL,
+       "of one host: `agent` comes to the agent alone, and another one goes on with its ranks", 0, 0},
       {0, "hold", EVEN_OPTION_NUMBER, &on->hold, "SECONDS",
        "how long stops, neighbours and lack of disk or memory last (default 5)", 0, 0},
       {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",
@@ -577,7 +577,7 @@ static size_t declare(chaos *on, even_option *table) {
 
 int even_cli_chaos(int argc, char **argv) {
   static chaos on; /* thousands of words */
-  even_option table[EVEN_JOB_OPTION_ROOM + 10];
+  even_option table[EVEN_JOB_OPTION_ROOM + 11];
   int operand = 0;
   int code = 0;
   on = (chaos){.seed = -1, .count = 3, .kinds = "all", .hold = 5, .hosts = 2};

@@ -59,7 +59,6 @@ typedef struct even_job_options {
   int64_t memory_copies;                /* --memory-copies: in so many other hosts' memory; -1: not given */
   const char *witness;                  /* a host without ranks that votes on who leads; NULL: none */
   const struct even_launched *launched; /* with --hosts auto: which of the hosts this is; else NULL */
-  bool restart_agent;                   /* --restart-agent */
   struct even_legacy *legacy;           /* of the agents of this job before this one; NULL: none is started again. Not
                                          * of the command line */
   struct even_estate *estate;           /* of the leader whose job this is; NULL: a new one. Not of the command line */
@@ -83,10 +82,10 @@ size_t even_job_options_declare_some(even_job_options *options, const char *cons
  * start is printed. `environment` ("NAME=value", NULL-terminated, may be NULL) is added for every rank. Uses the
  * calling (main) thread; call it before other threads are started. */
 int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words);
-/* Before even_job_start, of a job of one host, and with --restart-agent or EVENSTEP_RESTART_AGENT of others: the agent
- * is a child of this process, and another one is started when it is killed (job_restart.c). True in each agent, whose
- * `options` are changed for it; false in the calling process once the job is over, with its exit code. Of other jobs:
- * true. */
+/* Before even_job_start: the agent is a child of this process, and another one is started when it is killed
+ * (job_restart.c). True in each agent, whose `options` are changed for it; false in the calling process once the job is
+ * over, with its exit code. Where another host takes a killed one's place, with --hosts auto and with
+ * EVENSTEP_RESTART_AGENT=0: true, in the calling process. */
 bool even_job_supervise(even_job_options *options, int *code);
 /* The same for a process of --hosts auto that does not lead: does its part of the job, and returns its exit code. */
 int even_job_follow(const even_job_options *options, size_t count, char **words);

@@ -324,16 +324,6 @@ static bool replaces_unasked(const even_job_options *options, size_t count, doub
          even_voter_library() != NULL;
 }
 
-/* Two would lead the job. */
-static even_status check_restarts_agent(const even_job_options *options, bool replaced) {
-  if (options->legacy == NULL || !replaced) {
-    return EVEN_OK;
-  }
-  (void)even_fail(EVEN_ERR_USAGE,
-                  "--restart-agent starts a leader again that is killed, and another host takes its place");
-  return even_error_fix("leave it out, or %s", options->witness != NULL ? "--witness" : "give --no-replace-leader");
-}
-
 static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count, size_t word_count,
                          char **words, even_job_setup *setup) {
   even_job_way *way = &setup->way;
@@ -346,7 +336,6 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   EVEN_TRY(read_least_patience(&least));
   EVEN_TRY(read_silence(options, &silence));
   bool unasked = replaces_unasked(options, count, silence);
-  EVEN_TRY(check_restarts_agent(options, options->replace_leader || options->witness != NULL || unasked));
   EVEN_TRY(find_way(options, way));
   EVEN_TRY(find_join_key(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(words[0], '/') != NULL);

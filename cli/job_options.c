@@ -30,10 +30,6 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        0, 0},
       {0, "max-restarts", EVEN_OPTION_INTEGER, &o->max_restarts, "N",
        "restarts after a failure (default 3, none for a script's own error before a checkpoint)", 0, 1000000},
-      {0, "restart-agent", EVEN_OPTION_FLAG, &o->restart_agent, NULL,
-       "when the job's agent is killed and its ranks cannot train on, start it again, and the job from its last "
-       "checkpoint",
-       0, 0},
       {0, "recovery", EVEN_OPTION_TEXT, &o->recovery, "restart|shrink|replace",
        "when a rank is killed: start all again from the last checkpoint (default), or let the others go on; replace: "
        "until "

@@ -1,7 +1,7 @@
 /* The process that the user has started keeps the terminal, its signals and the exit code, and starts the job's agent,
  * which may be killed (for lack of memory, say), as often as --max-restarts allows. Ranks of one host outlast it where
  * they can (orchestrator/outlast.h): what they need for that this process keeps. Where they cannot, the job is started
- * again with --restart-agent alone. */
+ * again. */
 #include "base/fail.h"
 #include "cli/job.h"
 #include "orchestrator/outlast.h"
@@ -22,7 +22,6 @@ static const uint64_t SECOND_NS = 1000000000u;
 typedef struct supervised {
   even_supervisor supervisor;
   even_legacy legacy;
-  bool asked; /* to start the job again, too */
   bool alone; /* no other hosts: ranks do not end with the agent by themselves */
   int most;
   int starts;  /* of an agent, without the first */
@@ -37,24 +36,18 @@ static const char *variable(void) {
   return value == NULL || getenv("EVENSTEP_JOB") != NULL ? "" : value;
 }
 
-static bool asked_by_variable(void) {
-  return variable()[0] != '\0' && strcmp(variable(), "0") != 0;
-}
-
-/* Of one host: whether ranks may outlast an agent, without being asked for. */
-static bool may_outlast(const even_job_options *options) {
-  return options->hosts == NULL && options->max_ranks == 0 && strcmp(variable(), "0") != 0;
-}
-
-/* A process that srun or mpirun has started is theirs to start again, and all of its kind with it. */
-static even_status check(const even_job_options *options) {
-  if (options->hosts == NULL || strcmp(options->hosts, "auto") != 0) {
-    return EVEN_OK;
+/* Whether another host takes this one's place when its agent is lost, or what started the agent starts it again, and
+ * all of its kind with it (srun, mpirun). */
+static bool others_see_to_it(const even_job_options *options) {
+  if (options->hosts == NULL) {
+    return false;
   }
-  (void)even_fail(EVEN_ERR_USAGE,
-                  "%s is not of --hosts auto: the others would not wait for an agent that is started again",
-                  options->restart_agent ? "--restart-agent" : "EVENSTEP_RESTART_AGENT");
-  return even_error_fix("leave it out; what started them can start all again, with --name NAME --resume auto");
+  size_t hosts = 1;
+  for (const char *comma = strchr(options->hosts, ','); comma != NULL; comma = strchr(comma + 1, ',')) {
+    hosts++;
+  }
+  bool replaced = options->replace_leader || options->witness != NULL || (hosts >= 3 && !options->keep_leader);
+  return replaced || strcmp(options->hosts, "auto") == 0;
 }
 
 /* The first at once: the ranks train meanwhile, and nobody sees to them. */
@@ -71,14 +64,6 @@ static void choose_pause(supervised *on, bool lives) {
 static bool may_again(supervised *on, const even_process_end *end, bool lives) {
   char words[320];
   char when[32];
-  if (!lives && !on->asked) {
-    (void)snprintf(words, sizeof words,
-                   "the job's agent (process %ld) was ended by %s, and its ranks end with it (--restart-agent starts "
-                   "the job again from its newest checkpoint)",
-                   (long)end->pid, even_signal_name(end->signal));
-    even_cli_say(NULL, words);
-    return false;
-  }
   int used = even_legacy_is_left(&on->legacy) && !lives ? even_legacy_restarts(&on->legacy) : 0;
   used = used > on->starts ? used : on->starts;
   if (used >= on->most) {
@@ -181,19 +166,14 @@ static void become_agent(supervised *on, even_job_options *options) {
 bool even_job_supervise(even_job_options *options, int *code) {
   static supervised on; /* an agent has it until its end */
   bool is_agent = false;
-  bool asked = options->restart_agent || asked_by_variable();
-  if (!asked && !may_outlast(options)) {
+  if (strcmp(variable(), "0") == 0 || others_see_to_it(options)) {
     return true;
   }
   on = (supervised){.legacy = {.memory = {.fd = -1}},
                     .supervisor = {.signals = {.fd = -1}, .custody = {.socket = -1}, .child = -1},
-                    .asked = asked,
                     .alone = options->hosts == NULL,
                     .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
-  even_status status = check(options);
-  if (status == EVEN_OK) {
-    status = even_legacy_open(&on.legacy);
-  }
+  even_status status = even_legacy_open(&on.legacy);
   if (status == EVEN_OK) {
     status = even_supervisor_open(&on.supervisor);
   }

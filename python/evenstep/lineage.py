@@ -37,9 +37,8 @@ def _first(agent: int, rank: int) -> int:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             parent = _parent(int(entry.name))
-            its = parent == agent or (
-                parent > 0 and _parent(parent) == agent
-            )  # under --restart-agent it is the agent's parent
+            # `agent` may be the process that starts agents
+            its = parent == agent or (parent > 0 and _parent(parent) == agent)
             with suppress(OSError):
                 if its and wanted in (entry / "environ").read_bytes().split(b"\0"):
                     return int(entry.name)

@@ -1,4 +1,4 @@
-"""`evenstep run --restart-agent`: evenstep itself is killed, and the job goes on."""
+"""The agent of `evenstep run` is killed, and the job goes on."""
 
 from __future__ import annotations
 
@@ -72,14 +72,7 @@ def children(pid: int) -> set[int]:
     return set(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [],
-        pytest.param(["--restart-agent"], marks=pytest.mark.more),
-        ["--recovery", "replace", "--spares", "1"],
-    ],
-)
+@pytest.mark.parametrize("words", [[], ["--recovery", "replace", "--spares", "1"]])
 def test_ranks_outlast_a_killed_agent(run: Run, start, script, tmp_path: pathlib.Path, words: list[str]) -> None:
     name = script(TRAINING)
     assert run("-n", "2", "--no-monitor", name, "whole", "0").returncode == 0
@@ -102,7 +95,7 @@ def test_ranks_outlast_a_killed_agent(run: Run, start, script, tmp_path: pathlib
 def test_a_rank_that_ends_alone_is_gone_without(run: Run, start, script, tmp_path: pathlib.Path) -> None:
     """A rank is killed while no agent lives: the next one has the others go on."""
     name = script(TRAINING)
-    job = start("-n", "3", "--restart-agent", "--recovery", "shrink", "--log-rank", "all", name, "a", "1", monitor=True)
+    job = start("-n", "3", "--recovery", "shrink", "--log-rank", "all", name, "a", "1", monitor=True)
     agent = int(job.wait_for(r"in step 8 agent (\d+)")[0])
     ranks = dict(map(str.split, (tmp_path / "ranks-a").read_text().splitlines()))
     os.kill(agent, signal.SIGSTOP)  # it hears of nothing
@@ -131,7 +124,7 @@ def test_what_goes_with_an_agent_stays_for_the_next(start, script, tmp_path: pat
         )
     )
     words = ("--checkpoint-memory", "2", "--cpu-quota", "1:0.5", "--checkpoint-every", "1000")
-    job = start("-n", "2", "--restart-agent", *words, name, "a", "1", monitor=True)
+    job = start("-n", "2", *words, name, "a", "1", monitor=True)
     os.kill(int(job.wait_for(r"in step 8 agent (\d+)")[0]), signal.SIGKILL)
     code, text = job.finish()
     assert code == 0, text
@@ -154,7 +147,7 @@ def test_what_it_had_is_gone_with_where_its_ranks_are_ended(start, script, tmp_p
         open("up", "w").close()
         time.sleep(600)
     """)
-    job = start("-n", "2", "--restart-agent", name)
+    job = start("-n", "2", name)
     agent = int(job.wait_for(r"agent (\d+)")[0])
     job.wait_for("asked")  # the attempt ends
     os.kill(agent, signal.SIGKILL)
@@ -179,7 +172,7 @@ def test_it_goes_on_from_what_the_job_has(run: Run, script, tmp_path: pathlib.Pa
             os.kill(os.getppid(), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
     """)
-    ended = run("-n", "1", "--checkpoint-dir", "kept", "--restart-agent", "--name", "a", *resume, name)
+    ended = run("-n", "1", "--checkpoint-dir", "kept", "--name", "a", *resume, name)
     assert ended.returncode == 0, ended.stderr
     begun = str(tmp_path / "chosen") if resume else "None"
     assert (tmp_path / "said").read_text().split() == [begun, begun, str(tmp_path / "kept/step-00000003")]
@@ -188,7 +181,7 @@ def test_it_goes_on_from_what_the_job_has(run: Run, script, tmp_path: pathlib.Pa
 
 
 def test_where_nobody_starts_another(run: Run, start, script, tmp_path: pathlib.Path) -> None:
-    """An agent that was killed in an ending attempt, without --restart-agent; and one that is the first process itself."""
+    """An agent that was killed in an ending attempt, with no restart left; and one that is the first process itself."""
     name = script("""
         import os, signal, time
         signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
@@ -199,13 +192,13 @@ def test_where_nobody_starts_another(run: Run, start, script, tmp_path: pathlib.
         open("up", "w").close()
         time.sleep(600)
     """)
-    job = start("-n", "2", name)
+    job = start("-n", "2", "--max-restarts", "0", name)
     (agent,), (rank,) = job.wait_for(r"agent (\d+)"), job.wait_for(r"process (\d+)\n")
     job.wait_for("asked")  # the attempt ends
     os.kill(int(agent), signal.SIGKILL)
     code, text = job.finish()
     assert code == 128 + signal.SIGKILL and not alive(int(rank)), text
-    assert f"the job's agent (process {agent}) was ended by SIGKILL, and its ranks end with it (--restart-agent" in text
+    assert f"the job's agent (process {agent}) was ended by SIGKILL, and no restart is left (--max-restarts 0)" in text
     job = start("-n", "1", name, before=["env", "EVENSTEP_RESTART_AGENT=0"])
     (agent,), (rank,) = job.wait_for(r"agent (\d+)"), job.wait_for(r"process (\d+)\n")
     assert int(agent) == job.process.pid
@@ -221,7 +214,7 @@ def test_restarts_of_agents_are_counted(run: Run, script) -> None:
             os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
     """)
-    ended = run("-n", "1", "--max-restarts", "2", "--restart-agent", name)
+    ended = run("-n", "1", "--max-restarts", "2", name)
     assert ended.returncode == 128 + signal.SIGKILL
     assert "restart 1 of 2" in ended.stderr and "restart 2 of 2" in ended.stderr
     assert "no restart is left (--max-restarts 2)" in ended.stderr
@@ -239,7 +232,7 @@ def test_a_signal_to_all_is_told_once(start, script, number: signal.Signals, wor
         while True:
             time.sleep(1)
     """)
-    job = start("-n", "1", "--restart-agent", name)
+    job = start("-n", "1", name)
     job.wait_for("up")
     os.killpg(job.process.pid, number)  # as a terminal does, and schedulers
     job.wait_for("told")
@@ -249,22 +242,11 @@ def test_a_signal_to_all_is_told_once(start, script, number: signal.Signals, wor
     assert "again: killing" not in text and text.count("told") == 1, text
 
 
-def test_where_it_cannot_be(run: Run, script) -> None:
-    name = script("")
-    ended = run("--restart-agent", "--hosts", "auto", name)
-    assert ended.returncode == 2 and "--restart-agent is not of --hosts auto" in ended.stderr
-    for words in (("--hosts", "here:1,there:1", "--witness", "third"), ("--hosts", "a:1,b:1,c:1", "--replace-leader")):
-        ended = run("--restart-agent", *words, name)
-        assert ended.returncode == 2 and "another host takes its place" in ended.stderr, ended.stderr
-    variable = {"EVENSTEP_RESTART_AGENT": "1"}
-    assert "EVENSTEP_RESTART_AGENT is not of --hosts auto" in run("--hosts", "auto", name, env=variable).stderr
-
-
 @pytest.mark.more
 def test_while_it_starts(run: Run, start, script, tmp_path: pathlib.Path) -> None:
     name = script(TRAINING)
     assert run("-n", "2", "--no-monitor", name, "whole", "0").returncode == 0
-    job = start("-n", "2", "--restart-agent", "--name", "a", name, "a", "1", monitor=True)
+    job = start("-n", "2", "--name", "a", name, "a", "1", monitor=True)
     first = int(job.wait_for(r"in step 8 agent (\d+)")[0])
 
     before = children(first) | {first}  # its ranks and their guardian are the first process's from its end on
@@ -285,7 +267,7 @@ def test_nothing_is_left_of_a_killed_supervisor(start, script) -> None:
         print("rank", os.getpid(), "agent", os.getppid(), flush=True)
         time.sleep(600)
     """)
-    job = start("-n", "2", "--log-rank", "all", "--restart-agent", name)
+    job = start("-n", "2", "--log-rank", "all", name)
     found = job.wait_for(r"(rank \d+ agent \d+)\n", times=2)
     job.process.kill()
     wait_until(lambda: not any(alive(int(pid)) for line in found for pid in re.findall(r"\d+", line)))
@@ -301,7 +283,7 @@ def test_ctrl_c_while_it_is_to_start(start, script) -> None:
             os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
     """)
-    job = start("-n", "1", "--restart-agent", name)
+    job = start("-n", "1", name)
     job.wait_for("another one is started")
     os.killpg(job.process.pid, signal.SIGINT)
     code, text = job.finish()
@@ -339,7 +321,7 @@ def test_a_signal_to_the_agent_alone_ends_the_job(start, script) -> None:
         print("agent", os.getppid(), flush=True)
         time.sleep(600)
     """)
-    job = start("-n", "1", "--restart-agent", name)
+    job = start("-n", "1", name)
     os.kill(int(job.wait_for(r"agent (\d+)")[0]), signal.SIGTERM)
     code, text = job.finish()
     assert code == 128 + signal.SIGTERM and "another one" not in text

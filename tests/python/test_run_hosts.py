@@ -230,9 +230,8 @@ def test_the_leaders_death_ends_all(hosts: Hosts, script: Script) -> None:
     job.finish()
 
 
-@pytest.mark.more
 def test_a_leader_is_started_again(hosts: Hosts, script: Script) -> None:
-    job = hosts.start("--restart-agent", "--log-rank", "all", script(WAITING))
+    job = hosts.start("--log-rank", "all", script(WAITING))
     ranks = _processes(job)
     leader = int(pathlib.Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
     assert leader != job.process.pid
