@@ -87,6 +87,8 @@ int even_job_start(const even_job_options *options, char *const *environment, si
  * over, with its exit code. Where another host takes a killed one's place, with --hosts auto and with
  * EVENSTEP_RESTART_AGENT=0: true, in the calling process. */
 bool even_job_supervise(even_job_options *options, int *code);
+/* Whether another one of the hosts that `options` names takes this one's place when it is lost. */
+bool even_job_replaces_leader(const even_job_options *options);
 /* The same for a process of --hosts auto that does not lead: does its part of the job, and returns its exit code. */
 int even_job_follow(const even_job_options *options, size_t count, char **words);
 

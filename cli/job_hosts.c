@@ -324,6 +324,16 @@ static bool replaces_unasked(const even_job_options *options, size_t count, doub
          even_voter_library() != NULL;
 }
 
+bool even_job_replaces_leader(const even_job_options *options) {
+  size_t hosts = 1;
+  double silence = 0;
+  for (const char *comma = strchr(options->hosts, ','); comma != NULL; comma = strchr(comma + 1, ',')) {
+    hosts++;
+  }
+  return options->replace_leader || options->witness != NULL ||
+         (read_silence(options, &silence) == EVEN_OK && replaces_unasked(options, hosts, silence));
+}
+
 static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count, size_t word_count,
                          char **words, even_job_setup *setup) {
   even_job_way *way = &setup->way;

@@ -39,15 +39,7 @@ static const char *variable(void) {
 /* Whether another host takes this one's place when its agent is lost, or what started the agent starts it again, and
  * all of its kind with it (srun, mpirun). */
 static bool others_see_to_it(const even_job_options *options) {
-  if (options->hosts == NULL) {
-    return false;
-  }
-  size_t hosts = 1;
-  for (const char *comma = strchr(options->hosts, ','); comma != NULL; comma = strchr(comma + 1, ',')) {
-    hosts++;
-  }
-  bool replaced = options->replace_leader || options->witness != NULL || (hosts >= 3 && !options->keep_leader);
-  return replaced || strcmp(options->hosts, "auto") == 0;
+  return options->hosts != NULL && (strcmp(options->hosts, "auto") == 0 || even_job_replaces_leader(options));
 }
 
 /* The first at once: the ranks train meanwhile, and nobody sees to them. */
