@@ -1,4 +1,5 @@
-/* Why a rank is slower than another: the first cause that its host shows. A pure function of a measurement. */
+/* Why a rank is slower than another: the cause on its host that explains most of it. A pure function of a measurement.
+ */
 #ifndef EVEN_MONITOR_STRAGGLER_H
 #define EVEN_MONITOR_STRAGGLER_H
 
@@ -34,7 +35,11 @@ typedef struct even_straggler {
 const char *even_straggler_name(even_straggler_cause cause);
 /* The words for a name: "CPU quota". */
 const char *even_straggler_label(const char *name);
-/* Of `rank`; `beside`: the rank that waits for it, or itself where no other is looked at. */
+/* Of `rank`; `beside`: the rank that waits for it, or itself where no other is looked at. A cause counts by the seconds
+ * of a step that the rank loses by it beyond what `beside` loses of as much work, so that what both have is none; that
+ * which explains most of what the rank is behind is told, if 0.3 of it, and of those within 0.1 of that the surest: a
+ * GPU's clock, its other users, a quota, loading, pages, a CPU taken, its clock. Of a rank alone the first of these
+ * that it shows, without loading. */
 void even_straggler_find(const even_measure *measure, int rank, int beside, even_straggler *out);
 
 #endif

@@ -149,6 +149,149 @@ static void a_rank_without_its_cpu_is_seen_by_its_time_alone(void **state) {
   expect(&measure, EVEN_STRAGGLER_UNKNOWN, "rank 1 (cuda:0)", "look for what disturbs");
 }
 
+/* ---- of several causes ---- */
+
+/* Rank 0 takes 0.2 s a step and rank 1 0.4, of the same share; what a cause takes of it is a part of the rank's busy
+ * time.
+ */
+static void make_quota(int rank, double part) {
+  ranks[rank].throttled_fraction = part * ranks[rank].busy_seconds / 0.41;
+}
+static void make_faults(int rank, double part) {
+  ranks[rank].major_faults_per_second = part * ranks[rank].busy_seconds / 5e-3 / 0.41;
+}
+static void make_swap(int rank, double part) {
+  ranks[rank].swap_bytes = 300e6;
+  make_faults(rank, part);
+}
+static void make_cpu_taken(int rank, double part) {
+  ranks[rank].run_wait_fraction = part;
+}
+static void make_clock(int rank, double part) {
+  ranks[1 - rank].clock_fraction = isfinite(ranks[1 - rank].clock_fraction) ? ranks[1 - rank].clock_fraction : 0.95;
+  ranks[rank].clock_fraction = 0.95 * (1 - part);
+}
+static void make_data(int rank, double part) {
+  ranks[rank].spans[EVEN_SPAN_DATA] = part * ranks[1].busy_seconds;
+}
+static void make_gpu_clock(int rank, double part) {
+  for (int r = 0; r < 2; r++) {
+    ranks[r].model = "NVIDIA H200";
+    ranks[r].gpu_busy = 1;
+    ranks[r].gpu_clock_mhz = isfinite(ranks[r].gpu_clock_mhz) ? ranks[r].gpu_clock_mhz : 1900;
+  }
+  ranks[rank].gpu_clock_mhz = 1900 * (1 - part);
+}
+static void make_gpu_taken(int rank, double part) {
+  ranks[rank].gpu_others = part;
+}
+
+static const struct {
+  void (*make)(int rank, double part);
+  even_straggler_cause cause;
+} makes[] = {{make_quota, EVEN_STRAGGLER_QUOTA},         {make_swap, EVEN_STRAGGLER_SWAP},
+             {make_faults, EVEN_STRAGGLER_PAGE_FAULTS},  {make_cpu_taken, EVEN_STRAGGLER_CPU_TAKEN},
+             {make_clock, EVEN_STRAGGLER_CLOCK},         {make_data, EVEN_STRAGGLER_DATA},
+             {make_gpu_clock, EVEN_STRAGGLER_GPU_CLOCK}, {make_gpu_taken, EVEN_STRAGGLER_GPU_TAKEN}};
+enum { MAKES = sizeof makes / sizeof makes[0] };
+
+static void expect_cause(const even_measure *measure, even_straggler_cause cause, int first, int second) {
+  even_straggler found;
+  even_straggler_find(measure, 1, 0, &found);
+  if (found.cause != cause) {
+    fail_msg("%s, not %s, of %s and %s", even_straggler_name(found.cause), even_straggler_name(cause),
+             even_straggler_name(makes[first].cause), even_straggler_name(makes[second].cause));
+  }
+}
+
+/* Swap is page faults, too: one measure. */
+static bool both_are_pages(int one, int other) {
+  return makes[one].make != makes[other].make && (makes[one].make == make_swap || makes[one].make == make_faults) &&
+         (makes[other].make == make_swap || makes[other].make == make_faults);
+}
+
+static void of_two_causes_the_one_that_explains_more_is_told(void **state) {
+  (void)state;
+  for (int more = 0; more < MAKES; more++) {
+    for (int less = 0; less < MAKES; less++) {
+      if (more == less || both_are_pages(more, less)) {
+        continue;
+      }
+      even_measure measure = waiting();
+      makes[less].make(1, 0.28); /* 56% of what it is behind */
+      expect_cause(&measure, makes[less].cause, more, less);
+      makes[more].make(1, 0.45);
+      expect_cause(&measure, makes[more].cause, more, less);
+      makes[more].make(0, 0.45); /* and so has the other rank */
+      expect_cause(&measure, makes[less].cause, more, less);
+      makes[less].make(0, 0.28);
+      expect_cause(&measure, EVEN_STRAGGLER_UNKNOWN, more, less);
+    }
+  }
+}
+
+/* Measured with 0.5 ms of sleep a sample in rank 1's data set, beside busy programs on all cores. */
+static void slow_data_on_a_busy_host_is_slow_data(void **state) {
+  (void)state;
+  even_measure measure = waiting();
+  ranks[0].run_wait_fraction = 0.6;
+  ranks[0].cpu_cores = 0.35;
+  ranks[0].spans[EVEN_SPAN_DATA] = 0.02;
+  ranks[1].run_wait_fraction = 0.7; /* each time that it wakes up */
+  ranks[1].cpu_cores = 0.1;
+  ranks[1].spans[EVEN_SPAN_DATA] = 0.26;
+  expect(&measure, EVEN_STRAGGLER_DATA, "rank 1 (cpu:1), whose data loading takes 260 ms of each step", "");
+  ranks[1].major_faults_per_second = 60;
+  expect(&measure, EVEN_STRAGGLER_DATA, "", "its loader is slow, not its device");
+  ranks[1].clock_fraction = 0.3; /* of a CPU that mostly sleeps */
+  ranks[0].clock_fraction = 0.9;
+  expect(&measure, EVEN_STRAGGLER_DATA, "", "its loader is slow, not its device");
+  ranks[0].share_samples = 48; /* shares have moved: it is behind by 0.3 s a step, not by 0.1 */
+  ranks[0].busy_seconds = 0.3;
+  ranks[0].spans[EVEN_SPAN_DATA] = 0.06;
+  ranks[1].throttled_fraction = 0.3;
+  ranks[1].share_samples = 16;
+  even_measure_derive(&measure);
+  even_straggler found;
+  even_straggler_find(&measure, 1, 0, &found);
+  assert_int_equal(found.cause, EVEN_STRAGGLER_DATA);
+}
+
+/* It computes more, on a host where all wait for CPUs as much. */
+static void a_busy_host_is_no_cause_of_one_rank(void **state) {
+  (void)state;
+  even_measure measure = waiting();
+  ranks[0].run_wait_fraction = 0.55;
+  ranks[1].run_wait_fraction = 0.6;
+  ranks[1].throttled_fraction = 0.6; /* of all ranks' container */
+  ranks[0].throttled_fraction = 0.3;
+  expect(&measure, EVEN_STRAGGLER_UNKNOWN, "waits 51% of each step for rank 1 (cpu:1)", "look for what disturbs");
+  ranks[1].run_wait_fraction = 0.8; /* beyond what the other one has */
+  expect(&measure, EVEN_STRAGGLER_CPU_TAKEN, ", which had no CPU 80% of the time", "");
+  ranks[1].cpu_cores = 0.02; /* but could have run for 41 ms of the step alone */
+  expect(&measure, EVEN_STRAGGLER_UNKNOWN, "", "look for what disturbs");
+}
+
+/* A rank that has become slower, and is still no slower than the others. */
+static void a_fast_rank_may_be_slower_than_it_was(void **state) {
+  (void)state;
+  even_measure measure = waiting();
+  even_straggler found;
+  ranks[0].busy_seconds = 0.41;
+  ranks[1].throttled_fraction = 0.6;
+  even_straggler_find(&measure, 1, 0, &found);
+  assert_int_equal(found.cause, EVEN_STRAGGLER_QUOTA);
+  ranks[0].share_samples = 0; /* has nothing to do */
+  ranks[0].busy_seconds = NAN;
+  even_straggler_find(&measure, 1, 0, &found);
+  assert_int_equal(found.cause, EVEN_STRAGGLER_QUOTA);
+  even_straggler_find(&measure, 1, 1, &found); /* alone */
+  assert_int_equal(found.cause, EVEN_STRAGGLER_QUOTA);
+  ranks[1].throttled_fraction = 0;
+  even_straggler_find(&measure, 1, 1, &found);
+  assert_int_equal(found.cause, EVEN_STRAGGLER_UNKNOWN);
+}
+
 static void files_are_read_as_documented(void **state) {
   (void)state;
   assert_float_equal(even_pressure_parse_wait("149121 2267701000 2\n"), 2.267701, 1e-9);
@@ -234,6 +377,10 @@ int main(void) {
       cmocka_unit_test(what_both_ranks_have_is_no_cause),
       cmocka_unit_test(gpus_have_causes_of_their_own),
       cmocka_unit_test(a_rank_without_its_cpu_is_seen_by_its_time_alone),
+      cmocka_unit_test(of_two_causes_the_one_that_explains_more_is_told),
+      cmocka_unit_test(slow_data_on_a_busy_host_is_slow_data),
+      cmocka_unit_test(a_busy_host_is_no_cause_of_one_rank),
+      cmocka_unit_test(a_fast_rank_may_be_slower_than_it_was),
       cmocka_unit_test(files_are_read_as_documented),
       cmocka_unit_test(clocks_are_a_part_of_the_highest),
       cmocka_unit_test(fractions_are_of_the_time_between_two_looks),
