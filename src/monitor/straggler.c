@@ -82,6 +82,15 @@ static double runnable(const even_measure_rank *rank, double step_seconds) {
   return isfinite(of_time) ? fmin(rank->busy_seconds, of_time * step_seconds) : rank->busy_seconds;
 }
 
+/* The part of the time in which its threads wanted to run that it worked in, and did not wait for others: what a thread
+ * loses that wakes up meanwhile costs it nothing. */
+static double at_work(const even_measure_rank *rank, double step_seconds) {
+  double waited = rank->cpu_cores / (1 - rank->run_wait_fraction);
+  double stopped = rank->cpu_cores + rank->throttled_fraction;
+  double wanted = fmax(known(waited), known(stopped)) * step_seconds;
+  return wanted > rank->busy_seconds ? rank->busy_seconds / wanted : 1;
+}
+
 /* ---- GPUs ---- */
 
 static bool alike(const pair *of) {
@@ -158,8 +167,9 @@ static bool quota(const pair *of) {
 }
 
 static double quota_seconds(const pair *of) {
-  return beyond(of->at->busy_seconds, part_of_busy(of->at, of->at->throttled_fraction * of->step_seconds),
-                part_of_busy(of->other, of->other->throttled_fraction * of->step_seconds));
+  double stops = of->at->throttled_fraction * of->step_seconds;
+  double others = of->other->throttled_fraction * of->step_seconds * at_work(of->other, of->step_seconds);
+  return beyond(of->at->busy_seconds, part_of_busy(of->at, stops), part_of_busy(of->other, others));
 }
 
 static void say_quota(const pair *of, even_straggler *out) {
@@ -226,7 +236,8 @@ static double starved_part(const even_measure_rank *rank, double step_seconds) {
 
 static double cpu_taken_seconds(const pair *of) {
   if (waits_for_cpu(of->at)) {
-    return beyond(runnable(of->at, of->step_seconds), of->at->run_wait_fraction, of->other->run_wait_fraction);
+    return beyond(runnable(of->at, of->step_seconds), of->at->run_wait_fraction,
+                  of->other->run_wait_fraction * at_work(of->other, of->step_seconds));
   }
   return beyond(of->at->busy_seconds, starved_part(of->at, of->step_seconds),
                 starved_part(of->other, of->step_seconds));

@@ -272,6 +272,24 @@ static void a_busy_host_is_no_cause_of_one_rank(void **state) {
   expect(&measure, EVEN_STRAGGLER_UNKNOWN, "", "look for what disturbs");
 }
 
+/* Measured: eight busy programs on rank 1's CPU, four on both. Rank 0 works for 1.9 ms of a step of 75; its threads
+ * wake up meanwhile, and wait for a CPU, too. */
+static void a_taken_cpu_on_a_busy_host_is_a_taken_cpu(void **state) {
+  (void)state;
+  even_measure measure = waiting();
+  measure.step_seconds = 0.075;
+  ranks[0].busy_seconds = 0.0019;
+  ranks[0].run_wait_fraction = 0.78;
+  ranks[0].cpu_cores = 0.05;
+  ranks[1].busy_seconds = 0.045;
+  ranks[1].run_wait_fraction = 0.75;
+  ranks[1].cpu_cores = 0.4;
+  even_measure_derive(&measure);
+  expect(&measure, EVEN_STRAGGLER_CPU_TAKEN, ", which had no CPU 75% of the time", "");
+  ranks[1].throttled_fraction = 0.5;
+  expect(&measure, EVEN_STRAGGLER_QUOTA, ", stopped by its CPU quota 50% of the time", "");
+}
+
 /* A rank that has become slower, and is still no slower than the others. */
 static void a_fast_rank_may_be_slower_than_it_was(void **state) {
   (void)state;
@@ -380,6 +398,7 @@ int main(void) {
       cmocka_unit_test(of_two_causes_the_one_that_explains_more_is_told),
       cmocka_unit_test(slow_data_on_a_busy_host_is_slow_data),
       cmocka_unit_test(a_busy_host_is_no_cause_of_one_rank),
+      cmocka_unit_test(a_taken_cpu_on_a_busy_host_is_a_taken_cpu),
       cmocka_unit_test(a_fast_rank_may_be_slower_than_it_was),
       cmocka_unit_test(files_are_read_as_documented),
       cmocka_unit_test(clocks_are_a_part_of_the_highest),

@@ -1,17 +1,18 @@
-"""`evenstep run --on-straggler`: a rank that is truly slowed down in mid-run, and what becomes of it."""
+"""A rank that is truly slowed down in mid-run: the cause that is told, and `--on-straggler`: what becomes of it."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import sqlite3
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 import pytest
-from run_jobs import Run
+from run_jobs import Job, Run
 
 # Rank 1 gets busy neighbours on its CPU, in its process group; the training ends some steps after it is gone.
 SLOWED = """
@@ -90,6 +91,91 @@ def test_a_rank_that_is_slowed_for_long_is_ended(
     with contextlib.closing(sqlite3.connect(tmp_path / "runs/slowed/run.db")) as history:
         told = history.execute("SELECT rank, words FROM events WHERE event='straggler_ended'").fetchall()
     assert [rank for rank, _ in told] == [1] and words in told[0][1], told
+
+
+# Rank 1 has a slow data set from step 60 on, or busy neighbours on its one CPU. It trains until the file "told" is there.
+DISTURBED = """
+import os, sys, time, torch
+import evenstep as es
+from torch.utils.data import DataLoader, Dataset
+
+how, mine = sys.argv[1], os.environ["RANK"] == "1"
+torch.set_num_threads(1)
+
+class Data(Dataset):
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, i):
+        if slow and how == "data":
+            time.sleep(0.003)
+        return torch.full((256,), i / 4096)
+
+slow = False
+neighbours = []
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(3)])
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+model, optimizer, loader = es.prepare(model, optimizer, DataLoader(Data(), batch_size=32))
+limit = time.monotonic() + 120
+for epoch in es.epochs(1000000):
+    for x in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if mine and not slow and es.step() >= 60:
+            slow = True
+            if how == "cpu":
+                cpu = {max(os.sched_getaffinity(0))}
+                for thread in os.listdir("/proc/self/task"):
+                    os.sched_setaffinity(int(thread), cpu)
+            for _ in range(8 if how == "cpu" else 0):
+                neighbours.append(os.fork())
+                if neighbours[-1] == 0:
+                    until = limit + 60
+                    while os.getppid() != 1 and time.monotonic() < until:
+                        pass
+                    os._exit(0)
+        if es.reduce_mean(float(os.path.exists("told") or time.monotonic() > limit)) > 0:
+            break
+    else:
+        continue
+    break
+for pid in neighbours:
+    os.kill(pid, 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "words"),
+    [
+        ("data", "data", r"slow data loading, whose data loading takes \S+ ms of each step"),
+        pytest.param(
+            "cpu",
+            "cpu_taken",
+            r"CPU taken by others, which had no CPU \d+% of the time that it could have run",
+            marks=pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the other rank needs a CPU of its own"),
+        ),
+    ],
+    ids=["data", "cpu"],
+)
+def test_the_cause_of_a_slow_rank_is_told(
+    start: Callable[..., Job], script: Callable[[str], str], tmp_path: Path, how: str, cause: str, words: str
+) -> None:
+    job = start("-n", "2", "--name", "a", "--policy", "equal", script(DISTURBED), how, monitor=True)
+    told = job.wait_for(rf"rank 1 \(cpu:\d on \S+\) is (\S+)x slower since step \d+: {words}", timeout=120)
+    assert float(told[0]) >= 1.5
+    (tmp_path / "told").touch()
+    code, text = job.finish()
+    assert code == 0, text
+    assert re.search(r"rank 1 \(.*\) was \S+x slower from step \d+ to \d+ ", text), text
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
+        kept = history.execute("SELECT cause, begin_step FROM stragglers WHERE rank=1").fetchall()
+    assert kept and {one for one, _ in kept} == {cause} and kept[0][1] >= 30, kept
+    page = (tmp_path / "runs/a/report.html").read_text()
+    data = re.search(r"const EVENSTEP_DATA = (.*);</script>", page)
+    assert data is not None
+    shown = [one["cause"] for one in json.loads(data[1])["summary"]["stragglers"] if one["rank"] == 1]
+    assert shown == [one for one, _ in kept]
 
 
 @pytest.mark.parametrize(
