@@ -4,13 +4,14 @@ each block's own."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep._core import EvenstepError
 from evenstep.caps import Caps, in_words
+from evenstep.left_out import Exchange
 from evenstep.loader import check_loader
 from evenstep.memory import Report
 from evenstep.order import epoch_seed
@@ -199,7 +200,9 @@ class BlockShares(Shares):
     def left_out(self, timings: Sequence[tuple[int, float]]) -> None:
         """A rank without blocks idles."""
 
-    def left_out_at_start(self, devices: Sequence[str], hosts: Sequence[str]) -> str:
+    def left_out_at_start(
+        self, devices: Sequence[str], hosts: Sequence[str], exchange: Callable[[], Exchange | None] = lambda: None
+    ) -> str:
         """A rank without blocks idles, and costs nothing."""
         return ""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from evenstep._core import Balancer
 
@@ -67,9 +68,24 @@ _SLOW = 0.25  # of the fastest rank's speed: slower ones are asked what they are
 _HELP = 0.1  # of a step: what they save of it may be less than the exchange and the like take, which no profile knows
 
 
-def before_start(shares: Sequence[int], speeds: Sequence[float], devices: Sequence[str], hosts: Sequence[str]) -> str:
-    """Which ranks the profile gives no samples, and why, a line each; then whether slow ones that have some save so little by
-    it that what a profile does not count may be more. "" where there is nothing to say. Speeds are in no unit."""
+class Exchange(NamedTuple):
+    """Of a step's gradients, among all ranks."""
+
+    bytes: int
+    seconds: float
+
+
+def before_start(
+    shares: Sequence[int],
+    speeds: Sequence[float],
+    devices: Sequence[str],
+    hosts: Sequence[str],
+    exchange: Callable[[], Exchange | None] = lambda: None,
+) -> str:
+    """Which ranks the profile gives no samples, and why, a line each; then of slow ones that have some: where one rank would be left
+    without them, which exchanges nothing, how long a step must be for them to make it shorter; else whether they save so little
+    that what a profile does not count may be more. "" where there is nothing to say. Speeds are in no unit. `exchange` measures, or
+    knows nothing; it is asked on all ranks alike."""
     without = [rank for rank, share in enumerate(shares) if share == 0]
     others = max(share / speed for share, speed in zip(shares, speeds))
     slow = [rank for rank in without if 1 / speeds[rank] > others]
@@ -87,11 +103,13 @@ def before_start(shares: Sequence[int], speeds: Sequence[float], devices: Sequen
         )
     if len(slow) > _NAMED:
         lines.append(f"the same is true of {len(slow) - _NAMED} more ranks")
-    little = _saves_little(shares, speeds, devices)
+    little = _saves_little(shares, speeds, devices, exchange)
     return "\n".join(lines + ([little] if little else []))
 
 
-def _saves_little(shares: Sequence[int], speeds: Sequence[float], devices: Sequence[str]) -> str:
+def _saves_little(
+    shares: Sequence[int], speeds: Sequence[float], devices: Sequence[str], measure: Callable[[], Exchange | None]
+) -> str:
     fastest = max(speed for share, speed in zip(shares, speeds) if share > 0)
     slow = [rank for rank, share in enumerate(shares) if share > 0 and speeds[rank] < _SLOW * fastest]
     if not slow:
@@ -99,13 +117,22 @@ def _saves_little(shares: Sequence[int], speeds: Sequence[float], devices: Seque
     step = max(share / speed for share, speed in zip(shares, speeds))
     alone = sum(shares) / math.fsum(speed for rank, speed in enumerate(speeds) if shares[rank] > 0 and rank not in slow)
     saved = max(0.0, 1 - step / alone)
-    if saved >= _HELP:
-        return ""
     named = f" ({devices[slow[0]]})" if devices[slow[0]] else ""
     more = f" and {len(slow) - 1} more shorten" if len(slow) > 1 else " shortens"
+    them = "them" if len(slow) > 1 else "it"
+    says = f"rank {slow[0]}{named}{more} a step by {100 * saved:.2g}% by the profile, which counts"
+    exchange = measure() if saved > 0 and len(slow) == len(shares) - 1 else None
+    if exchange is not None:
+        return (
+            f"{says} no exchange: with {them} {exchange.bytes / 1e6:.3g} MB of gradients take {1e3 * exchange.seconds:.3g} ms "
+            f"(measured now), so steps are shorter with {them} where one without {them} takes more than "
+            f"{1e3 * exchange.seconds / saved:.3g} ms, or less as far as backward hides the exchange; `evenstep plan` measures that"
+        )
+    if saved >= _HELP:
+        return ""
     return (
-        f"rank {slow[0]}{named}{more} a step by {100 * saved:.2g}% by the profile, which counts neither the exchange nor what a "
-        f"step costs whatever its samples: `evenstep plan` measures whether it is shorter without {'them' if len(slow) > 1 else 'it'}"
+        f"{says} neither the exchange nor what a step costs whatever its samples: `evenstep plan` measures whether it is shorter "
+        f"without {them}"
     )
 
 

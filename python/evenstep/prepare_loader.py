@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from evenstep._core import EvenstepError
+from evenstep._core import EvenstepError, clock_ns
 from evenstep.agreement import check_same, check_same_loader
 from evenstep.batch_adapt import AdaptBatch
 from evenstep.batch_adapting import adapt_batches
 from evenstep.caps import after_shortage
 from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.kept_memory import asked_for, kept_memory
+from evenstep.left_out import Exchange
 from evenstep.loader import EvenLoader
 from evenstep.memory import MemoryWatch, RanksMemory, memory_of
 from evenstep.plan_start import start_from_plan
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from evenstep.exact_training import Blocks
 
 
+_MEASURED = 4  # sums, of which the shortest counts: others may have been held up
+_MOST_MEASURED = 16 << 20  # bytes of one
 _SEEDS = 0x7FFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B97F4A7C15  # epochs are added to seeds: others lie far away
 
@@ -142,8 +145,9 @@ def prepare_loader(
             exact.use(even, current)
         if even.adapting is not None and even.shares is not None:
             even.shares.let_shrink()
-        if current.rank == 0 and not current.loaders and even.shares is not None:
-            for line in even.shares.left_out_at_start(current.devices, current.hosts).splitlines():
+        if not current.loaders and even.shares is not None:
+            said = even.shares.left_out_at_start(current.devices, current.hosts, lambda: _exchange(current))
+            for line in said.splitlines() if current.rank == 0 else ():
                 sys.stderr.write(f"evenstep: {line}\n")
         current.loaders["loader" if not current.loaders else f"loader_{len(current.loaders)}"] = even
     else:
@@ -160,6 +164,21 @@ def prepare_loader(
             stacklevel=3,
         )
     return even
+
+
+def _exchange(current: Session) -> Exchange | None:
+    """Of a step's gradients: what a sum of as many bytes takes between the ranks' hosts' memory. Collective."""
+    size = sum(p.numel() * p.element_size() for sync in current.steps.syncs for p in sync.parameters)
+    if size == 0 or current.joining:  # who joins is alone yet
+        return None
+    values = torch.zeros(-(-min(size, _MOST_MEASURED) // 4))
+    took = []
+    for _ in range(_MEASURED):
+        current.group.barrier()
+        begun = clock_ns()
+        current.group.sum_(values)
+        took.append(clock_ns() - begun)
+    return Exchange(size, min(took) / 1e9 * max(1.0, size / _MOST_MEASURED))
 
 
 def _another_order(current: Session, loader: DataLoader[Any], seed: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from evenstep._core import Balancer, balance
 from evenstep.caps import Caps
-from evenstep.left_out import LeftOut, before_start, unknown_before_start
+from evenstep.left_out import Exchange, LeftOut, before_start, unknown_before_start
 from evenstep.memory import Report
 from evenstep.policies import Policy, for_balancer
 from evenstep.share_schedule import Schedule, ShareSchedule
@@ -292,14 +292,17 @@ class Shares:
             return None
         return self._left_out.take(self._balancer, timings, self._caps.now)
 
-    def left_out_at_start(self, devices: Sequence[str], hosts: Sequence[str]) -> str:
-        """Before the first step: which ranks have no samples by the profile, or that it is not known; "" where nothing is to be said."""
+    def left_out_at_start(
+        self, devices: Sequence[str], hosts: Sequence[str], exchange: Callable[[], Exchange | None] = lambda: None
+    ) -> str:
+        """Before the first step: which ranks have no samples by the profile, or that it is not known; "" where nothing is to be said.
+        exchange: measures what that of a step's gradients takes; asked on all ranks alike."""
         follows = self.policy in ("proportional", "hybrid", "auto") and not self.scheduled and self._plan is None
         if not follows or self._timings:
             return ""
         if self._speeds is None:
             return unknown_before_start(devices)
-        return before_start(self._balancer.shares(), self._speeds, devices, hosts)
+        return before_start(self._balancer.shares(), self._speeds, devices, hosts, exchange)
 
     @property
     def caps(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from evenstep.idle_backward import IdleBackward
-from evenstep.left_out import before_start, unknown_before_start
+from evenstep.left_out import Exchange, before_start, unknown_before_start
 from evenstep.shares import Shares
 
 SCRIPT = """
@@ -233,6 +234,49 @@ def test_what_a_profile_does_not_count_is_said_of_ranks_that_save_little() -> No
     assert before_start([64, *[4] * 16], [16.0, *[1.0] * 16], [""] * 17, ["a"] * 17) == ""  # together they are as fast
     both = before_start([31, 1, 0], [31.0, 1.0, 0.1], ["cuda:0", "cpu:0", "cpu:1"], ["a"] * 3).splitlines()
     assert [line[:30] for line in both] == ["rank 2 (cpu:1) gets no samples", "rank 1 (cpu:0) shortens a step"]
+
+
+def test_what_the_exchange_takes_is_counted_before_the_start() -> None:
+    """Alone the other rank would exchange nothing: how long a step must be is computed, however much is saved."""
+    place = (["cuda:0", "cpu:0"], ["a", "a"])
+
+    def exchange() -> Exchange:
+        return Exchange(51_000_000, 0.012)
+
+    said = before_start([60, 4], [15.0, 1.0], *place, exchange)
+    assert said == (
+        "rank 1 (cpu:0) shortens a step by 6.2% by the profile, which counts no exchange: with it 51 MB of gradients take 12 ms "
+        "(measured now), so steps are shorter with it where one without it takes more than 192 ms, or less as far as backward "
+        "hides the exchange; `evenstep plan` measures that"
+    )
+    assert "takes more than 72 ms" in before_start([50, 10], [5.0, 1.0], *place, exchange)  # 17% of a step
+    three = before_start([62, 1, 1], [62.0, 1.0, 1.0], ["cuda:0", "cpu:0", "cpu:1"], ["a"] * 3, exchange)
+    assert three.startswith("rank 1 (cpu:0) and 1 more shorten a step by 3.1% by") and "with them 51 MB" in three
+    assert before_start([48, 16], [3.0, 1.0], *place, exchange) == ""  # a third of its speed is nothing to ask about
+    gpus = before_start([30, 30, 4], [15.0, 15.0, 2.0], ["cuda:0", "cuda:1", "cpu:0"], ["a"] * 3, exchange)
+    assert "neither the exchange" in gpus  # two that stay exchange, too
+    asked = Shares("auto", 2, 64, [15.0, 1.0]).left_out_at_start(*place, exchange)
+    assert asked == said
+
+
+def test_the_exchange_is_measured_where_that_is_asked(run_ranks) -> None:
+    script = """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        import evenstep as es
+        model = torch.nn.Linear(1000, 1000)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        loader = DataLoader(TensorDataset(torch.randn(128, 1000)), batch_size=64)
+        model, optimizer, loader = es.prepare(model, optimizer, loader)
+        for (x,) in loader:
+            model(x).square().mean().backward()
+            optimizer.step()
+        """
+    first, second = run_ranks(script, env={"EVENSTEP_SPEEDS": "15,1"})
+    said = re.search(r"rank 1 shortens .* with it 4 MB of gradients take (\S+) ms .* more than (\S+) ms", first.stderr)
+    assert said is not None and float(said[2]) == pytest.approx(16 * float(said[1]), rel=0.02), first.stderr
+    assert "shortens" not in second.stderr
+    assert "shortens" not in run_ranks(script, env={"EVENSTEP_SPEEDS": "3,1"})[0].stderr
 
 
 def test_without_a_profile_it_is_said_that_nobody_knows() -> None:
