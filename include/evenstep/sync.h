@@ -108,8 +108,8 @@ EVEN_PUBLIC even_status even_sync_arena_bytes(const even_sync_params *params, si
 /* Starts the engine thread. The group must outlive the engine; while a round is open (begin … finish) no other thread
  * may call into the group. */
 EVEN_PUBLIC even_status even_sync_open(const even_sync_params *params, even_comm *comm, even_sync **out) EVEN_MUST_USE;
-/* Ends the engine thread. In the middle of a round the group is revoked, since peers may wait for this rank. NULL is
- * allowed. */
+/* Ends the engine thread. In the middle of a round the group is revoked, since peers may wait for this rank; not of one
+ * whose sums are there (even_sync_complete), though nobody has asked for them. NULL is allowed. */
 EVEN_PUBLIC void even_sync_close(even_sync *sync);
 /* Where parameter `index` lies in this rank's arena: 64-byte aligned, count elements, contiguous. NULL where there is
  * no such parameter. Valid until even_sync_close. */
@@ -122,6 +122,11 @@ EVEN_PUBLIC even_status even_sync_begin(even_sync *sync, double weight, uint32_t
  * memory must stay as it is until even_sync_finish. Of several calls for one parameter in one round one is taken, the
  * others are EVEN_ERR_STATE. */
 EVEN_PUBLIC even_status even_sync_ready(even_sync *sync, size_t index, const void *gradient) EVEN_MUST_USE;
+/* This rank makes nothing more ready in this round: its engine ends the round as even_sync_finish says, once the other
+ * ranks have completed theirs or are in finish, and this returns at once. Finish still comes, and waits for that;
+ * without this call ranks would meet there. Between a begin that has returned and a finish that has not been called;
+ * once a round. EVEN_ERR_STATE outside a round, and in one that is complete. */
+EVEN_PUBLIC even_status even_sync_complete(even_sync *sync) EVEN_MUST_USE;
 /* Closes the round: parameters not made ready count as zeros, or, where no rank made them ready, are absent. (A caller
  * whose parameter holds an older gradient that must survive, as in accumulation, makes it ready before.)
  * Blocks until every slot holds its sum (or, `unsummed`, until all ranks' slots hold their parts). used[i]

@@ -296,6 +296,12 @@ static PyObject *sync_ready(PyObject *object, PyObject *arguments) {
   return even_ext_done(even_sync_ready(sync, (size_t)index, gradient));
 }
 
+static PyObject *sync_complete(PyObject *object, PyObject *unused) {
+  even_sync *sync = engine_of(object);
+  (void)unused;
+  return sync == NULL ? NULL : even_ext_done(even_sync_complete(sync));
+}
+
 static PyObject *sync_finish(PyObject *object, PyObject *unused) {
   sync_object *self = (sync_object *)object;
   even_sync *sync = engine_of(object);
@@ -429,6 +435,8 @@ static PyMethodDef methods[] = {
     {"offset", sync_offset, METH_VARARGS, "offset(index): where the parameter's slot lies in the arena, in bytes"},
     {"begin", sync_begin, METH_VARARGS, "begin(weight, step=0): opens a round"},
     {"ready", sync_ready, METH_VARARGS, "ready(index, address): the gradient is there and stays until finish"},
+    {"complete", sync_complete, METH_NOARGS,
+     "complete(): nothing more is made ready in this round, which ends without waiting for finish"},
     {"finish", sync_finish, METH_NOARGS,
      "finish(): blocks until every slot holds its weighted sum; returns (used, start_ns, communication_ns, "
      "peer_wait_ns, "

@@ -110,7 +110,8 @@ void even_sync_close(even_sync *sync) {
     return;
   }
   if (sync->thread_runs) {
-    if (atomic_exchange(&sync->phase, EVEN_SYNC_STOP) != EVEN_SYNC_IDLE) {
+    uint32_t phase = atomic_exchange(&sync->phase, EVEN_SYNC_STOP);
+    if (phase == EVEN_SYNC_ROUND || phase == EVEN_SYNC_CLOSING) {
       even_comm_revoke(sync->comm); /* the engine may be inside a collective that nobody will complete */
     }
     even_sync_ring(sync);
@@ -227,13 +228,23 @@ even_status even_sync_await(even_sync *sync, size_t index) {
   return even_fail(EVEN_ERR_STATE, "no round of gradients was begun");
 }
 
-even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) {
+even_status even_sync_complete(even_sync *sync) {
   if (atomic_load(&sync->phase) != EVEN_SYNC_ROUND) {
     return even_fail(EVEN_ERR_STATE, "no round of gradients is open");
   }
-  uint64_t began = even_clock_ns();
   atomic_store(&sync->phase, EVEN_SYNC_CLOSING);
   even_sync_ring(sync);
+  return EVEN_OK;
+}
+
+even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) {
+  uint64_t began = even_clock_ns();
+  if (atomic_load(&sync->phase) == EVEN_SYNC_IDLE) {
+    return even_fail(EVEN_ERR_STATE, "no round of gradients is open");
+  }
+  if (atomic_load(&sync->phase) == EVEN_SYNC_ROUND) {
+    EVEN_TRY(even_sync_complete(sync));
+  }
   while (atomic_load(&sync->phase) == EVEN_SYNC_CLOSING) {
     even_futex_wait(&sync->phase, EVEN_SYNC_CLOSING, NAP_NS);
   }

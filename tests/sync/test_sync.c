@@ -5,12 +5,16 @@
 #include <evenstep/sync.h>
 
 #include <math.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -199,6 +203,57 @@ static int misuse_body(even_comm *comm, void *argument) {
   return 0;
 }
 
+/* A rank that has completed its round is waited for no more: rank 1 has its sums while rank 0 is not in finish. */
+typedef struct complete_plan {
+  size_t bucket_bytes;
+  _Atomic int *finished; /* by rank 1, rounds */
+} complete_plan;
+
+static int complete_body(even_comm *comm, void *argument) {
+  const complete_plan *plan = argument;
+  even_sync_params params = sync_params(plan->bucket_bytes);
+  even_sync *sync = NULL;
+  uint8_t used[PARAMETERS];
+  float gradient[129] = {0};
+  bool first = even_comm_rank(comm) == 0;
+  RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_complete(sync) == EVEN_ERR_STATE);
+  for (int round = 1; round <= 3; round++) {
+    gradient[128] = (float)(first ? round : 2 * round);
+    RANKS_EXPECT(comm, even_sync_begin(sync, 1.0, 0) == EVEN_OK);
+    RANKS_EXPECT(comm, even_sync_ready(sync, 6, gradient) == EVEN_OK);
+    if (first) {
+      RANKS_EXPECT(comm, even_sync_complete(sync) == EVEN_OK);
+      RANKS_EXPECT(comm, even_sync_complete(sync) == EVEN_ERR_STATE);
+      RANKS_EXPECT(comm, even_sync_ready(sync, 5, gradient) == EVEN_ERR_STATE);
+      RANKS_EXPECT(comm, even_sync_begin(sync, 1.0, 0) == EVEN_ERR_STATE);
+      while (atomic_load(plan->finished) < round) {
+        (void)sched_yield();
+      }
+    }
+    RANKS_EXPECT(comm, even_sync_finish(sync, used, NULL) == EVEN_OK);
+    RANKS_EXPECT(comm, ((const float *)even_sync_slot(sync, 6))[128] == (float)(3 * round));
+    RANKS_EXPECT(comm, used[6] == 1 && used[5] == 0 && used[0] == 0);
+    if (!first) {
+      atomic_store(plan->finished, round);
+    }
+  }
+  even_sync_close(sync);
+  return 0;
+}
+
+static void test_a_complete_round_waits_for_no_finish(void **state) {
+  (void)state;
+  int results[RANKS_MOST];
+  complete_plan plan = {.bucket_bytes = 4096};
+  plan.finished =
+      mmap(NULL, sizeof *plan.finished, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0); /* zero */
+  assert_ptr_not_equal(plan.finished, MAP_FAILED);
+  ranks_setup setup = {.ranks = 2, .arena_bytes = arena_bytes(plan.bucket_bytes), .timeout_seconds = 60, .spin = -1};
+  assert_int_equal(ranks_run(&setup, complete_body, &plan, results), 0);
+  (void)munmap(plan.finished, sizeof *plan.finished);
+}
+
 static void test_misuse(void **state) {
   (void)state;
   run(2, false, 4096, misuse_body);
@@ -355,6 +410,7 @@ int main(void) {
       cmocka_unit_test(test_weighted_sums),
       cmocka_unit_test(test_weighted_sums_between_threads),
       cmocka_unit_test(test_zero_weight),
+      cmocka_unit_test(test_a_complete_round_waits_for_no_finish),
       cmocka_unit_test(test_misuse),
       cmocka_unit_test(test_sums_one_by_one),
       cmocka_unit_test(test_death),
