@@ -91,7 +91,8 @@ class Engine(Protocol):
     def finish(self) -> tuple[Sequence[int], Report]:
         """used[i] is 1 where some rank had a gradient for parameter i; collective.
 
-        An engine may have more: `settle()`, after backward, waits for what this rank does for the exchange by itself, and for
+        An engine may have more: `complete()`, once all that this rank has is ready, after which other ranks do not wait for its finish
+        (nor this one for theirs); `settle()`, after backward, waits for what this rank does for the exchange by itself, and for
         no other rank; `give_up()` ends a round that counts nothing, so that no rank waits for another for ever; `end_calls()`
         does so where training has ended by an error, and there is no other round; `know(used)`,
         between rounds, where `asks_once` is True, says what `used` is from then on, and no rank asks the others (None: again
@@ -280,6 +281,9 @@ class SharedEngine:
         if address != self._addresses[index]:
             slot.copy_(gradient)
         self._sync.ready(self._place[index], self._addresses[index])
+
+    def complete(self) -> None:
+        self._sync.complete()
 
     def finish(self) -> tuple[Sequence[int], Report]:
         flags, _, communication_ns, peer_wait_ns, exposed_ns, moved, _, full, bad = self._sync.finish()

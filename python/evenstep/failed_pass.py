@@ -52,9 +52,12 @@ class FailedPass:
                 f"the ranks are no longer in step: {self.why}\n  fix: end the job; it goes on from its checkpoint"
             )
 
-    def breaks(self, why: str) -> None:
+    def breaks(self, why: str, all_know: bool = False) -> None:
+        """all_know: votes that are under way tell the others, too."""
         self.why = why
         self._steps.group.revoke(why)
+        if self._steps.late is not None and not all_know:
+            self._steps.late.revoke()
 
     def with_gradients(self, error: str) -> None:
         """Backward raised an error of this type once it had made some, or something that ends the script."""

@@ -51,7 +51,8 @@ class DiLoCo:
 @dataclass(frozen=True)
 class Stale:
     """Each optimizer step uses the exact gradient of `steps` steps before, which was exchanged while the ranks went on; the
-    first `steps` steps change nothing (Li et al., "Pipe-SGD", NeurIPS 2018, with a pipeline of `steps`)."""
+    first `steps` steps change nothing (Li et al., "Pipe-SGD", NeurIPS 2018, with a pipeline of `steps`). A rank may be as many steps
+    ahead of another (bounded staleness: Ho et al., NIPS 2013)."""
 
     steps: int = 1
 

@@ -35,6 +35,7 @@ from evenstep.engine_choice import choose_engine
 from evenstep.generation_limits import why_not
 from evenstep.gradients import GradientSync, trained_parameters
 from evenstep.group import gather_objects
+from evenstep.late_votes import open_late_votes
 from evenstep.loader import EvenLoader, check_loader
 from evenstep.local_training import LocalTraining
 from evenstep.modes import Mode, Stale
@@ -452,6 +453,10 @@ def _prepare_models(
         sync.use_options(ddp, asks_once)
         if isinstance(mode, Stale):
             sync.stale, sync.defer = StaleRounds(engines, current.recovery, current.world_size, options.sums), True
+            if current.steps.late is not None:
+                current.steps.late.forget()
+            if current.recovery is None:  # which needs a vote in every step
+                current.steps.late = open_late_votes(current.steps, sync, engines, group, bootstrap)
         elif mode is not None:
             sync.local = LocalTraining(mode, engines[0], sync.parameters, current.steps)
         current.steps.quiet.agreed = False  # the next vote tells whether its passes may be quiet, too

@@ -40,9 +40,16 @@ class QuietPasses:
         return bool(alone) and not due and self._alone
 
     @property
+    def rare(self) -> bool:
+        """Whether votes are as rare as synchronisations."""
+        return self.agreed and any(sync.local is not None for sync in self._steps.syncs)
+
+    @property
     def _alone(self) -> bool:
-        """Whether no model exchanges gradients in the pass under way."""
-        return all(sync.local is not None or not sync.enabled for sync in self._steps.syncs)
+        """Whether no rank waits for gradients of another in the pass under way."""
+        late = self._steps.late
+        able = late is not None and late.able  # its gradients travel, and no rank waits for them
+        return able or all(sync.local is not None or not sync.enabled for sync in self._steps.syncs)
 
     def made(self, bad: bool) -> None:
         """bad: its loss was not finite."""

@@ -444,7 +444,7 @@ class Session:
             automatic(self)
             self._checkpointed = steps.step
             self._last_checkpoint = time.monotonic()
-            steps.checkpoint_agreed = False  # the next vote may be some steps away
+            steps.checkpoint_is_made()
         self._keep_in_memory_when_due(due)
 
     def _keep_in_memory_when_due(self, on_disk: bool) -> None:
@@ -470,7 +470,7 @@ class Session:
 
     def after_synchronisation(self) -> None:
         """Of ranks that train on their own, after an optimizer's step. Collective where there was one."""
-        if self.steps.quiet.agreed and self._whole:
+        if self.steps.quiet.rare and self._whole:
             self.parameter_checks.check_when_due()
 
     def synchronise_models(self) -> None:

@@ -15,9 +15,15 @@ from evenstep.generation_told import name
 if TYPE_CHECKING:
     from evenstep.engine import Engine, Report
     from evenstep.generation_passes import Passes
+    from evenstep.late_votes import LateVotes
 
 Result = dict[int, torch.Tensor]  # index of a parameter: its sum over ranks
 Leftovers = dict[str, torch.Tensor]  # what an engine has left out of the gradients so far
+
+
+def ends_alone(engine: Engine) -> bool:
+    """Whether its rounds end without a call that waits for the other ranks."""
+    return hasattr(engine, "complete") and not getattr(engine, "beside_others", False)
 
 
 @dataclass
@@ -47,6 +53,7 @@ class StaleRounds:
         self._results: deque[Result] = deque()  # of rounds before those, not used yet
         self._late = len(engines)
         self._last = -1  # the step of the newest round
+        self.votes: LateVotes | None = None  # about these rounds
 
     def __str__(self) -> str:
         return f"gradients {self._late} step{'s' if self._late > 1 else ''} late"
@@ -84,6 +91,8 @@ class StaleRounds:
         engine.begin(weight, step)
         for index, gradient in gradients.items():
             engine.ready(index, gradient)
+        if ends_alone(engine):
+            engine.complete()  # type: ignore[attr-defined]
         self._under_way.append(engine)
 
     def _finish_oldest(self) -> Report:
@@ -146,6 +155,8 @@ class StaleRounds:
 
     def state(self) -> dict[str, Any]:
         """Waits for what is under way. Collective; the same on all ranks."""
+        if self.votes is not None:
+            self.votes.read_all()
         self.wait()
         return {"mode": "Stale", "results": _named(self._results)}
 
@@ -157,6 +168,8 @@ class StaleRounds:
 
     def load(self, state: dict[str, Any] | None, devices: Sequence[torch.device]) -> bool:
         """False where the checkpoint has no gradients that are late by as many steps: the first steps change nothing."""
+        if self.votes is not None:
+            self.votes.forget()
         self.wait()
         self._results.clear()
         self._kept.clear()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -19,7 +19,6 @@ from evenstep.group_end import first_line, is_gone
 from evenstep.idle_backward import IdleBackward
 from evenstep.kept_memory import kept_memory
 from evenstep.loss_form import LossForm
-from evenstep.nonfinite import UNNAMED
 from evenstep.pass_weight import PassWeight
 from evenstep.quiet_passes import QuietPasses
 from evenstep.ranges import Phases
@@ -27,7 +26,7 @@ from evenstep.saved_bytes import SavedBytes
 from evenstep.step_loss import total_of
 from evenstep.step_part import StepPart
 from evenstep.step_times import StepTimes
-from evenstep.unshared import Unshared
+from evenstep.step_votes import StepVotes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from evenstep.generations import Recovery
     from evenstep.gradients import GradientSync
     from evenstep.group import Group
+    from evenstep.late_votes import LateVotes
     from evenstep.loader import BatchPlan, EvenLoader
     from evenstep.memory import RanksMemory
     from evenstep.parameter_checks import ParameterChecks
@@ -66,7 +66,7 @@ class Steps:
         self.micro_batch = (0, 0.0)  # evenstep.piece_times
         self._part = StepPart()
         self.quiet = QuietPasses(self)
-        self._unshared = Unshared()
+        self.late: LateVotes | None = None  # es.Stale
         self._batches = self._busy = 0  # of the step, up to its last backward: batches; ns
         self.begun_backwards = 0  # passes of backward, also those that count nothing
         self.step = 0
@@ -89,6 +89,7 @@ class Steps:
         self.loss_form = LossForm()
         self.loss_ranks: list[int] = []  # whose loss was not finite, as they said in the last vote
         self._failure = FailedPass(self)
+        self.votes = StepVotes(self, self._part, self._failure)
         self.mends_memory = False  # es.Trainer makes a pass that runs out of memory once more, in pieces
         self.ran_short = False  # such a one did, and stands where it was
         self.saved = SavedBytes(telemetry)
@@ -264,7 +265,7 @@ class Steps:
             self._failure.with_gradients(name)
             return
         self._part.backwards += 1
-        if self.quiet.comes:
+        if self.quiet.comes or self._is_late:
             self.quiet.fails()
         else:
             flags = vote.FAILED | self.quiet.flags(self._part.loss.bad, False)
@@ -326,8 +327,8 @@ class Steps:
         self._fetched.used()
         enabled = [sync for sync in self.syncs if sync.enabled]
         taken = self._taken()
-        quiet = self.quiet.comes
-        if taken and (quiet or not enabled):  # no vote comes in which the other ranks hear of it
+        quiet, late = self.quiet.comes, self._is_late
+        if taken and (quiet or late or not enabled):  # no vote comes in which the other ranks hear of it
             self._failure.breaks(taken)
             raise no_gradient(taken)
         for sync in self.syncs:
@@ -337,16 +338,16 @@ class Steps:
             try:
                 if quiet:
                     self._stay_quiet(end, weight)
+                elif late:
+                    self._part.backwards += 1
+                    self._late_turn(end, weight)
                 else:
                     self._synchronise(end, weight, taken)
             except BaseException as error:
                 if self.recovery is not None and not self._failure.why and self.recovery.mends(error):
                     self._leave_void()
                     return
-                made = self._failure.of_exchange(error)
-                if made is error:
-                    raise
-                raise made from None
+                self._raise_of_exchange(error)
             self.backwards += 1
         if self.weight.empty:
             for sync in enabled:
@@ -369,8 +370,16 @@ class Steps:
 
     def _exchange(self, weight: float, busy_ns: int, flags: int) -> list[vote.Ballot]:
         ballot = self._part.ballot(self, weight, busy_ns, flags).pack()
+        for ballots in self.late.rest() if self.late is not None else ():
+            self.votes.hear(ballots)
         with self.blocking():
             return [vote.unpack(record) for record in self.group.exchange(ballot)]
+
+    def _raise_of_exchange(self, error: BaseException) -> NoReturn:
+        made = self._failure.of_exchange(error)
+        if made is error:
+            raise error
+        raise made from None
 
     def _taken(self) -> str:
         """Which gradient a hook took away before backward ended, in words; "" for none."""
@@ -384,59 +393,22 @@ class Steps:
         self.phases.enter("communication")
         self._part.backwards += 1
         self._failure.begun = None
-        self._part.changed = self.buffers.changed() if self.buffers is not None else []
         end = self._settle(end)
         busy = self.times.busy_until(end)
-        flags = (vote.WANTS_CHECKPOINT if self.wants_checkpoint else 0) | (vote.TAKEN if taken else 0)
-        flags |= vote.SPARED if self._part.spared else 0
-        flags |= self.quiet.flags(self._part.loss.bad, bool(self._part.changed))
-        local = [sync for sync in self.syncs if sync.enabled and sync.local is not None]
-        finite = [sync.look_at_own(counts=weight > 0) for sync in local]  # each, also after one that is not
-        if not all(finite):
-            flags |= vote.GRADIENT
-        checks = None if self.quiet.agreed else self.parameters
-        self._part.parameters = checks.sum_when_due() if checks is not None else None
-        flags |= 0 if self._part.parameters is None else vote.CHECKED
-        leads = [loader.lead for loader in self.loaders.values() if loader.train]
-        flags |= max((lead.needed for lead in leads), default=0) << vote.LEAD
-        flags |= vote.ENDS if self.group.rank == 0 and self.telemetry.asks_end else 0
-        flags |= self.recovery.asks if self.recovery is not None and self.group.rank == 0 else 0
-        self._passes(busy)
+        flags = self.votes.flags(weight) | (vote.TAKEN if taken else 0)
+        self.passes(busy)
         ballots = self._exchange(weight, busy, flags)
         self.times.meets_to_exchange()
         self._failure.begun = fired = vote.fired(ballots)
-        failed = vote.failed(ballots)
-        if failed:
-            self._failure.breaks(f"backward failed on rank {failed[0]}")
-            raise vote.refuse_failed(failed, self.group.rank)
-        took = vote.took(ballots)
-        if took:
-            raise no_gradient(taken or f"a gradient of rank {took[0]} was gone when backward ended")
-        self.ballots = ballots
-        vote.check(self.ballots)
-        self._heard_of_nonfinite(ballots, local)
-        self.quiet.heard(ballots)
-        self._unshared.heard(ballots, self.loaders.values(), self.group.rank, at_work=self.plan is not None)
-        if self.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
-            self.parameters.heard(ballots)
-        for lead in leads:  # also those of which nothing comes now, so that who joins has heard the same
-            lead.heard(ballots)
-        if self.memory is not None:
-            self.memory.heard(ballots)
-        self.checkpoint_agreed = bool(self.ballots[0].flags & vote.WANTS_CHECKPOINT)
-        self.end_agreed = bool(self.ballots[0].flags & vote.ENDS)
-        if self.recovery is not None:
-            self.recovery.heard(ballots[0].flags)
+        self.votes.check(ballots, taken)
+        self.votes.hear(ballots)
         refired = functools.reduce(int.__or__, (one.refired for one in ballots))
         for index, sync in enumerate(self.syncs):
             if fired >> index & 1:
                 report = sync.finish(again=bool(refired >> index & 1))
                 self._failure.begun &= ~(1 << index)  # done
                 sync.refuse_changed(vote.changed(ballots, index))
-                self.times.blocks(report.exposed_ns)
-                self.times.works_alone(report.own_ns)
-                name = f"compression {sync.compression}" if sync.compression else ""
-                self.saved.add(name, report.bytes, report.full_bytes)
+                self.exchanged_gradients(sync, report)
             elif sync.enabled:  # this pass was another model's: what was kept apart for it goes back
                 sync.abandon()
         if self.noise is not None:
@@ -444,10 +416,42 @@ class Steps:
         self.times.synchronised(self.step, end)
         self.phases.enter("optimizer")
 
+    def exchanged_gradients(self, sync: GradientSync, report: Report) -> None:
+        self.times.blocks(report.exposed_ns)
+        self.times.works_alone(report.own_ns)
+        name = f"compression {sync.compression}" if sync.compression else ""
+        self.saved.add(name, report.bytes, report.full_bytes)
+
+    @property
+    def _is_late(self) -> bool:
+        return self.late is not None and self.late.comes
+
+    def _late_turn(self, end: int, weight: float, last: bool = False) -> None:
+        """As _synchronise, where gradients are used later: what is heard is what all said of those that are due."""
+        self.phases.enter("communication")
+        if self.late is not None:
+            self.late.pass_ends(end, weight, last)
+        self.times.synchronised(self.step, end)
+        self.phases.enter("optimizer")
+
+    def make_up_turn(self) -> None:
+        """Before an optimizer's step: where no backward gave the model gradients here, some other rank's may have."""
+        if self.late is not None and self.late.missed:
+            try:
+                self._late_turn(_core.clock_ns(), self.weight.now(), last=True)
+            except BaseException as error:
+                self._raise_of_exchange(error)
+
+    def checkpoint_is_made(self) -> None:
+        """That a vote asked for; the next may be some steps away."""
+        self.checkpoint_agreed = False
+        if self.late is not None:
+            self.late.asked_from = self.step
+
     def _stay_quiet(self, end: int, weight: float) -> None:
         """As _synchronise, of ranks that train on their own: what the vote would tell waits for their synchronisation."""
         self._part.backwards += 1
-        self._passes(self.times.busy_until(end))
+        self.passes(self.times.busy_until(end))
         self.loss_ranks = []
         for sync in self.syncs:
             if sync.enabled:
@@ -463,7 +467,8 @@ class Steps:
         self.times.synchronised(self.step, end)
         self.phases.enter("optimizer")
 
-    def _passes(self, busy_ns: int) -> None:
+    def passes(self, busy_ns: int) -> None:
+        """At the end of each that counts."""
         part = self._part
         self._batches, self._busy = part.batches, busy_ns
         if self.memory is not None and part.batches and self.last_plan is not None:
@@ -486,13 +491,6 @@ class Steps:
             raise
         return end
 
-    def _heard_of_nonfinite(self, ballots: list[vote.Ballot], local: list[GradientSync]) -> None:
-        self._part.loss.bad = False
-        self.loss_ranks = vote.not_finite(ballots, vote.LOSS)
-        if vote.not_finite(ballots, vote.GRADIENT):
-            for sync in local:
-                sync.nonfinite = sync.nonfinite or [(UNNAMED, False)]
-
     # -- the optimizer's step --
 
     @property
@@ -503,11 +501,12 @@ class Steps:
     @property
     def has_pass(self) -> bool:
         """Whether a backward that counts was made since the last commit."""
-        return bool(self.ballots) or self.quiet.open
+        late = self.late is not None and self.late.open
+        return bool(self.ballots) or self.quiet.open or late
 
     def synchronise_buffers(self, group: Group) -> None:
         """Before the step counts: those that forward changed become the same on all ranks."""
-        checksums = [ballot.buffers for ballot in self.ballots]
+        checksums = [ballot.buffers for ballot in self.ballots if ballot.step == self.step]  # no late ones
         if any(checksums) and self.buffers is not None:
             with self.blocking():
                 self.buffers.synchronise(
@@ -522,6 +521,7 @@ class Steps:
         self.reports, self.spared = [], []
         if self.recovery is None:
             self.synchronise_buffers(self.group)
+        passed, late = self.has_pass, self.late is not None and self.late.open
         ballots = self.told = self.ballots
         self.ballots = []
         self.loss = math.nan
@@ -534,7 +534,6 @@ class Steps:
                 if self.memory is not None:
                     self.reports = self.memory.reports(ballots, timings)
         plan = self.last_plan
-        passed = bool(ballots) or self.quiet.open
         self._record = (
             self.step,
             plan.epoch if plan is not None else 0,
@@ -550,11 +549,13 @@ class Steps:
             self.telemetry.event(_core.EVENT_SHARES, self.step, plan.total, words)
         if not any(sync.local for sync in self.syncs):
             self.saved.tell(self.step, aloud=self.group.rank == 0)
-        self._part.begins_anew(bool(ballots) or not self.quiet.agreed, self._busy if passed else 0)
+        self._part.begins_anew(bool(ballots) or late or not self.quiet.agreed, self._busy if passed else 0)
         self._had_at_step = dict(self._had)
         if passed:
             self.times.committed(self._batches)
         self.quiet.commits()
+        if self.late is not None:
+            self.late.commits()
         self.step += 1
         return timings
 

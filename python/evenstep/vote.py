@@ -11,6 +11,7 @@ from evenstep._core import EvenstepError
 from evenstep.memory import UNKNOWN as UNKNOWN
 
 _FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQdqdQi")
+BYTES = _FORMAT.size
 
 WANTS_CHECKPOINT = 1
 TAKEN = 2  # a hook took a gradient away before this rank's backward ended

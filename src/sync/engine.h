@@ -12,7 +12,7 @@
 /* Where the round stands: one word, so that no thread can see half of a change. */
 typedef enum even_sync_phase {
   EVEN_SYNC_IDLE,    /* between rounds; begin goes on to ROUND */
-  EVEN_SYNC_ROUND,   /* gradients come; finish goes on to CLOSING */
+  EVEN_SYNC_ROUND,   /* gradients come; complete, or finish, goes on to CLOSING */
   EVEN_SYNC_CLOSING, /* what is not ready will not come; the engine goes on to DONE, in every case */
   EVEN_SYNC_DONE,    /* buckets and flags are reduced, or `broken` says why not; finish goes back to IDLE */
   EVEN_SYNC_STOP     /* the engine is to end; close sets it, from any other phase */
