@@ -288,27 +288,12 @@ size_t even_fault_culprit(const even_fault_facts *ends, size_t count) {
   return culprit;
 }
 
-/* What the CUDA driver says of a device that is broken, lost, or in another's hands. What a kernel of the script's does
- * wrong (an illegal address, an assertion) is not among it. */
-static bool names_a_broken_device(const even_fault_facts *facts) {
-  static const char *const words[] = {"uncorrectable ECC error",
-                                      "busy or unavailable",
-                                      "no CUDA-capable device",
-                                      "hardware stack error",
-                                      "GPU is lost",
-                                      "fallen off the bus",
-                                      "uncorrectable NVLink",
-                                      "CUDA error: unknown error"};
+even_place_blame even_fault_blames_place(const even_fault_facts *facts) {
   even_traceback traceback;
-  if (facts->code == 0 || !find(facts, &traceback) || even_traceback_blames(&traceback) != EVEN_BLAME_OWN) {
-    return false;
+  if (facts->lost != NULL || facts->signal != 0 || facts->code == 0 || !find(facts, &traceback)) {
+    return EVEN_PLACE_SPARED;
   }
-  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
-    if (memmem(traceback.exception.start, traceback.exception.length, words[i], strlen(words[i])) != NULL) {
-      return true;
-    }
-  }
-  return false;
+  return even_traceback_blames_place(&traceback);
 }
 
 /* With which somebody asks a process to end, or a limit does. */
@@ -335,5 +320,5 @@ bool even_fault_is_of_place(const even_fault_facts *ends, size_t count, size_t c
   }
   return facts->stopped_by_agent ? false
          : facts->signal != 0    ? !asks_to_end(facts->signal)
-                                 : names_a_broken_device(facts);
+                                 : even_fault_blames_place(facts) == EVEN_PLACE_BROKEN;
 }

@@ -3,6 +3,7 @@
 #define EVEN_FAULT_CAUSE_H
 
 #include "base/text.h"
+#include "fault/place.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -49,6 +50,9 @@ bool even_fault_is_of_memory(const even_fault_facts *facts);
 
 /* Whether its last output says that it failed, or may have failed, only because another rank went away. */
 bool even_fault_is_secondary(const even_fault_facts *facts);
+
+/* What the error that ended it says of its place; of one that a signal, or its host's loss, ended: nothing. */
+even_place_blame even_fault_blames_place(const even_fault_facts *facts);
 
 /* Whether what the culprit of these ends failed of may be the fault of its place (a device, a core, its memory): a
  * signal that does not ask to end, a hang, an error that says so of its device; and no other rank failed of

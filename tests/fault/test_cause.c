@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -286,6 +287,66 @@ static void whose_place_is_at_fault(void **state) {
   }
 }
 
+/* The traceback of an exception of these words. */
+static even_fault_facts raised(char *room, size_t bytes, const char *exception) {
+  (void)snprintf(
+      room, bytes,
+      "Traceback (most recent call last):\n  File \"/home/u/train.py\", line 3, in <module>\n    step()\n%s\n",
+      exception);
+  return facts_of(0, 1, room);
+}
+
+/* Each as the libraries write it. */
+static void what_an_error_says_of_its_place(void **state) {
+  (void)state;
+  static const struct {
+    const char *exception;
+    even_place_blame blame;
+  } cases[] = {
+      {"RuntimeError: CUDA error: uncorrectable ECC error encountered", EVEN_PLACE_BROKEN},
+      {"torch.AcceleratorError: CUDA error: unknown error", EVEN_PLACE_BROKEN},
+      {"torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", EVEN_PLACE_BROKEN},
+      {"RuntimeError: HIP error: unknown error", EVEN_PLACE_BROKEN},
+      {"RuntimeError: No HIP GPUs are available: no ROCm-capable device is detected", EVEN_PLACE_BROKEN},
+      {"RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", EVEN_PLACE_BROKEN},
+      {"pynvml.NVMLError_GpuIsLost: GPU is lost", EVEN_PLACE_BROKEN},
+      {"torch.AcceleratorError: CUDA error: an illegal memory access was encountered", EVEN_PLACE_SUSPECT},
+      {"RuntimeError: HIP error: unspecified launch failure", EVEN_PLACE_SUSPECT},
+      {"RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa)`",
+       EVEN_PLACE_SUSPECT},
+      {"RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR", EVEN_PLACE_SUSPECT},
+      {"torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled cuda error (run with "
+       "NCCL_DEBUG=INFO for details), NCCL version 2.26.2",
+       EVEN_PLACE_SUSPECT},
+      {"RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. ", EVEN_PLACE_SUSPECT},
+      {"OSError: [Errno 5] Input/output error: '/data/part-3'", EVEN_PLACE_SUSPECT},
+      {"OSError: [Errno 116] Stale file handle", EVEN_PLACE_SUSPECT},
+      /* the others would meet these as well */
+      {"RuntimeError: CUDA error: device-side assert triggered", EVEN_PLACE_SPARED},
+      {"RuntimeError: CUDA error: invalid device ordinal", EVEN_PLACE_SPARED},
+      {"FileNotFoundError: [Errno 2] No such file or directory: 'part-3'", EVEN_PLACE_SPARED},
+      {"ValueError: could not convert string to float: 'x'", EVEN_PLACE_SPARED},
+      {"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", EVEN_PLACE_SPARED},
+      /* another rank's */
+      {"torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited or there was "
+       "a network error, ncclRemoteError: unhandled cuda error",
+       EVEN_PLACE_SPARED},
+  };
+  char room[512];
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    even_fault_facts facts = raised(room, sizeof room, cases[i].exception);
+    if (even_fault_blames_place(&facts) != cases[i].blame) {
+      fail_msg("%s", cases[i].exception);
+    }
+    facts.code = 0; /* it went on after it */
+    assert_int_equal(even_fault_blames_place(&facts), EVEN_PLACE_SPARED);
+    facts.signal = SIGTERM;
+    assert_int_equal(even_fault_blames_place(&facts), EVEN_PLACE_SPARED);
+  }
+  even_fault_facts silent = facts_of(0, 1, "CUDA error: unknown error\n"); /* a line of a log */
+  assert_int_equal(even_fault_blames_place(&silent), EVEN_PLACE_SPARED);
+}
+
 static even_status explain(void *context) {
   even_text cause = EVEN_TEXT_EMPTY;
   even_text excerpt = EVEN_TEXT_EMPTY;
@@ -313,6 +374,7 @@ int main(void) {
       cmocka_unit_test(names_the_one_that_left_early),
       cmocka_unit_test(a_server_that_is_down_is_nobody_elses_fault),
       cmocka_unit_test(whose_place_is_at_fault),
+      cmocka_unit_test(what_an_error_says_of_its_place),
       cmocka_unit_test(cuts_the_excerpt),
       cmocka_unit_test(survives_lack_of_memory),
   };
