@@ -29,7 +29,8 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
       {0, "log-rank", EVEN_OPTION_TEXT, &o->log_rank, "R", "ranks whose output is shown: 0 (default), 0,2, all, none",
        0, 0},
       {0, "max-restarts", EVEN_OPTION_INTEGER, &o->max_restarts, "N",
-       "restarts after a failure (default 3, none for a script's own error before a checkpoint)", 0, 1000000},
+       "restarts in a row without a newer checkpoint (default 3, none for a script's own error before a checkpoint)", 0,
+       1000000},
       {0, "recovery", EVEN_OPTION_TEXT, &o->recovery, "restart|shrink|replace",
        "when a rank is killed: start all again from the last checkpoint (default), or let the others go on; replace: "
        "until "

@@ -24,7 +24,8 @@ typedef struct supervised {
   even_legacy legacy;
   bool alone; /* no other hosts: ranks do not end with the agent by themselves */
   int most;
-  int starts;  /* of an agent, without the first */
+  int starts;  /* of an agent, without the first, */
+  int since;   /* and how many of them before the training last came further */
   int pause_s; /* the last one, */
   int waits_s; /* and what of it is waited */
   uint64_t started_ns;
@@ -57,7 +58,8 @@ static bool may_again(supervised *on, const even_process_end *end, bool lives) {
   char words[320];
   char when[32];
   int used = even_legacy_is_left(&on->legacy) && !lives ? even_legacy_restarts(&on->legacy) : 0;
-  used = used > on->starts ? used : on->starts;
+  on->since = even_legacy_advanced(&on->legacy, lives) ? on->starts : on->since;
+  used = used > on->starts - on->since ? used : on->starts - on->since;
   if (used >= on->most) {
     (void)snprintf(words, sizeof words,
                    "the job's agent (process %ld) was ended by %s, and no restart is left (--max-restarts %d)",

@@ -193,14 +193,29 @@ static const char *place_of_resume(const even_job *job) {
   return job->resume.length > 0 ? job->resume.data : "the beginning: there is no whole checkpoint of it";
 }
 
+/* For a failure, in its whole life. */
+static int restarts_made(const even_job *job) {
+  return job->attempt - job->planned;
+}
+
+static int restarts_that_count(const even_job *job) {
+  return even_restarts_count(&job->restarts, restarts_made(job));
+}
+
+/* Whether an end is worth a restart though no checkpoint was written since the attempt began. */
+static bool is_no_error_of_the_script(const even_job *job, const even_fault_facts *culprit) {
+  /* Whoever took the lost rank's place has ended since by our signal: its own end is not seen any more. */
+  bool for_lack = job->did_without && even_fault_is_secondary(culprit);
+  return for_lack || culprit->signal != 0 || culprit->lost != NULL || culprit->stood_still || culprit->hung != NULL ||
+         culprit->slow != NULL || culprit->out_of_memory || job->smaller ||
+         even_fault_blames_place(culprit) != EVEN_PLACE_SPARED;
+}
+
 /* After a failed attempt: whether to start again, and from where. */
 static even_status plan_restart(even_job *job, const even_fault_facts *culprit, bool *again) {
   even_text before = EVEN_TEXT_EMPTY;
   *again = false;
-  if (job->attempt - job->planned >= job->params->max_restarts) {
-    if (job->params->max_restarts > 0) {
-      even_job_notice(job, "no restart is left (--max-restarts %d)", job->params->max_restarts);
-    }
+  if (job->params->max_restarts == 0) {
     return EVEN_OK;
   }
   even_text_add(&before, even_text_string(&job->resume));
@@ -211,11 +226,13 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   bool progress = strcmp(even_text_string(&before), even_text_string(&job->resume)) != 0;
   even_text_free(&before);
   EVEN_TRY(status);
-  /* Whoever took the lost rank's place has ended since by our signal: its own end is not seen any more. */
-  bool for_lack = job->did_without && even_fault_is_secondary(culprit);
-  if (!progress && !for_lack && culprit->signal == 0 && culprit->lost == NULL && !culprit->stood_still &&
-      culprit->hung == NULL && culprit->slow == NULL && !culprit->out_of_memory && !job->smaller &&
-      !job->params->restart_always) {
+  (void)even_restarts_reach(&job->restarts, restarts_made(job), job->resume_step);
+  if (restarts_that_count(job) >= job->params->max_restarts) {
+    even_job_notice(job, "no restart is left (--max-restarts %d): none of them has led to a newer checkpoint",
+                    job->params->max_restarts);
+    return EVEN_OK;
+  }
+  if (!progress && !is_no_error_of_the_script(job, culprit) && !job->params->restart_always) {
     even_job_notice(job,
                     "not restarted: the script ended by an error of its own and no checkpoint was written since it "
                     "began (--max-restarts N restarts all the same)");
@@ -223,7 +240,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   }
   *again = true;
   job->attempt++;
-  even_job_notice(job, "restart %d of %d from %s%s", job->attempt - job->planned, job->params->max_restarts,
+  even_job_notice(job, "restart %d of %d from %s%s", restarts_that_count(job), job->params->max_restarts,
                   place_of_resume(job), even_job_resume_place(job));
   return EVEN_OK;
 }
@@ -231,6 +248,7 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
 /* All ranks have saved their state, for the hosts to change. */
 static even_status plan_change(even_job *job) {
   EVEN_TRY(even_job_find_resume(job, true));
+  (void)even_restarts_reach(&job->restarts, restarts_made(job), job->resume_step);
   job->attempt++;
   job->planned++;
   even_job_notice(job, "the hosts change: the job goes on from %s", place_of_resume(job));
@@ -410,7 +428,8 @@ static even_status make_room(even_job *job) {
 static even_status go_on_after_killed(even_job *job) {
   EVEN_TRY(even_legacy_take(job->params->legacy, job));
   EVEN_TRY(even_job_find_resume(job, true));
-  even_job_notice(job, "the agent before was killed: restart %d of %d from %s", job->attempt - job->planned,
+  (void)even_restarts_reach(&job->restarts, restarts_made(job) - 1, job->resume_step);
+  even_job_notice(job, "the agent before was killed: restart %d of %d from %s", restarts_that_count(job),
                   job->params->max_restarts, place_of_resume(job));
   return EVEN_OK;
 }
@@ -421,14 +440,20 @@ static even_status go_on_under_another(even_job *job) {
   EVEN_TRY(even_job_find_resume(job, true));
   const char *from = place_of_resume(job);
   const even_estate *estate = job->params->estate;
-  if (even_estate_is_handed(estate)) {
+  bool handed = even_estate_is_handed(estate);
+  (void)even_restarts_reach(&job->restarts, restarts_made(job) - (handed ? 0 : 1), job->resume_step);
+  if (restarts_that_count(job) > job->params->max_restarts) {
+    return even_fail(EVEN_ERR_PEER_LOST, "the leader is lost, and no restart is left (--max-restarts %d)",
+                     job->params->max_restarts);
+  }
+  if (handed) {
     even_job_notice(job, "this host leads now (generation %llu), for host %s is drained: the job goes on from %s%s",
                     (unsigned long long)estate->generation, even_estate_predecessor(estate), from,
                     even_job_resume_place(job));
     return EVEN_OK;
   }
   even_job_notice(job, "this host leads now (generation %llu): restart %d of %d from %s%s",
-                  (unsigned long long)estate->generation, job->attempt - job->planned, job->params->max_restarts, from,
+                  (unsigned long long)estate->generation, restarts_that_count(job), job->params->max_restarts, from,
                   even_job_resume_place(job));
   return EVEN_OK;
 }
@@ -453,7 +478,9 @@ static even_status find_beginning(even_job *job) {
     EVEN_TRY(even_random_hex(job->id, EVEN_JOB_ID));
   }
   EVEN_TRY(even_job_find_foreign(job));
-  return even_job_find_resume(job, false);
+  EVEN_TRY(even_job_find_resume(job, false));
+  (void)even_restarts_reach(&job->restarts, 0, job->resume_step);
+  return EVEN_OK;
 }
 
 even_status even_job_open(even_job *job) {

@@ -8,6 +8,7 @@
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/openings.h"
 #include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
@@ -116,6 +117,14 @@ static void check(even_job *job) {
   }
 }
 
+/* For the process that starts another agent when this one is killed. */
+static void note_progress(even_job *job) {
+  if (job->params->legacy != NULL) {
+    even_progress_read(&job->progress);
+    even_legacy_progress(job->params->legacy, &job->progress);
+  }
+}
+
 static void tick(even_job *job) {
   uint64_t now = even_clock_ns();
   if (now >= job->next_tick_ns) {
@@ -126,6 +135,7 @@ static void tick(even_job *job) {
     }
     even_job_hosts_tick(job);
     even_elastic_tick(job);
+    note_progress(job);
     even_job_check_awaited(job);
     if (even_succession_acts(job)) {
       even_job_stands_at_start(job);

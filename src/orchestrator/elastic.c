@@ -464,6 +464,7 @@ void even_elastic_keep(even_job *job) {
   memcpy(past->id, job->id, sizeof past->id);
   past->attempt = job->attempt;
   past->planned = job->planned;
+  past->restarts = job->restarts;
   past->turn = job->turn;
   past->trained = job->trained;
   past->shortages = job->shortages;
@@ -484,6 +485,7 @@ bool even_elastic_take(even_job *job) {
   memcpy(job->id, past->id, sizeof job->id);
   job->attempt = past->attempt;
   job->planned = past->planned;
+  job->restarts = past->restarts;
   job->turn = past->turn;
   job->trained = past->trained;
   job->shortages = past->shortages;

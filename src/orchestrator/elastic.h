@@ -20,6 +20,7 @@ typedef struct even_elastic_past {
   char id[33];
   int attempt; /* the next */
   int planned;
+  even_restarts restarts;
   int era;
   int64_t turn;
   bool trained;

@@ -139,6 +139,8 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_string(&json, "job", job->id);
   even_json_integer(&json, "attempt", job->attempt);
   even_json_integer(&json, "planned", job->planned);
+  even_json_integer(&json, "restarts_made", job->restarts.made);
+  even_json_integer(&json, "restarts_since", job->restarts.since);
   even_json_integer(&json, "era", job->era);
   even_json_integer(&json, "turn", job->turn);
   even_json_bool(&json, "handed", hosts->handed);
@@ -346,6 +348,9 @@ even_status even_estate_words(const even_estate *estate, const char *name, char 
 
 static even_status take_line(const even_estate *estate, even_job *job) {
   const char *resume = even_estate_text(estate, "resume");
+  job->planned = (int)json_integer_value(json_object_get(estate->content, "planned"));
+  job->restarts.made = (int)json_integer_value(json_object_get(estate->content, "restarts_made"));
+  job->restarts.since = (int64_t)json_integer_value(json_object_get(estate->content, "restarts_since"));
   job->turn = (int64_t)json_integer_value(json_object_get(estate->content, "turn"));
   take_shortages(estate, &job->shortages);
   even_text_clear(&job->resume);
@@ -360,7 +365,6 @@ static even_status take_line(const even_estate *estate, even_job *job) {
 }
 
 even_status even_estate_continue(const even_estate *estate, even_job *job) {
-  job->planned = (int)json_integer_value(json_object_get(estate->content, "planned"));
   return take_line(estate, job);
 }
 
@@ -369,13 +373,7 @@ even_status even_estate_take(const even_estate *estate, even_job *job) {
   job->attempt =
       (int)json_integer_value(json_object_get(estate->content, "attempt")) + (even_estate_is_handed(estate) ? 0 : 1);
   job->era = (int)json_integer_value(json_object_get(estate->content, "era")) + 1;
-  job->planned = (int)json_integer_value(json_object_get(estate->content, "planned"));
-  EVEN_TRY(take_line(estate, job));
-  if (job->attempt - job->planned > job->params->max_restarts) {
-    return even_fail(EVEN_ERR_PEER_LOST, "the leader is lost, and no restart is left (--max-restarts %d)",
-                     job->params->max_restarts);
-  }
-  return EVEN_OK;
+  return take_line(estate, job);
 }
 
 bool even_estate_is_handed(const even_estate *estate) {

@@ -7,6 +7,7 @@
 #include "orchestrator/agent.h"
 #include "orchestrator/progress.h"
 #include "orchestrator/rank_output.h"
+#include "orchestrator/restarts.h"
 #include "orchestrator/shortages.h"
 #include "orchestrator/slowdown.h"
 #include "os/guardian.h"
@@ -110,7 +111,9 @@ typedef struct even_job {
   int planned;                  /* attempts among them that began because the hosts changed, and count for no failure */
   int port;                     /* of the attempt's store */
   struct even_outlast *outlast; /* NULL: ranks end with this agent (outlast.h) */
+  even_restarts restarts;       /* which attempts count among --max-restarts */
   even_text resume;             /* the checkpoint this attempt began from; empty: none */
+  int64_t resume_step;          /* its step; -1: it does not say */
   int64_t turn;             /* of the attempt among all that went on with the training: what it writes is the newer */
   bool trained;             /* ranks met in es.prepare, in any attempt: there may be checkpoints */
   even_shortages shortages; /* what ranks may have that ran out of memory; */
@@ -130,10 +133,11 @@ typedef struct even_job {
   struct even_gifts *gifts;    /* the state of training on its way between them; NULL: none goes */
   /* Of several hosts: who stands still on which (standing.h) */
   struct even_job_standing *standing;
-  bool late;                     /* this host came while the attempt ran: its ranks' places are to be filled */
-  uint64_t undecided_ns;         /* ranks have until then to say whether they can go on; 0: none is asked */
-  uint64_t lost_ns;              /* since when a host is missed, until it is decided; 0: none is */
-  bool *lost;                    /* a rank each: the others went on without it */
+  bool late;             /* this host came while the attempt ran: its ranks' places are to be filled */
+  uint64_t undecided_ns; /* ranks have until then to say whether they can go on; 0: none is asked */
+  uint64_t suspected;    /* 1 + the steps made when a rank was lost by an error that may be the script's; 0: none */
+  uint64_t lost_ns;      /* since when a host is missed, until it is decided; 0: none is */
+  bool *lost;            /* a rank each: the others went on without it */
   struct even_job_place *places; /* a rank each, of replace.c; NULL: nobody takes a place */
   bool awaits_joiner;            /* somebody can join at the end of a step: look often */
   bool too_few_told;
@@ -228,9 +232,9 @@ void even_job_tell_main_rank(even_job *job);
 even_status even_job_generations_begin(even_job *job) EVEN_MUST_USE;
 /* The attempt is ended: who waits to go on fails at once. */
 void even_job_generations_refuse(even_job *job);
-/* After `rank` has ended, in an attempt that runs: whether the others go on without it, of which they, and the user,
- * have been told then; or whether that will be decided soon, for ranks of another host have not said yet. Where they
- * cannot though it was asked for, the user is told why. */
+/* After `rank` has ended, in an attempt that runs, by a signal, with its host, or by an error of its place: whether the
+ * others go on without it, of which they, and the user, have been told then; or whether that will be decided soon, for
+ * ranks of another host have not said yet. Where they cannot though it was asked for, the user is told why. */
 bool even_job_goes_on_without(even_job *job, size_t rank);
 /* Decides that, in each turn. */
 void even_job_shrink_tick(even_job *job);

@@ -47,7 +47,29 @@ bool even_legacy_is_left(const even_legacy *legacy) {
 
 int even_legacy_restarts(const even_legacy *legacy) {
   const even_legacy_job *it = last(legacy);
-  return it->attempt - it->planned;
+  bool further = atomic_load(&legacy->page->saved) > it->restarts.since;
+  return further ? 0 : even_restarts_count(&it->restarts, it->attempt - it->planned);
+}
+
+void even_legacy_progress(even_legacy *legacy, const even_progress *progress) {
+  uint64_t steps = atomic_load(&legacy->page->steps);
+  int64_t saved = atomic_load(&legacy->page->saved);
+  for (size_t i = 0; i < progress->count; i++) {
+    const even_rank_progress *its = &progress->ranks[i];
+    steps = its->stepped && its->last_step + 1 > steps ? its->last_step + 1 : steps;
+    saved = its->saved > saved ? its->saved : saved;
+  }
+  atomic_store(&legacy->page->steps, steps);
+  atomic_store(&legacy->page->saved, saved);
+}
+
+bool even_legacy_advanced(even_legacy *legacy, bool lives) {
+  uint64_t steps = atomic_load(&legacy->page->steps);
+  int64_t saved = atomic_load(&legacy->page->saved);
+  bool advanced = saved > legacy->saved || (lives && steps > legacy->steps);
+  legacy->steps = steps;
+  legacy->saved = saved;
+  return advanced;
 }
 
 static even_status write_text(const even_text *text, char out[EVEN_LEGACY_TEXT]) {
@@ -70,6 +92,7 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   memcpy(it->id, job->id, sizeof it->id);
   it->attempt = job->attempt;
   it->planned = job->planned;
+  it->restarts = job->restarts;
   it->era = job->era;
   it->turn = job->turn;
   it->shortages = job->shortages;
@@ -123,6 +146,7 @@ even_status even_legacy_continue(const even_legacy *legacy, even_job *job) {
   memcpy(job->id, it->id, sizeof job->id);
   job->attempt = it->attempt;
   job->planned = it->planned;
+  job->restarts = it->restarts;
   job->era = it->era;
   job->turn = it->turn;
   job->trained = true; /* in the attempt that the agent was killed in its ranks may have met */

@@ -3,6 +3,8 @@
 #ifndef EVEN_ORCHESTRATOR_LEGACY_H
 #define EVEN_ORCHESTRATOR_LEGACY_H
 
+#include "orchestrator/progress.h"
+#include "orchestrator/restarts.h"
 #include "orchestrator/shortages.h"
 #include "os/custody.h"
 #include "os/shared_memory.h"
@@ -21,6 +23,7 @@ typedef struct even_legacy_job {
   char id[33];
   int attempt; /* that began last */
   int planned;
+  even_restarts restarts;
   int era;
   int64_t turn;
   even_shortages shortages;
@@ -34,9 +37,11 @@ typedef struct even_legacy_page {
   char run_name[EVEN_LEGACY_NAME];
   _Atomic uint32_t left; /* how often; the last one lies in jobs[left % 2]: who is killed while it writes spoils none */
   even_legacy_job jobs[2];
-  _Atomic bool whole; /* the next agent can go on with the ranks that run (outlast.h) */
-  _Atomic int over;   /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
-  pid_t keeper;       /* of the folder in which they keep checkpoints in memory; */
+  _Atomic uint64_t steps; /* that the ranks have made, as far as the agent has seen */
+  _Atomic int64_t saved;  /* the furthest step of which it has seen a checkpoint be whole */
+  _Atomic bool whole;     /* the next agent can go on with the ranks that run (outlast.h) */
+  _Atomic int over;       /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
+  pid_t keeper;           /* of the folder in which they keep checkpoints in memory; */
   char memory[EVEN_LEGACY_TEXT]; /* "": there is none */
 } even_legacy_page;
 
@@ -47,6 +52,8 @@ typedef struct even_legacy {
   long starter;          /* the process that starts agents; 0: it cannot be told */
   uint64_t starter_start;
   uint64_t since_ns; /* when the job began */
+  uint64_t steps;    /* how far it was when even_legacy_advanced was asked last, */
+  int64_t saved;     /* and of its checkpoints */
 } even_legacy;
 
 /* Before the first agent is started, in the process that starts them. */
@@ -57,7 +64,8 @@ void even_legacy_close(even_legacy *legacy);
 void even_legacy_name(even_legacy *legacy, const char *run_name);
 /* NULL: there is no folder yet. */
 const char *even_legacy_run_name(const even_legacy *legacy);
-/* Of the job's attempts so far those that count among --max-restarts. */
+/* Of the job's attempts so far those that count among --max-restarts: none where a checkpoint that is further was
+ * written since the last began. */
 int even_legacy_restarts(const even_legacy *legacy);
 /* The id of the job; NULL: no attempt has begun. */
 const char *even_legacy_job_id(const even_legacy *legacy);
@@ -66,6 +74,11 @@ bool even_legacy_is_left(const even_legacy *legacy);
 
 /* At the beginning of each attempt. `legacy` NULL: nobody is started in this one's place. */
 even_status even_legacy_leave(even_legacy *legacy, const struct even_job *job) EVEN_MUST_USE;
+/* Some times a second: how far the ranks are. */
+void even_legacy_progress(even_legacy *legacy, const even_progress *progress);
+/* Whether the training has come further since this was asked last: by a checkpoint or, where its ranks live on, by any
+ * step. */
+bool even_legacy_advanced(even_legacy *legacy, bool lives);
 /* Makes `job` the same one, at its next attempt. */
 even_status even_legacy_take(const even_legacy *legacy, struct even_job *job) EVEN_MUST_USE;
 /* The same at the attempt that it is at. */

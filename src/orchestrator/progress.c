@@ -37,7 +37,9 @@ void even_progress_begin(even_progress *progress) {
 static void take_event(even_rank_progress *rank, const even_event_record *event) {
   rank->joining = rank->joining || event->event == EVEN_EVENT_JOINING;
   rank->joined = rank->joined || event->event == EVEN_EVENT_JOINED;
-  if (event->event == EVEN_EVENT_OPENING) {
+  if (event->event == EVEN_EVENT_CHECKPOINT) {
+    rank->saved = event->value > rank->saved ? event->value : rank->saved;
+  } else if (event->event == EVEN_EVENT_OPENING) {
     rank->opening = event->value;
   } else if (event->event == EVEN_EVENT_OPENED) {
     rank->opening = rank->opened = event->value;

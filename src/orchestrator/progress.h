@@ -14,6 +14,7 @@ typedef struct even_rank_progress {
   int64_t opened;     /* and out of it */
   bool stepped;       /* it made a step */
   uint64_t last_step; /* the last that it made, from 0 since the start of training */
+  int64_t saved;      /* the furthest step of which it wrote a whole checkpoint; 0: none */
   uint32_t samples;   /* its own in that step, */
   uint32_t batch;     /* and all ranks' */
 } even_rank_progress;

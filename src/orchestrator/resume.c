@@ -284,6 +284,7 @@ static even_status fetch_named(even_job *job, const char *url) {
 /* Whatever the ranks of the next attempt write is newer than all that lies here, and than what earlier attempts have
  * written, wherever that is. */
 static even_status count_turn(even_job *job) {
+  job->resume_step = -1;
   const char *folders[] = {job->params->checkpoint_folder,
                            job->params->memory == NULL ? NULL : even_text_string(&job->params->memory->folder),
                            job->resume.length == 0 ? NULL : job->resume.data};
@@ -298,6 +299,7 @@ static even_status count_turn(even_job *job) {
     if (status == EVEN_OK && (named || path != NULL)) {
       status = even_checkpoint_inspect(named ? folders[i] : path, &info);
       job->turn = info.turn > job->turn ? info.turn : job->turn;
+      job->resume_step = named ? info.step : job->resume_step;
       even_checkpoint_info_free(&info);
     }
     even_free(path);

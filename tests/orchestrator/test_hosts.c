@@ -388,13 +388,18 @@ static void places_that_were_set_aside_are_left_to_the_next_leader(void **state)
 
 /* Who ran out of memory under the old leader has as little under the next one; what is odd in what was left counts for
  * nothing. */
-static void what_ranks_lack_is_left_to_the_next_leader(void **state) {
+static void what_ranks_lack_and_restarts_are_left_to_the_next_leader(void **state) {
   even_device devices[] = {{.name = "cpu:0"}};
   const even_device_list list = {devices, 1};
   even_host_agent agents[] = {{.name = "a", .count = 1}};
   even_hosts hosts = {.agents = agents, .count = 1, .self = 1};
   const even_agent_params params = {.devices = &list, .checkpoint_folder = "/c", .max_restarts = 3};
-  even_job left = {.params = &params, .hosts = &hosts, .id = "0123456789abcdef0123456789abcdef"};
+  even_job left = {.params = &params,
+                   .hosts = &hosts,
+                   .id = "0123456789abcdef0123456789abcdef",
+                   .attempt = 9,
+                   .planned = 2,
+                   .restarts = {.made = 6, .since = 4000}};
   even_job next = {.params = &params};
   even_estate estate = {.self = 1};
   const even_shortage *one = NULL;
@@ -411,6 +416,9 @@ static void what_ranks_lack_is_left_to_the_next_leader(void **state) {
       0);
   assert_int_equal(json_array_append_new(odd, json_pack("{s:i,s:I}", "place", 3, "part", (json_int_t)1 << 40)), 0);
   assert_int_equal(even_estate_take(&estate, &next), EVEN_OK);
+  assert_int_equal(next.attempt - next.planned, 8);
+  assert_int_equal(even_restarts_count(&next.restarts, 8), 2); /* of all, those since step 4000 */
+  assert_int_equal(next.restarts.since, 4000);
   assert_int_equal(next.shortages.count, 2);
   for (size_t i = 0; i < 2; i++) {
     assert_string_equal(next.shortages.items[i].place, left.shortages.items[i].place);
@@ -464,7 +472,7 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_rank_has_the_quota_of_the_one_in_its_place),
       cmocka_unit_test(places_that_were_set_aside_are_left_to_the_next_leader),
-      cmocka_unit_test(what_ranks_lack_is_left_to_the_next_leader),
+      cmocka_unit_test(what_ranks_lack_and_restarts_are_left_to_the_next_leader),
       cmocka_unit_test(who_leaves_has_no_part_under_the_leader_that_it_is_handed_to),
       cmocka_unit_test(another_version_is_refused),
       cmocka_unit_test(a_shell_that_fails_is_quoted),

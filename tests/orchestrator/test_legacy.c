@@ -27,6 +27,7 @@ static void begin(even_job *job, int attempt, int planned, const char *began) {
   memset(job->id, 'a', sizeof job->id - 1);
   job->attempt = attempt;
   job->planned = planned;
+  job->restarts.since = 40;
   job->era = 2;
   job->turn = 7;
   job->shortages.count = 1;
@@ -66,6 +67,7 @@ static void the_next_one_is_the_same_job(void **state) {
   assert_string_equal(next.id, job.id);
   assert_int_equal(next.attempt, 4);
   assert_int_equal(next.planned, 1);
+  assert_int_equal(next.restarts.since, 40);
   assert_int_equal(next.era, 3);
   assert_int_equal(next.turn, 7);
   assert_int_equal(next.shortages.items[0].most, 12);

@@ -220,6 +220,19 @@ def test_restarts_of_agents_are_counted(run: Run, script) -> None:
     assert "no restart is left (--max-restarts 2)" in ended.stderr
 
 
+@pytest.mark.more
+def test_restarts_of_agents_count_anew_while_the_ranks_train_on(start, script) -> None:
+    """Two more than there are restarts; between one and the next rank 0 makes a step, of which its agent hears."""
+    waits = TRAINING.replace("stops -= 1", "stops -= 1\n            time.sleep(1)")
+    job = start("-n", "1", "--max-restarts", "1", script(waits), "a", "3", monitor=True)
+    for step in (8, 9, 10):
+        agent = int(job.wait_for(rf"in step {step} agent (\d+)")[0])
+        assert agent > 0
+        os.kill(agent, signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0 and text.count("its ranks train on") == 3, text
+
+
 @pytest.mark.parametrize(
     ("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, ""), (signal.SIGHUP, "")]
 )

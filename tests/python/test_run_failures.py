@@ -232,3 +232,31 @@ def test_a_rank_may_be_done_before_the_others(
         job.stdin.close()
         text += job.stdout.read()
     assert job.returncode == 0 and b"[rank 0] whole" in text, text.decode()
+
+
+@pytest.mark.more
+def test_restarts_count_anew_once_there_is_a_newer_checkpoint(run: Run, script) -> None:
+    """Attempts 0 to 2 come a step further each and are killed; attempts 3 and 4 are killed where they begin."""
+    name = script("""
+        import os, signal
+        import torch
+        import evenstep as es
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        model = torch.nn.Linear(2, 1)
+        loader = torch.utils.data.DataLoader(torch.ones(64, 2), batch_size=2)
+        model, optimizer, loader = es.prepare(model, torch.optim.SGD(model.parameters(), 0.1), loader)
+        for batch in loader:
+            if attempt > 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            model(batch).mean().backward()
+            optimizer.step()
+            es.checkpoint()
+            os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    result = run("-n", "1", "--max-restarts", "2", "--json", name)
+    assert result.returncode == 128 + signal.SIGKILL, result.stderr
+    assert json.loads(result.stdout)["restarts"] == 4
+    assert re.findall(r"restart (\d) of 2 from \S+/step-0*(\d)", result.stderr) == [
+        ("1", "1"), ("1", "2"), ("1", "3"), ("2", "3")
+    ]  # fmt: skip
+    assert "no restart is left (--max-restarts 2): none of them has led to a newer checkpoint" in result.stderr

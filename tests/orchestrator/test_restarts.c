@@ -1,0 +1,119 @@
+/* Restarts that count: those in a row since the job has last come further. */
+#include "orchestrator/restarts.h"
+
+#include "orchestrator/job.h"
+#include "orchestrator/legacy.h"
+
+#include "job_fixture.h"
+
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void only_what_is_further_counts_anew(void **state) {
+  even_restarts restarts = {.made = 0};
+  (void)state;
+  assert_false(even_restarts_reach(&restarts, 0, -1));
+  assert_false(even_restarts_reach(&restarts, 0, 0));
+  assert_true(even_restarts_reach(&restarts, 0, 100)); /* what the job begins from */
+  assert_int_equal(even_restarts_count(&restarts, 3), 3);
+  assert_false(even_restarts_reach(&restarts, 3, 100)); /* made again */
+  assert_false(even_restarts_reach(&restarts, 3, 90));  /* the newest was damaged */
+  assert_false(even_restarts_reach(&restarts, 3, -1));
+  assert_true(even_restarts_reach(&restarts, 3, 101));
+  assert_int_equal(even_restarts_count(&restarts, 3), 0);
+  assert_int_equal(even_restarts_count(&restarts, 4), 1);
+}
+
+/* What rank 1 says it has written is there before it goes on. */
+static void write_checkpoint(job_fixture *job, int rank, const char *text) {
+  char name[64];
+  char at[64];
+  int step = 0;
+  if (rank != 1 || sscanf(text, "at %d", &step) != 1) {
+    return;
+  }
+  (void)snprintf(name, sizeof name, "checkpoints/step-%d", step);
+  (void)snprintf(at, sizeof at, "{\"step\": %d}", step);
+  job_fixture_write_checkpoint_in(job, name, at);
+  (void)snprintf(name, sizeof name, "go-%d", step);
+  job_fixture_touch(job, name);
+}
+
+/* Attempts 0 to 3 come to steps 1 to 4 and are killed; all that follow come no further. */
+static void a_job_that_comes_further_is_restarted_again_and_again(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 2;
+  job->on_line = write_checkpoint;
+  const char *script =
+      "n=$((TORCHELASTIC_RESTART_COUNT + 1)); [ $n -gt 9 ] && exit 0; [ $RANK = 0 ] && exec sleep 600; "
+      "[ $n -lt 5 ] && { mkdir -p $FOLDER/checkpoints; echo at $n; until [ -e $FOLDER/go-$n ]; do sleep 0.01; done; }; "
+      "kill -9 $$";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 128 + SIGKILL);
+  assert_true(job_fixture_saw(job, "attempt 5|"));
+  assert_false(job_fixture_saw(job, "attempt 6|"));
+  int firsts = 0;
+  for (const char *at = job->seen.data; (at = strstr(at, "notice restart 1 of 2")) != NULL; at++) {
+    firsts++;
+  }
+  assert_int_equal(firsts, 4);
+  assert_true(job_fixture_saw(job, "notice restart 2 of 2"));
+  assert_true(job_fixture_saw(job, "notice no restart is left (--max-restarts 2)"));
+}
+
+/* With no checkpoint, of which a script's own error would be none; told apart by its words alone. */
+static void an_error_of_the_place_is_worth_a_restart(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->max_restarts = 1;
+  const char *script =
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; [ $RANK = 0 ] && exec sleep 600; "
+      "echo 'Traceback (most recent call last):' >&2; echo '  File \"train.py\", line 3, in <module>' >&2; "
+      "echo 'torch.AcceleratorError: CUDA error: an illegal memory access was encountered' >&2; exit 1";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "notice restart 1 of 1"));
+}
+
+/* In the process that starts agents, which knows what the killed one has seen. */
+static void agents_count_anew_where_the_training_went_on(void **state) {
+  even_legacy legacy;
+  even_job job = {.attempt = 3, .planned = 1, .restarts = {.since = 100}};
+  even_rank_progress ranks[2] = {{.stepped = true, .last_step = 120, .saved = 100},
+                                 {.stepped = true, .last_step = 119}};
+  even_progress progress = {.ranks = ranks, .count = 2};
+  (void)state;
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  assert_int_equal(even_legacy_leave(&legacy, &job), EVEN_OK);
+  assert_false(even_legacy_advanced(&legacy, true));
+  even_legacy_progress(&legacy, &progress);
+  assert_true(even_legacy_advanced(&legacy, true));
+  assert_false(even_legacy_advanced(&legacy, true));
+  assert_int_equal(even_legacy_restarts(&legacy), 2); /* the checkpoint is the one that it began from */
+  ranks[1].last_step = 130;
+  even_legacy_progress(&legacy, &progress);
+  assert_false(even_legacy_advanced(&legacy, false)); /* its ranks are gone, and what they made with them */
+  ranks[0].saved = 125;
+  even_legacy_progress(&legacy, &progress);
+  assert_true(even_legacy_advanced(&legacy, false));
+  assert_int_equal(even_legacy_restarts(&legacy), 0);
+  even_legacy_close(&legacy);
+}
+
+int main(void) {
+#define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, job_fixture_setup, job_fixture_teardown)
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(only_what_is_further_counts_anew),
+      cmocka_unit_test(agents_count_anew_where_the_training_went_on),
+      JOB_TEST(a_job_that_comes_further_is_restarted_again_and_again),
+      JOB_TEST(an_error_of_the_place_is_worth_a_restart),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
