@@ -26,7 +26,8 @@ struct even_job_place {
   bool filled;       /* its process was started in another one's place, or in one that nobody had */
   bool comes;        /* its host has come with it, and no process has joined from there yet */
   bool new_here;     /* it joined, and has not made a step since, as far as is known */
-  unsigned endings;  /* of processes that were here in this attempt, but well */
+  unsigned endings;  /* of processes that were here in this attempt, but well; the first counts two where the device
+                        is at fault */
   uint64_t again_ns; /* when another one may be started; 0: none is wanted */
 };
 
@@ -152,14 +153,19 @@ void even_job_replace_lost(even_job *job, size_t rank) {
   }
   struct even_job_place *place = &job->places[rank];
   bool again = job->params->replace || place->comes;
-  uint64_t pause = job->ranks[rank].lost != NULL ? 0 : pause_after(++place->endings);
+  const even_fault_facts facts = even_job_facts(job, rank);
+  bool broken = even_fault_blames_place(&facts) == EVEN_PLACE_BROKEN; /* what is started there ends soon, too */
+  place->endings += broken && place->endings == 0 ? 2 : job->ranks[rank].lost == NULL ? 1 : 0;
+  uint64_t pause = job->ranks[rank].lost != NULL ? 0 : pause_after(place->endings);
   place->outside = true;
   place->new_here = false;
   uint64_t rest = job->ranks[rank].slow ? even_stragglers_rest_ns(job->stragglers, rank) : 0;
   place->again_ns = again ? even_clock_ns() + (rest > pause ? rest : pause) : 0;
   if (again && pause > 0) {
-    even_job_notice(job, "rank %zu (%s) is set aside for %.0f s: its process has ended %u times", rank,
-                    job->params->devices->items[rank].name, (double)pause * 1e-9, place->endings);
+    char why[48];
+    (void)snprintf(why, sizeof why, "its process has ended %u times", place->endings);
+    even_job_notice(job, "rank %zu (%s) is set aside for %.0f s: %s", rank, facts.device, (double)pause * 1e-9,
+                    broken ? "by its error its device is at fault" : why);
   }
 }
 

@@ -81,6 +81,7 @@ even_status even_job_generations_begin(even_job *job) {
   memset(job->lost, 0, job->count * sizeof *job->lost);
   even_job_replace_keep_free(job);
   job->undecided_ns = 0;
+  job->suspected = 0;
   return even_gifts_begin(job);
 }
 
@@ -301,16 +302,47 @@ static void fail_undecided(even_job *job, size_t rank) {
   }
 }
 
+/* How many steps the ranks have made, by who has made most. */
+static uint64_t steps_made(even_job *job) {
+  uint64_t most = 0;
+  even_progress_read(&job->progress);
+  for (size_t i = 0; i < job->count; i++) {
+    const even_rank_progress *its = &job->progress.ranks[i];
+    most = its->stepped && its->last_step + 1 > most ? its->last_step + 1 : most;
+  }
+  return most;
+}
+
+/* Whether it ended by an error of its place. Where that may be the script's as well, the others make the same step with
+ * the same samples: the next who ends so before that is made shows that it is. */
+static bool failed_for_its_place(even_job *job, size_t rank) {
+  const even_fault_facts facts = even_job_facts(job, rank);
+  even_place_blame blame = even_fault_blames_place(&facts);
+  if (blame != EVEN_PLACE_SUSPECT && !even_fault_is_of_memory(&facts)) {
+    return blame == EVEN_PLACE_BROKEN;
+  }
+  uint64_t steps = steps_made(job);
+  if (job->suspected > steps) {
+    even_job_notice(job,
+                    "rank %zu has ended like one before it, and no step was made between: it is taken for an error of "
+                    "the script's, and the others do not go on",
+                    rank);
+    return false;
+  }
+  job->suspected = steps + 1;
+  return true;
+}
+
 bool even_job_goes_on_without(even_job *job, size_t rank) {
   const even_job_rank *own = &job->ranks[rank];
-  bool missed = own->end.signal != 0 || own->lost != NULL || even_job_is_new(job, rank);
   if (job->generation == NULL || job->stage != EVEN_JOB_RUNS) {
     return false;
   }
   if (job->lost[rank]) { /* with another one of its host, or under an earlier leader */
     return true;
   }
-  if (!missed || own->stopped_by_agent) {
+  if (own->stopped_by_agent ||
+      !(own->end.signal != 0 || own->lost != NULL || even_job_is_new(job, rank) || failed_for_its_place(job, rank))) {
     return false;
   }
   for (size_t i = 0; i < job->count; i++) {

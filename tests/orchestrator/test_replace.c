@@ -191,6 +191,59 @@ static void whom_nobody_can_give_the_state_does_not_join(void **state) {
   own.job.hosts = NULL;
 }
 
+/* The rank's process has ended by this exception; "": without a word. */
+static bool goes_on_after(size_t rank, const char *exception) {
+  even_text *tail = &own.ranks[rank].output.streams[1].tail;
+  even_text_clear(tail);
+  even_text_format(tail, "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\n%s\n",
+                   exception);
+  own.ranks[rank].alive = false;
+  own.ranks[rank].end = (even_process_end){.pid = NO_PROCESS, .code = 1};
+  bool goes_on = even_job_goes_on_without(&own.job, rank);
+  even_text_free(tail);
+  return goes_on;
+}
+
+static const char illegal[] = "RuntimeError: CUDA error: an illegal memory access was encountered";
+static const char broken[] = "RuntimeError: CUDA error: uncorrectable ECC error encountered";
+
+static void a_broken_device_is_a_lost_rank_and_its_place_rests(void **state) {
+  (void)state;
+  own.params.least_ranks = 1;
+  assert_true(goes_on_after(LOST, broken));
+  assert_int_equal(even_generation_number(own.view), 1);
+  assert_false(even_generation_has(own.view, LOST, 1));
+  assert_int_equal(times_said("generation 1: ranks 0 and 2 go on without rank 1|"), 1);
+  assert_int_equal(times_said("rank 1 (cpu:1) is set aside for 10 s: by its error its device is at fault|"), 1);
+  assert_true(goes_on_after(2, broken)); /* each says it of its own */
+  assert_int_equal(even_generation_number(own.view), 2);
+}
+
+static void what_may_be_the_scripts_is_survived_once_a_step(void **state) {
+  (void)state;
+  own.params.least_ranks = 1;
+  own.job.progress.ranks[0].stepped = true;
+  own.job.progress.ranks[0].last_step = 7;
+  assert_true(goes_on_after(LOST, illegal));
+  assert_int_equal(times_said("set aside"), 0); /* another process comes at once */
+  own.job.progress.ranks[0].last_step = 8;
+  assert_true(goes_on_after(2, "MemoryError"));
+  assert_int_equal(even_generation_number(own.view), 2);
+  own.ranks[2].alive = true; /* as if it had joined again */
+  own.job.lost[2] = false;
+  assert_false(goes_on_after(2, illegal));
+  assert_int_equal(times_said("rank 2 has ended like one before it, and no step was made between"), 1);
+  assert_int_equal(even_generation_number(own.view), 2);
+}
+
+static void an_error_of_the_script_is_nobodys_loss(void **state) {
+  (void)state;
+  own.params.least_ranks = 1;
+  assert_false(goes_on_after(LOST, "ValueError: a bad sample"));
+  assert_false(goes_on_after(LOST, "evenstep.EvenstepError: rank 0 died (EVEN_ERR_PEER_LOST)"));
+  assert_int_equal(even_generation_number(own.view), 0);
+}
+
 static int main_ranks[4];
 static int main_ranks_told;
 
@@ -220,6 +273,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_place_that_fails_again_is_set_aside_for_longer_and_longer, set_up, tear_down),
       cmocka_unit_test_setup_teardown(with_too_few_ranks_the_others_save_and_wait, set_up, tear_down),
       cmocka_unit_test_setup_teardown(whom_nobody_can_give_the_state_does_not_join, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(a_broken_device_is_a_lost_rank_and_its_place_rests, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(what_may_be_the_scripts_is_survived_once_a_step, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(an_error_of_the_script_is_nobodys_loss, set_up, tear_down),
       cmocka_unit_test_setup_teardown(the_last_output_names_no_other_main_rank, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
