@@ -280,8 +280,10 @@ static int verify(int argc, char **argv) {
   int operand = 0;
   int worst = 0;
   const even_usage usage = {.command = "ckpt verify",
-                            .synopsis = "evenstep ckpt verify [options] PATH …",
-                            .description = "Reads every byte of the checkpoints and compares the checksums.",
+                            .synopsis = "evenstep ckpt verify [options] PATH …|URL …",
+                            .description =
+                                "Reads every byte of the checkpoints and compares the checksums; of URLs a "
+                                "piece at a time, there.",
                             .epilogue = "exit code: 0 all are whole, 6 one is damaged, 3 one is not there"};
   const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
   if (!even_cli_begin(&usage, options, 1, argc, argv, -1, NULL, &operand, &code)) {
@@ -418,7 +420,7 @@ static int show(int argc, char **argv) {
   int code = 0;
   int operand = 0;
   const even_usage usage = {.command = "ckpt show",
-                            .synopsis = "evenstep ckpt show [options] PATH",
+                            .synopsis = "evenstep ckpt show [options] PATH|URL",
                             .description =
                                 "Shows what a checkpoint holds: its files, their tensors, with --json the "
                                 "whole state (step, cursors, optimizer settings), too."};
@@ -434,19 +436,17 @@ static int show(int argc, char **argv) {
   return show_checkpoint(argv[operand], as_json) == EVEN_OK ? 0 : even_cli_fail();
 }
 
-/* It would be read as a folder's name, and one called "s3:" be made. */
-static bool is_for_folders(const even_command *command, int argc, char **argv) {
-  bool takes =
+/* Whether other words than those of commands that know them are URLs. */
+static bool is_elsewhere(const even_command *command, int argc, char **argv) {
+  bool knows =
       strcmp(command->name, "ls") == 0 || strcmp(command->name, "push") == 0 || strcmp(command->name, "fetch") == 0;
-  for (int i = 0; i < argc && !takes; i++) {
-    if (even_path_is_url(argv[i])) {
-      (void)even_fail(EVEN_ERR_USAGE, "ckpt %s works on folders of this host, and takes no URL", command->name);
-      (void)even_error_fix(
-          "`evenstep ckpt fetch URL DIR` brings a checkpoint here, `evenstep ckpt push PATH URL` takes one there");
-      return false;
+  for (int i = 0; i < argc && !knows; i++) {
+    const char *value = strncmp(argv[i], "--", 2) == 0 ? strchr(argv[i], '=') : NULL;
+    if (even_path_is_url(argv[i]) || (value != NULL && even_path_is_url(value + 1))) {
+      return true;
     }
   }
-  return true;
+  return false;
 }
 
 int even_cli_ckpt(int argc, char **argv) {
@@ -470,13 +470,16 @@ int even_cli_ckpt(int argc, char **argv) {
     for (size_t i = 0; i < COMMANDS; i++) {
       (void)fprintf(stream, "  %-8s %s\n", commands[i].name, commands[i].summary);
     }
-    (void)fprintf(stream, "\n`evenstep ckpt COMMAND --help` tells more of each.\n");
+    (void)fprintf(stream,
+                  "\nWhere a command takes a path a URL (s3://bucket/run/step-00000120) may stand, too.\n"
+                  "`evenstep ckpt COMMAND --help` tells more of each.\n");
     return help ? 0 : even_status_exit_code(EVEN_ERR_USAGE);
   }
   for (size_t i = 0; i < COMMANDS; i++) {
     names[i] = commands[i].name;
     if (strcmp(argv[0], commands[i].name) == 0) {
-      return is_for_folders(&commands[i], argc - 1, argv + 1) ? commands[i].run(argc - 1, argv + 1) : even_cli_fail();
+      return is_elsewhere(&commands[i], argc - 1, argv + 1) ? even_ckpt_elsewhere(argc, argv)
+                                                            : commands[i].run(argc - 1, argv + 1);
     }
   }
   (void)even_fail(EVEN_ERR_USAGE, "ckpt: unknown command \"%s\"", argv[0]);

@@ -1,17 +1,21 @@
 /* Starts a Python module for a subcommand, and tells what it found. */
 #include "cli/ckpt_python.h"
 
+#include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/utf8.h"
 #include "cli/command.h"
 #include "cli/python.h"
 #include "os/dialogue.h"
+#include "os/path.h"
 
+#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* LIMIT_MS: a disk's worth of weights may take hours; who waits may interrupt. */
 enum { MOST_SHOWN = 1024 };
@@ -107,6 +111,55 @@ int even_ckpt_python(const char *wish, const char *module, const char *const *wo
   }
   int code = status == EVEN_OK ? 0 : even_cli_fail_of(status);
   json_decref(answer);
+  even_text_free(&python);
+  return code;
+}
+
+/* The interpreter that the command's own --python names; NULL: none. */
+static const char *wished_python(int argc, char **argv) {
+  static const char option[] = "--python";
+  for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
+    if (strncmp(argv[i], option, sizeof option - 1) == 0 && argv[i][sizeof option - 1] == '=') {
+      return argv[i] + sizeof option;
+    }
+    if (strcmp(argv[i], option) == 0 && i + 1 < argc) {
+      return argv[i + 1];
+    }
+  }
+  return NULL;
+}
+
+int even_ckpt_elsewhere(int argc, char **argv) {
+  /* As `-m` would, but what is missing is told as by every other command: exit code 1 means that two differ. */
+  static char script[] =
+      "import sys\ntry:\n  from evenstep.checkpoint_elsewhere import main\nexcept ImportError as error:\n"
+      "  sys.stderr.write(f'evenstep: {sys.executable} cannot do it: {error}\\n  fix: `evenstep doctor` says whether "
+      "that interpreter has torch and evenstep; EVENSTEP_PYTHON names another\\n')\n  sys.exit(3)\nmain()";
+  enum { WORDS_BEFORE = 4 };
+  even_text python = EVEN_TEXT_EMPTY;
+  even_text program = EVEN_TEXT_EMPTY;
+  char **all = NULL;
+  even_status status = EVEN_NEW_ARRAY(&all, (size_t)argc + WORDS_BEFORE + 1);
+  if (status == EVEN_OK) {
+    status = even_cli_python(wished_python(argc, argv), &python);
+  }
+  if (status == EVEN_OK) {
+    status = even_program_path(&program);
+  }
+  if (status == EVEN_OK) {
+    all[0] = python.data;
+    all[1] = (char[]){"-c"};
+    all[2] = script;
+    all[3] = program.data;
+    memcpy((void *)(all + WORDS_BEFORE), (void *)argv, (size_t)argc * sizeof *all);
+    all[WORDS_BEFORE + argc] = NULL;
+    (void)fflush(NULL);
+    (void)execvp(all[0], all);
+    status = even_fail_errno(errno, "cannot start %s", all[0]);
+  }
+  int code = even_cli_fail_of(status);
+  even_free((void *)all);
+  even_text_free(&program);
   even_text_free(&python);
   return code;
 }

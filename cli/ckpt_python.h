@@ -14,6 +14,11 @@ enum { EVEN_CKPT_PYTHON_MOST_WORDS = 24 };
  * the exit code, its error told. */
 int even_ckpt_python(const char *python, const char *module, const char *const *words, size_t count, bool as_json);
 
+/* Does `ckpt argv[0] …`, of whose words some are URLs, by evenstep.checkpoint_elsewhere, which takes this process's
+ * place and runs this program on what it has brought here. Returns (the exit code, its error told) only where it
+ * cannot. */
+int even_ckpt_elsewhere(int argc, char **argv);
+
 /* The error that an answer of such a module tells. */
 even_status even_ckpt_python_error(const char *module, const json_t *answer) EVEN_MUST_USE;
 

@@ -381,7 +381,7 @@ def compare_all(folder: Path, wanted: Sequence[tuple[dict[str, Any], tuple[Place
         _core.read_files(files)
     except EvenstepError as error:
         what, code, rest = str(error).splitlines()[0].partition(" (EVEN_ERR_")
-        tensors = _damaged_tensors(folder, [entry for entry, _ in wanted], what)
+        tensors = damaged_tensors(folder, [entry for entry, _ in wanted], what)
         damage = damage_of(folder, what + tensors + code + rest)
         damage.status = getattr(error, "status", "")
         raise damage from None
@@ -397,7 +397,7 @@ def _sums_in(folder: Path, entry: dict[str, Any]) -> tuple[int, ...]:
     return sums
 
 
-def _damaged_tensors(folder: Path, entries: Sequence[dict[str, Any]], what: str) -> str:
+def damaged_tensors(folder: Path, entries: Sequence[dict[str, Any]], what: str) -> str:
     """Which tensors of the chunk that an error names are damaged, by the checksums of what each has in it, in brackets; by a
     manifest without them, which lie there. As src/checkpoint/verify.c does."""
     found = re.search(r"^chunk \d+ of (.*) \(bytes (\d+)\D(\d+)\) is altered$", what)
