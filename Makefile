@@ -1,7 +1,7 @@
 # Thin over scripts/: each target is one script that says what it does. `make help` lists them.
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-more test-versions bench bench-balance bench-balancer bench-comm bench-hosts bench-faults bench-compression bench-recovery bench-drain bench-optim bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
+.PHONY: help demo test test-more test-formats test-versions bench bench-balance bench-balancer bench-comm bench-hosts bench-faults bench-compression bench-recovery bench-drain bench-optim bench-checkpoint wheel gpu-check lint format fuzz fuzz-long soak large clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -16,6 +16,10 @@ test: ## the same for all checks: both compilers, sanitizers, pytest on the buil
 test-more: ## the further variants of long tests that `make test` leaves out (ARGS="-k hosts")
 	@scripts/bootstrap.sh more
 	@scripts/test_more.sh $(ARGS)
+
+test-formats: ## checkpoints of TensorFlow, transformers, Lightning, DeepSpeed by these themselves, installed into build/formats (3 GB)
+	@scripts/bootstrap.sh test
+	@scripts/test_formats.sh $(ARGS)
 
 test-versions: ## the Python tests with another torch than the pinned one, or another Python (ARGS="torch==2.14.1", or "--python python3.13 torch==2.14.1")
 	@scripts/bootstrap.sh test
