@@ -438,6 +438,9 @@ static void print_survival(const chaos *on) {
 
 static void print_again(const chaos *on) {
   even_text text = EVEN_TEXT_EMPTY;
+  even_chaos_tended_sum(on->done, (size_t)on->count, &text);
+  tell(on, "%s", even_text_string(&text));
+  even_text_clear(&text);
   even_chaos_again_sum(on->done, (size_t)on->count, &text);
   if (text.length > 0) {
     tell(on, "%s (a checkpoint every %s)\n", even_text_string(&text), on->job.checkpoint_every);
@@ -495,11 +498,10 @@ static void print_words(const chaos *on, long steps) {
 static void lose_leader_first(even_chaos_fault *plan, size_t count) {
   for (size_t i = 0; i < count; i++) {
     if (plan[i].kind == EVEN_CHAOS_AGENT) {
-      double when = plan[0].when;
       even_chaos_fault lost = plan[i];
+      lost.when = plan[0].when;
       memmove(&plan[1], &plan[0], i * sizeof *plan);
       plan[0] = lost;
-      plan[0].when = when;
       return;
     }
   }

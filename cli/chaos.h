@@ -16,19 +16,33 @@
 /* How long what can be ended lasts, in words: after a number or a name. */
 #define EVEN_CHAOS_HELD "for up to %.3g s"
 
+/* Who saw to it that a job went on whose agent was killed. */
+typedef enum even_chaos_tended {
+  EVEN_CHAOS_NOT_TENDED,   /* not known, or of another kind */
+  EVEN_CHAOS_OUTLASTED,    /* Evenstep: its ranks trained on, and another agent went on with them */
+  EVEN_CHAOS_BEGUN_ANEW,   /* Evenstep: another agent began a new attempt */
+  EVEN_CHAOS_REPLACED,     /* Evenstep: another host leads */
+  EVEN_CHAOS_RESUMED_BY_US /* chaos: the first process was killed, and the job started again */
+} even_chaos_tended;
+
+/* What lack of memory did to the rank that it came to. */
+typedef enum even_chaos_lack { EVEN_CHAOS_LACK_UNKNOWN, EVEN_CHAOS_LACK_HURT, EVEN_CHAOS_LACK_BORNE } even_chaos_lack;
+
 /* What became of a fault. */
 typedef struct even_chaos_done {
   bool injected;
-  bool impossible;       /* here; words say why */
-  bool broken;           /* what must follow did not, as words say */
-  uint64_t at_ns;        /* CLOCK_MONOTONIC */
-  uint64_t noticed_ns;   /* when the agent told of it, or another rank had ended; 0: that was not seen */
-  uint64_t gone_ns;      /* of a killed agent: when the last of its ranks was no more; else 0 */
-  long step;             /* the training's last one then */
-  int rank;              /* to which it came; -1: to none */
-  size_t heard;          /* of the agent's words, before it */
-  char words[224];       /* to whom, where; why it was not */
-  bool outlasted;        /* of a killed agent: by its ranks, which are not to begin again for it */
+  bool impossible;     /* here; words say why */
+  bool broken;         /* what must follow did not, as words say */
+  uint64_t at_ns;      /* CLOCK_MONOTONIC */
+  uint64_t noticed_ns; /* when the agent told of it, or another rank had ended; 0: that was not seen */
+  uint64_t gone_ns;    /* of a killed agent: when the last of its ranks was no more; else 0 */
+  long step;           /* the training's last one then */
+  int rank;            /* to which it came; -1: to none */
+  size_t heard;        /* of the agent's words, before it */
+  char words[224];     /* to whom, where; why it was not */
+  bool outlasted;      /* of a killed agent: by its ranks, which are not to begin again for it */
+  even_chaos_tended tended;
+  even_chaos_lack lack;
   const char *unnoticed; /* why noticed_ns is 0, of a kind that others notice; NULL: it is not, or is no such kind */
   /* ---- of the attempt that began after it, by the history (chaos_again.c); -1: none did ---- */
   int64_t again_from; /* its first step; the first one of all is 0 */
@@ -73,6 +87,7 @@ typedef struct even_chaos_lost {
 /* What faults of one rank hold (chaos_rank.c). */
 typedef struct even_chaos_rank {
   even_chaos_process starved; /* gets no more memory */
+  even_chaos_done *starved_fault;
   uint64_t limit_before;
   unsigned char *gradients; /* a byte a rank, shared with it: whether one is to be NaN, and whether it was */
   bool asked;               /* the fault under way has asked this one for it */
@@ -267,6 +282,8 @@ void even_chaos_outcome_json(const even_chaos_done *done, even_json *json);
 void even_chaos_outcome_words(const even_chaos_done *done, char *out, size_t bytes);
 /* How many went on, and how soon. */
 even_status even_chaos_outcome_sum(const even_chaos_done *done, size_t count, even_text *out) EVEN_MUST_USE;
+/* Of killed agents, who saw to it that their jobs went on; of ranks without memory, how many it hurt. Whole lines. */
+void even_chaos_tended_sum(const even_chaos_done *done, size_t count, even_text *out);
 
 /* ---- what a restart costs (chaos_checkpoints.c, chaos_again.c) ---- */
 

@@ -64,6 +64,7 @@ void even_chaos_kill_agent(even_chaos_job *job) {
                  job->succeeds ? "another host takes its place" : "started again with --resume auto");
   job->agent_killed = even_process_signal(job->agent.process.pid, SIGKILL);
   if (job->agent_killed) {
+    job->done[job->next].tended = job->succeeds ? EVEN_CHAOS_NOT_TENDED : EVEN_CHAOS_RESUMED_BY_US;
     even_chaos_tell(job, words);
   }
 }
@@ -90,6 +91,7 @@ void even_chaos_agent_look(even_chaos_job *job) {
                    (double)(now - done->at_ns) * 1e-9);
     add_words(done, words);
     done->outlasted = train && job->successor.calm;
+    done->tended = train ? EVEN_CHAOS_OUTLASTED : EVEN_CHAOS_BEGUN_ANEW;
     job->successor.of = NULL;
   } else if (now - done->at_ns > COMES_NS) {
     done->broken = true;

@@ -66,6 +66,7 @@ even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) {
     even_clock_sleep_ns(LOOK_NS);
   }
   done->noticed_ns = even_clock_ns();
+  done->tended = EVEN_CHAOS_REPLACED;
   job->succeeded = true;
   job->agent_killed = false;
   job->agent.complaint = (even_text)EVEN_TEXT_EMPTY;

@@ -1,4 +1,5 @@
-/* What is told of those that were left after a rank was lost under `evenstep chaos --recovery`. */
+/* What is told of those that were left after a rank was lost under `evenstep chaos --recovery`, of killed agents, of
+ * ranks without memory. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "cli/chaos.h"
@@ -13,11 +14,18 @@ static double seconds_until(const even_chaos_done *done, uint64_t at_ns) {
 
 void even_chaos_outcome_json(const even_chaos_done *done, even_json *json) {
   static const char *const names[] = {NULL, "went_on", "started_again"};
+  static const char *const tended[] = {NULL, "outlasted", "begun_anew", "replaced", "resumed_by_chaos"};
   even_json_string(json, "others", done->judged && done->trained ? names[done->outcome] : NULL);
   even_json_integer(json, "again_ns", (int64_t)done->again_ns);
   even_json_integer(json, "stepped_ns", (int64_t)done->stepped_ns);
   even_json_integer(json, "joined_ns", (int64_t)done->joined_ns);
   even_json_string(json, "why", done->why[0] == '\0' ? NULL : done->why);
+  even_json_string(json, "agent", tended[done->tended]);
+  if (done->lack == EVEN_CHAOS_LACK_UNKNOWN) {
+    even_json_null(json, "hurt");
+  } else {
+    even_json_bool(json, "hurt", done->lack == EVEN_CHAOS_LACK_HURT);
+  }
 }
 
 void even_chaos_outcome_words(const even_chaos_done *done, char *out, size_t bytes) {
@@ -82,4 +90,32 @@ even_status even_chaos_outcome_sum(const even_chaos_done *done, size_t count, ev
   }
   even_free(room);
   return even_text_status(out);
+}
+
+void even_chaos_tended_sum(const even_chaos_done *done, size_t count, even_text *out) {
+  static const char *const words[] = {[EVEN_CHAOS_OUTLASTED] = "outlasted by their ranks",
+                                      [EVEN_CHAOS_BEGUN_ANEW] = "followed by another one and a new attempt",
+                                      [EVEN_CHAOS_REPLACED] = "replaced by another host's",
+                                      [EVEN_CHAOS_RESUMED_BY_US] =
+                                          "with the first process, and the job started again "
+                                          "by chaos with --resume auto"};
+  enum { WAYS = sizeof words / sizeof words[0] };
+  size_t agents[WAYS] = {0};
+  size_t lacks[EVEN_CHAOS_LACK_BORNE + 1] = {0};
+  const char *before = "agents killed: ";
+  for (size_t i = 0; i < count; i++) {
+    agents[done[i].tended]++;
+    lacks[done[i].lack]++;
+  }
+  for (size_t way = EVEN_CHAOS_OUTLASTED; way < WAYS; way++) {
+    if (agents[way] > 0) {
+      even_text_format(out, "%s%zu %s", before, agents[way], words[way]);
+      before = "; ";
+    }
+  }
+  even_text_add(out, out->length > 0 ? "\n" : "");
+  if (lacks[EVEN_CHAOS_LACK_BORNE] > 0) {
+    even_text_format(out, "out-of-memory hurt %zu of %zu ranks: the others needed none, or did without\n",
+                     lacks[EVEN_CHAOS_LACK_HURT], lacks[EVEN_CHAOS_LACK_HURT] + lacks[EVEN_CHAOS_LACK_BORNE]);
+  }
 }

@@ -32,14 +32,34 @@ even_status even_chaos_starve(even_chaos_job *job, const even_process_stat *rank
   EVEN_TRY(status);
   faults->starved = (even_chaos_process){
       .pid = rank->pid, .start_time = rank->start_time, .until_ns = even_clock_ns() + job->hold_ns};
+  faults->starved_fault = &job->done[job->next];
   (void)snprintf(words, sizeof words, "rank %d (process %ld) gets no more memory, " EVEN_CHAOS_HELD, job->victim,
                  (long)rank->pid, (double)job->hold_ns * 1e-9);
   even_chaos_tell(job, words);
   return EVEN_OK;
 }
 
-static void feed(even_chaos_rank *faults) {
+/* Whether it has ended for it. One that needs none is not hurt, nor is one that does without, which cannot be told. */
+static void judge_lack(even_chaos_job *job, bool ended) {
+  even_chaos_done *done = job->rank.starved_fault;
+  size_t length = strlen(done->words);
+  if (ended) {
+    even_chaos_read_history(job);
+  }
+  bool over = ended && even_chaos_last_step(job) + 1 >= job->steps; /* all is done */
+  if (job->ended_ns > done->at_ns) {
+    (void)snprintf(done->words + length, sizeof done->words - length, "; another fault came meanwhile");
+    return;
+  }
+  done->lack = ended && !over ? EVEN_CHAOS_LACK_HURT : EVEN_CHAOS_LACK_BORNE;
+  (void)snprintf(done->words + length, sizeof done->words - length, "; it %s",
+                 done->lack == EVEN_CHAOS_LACK_HURT ? "ended for it" : "needed none, or did without");
+}
+
+static void feed(even_chaos_job *job) {
+  even_chaos_rank *faults = &job->rank;
   even_process_stat now;
+  judge_lack(job, !even_chaos_lives(&faults->starved));
   if (even_process_stat_read(faults->starved.pid, &now) == 0 && now.start_time == faults->starved.start_time &&
       even_memory_limit_restore(faults->starved.pid, faults->limit_before) != EVEN_OK) {
     even_error_clear(); /* it ends meanwhile */
@@ -284,9 +304,9 @@ static void look_after_twin(even_chaos_rank *faults, bool all) {
 
 void even_chaos_rank_relent(even_chaos_job *job, bool all) {
   even_chaos_rank *faults = &job->rank;
-  if (faults->starved.until_ns != 0 &&
-      (all || even_clock_ns() >= faults->starved.until_ns || even_chaos_must_relent(job))) {
-    feed(faults);
+  if (faults->starved.until_ns != 0 && (all || even_clock_ns() >= faults->starved.until_ns ||
+                                        !even_chaos_lives(&faults->starved) || even_chaos_must_relent(job))) {
+    feed(job);
   }
   if (faults->twin.pid != 0) {
     look_after_twin(faults, all);

@@ -309,6 +309,7 @@ class Soak:
                      and ("went on with its ranks" in fault["what"]) == outlasted]  # fmt: skip
             if after:
                 print(f"{words}: {len(after)}, after {quantile(after, 0.5):.2f} s ({max(after):.1f} at most)")
+        report_agents(faults)
         missing = [kind for kind in (*ONE_HOST, "partition") if all(fault["kind"] != kind for fault in faults)]
         print(f"kinds that did not come: {', '.join(missing) or 'none'}")
         twins = [fault["what"] for fault in faults if fault["kind"] == "twin"]
@@ -343,6 +344,27 @@ class Soak:
         report_again(faults)
         report_survivals(self.runs)
         report_late(self.runs)
+
+
+TENDED = {  # as `evenstep chaos --json` says it
+    "outlasted": "survived: outlasted by their ranks",
+    "begun_anew": "survived: another one began a new attempt",
+    "replaced": "survived: another host leads",
+    "resumed_by_chaos": "with the first process: chaos started the job again with --resume auto",
+    None: "not known",
+}
+
+
+def report_agents(faults: list[dict[str, Any]]) -> None:
+    """Of killed agents, which Evenstep survived by itself; of ranks without memory, which were hurt."""
+    killed = collections.Counter(fault.get("agent") for fault in faults if fault["kind"] == "agent")
+    for how, words in TENDED.items():
+        if killed[how]:
+            print(f"agents killed, {words}: {killed[how]}")
+    lacks = [fault.get("hurt") for fault in faults if fault["kind"] == "out-of-memory"]
+    if lacks:
+        print(f"out-of-memory: {len(lacks)}, of which {lacks.count(True)} ended the rank; {lacks.count(False)} hurt nobody "
+              f"(it needed none, or did without), {lacks.count(None)} not known")  # fmt: skip
 
 
 def report_unnoticed(faults: list[dict[str, Any]]) -> None:

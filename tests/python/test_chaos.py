@@ -112,6 +112,18 @@ def test_the_promise_is_kept(
             fault
         )
         assert (fault["noticed_ns"] > 0) != (fault["unnoticed"] is not None) or fault["kind"] not in ("kill", "stop")
+        assert fault["agent"] == ("resumed_by_chaos" if fault["kind"] == "agent" else None), fault
+        assert fault["hurt"] is (True if fault["kind"] == "out-of-memory" else None), fault
+
+
+@pytest.mark.more
+def test_lack_of_memory_that_hurts_nobody_is_told_as_such(chaos: Run, script: Callable[[str], str]) -> None:
+    needs_none = TRAINING.replace("            bytearray(1 << 26)  # memory of its own, if there is any\n", "")
+    options = ("-n", "2", "--seed", "0", "--faults", "1", "--kinds", "out-of-memory", "--hold", "0.5")
+    done = chaos(*options, script(needs_none), "1", "1", "5")
+    assert done.returncode == 0 and needs_none != TRAINING, done.stdout + done.stderr
+    assert "; it needed none, or did without" in done.stdout, done.stdout
+    assert "out-of-memory hurt 0 of 1 ranks: the others needed none, or did without" in done.stdout, done.stdout
 
 
 # What chaos damages a checkpoint by is in the way.
@@ -254,7 +266,7 @@ def test_an_agent_that_is_killed_costs_no_step(chaos: Run, script: Callable[[str
     assert len(came) >= 2, found
     for fault in came:
         assert "; another one went on with its ranks after " in fault["what"] and fault["noticed_ns"] > fault["at_ns"]
-        assert fault["again_from"] == -1, fault  # no attempt began
+        assert fault["again_from"] == -1 and fault["agent"] == "outlasted", fault  # no attempt began
 
 
 def test_ranks_outlast_agents_of_one_host(chaos: Run, script: Callable[[str], str]) -> None:
@@ -364,4 +376,5 @@ def test_another_host_takes_the_leaders_place(chaos: Run, script: Callable[[str]
     assert found["kept"] and found["injected"] == 3, found
     first, *others = found["faults"]
     assert first["kind"] == "agent" and "another host takes its place; process " in first["what"], found
+    assert first["agent"] == "replaced", first
     assert first["noticed_ns"] > first["at_ns"] and all(one["at_ns"] > first["noticed_ns"] for one in others), found
