@@ -1,7 +1,7 @@
 /* What agents of other hosts say, byte by byte: messages, and the JSON in those that greet, tell what a host has, start
  * an attempt, say who goes on in it, who the members are, who waits in init_process_group, what is left to the next
- * leader, what still runs. Not read here is what would look at files or open connections at once: CHECK, CHECKPOINT,
- * HOLDS of one that is being sent. */
+ * leader, what still runs. What a job hears of another host's ranks, and what makes an agent look at files, is
+ * hearing_fuzz.c's. */
 #include "base/alloc.h"
 #include "base/json_reader.h"
 #include "orchestrator/adopt.h"
@@ -22,8 +22,6 @@
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t most); /* libFuzzer's */
-size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed);
 
 enum { RANKS = 4, MEMBER = 7 };
 
@@ -214,19 +212,6 @@ static void say_who_goes_on(const even_message *message) {
     abort();
   }
   json_decref(content);
-}
-
-/* Mostly the JSON of one message alone: its length in the head is right again then. */
-size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t most, unsigned seed) {
-  if (seed % 4 == 0 || size <= EVEN_MESSAGE_HEAD || most <= EVEN_MESSAGE_HEAD) {
-    return LLVMFuzzerMutate(data, size, most);
-  }
-  size_t json = LLVMFuzzerMutate(data + EVEN_MESSAGE_HEAD, size - EVEN_MESSAGE_HEAD, most - EVEN_MESSAGE_HEAD);
-  for (unsigned i = 0; i < 4; i++) {
-    data[4 + i] = (uint8_t)(json >> (8 * i));
-    data[8 + i] = 0;
-  }
-  return EVEN_MESSAGE_HEAD + json;
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
