@@ -189,8 +189,8 @@ class Place(Remote):
                 self._send(one, place)
             self._files.invalidate_cache()
         except BaseException as error:
-            for place in places:
-                with suppress(Exception):
+            with suppress(Exception):  # up to the first that is not there, or a place that does not answer
+                for place in places:
                     self._tell("what was sent is removed", partial(self._files.rm_file, place))
             if isinstance(error, EvenstepError) or not isinstance(error, Exception):
                 raise
