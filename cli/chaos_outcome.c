@@ -96,9 +96,7 @@ void even_chaos_tended_sum(const even_chaos_done *done, size_t count, even_text 
   static const char *const words[] = {[EVEN_CHAOS_OUTLASTED] = "outlasted by their ranks",
                                       [EVEN_CHAOS_BEGUN_ANEW] = "followed by another one and a new attempt",
                                       [EVEN_CHAOS_REPLACED] = "replaced by another host's",
-                                      [EVEN_CHAOS_RESUMED_BY_US] =
-                                          "with the first process, and the job started again "
-                                          "by chaos with --resume auto"};
+                                      [EVEN_CHAOS_RESUMED_BY_US] = "with the first process: chaos resumed the job"};
   enum { WAYS = sizeof words / sizeof words[0] };
   size_t agents[WAYS] = {0};
   size_t lacks[EVEN_CHAOS_LACK_BORNE + 1] = {0};

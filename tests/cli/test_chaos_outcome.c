@@ -27,8 +27,7 @@ static void each_way_is_counted_apart(void **state) {
   assert_string_equal(
       sum_of(done, sizeof done / sizeof *done, &text),
       "agents killed: 2 outlasted by their ranks; 1 followed by another one and a new attempt; 1 replaced "
-      "by another host's; 1 with the first process, and the job started again by chaos with --resume "
-      "auto\n");
+      "by another host's; 1 with the first process: chaos resumed the job\n");
   assert_string_equal(sum_of(done + 5, 1, &text), "");
   even_text_free(&text);
 }
