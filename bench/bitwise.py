@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from heading import heading
@@ -35,6 +36,7 @@ SCRIPT = BENCH.parent / "tests/python/bitwise_cases.py"
 BATCH, WARM = 64, 1
 CASES = ("gpt", "cnn", "bert", "bert_scaler_recomputed")  # of the histories
 FURTHER = ("gpt_bf16", "gpt_autocast", "gpt_scaler", "gpt_recomputed", "cnn_autocast", "cnn_recomputed")
+WAYS = ("", "shrink", "replace")  # of the last job of a history to go on without ranks
 WALL, CPU = range(2)
 Measured = dict[str, list[list[float]]]  # kind -> of each round: median seconds, median CPU seconds
 
@@ -159,65 +161,79 @@ def told(output: str, mark: str) -> Any:
     return json.loads(next(line for line in output.splitlines() if mark in line).partition(mark)[2])
 
 
-def lost_ranks(draw: random.Random, ranks: int, first: int, steps: int) -> tuple[str, list[tuple[int, int]]]:
-    """How the last job of a history goes on without ranks, and which it loses in which steps."""
-    recovery = draw.choice(["", "shrink", "replace"]) if ranks > 1 and first < steps else ""
-    if not recovery:
-        return "", []
-    victims = draw.sample(range(ranks), draw.randint(1, ranks - 1))
-    return recovery, sorted((draw.randint(first, steps - 1), rank) for rank in victims)
+@dataclass(frozen=True)
+class Course:
+    """Jobs of `deaths`, each of which ends with the death of a rank: (ranks, who, after which step), then one of `ranks`, which
+    loses `lost` in the midst of steps and goes on."""
+
+    seed: int  # of its splits; each job adds its number
+    deaths: tuple[tuple[int, int, int], ...]
+    ranks: int
+    recovery: str  # how it goes on without them; "": none is lost
+    lost: tuple[tuple[int, int], ...]  # (step, rank)
 
 
-def history(case: str, seed: int, folder: pathlib.Path, steps: int) -> tuple[str, Any]:
-    """Jobs of 1 to 4 ranks, each but the last ended by the death of a rank; the last may lose some and go on. In words, and how it
-    ends."""
+def course(case: str, number: int, steps: int) -> Course:
+    """No two cases and numbers have the same. Of any three numbers one case has each way to go on without a rank."""
+    seed = 100 * (CASES + FURTHER).index(case) + number
     draw = random.Random(seed)
+    recovery = WAYS[number % len(WAYS)]
+    ends = sorted(draw.sample(range(2, steps - 1 if recovery else steps), draw.choice([1, 2])))
+    deaths = []
+    for end in ends:
+        ranks = draw.randint(1, 4)
+        deaths.append((ranks, draw.randrange(ranks), end))
+    if not recovery:
+        return Course(10 * seed, tuple(deaths), draw.randint(1, 4), "", ())
+    ranks = draw.randint(2, 4)
+    victims = draw.sample(range(ranks), draw.randint(1, ranks - 1))
+    lost = sorted((draw.randint(ends[-1] + 1, steps - 1), rank) for rank in victims)
+    return Course(10 * seed, tuple(deaths), ranks, recovery, tuple(lost))
+
+
+def history(case: str, given: Course, folder: pathlib.Path, steps: int) -> tuple[str, Any]:
+    """In words, and how it ends."""
     checkpoints, marks = folder / "checkpoints", folder / "lost"
     marks.mkdir()
     environment = {"STEPS": str(steps), "LOST_FOLDER": str(marks)}
     options = ["--checkpoint-every", "1", "--checkpoint-dir", str(checkpoints)]
     resume: list[str] = []
     words = []
-    stops = sorted(draw.sample(range(2, steps), draw.choice([1, 2])))
-    for number, stop in enumerate(stops):
-        ranks = draw.randint(1, 4)
-        victim = str(draw.randrange(ranks))
-        given = options + resume
-        run(ranks, case, str(seed + number), victim, str(stop), options=given, dies=True, environment=environment)
-        newest = max(
-            checkpoints.glob("step-*"), default=None
-        )  # it is written beside the steps: perhaps none is whole yet
+    for number, (ranks, victim, stop) in enumerate(given.deaths):
+        arguments = (case, str(given.seed + number), str(victim), str(stop))
+        run(ranks, *arguments, options=options + resume, dies=True, environment=environment)
+        # it is written beside the steps: perhaps none is whole yet
+        newest = max(checkpoints.glob("step-*"), default=None)
         if newest is not None:
             resume = ["--resume", str(newest)]
         whence = "the start" if newest is None else newest.name
         words.append(f"{ranks} ranks, rank {victim} dies after step {stop}, on from {whence}")
-    ranks = draw.randint(1, 4)
-    recovery, lost = lost_ranks(draw, ranks, stops[-1] + 1, steps)
-    if recovery:
-        options += ["--recovery", recovery, "--log-rank", "all"]
-        environment["LOST"] = ",".join(f"{rank}:{step}" for step, rank in lost)
-        told_of = ", ".join(f"rank {rank} in step {step}" for step, rank in lost)
-        words.append(f"{ranks} ranks lose {told_of} ({recovery})")
-    words.append(f"{ranks} ranks to the end" if not recovery else "to the end")
-    end = told(run(ranks, case, str(seed + 7), options=options + resume, environment=environment), "END ")
+    if given.recovery:
+        options += ["--recovery", given.recovery, "--log-rank", "all"]
+        environment["LOST"] = ",".join(f"{rank}:{step}" for step, rank in given.lost)
+        told_of = ", ".join(f"rank {rank} in step {step}" for step, rank in given.lost)
+        words.append(f"{given.ranks} ranks lose {told_of} ({given.recovery})")
+    words.append(f"{given.ranks} ranks to the end" if not given.recovery else "to the end")
+    end = told(run(given.ranks, case, str(given.seed + 7), options=options + resume, environment=environment), "END ")
     died = len(list(marks.iterdir()))
-    if died != len(lost):
-        sys.exit(f"{case}, seed {seed}: {died} of {len(lost)} ranks died as they should")
+    if died != len(given.lost):
+        sys.exit(f"{case}, {given}: {died} of {len(given.lost)} ranks died as they should")
     return "; ".join(words), end
 
 
 def histories(options: argparse.Namespace, results: dict[str, Any]) -> list[str]:
     count, steps = options.histories, options.history_steps
     lines = [
-        f"{count} random histories of {steps} steps, with other splits at every step, against one rank without failures"
+        f"{count * len(options.cases)} random histories of {steps} steps, {count} a case and each another one, with other splits at "
+        "every step, against one rank without failures"
     ]
     for case in options.cases:
         whole = told(run(1, case, "0", environment={"STEPS": str(steps)}), "END ")
         same = 0
         each = []
-        for seed in range(count):
+        for number in range(count):
             with tempfile.TemporaryDirectory() as folder:
-                words, end = history(case, seed, pathlib.Path(folder), steps)
+                words, end = history(case, course(case, number, steps), pathlib.Path(folder), steps)
             same += end == whole
             each.append(f"    {'the same bits' if end == whole else 'OTHER BITS   '}  {words}")
             print(case, each[-1], file=sys.stderr, flush=True)
@@ -235,7 +251,7 @@ def main() -> None:
     parser.add_argument(
         "--blocks", nargs="+", type=int, default=[0], help="samples a block; 0: es.Trainer's own choice"
     )
-    parser.add_argument("--histories", type=int, default=20)
+    parser.add_argument("--histories", type=int, default=20, help="of each case")
     parser.add_argument("--history-steps", type=int, default=20, help="of training")
     parser.add_argument("--cases", nargs="+", choices=CASES + FURTHER, default=list(CASES), help="of the histories")
     parser.add_argument("--json", metavar="FILE", type=pathlib.Path)

@@ -101,7 +101,8 @@ if wanted exactness || wanted balance; then
 fi
 if wanted bitwise || wanted balance; then
   echo "== what exact=bitwise costs, and random histories"
-  # `bitwise` by itself has 20 histories of each case, of which each starts two to four jobs; 5 beside the numbers of balancing
+  # `bitwise` by itself has 20 histories of each case, of which each starts two to four jobs; beside the numbers of balancing 5, and
+  # so 20 of the four cases, no two the same
   short=()
   if [ "$which" = balance ]; then short=(--rounds 10 --histories 5); fi
   if [ -n "${BENCH_QUICK:-}" ]; then short=(--rounds 1 --models gpt --histories 1 --cases gpt); fi

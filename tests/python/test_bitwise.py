@@ -10,6 +10,7 @@ import pathlib
 import random
 import re
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -68,6 +69,21 @@ def test_same_bits_over_twenty_histories(
     run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path, case: str, seed: int
 ) -> None:
     assert live(run_ranks, tmp_path / "checkpoints", case, seed) == whole(run_ranks, case)
+
+
+def test_the_histories_that_the_bench_plays(bench_module: Callable[[str], ModuleType]) -> None:
+    """No two cases have the same, and each, one with BatchNorm among them, loses ranks and goes on without them and with others."""
+    bench = bench_module("bitwise")
+    found = {case: [bench.course(case, number, 20) for number in range(5)] for case in bench.CASES}
+    each = [one for courses in found.values() for one in courses]
+    assert "cnn" in found and len({(one.deaths, one.ranks, one.recovery, one.lost) for one in each}) == 20
+    used = [one.seed + number for one in each for number in (*range(len(one.deaths)), 7)]
+    assert len(set(used)) == len(used), "splits that are those of another job"
+    for courses in found.values():
+        assert {one.recovery for one in courses if one.lost} == {"shrink", "replace"}
+    for one in (bench.course(case, number, 6) for case in bench.CASES for number in range(100)):
+        assert all(one.deaths[-1][2] < step < 6 and rank < one.ranks for step, rank in one.lost), one
+        assert bool(one.lost) == bool(one.recovery) and len(one.lost) < one.ranks
 
 
 @pytest.mark.parametrize(
