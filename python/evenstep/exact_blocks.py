@@ -92,13 +92,14 @@ class BlockShares(Shares):
         return blocks_in(batch, self.block) if samples >= batch else samples // self.block
 
     def crowded(self) -> tuple[str, str] | None:
+        """Said, and no more: a rank without blocks idles, and the bits are those of any other number of ranks."""
         count = blocks_in(self.batch, self.block)
         if count >= self.ranks:
             return None
         return (
             f"es.Config(exact='bitwise'): the global batch of {self.batch} has {count} blocks of {self.block} samples, fewer than the "
-            f"{self.ranks} ranks: in every step some rank would only keep the others company",
-            f"es.Config(block={max(1, self.batch // self.ranks)}) or smaller, a larger batch, or fewer ranks",
+            f"{self.ranks} ranks: in every step some rank has none, and only keeps the others company",
+            "fewer ranks; or smaller blocks (es.Config(block=…)) or a larger batch, either of which gives other bits",
         )
 
     @property

@@ -77,7 +77,7 @@ def prepare_loader(
         number=number,
     )
     batch = even.first_batch_size()
-    if train and even.batch_size is not None and even.batch_size < current.world_size:
+    if train and exact is None and even.batch_size is not None and even.batch_size < current.world_size:
         _say_crowded(current, *crowded(even.batch_size, current.world_size))
     if train:
         workers, use_plan = options.workers or "", environment.use_plan
@@ -140,8 +140,8 @@ def prepare_loader(
             even.shares.given_caps = even.shares.said_caps = caps
         if exact is not None:
             too_few = even.shares.crowded() if even.shares is not None else None
-            if too_few is not None:
-                _say_crowded(current, *too_few)
+            if too_few is not None and current.rank == 0:
+                sys.stderr.write(f"evenstep: warning: {too_few[0]}\n  fix: {too_few[1]}\n")
             exact.use(even, current)
         if even.adapting is not None and even.shares is not None:
             even.shares.let_shrink()

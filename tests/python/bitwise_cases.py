@@ -8,7 +8,7 @@ LOST="1:3,0:5" (of jobs with --recovery): these ranks die in the midst of these 
 then draws a policy's answers, for a schedule knows no other number of ranks.
 
 MOST="7" (of one rank): es.prepare(most_samples=7). Each rank prints the most samples that it had in a step.
-EVAL=1: the model is given in eval(), and train_step begins with train().
+BLOCK=13: two blocks. EVAL=1: the model is given in eval(), and train_step begins with train().
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-STEPS, BLOCK, BATCH = int(os.environ.get("STEPS", "7")), 3, 26  # nine blocks, the last of two samples
+STEPS, BATCH = int(os.environ.get("STEPS", "7")), 26
+BLOCK = int(os.environ.get("BLOCK", "3"))  # nine blocks, the last of two samples
 
 
 class GPT(nn.Module):

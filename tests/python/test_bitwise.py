@@ -131,6 +131,20 @@ def test_same_bits_outside_a_job_and_by_the_balancer(run_ranks: Callable[..., li
     assert end_of(run_ranks(SCRIPT, ranks=2, args=("cnn", "-1"), env=speeds)) == whole(run_ranks, "cnn")
 
 
+@pytest.mark.parametrize("case", ["gpt", "cnn"])
+def test_same_bits_with_fewer_blocks_than_ranks(run_ranks: Callable[..., list[Any]], case: str) -> None:
+    """Those without a block idle, which is said once."""
+    two = {"BLOCK": "13"}
+    alone = run_ranks(SCRIPT, ranks=1, args=(case, "0"), env=two)
+    ranks = run_ranks(SCRIPT, ranks=3, args=(case, "-1"), env=two)
+    assert end_of(ranks) == end_of(alone) != whole(run_ranks, case)
+    words = (
+        "warning: es.Config(exact='bitwise'): the global batch of 26 has 2 blocks of 13 samples, fewer than the 3 ranks"
+    )
+    assert [rank.stderr.count(words) for rank in ranks] == [1, 0, 0] and words not in alone[0].stderr
+    assert "smaller blocks (es.Config(block=…)) or a larger batch, either of which gives other bits" in ranks[0].stderr
+
+
 def test_blocks_that_count_nothing_leave_no_trace(run_ranks: Callable[..., list[Any]]) -> None:
     """Their losses are no numbers, for which on_nonfinite="stop" would end the job."""
     exact = whole(run_ranks, "gpt_gaps")

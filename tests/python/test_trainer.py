@@ -275,7 +275,6 @@ def test_who_ran_out_of_memory_with_one_block_keeps_one() -> None:
 
 
 def test_ranks_beyond_the_blocks_have_none() -> None:
-    """They may come while the others train; a job does not begin so."""
     two = BlockShares("auto", 2, 8, None, None, 4)
     assert two.crowded() is None
     for _ in range(30):
@@ -288,7 +287,16 @@ def test_ranks_beyond_the_blocks_have_none() -> None:
     assert sum(four.split(5)) == 5
     told = four.crowded()
     assert told is not None and "has 2 blocks of 4 samples, fewer than the 4 ranks" in told[0]
-    assert "es.Config(block=2)" in told[1]
+    assert "other bits" in told[1]
+
+
+@pytest.mark.parametrize("policy", ["equal", "proportional", "dynamic", "hybrid", "auto"])
+def test_every_policy_has_shares_for_more_ranks_than_blocks(policy: str) -> None:
+    crowd = BlockShares(policy, 5, 3, [1.0, 2.0, 1.0, 0.5, 1.0], None, 2)  # two blocks, the last of one sample
+    for _ in range(20):
+        drawn = crowd.draw(3)
+        assert sum(drawn) == 3 and sorted(drawn)[:3] == [0, 0, 0] and set(drawn) <= {0, 1, 2, 3}
+        crowd.observe([(share, 0.01 * share) for share in drawn], 1.0)
 
 
 GROWN = """
@@ -327,10 +335,13 @@ def test_a_restart_with_more_ranks_than_samples_goes_on(
     resumed = {**job, "EVENSTEP_RESUME": str(tmp_path / "here")}
     ended = run_ranks(GROWN, ranks=after, args=[how], env={**resumed, "TORCHELASTIC_RESTART_COUNT": "1"})
     assert len({rank.stdout for rank in ended}) == 1 and ended[0].stdout.startswith("8 2 ")
-    words = "some rank would only keep the others company"
+    words = "in every step some rank"
     assert [words in rank.stderr for rank in ended] == [True] + [False] * before
-    refused = run_ranks(GROWN, ranks=after, args=[how], env=resumed, check=False)
-    assert all(rank.returncode == 1 and "fewer ranks" in rank.stderr for rank in refused)
+    again = run_ranks(GROWN, ranks=after, args=[how], env=resumed, check=False)  # a job that begins so
+    if how == "bitwise":
+        assert {rank.stdout for rank in again} == {ended[0].stdout} and words in again[0].stderr
+    else:
+        assert all(rank.returncode == 1 and "fewer ranks" in rank.stderr for rank in again)
 
 
 def test_shares_that_are_no_blocks_are_refused() -> None:
