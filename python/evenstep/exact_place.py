@@ -29,6 +29,7 @@ _VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
 )
 _ENVIRONMENT = "environment: "
+# Not only what it can: oneDNN cuts long sums so that a part fits a core's caches, and MKL has code for makers and models.
 _OF_PROCESSOR = ("vendor_id", "cpu family", "model", "CPU implementer", "CPU part", "cache size")
 _OTHERWISE = "or leave exact='bitwise' out, and results agree to 1e-5"
 _FIX = {
@@ -69,7 +70,6 @@ def _device(device: torch.device) -> dict[str, str]:
         "device": f"{properties.name}, {properties.major}.{properties.minor}, {properties.multi_processor_count}",
         "CUDA": f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",
         "TF32": f"{torch.backends.cuda.matmul.allow_tf32}, {torch.backends.cudnn.allow_tf32}",
-        "cuDNN benchmark": str(torch.backends.cudnn.benchmark),
     }
 
 

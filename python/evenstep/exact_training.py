@@ -6,6 +6,7 @@ it does not depend on who computes it; and blocks are summed along a fixed tree 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,18 @@ if TYPE_CHECKING:
 Loss = Callable[[nn.Module, Any], "tuple[torch.Tensor, float | None]"]
 
 
+def fix_workspace() -> None:
+    """cuBLAS gives the same bits again with workspaces of a fixed size alone, which it reads when its first handle is made; torch
+    refuses to multiply under deterministic algorithms without. (https://docs.nvidia.com/cuda/cublas/#results-reproducibility)"""
+    if torch.version.cuda is not None:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """torch's kernels in their deterministic variants; one that has none is torch's error."""
+    """torch's kernels in their deterministic variants; one that has none is torch's error. cuDNN's are not chosen by their times,
+    which are chance."""
+    timed, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True)
@@ -51,6 +61,7 @@ def deterministic() -> Iterator[None]:
     try:
         yield
     finally:
+        torch.backends.cudnn.benchmark = timed
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled  # type: ignore[attr-defined]
 

@@ -20,7 +20,7 @@ from evenstep.checkpoint import load_checkpoint
 from evenstep.evaluation import reduce_mean
 from evenstep.exact_blocks import default_block, in_blocks
 from evenstep.exact_models import check_not_compiled
-from evenstep.exact_training import Blocks, BlockSteps, deterministic
+from evenstep.exact_training import Blocks, BlockSteps, deterministic, fix_workspace
 from evenstep.nonfinite import check_policy
 from evenstep.order import GlobalOrder
 from evenstep.parameter_checks import POLICIES as DIFFERENCE_POLICIES
@@ -149,6 +149,8 @@ class Trainer:
                 "es.Config(micro_batch=…): the model has BatchNorm, whose statistics are those of a whole batch\n"
                 "  fix: leave micro_batch out; or use LayerNorm or GroupNorm"
             )
+        if config.exact is not None:
+            fix_workspace()  # before anything is multiplied
         self._sums = config.options.get("reduction") == "sum"
         self._pieces = StepInPieces(model, self._loss_of, self._scale, config.micro_batch, self._sums)
         self._blocks: Blocks | None = None

@@ -538,7 +538,9 @@ if __name__ == "__main__":
     if sys.argv[1] in globals():
         globals()[sys.argv[1]]()
     else:
+        import exact_cases
         import speed_cases
         import torch_cases
 
-        getattr(speed_cases if hasattr(speed_cases, sys.argv[1]) else torch_cases, sys.argv[1])()
+        modules = (exact_cases, speed_cases, torch_cases)
+        getattr(next(one for one in modules if hasattr(one, sys.argv[1])), sys.argv[1])()

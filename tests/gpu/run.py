@@ -56,6 +56,7 @@ CHECKS = [
     ("hybrid_gpu_and_cpu", 2, "gpu", 60),
     ("train_legs", 2, "torch-nccl", 90),
     ("train_legs_four", 4, "torch-pair", 90),
+    ("bitwise_pair", 2, "gpu", 90),
     ("bench_alone", 1, "gpu", 60),
     ("bench_pair", 2, "pair", 60),
     ("bench_torch_alone", 1, "torch-nccl", 60),

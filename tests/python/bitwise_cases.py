@@ -8,7 +8,7 @@ LOST="1:3,0:5" (of jobs with --recovery): these ranks die in the midst of these 
 then draws a policy's answers, for a schedule knows no other number of ranks.
 
 MOST="7" (of one rank): es.prepare(most_samples=7). Each rank prints the most samples that it had in a step.
-BLOCK=13: two blocks. EVAL=1: the model is given in eval(), and train_step begins with train().
+BLOCK=13: two blocks. DEVICE=1: gradients are on a made-up device (exact_device.py). EVAL=1: the model is given in eval(), and train_step begins with train().
 """
 
 from __future__ import annotations
@@ -305,6 +305,10 @@ def main() -> None:
             del os.environ[variable]
     import evenstep as es
 
+    if "DEVICE" in os.environ:
+        import exact_device
+
+        exact_device.pretend()
     model, data, collate, loss = case(name)
     begins = "EVAL" in os.environ
     if begins:

@@ -131,6 +131,13 @@ def test_same_bits_outside_a_job_and_by_the_balancer(run_ranks: Callable[..., li
     assert end_of(run_ranks(SCRIPT, ranks=2, args=("cnn", "-1"), env=speeds)) == whole(run_ranks, "cnn")
 
 
+@pytest.mark.parametrize("case", ["gpt", "gpt_bf16"])
+def test_same_bits_of_gradients_on_a_device(run_ranks: Callable[..., list[Any]], case: str) -> None:
+    """A made-up one: blocks' gradients come to the host, and what is summed goes back."""
+    ranks = run_ranks(SCRIPT, ranks=3, args=(case, "3"), env={"DEVICE": "1"})
+    assert end_of(ranks) == whole(run_ranks, case)
+
+
 @pytest.mark.parametrize("case", ["gpt", "cnn"])
 def test_same_bits_with_fewer_blocks_than_ranks(run_ranks: Callable[..., list[Any]], case: str) -> None:
     """Those without a block idle, which is said once."""

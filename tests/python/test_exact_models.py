@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from torch import nn
 
 import evenstep as es
-from evenstep.exact_models import check_not_compiled
+from evenstep.batch_norm import synchronise
+from evenstep.exact_models import check_model, check_not_compiled
+from evenstep.exact_training import deterministic
 
 
 def compiled(given: Any) -> Any:
@@ -167,3 +170,43 @@ def test_no_optimizer_of_torch_is_taken_for_compiled() -> None:
     for kind in kinds:
         if kind is not torch.optim.Optimizer:
             check_not_compiled(model, kind(matrices), loss)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "given", "exact", "then"),
+    [
+        ("12.8", None, "bitwise", ":4096:8"),
+        ("12.8", ":16:8", "bitwise", ":16:8"),
+        ("12.8", None, None, None),
+        (None, None, "bitwise", None),
+    ],
+)
+def test_a_trainer_fixes_what_cublas_works_in(
+    monkeypatch: pytest.MonkeyPatch, cuda: str | None, given: str | None, exact: str | None, then: str | None
+) -> None:
+    """Of a torch that can use CUDA, where the script or the user has not; when it is made, for cuBLAS reads it once."""
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.setenv(name, given or "")  # so that what is set here goes with this test
+    if given is None:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    model = Net()
+    es.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), loss, config=es.Config(exact=exact))
+    assert os.environ.get(name) == then
+
+
+def test_deterministic_kernels_are_not_chosen_by_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's: ranks would choose differently."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with deterministic():
+        assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_batch_norm_on_a_device_is_refused_with_the_reason() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to("meta")
+    synchronise("model", model)
+    with pytest.raises(
+        es.EvenstepError, match="not on the CPU, where alone blocks can wait for one another in backward"
+    ):
+        check_model("model", model, sparse=False)
