@@ -43,10 +43,15 @@ class StepInPieces:
         """micro_batch: no more samples at once, whatever fits. sums: losses are sums over samples."""
         self._model, self._loss, self._scale, self._sums = model, loss, scale, sums
         self._micro_batch = micro_batch
+        self._asked = micro_batch is not None  # by the script
         self._times = PieceTimes()
         self._most = 0  # samples at once, since it ran out of memory; 0: it did not
         self.loss = 0.0  # of this rank's samples
         self.amount = 0.0  # what it is a mean over
+
+    def prefer(self, size: int | None) -> None:
+        """So many samples at once, by measurement; a batch that cannot be cut runs in one."""
+        self._micro_batch, self._asked = size, False
 
     def run(self, current: Session, batch: Any) -> None:
         """Afterwards p.grad is as after the backward of one piece."""
@@ -61,7 +66,7 @@ class StepInPieces:
             self._at_once(current, batch, samples, empty)
             return
         why = self._why_not(current, batch, samples)
-        if why and self._micro_batch is not None and samples > self._micro_batch:
+        if why and self._asked and self._micro_batch is not None and samples > self._micro_batch:
             raise EvenstepError(
                 f"es.Config(micro_batch={self._micro_batch}): rank {current.rank} cannot make a batch of {samples} samples in pieces: "
                 f"{why}\n  fix: leave micro_batch out, or what hinders it"

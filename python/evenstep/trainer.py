@@ -21,6 +21,7 @@ from evenstep.evaluation import reduce_mean
 from evenstep.exact_blocks import default_block, in_blocks
 from evenstep.exact_models import check_not_compiled
 from evenstep.exact_training import Blocks, BlockSteps, deterministic, fix_workspace
+from evenstep.micro_batches import AUTO, all_want, measured
 from evenstep.nonfinite import check_policy
 from evenstep.order import GlobalOrder
 from evenstep.parameter_checks import POLICIES as DIFFERENCE_POLICIES
@@ -51,6 +52,7 @@ class Config:
     checkpoint_frequency: as es.prepare's.
     bucket: as es.prepare's, this rank's own. micro_batch: no more samples than so many run at once on this rank, its own too; a
     share that is larger runs as several forwards and backwards of one step, whose gradients are added up (not with BatchNorm).
+    "auto" (on all ranks): as many as each rank is fastest with and memory holds, by trial steps of up to ten seconds in the first fit.
     options: further ones of es.prepare.
 
     on_nonfinite: "report", "skip" or "stop" where a loss or a gradient is not finite; None: what the launcher says
@@ -73,15 +75,18 @@ class Config:
     adapt_batch: AdaptBatch | None = None
     checkpoint_frequency: int | str | None = None
     bucket: int | None = None
-    micro_batch: int | None = None
+    micro_batch: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.exact not in (None, "bitwise"):
             raise ValueError(f"es.Config(exact={self.exact!r}): choose 'bitwise', or leave it out")
         for name in ("block", "threads", "micro_batch"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"es.Config({name}={value!r}): give a whole number of at least 1")
+            if value is None or (name == "micro_batch" and value == AUTO):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                instead = ", or 'auto'" if name == "micro_batch" else ""
+                raise ValueError(f"es.Config({name}={value!r}): give a whole number of at least 1{instead}")
         if self.block is not None and self.exact is None:
             raise ValueError("es.Config(block=…) is of exact='bitwise'\n  fix: give both, or neither")
         for name in ("bucket", "micro_batch"):
@@ -152,7 +157,8 @@ class Trainer:
         if config.exact is not None:
             fix_workspace()  # before anything is multiplied
         self._sums = config.options.get("reduction") == "sum"
-        self._pieces = StepInPieces(model, self._loss_of, self._scale, config.micro_batch, self._sums)
+        micro_batch = config.micro_batch if isinstance(config.micro_batch, int) else None
+        self._pieces = StepInPieces(model, self._loss_of, self._scale, micro_batch, self._sums)
         self._blocks: Blocks | None = None
         self._steps: BlockSteps | None = None
         self._loaders: dict[
@@ -333,8 +339,22 @@ class Trainer:
             self._steps = BlockSteps(session(), self._blocks, self.model, self._loss_of, self._scale, self._sums)
         if self._blocks is None and not _has_batch_norm(self.model) and getattr(even, "shares", None) is not None:
             even.shares.let_come_in_pieces()
+        if first and self._blocks is None:
+            self._measure_micro_batch(loader, even)
         self._loaders[id(loader)] = (loader, even)
         return even
+
+    def _measure_micro_batch(self, loader: DataLoader[Any], even: EvenLoader) -> None:
+        current = session()
+        if not all_want(current, self.config.micro_batch == AUTO) or current.joining:
+            return  # the others train meanwhile: neither its time nor its memory are what they will be
+
+        def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+            return self._loss_of(model, batch)[0]
+
+        self._pieces.prefer(
+            measured(current, self.model, self.optimizer, loader, loss, getattr(even, "batch_size", None))
+        )
 
 
 def _has_batch_norm(model: nn.Module) -> bool:

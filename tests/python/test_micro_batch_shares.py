@@ -13,7 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from evenstep import _core, vote
+from evenstep import _core, micro_batches, vote
+from evenstep.batch_search import Trial
+from evenstep.batch_size import DeviceBatchSize
 from evenstep.exact_blocks import BlockShares
 from evenstep.piece_times import PieceTimes
 from evenstep.shares import Shares
@@ -196,3 +198,110 @@ def test_what_is_no_longer_so_is_taken_back() -> None:
     whole._why_not = lambda *given: "for want of rows"  # type: ignore[method-assign]
     whole.run(current, torch.zeros(10, 3))  # at once, as it cannot be cut
     assert current.steps.micro_batch == (0, 0.0)
+
+
+def device(rates: dict[int, float], stopped_by: str = "most", fits: int = 10**9) -> DeviceBatchSize:
+    """Of one that makes so many samples a second with so many at once, and holds `fits`."""
+    trials = tuple(Trial(size, None, size, size / rate, size <= fits) for size, rate in sorted(rates.items()))
+    return DeviceBatchSize(1, "cpu:0", 0, 0, None, 0, "", stopped_by, trials)
+
+
+@pytest.mark.parametrize(
+    ("rates", "stopped_by", "fits", "size"),
+    [
+        ({2: 100.0, 4: 180.0, 8: 300.0, 16: 400.0}, "most", 99, None),  # more are faster
+        ({2: 100.0, 4: 180.0, 8: 300.0, 16: 400.0}, "memory", 8, 8),  # and no more are held
+        ({2: 100.0, 4: 180.0, 8: 300.0, 16: 400.0}, "seconds", 99, None),
+        ({2: 100.0, 4: 400.0, 8: 300.0, 16: 250.0}, "most", 99, 4),  # as of caches
+        ({2: 100.0, 4: 400.0, 8: 395.0, 16: 250.0}, "most", 99, 8),  # about as fast, and fewer pieces
+        ({2: 100.0, 4: 400.0, 8: 395.0, 16: 390.0}, "most", 99, None),
+        ({2: 100.0, 4: 400.0, 8: 395.0, 16: 390.0}, "memory", 8, 8),
+        ({2: 100.0}, "memory", 1, None),  # not one was held: the step itself finds out what is
+    ],
+)
+def test_the_best_size_of_a_device(rates: dict[int, float], stopped_by: str, fits: int, size: int | None) -> None:
+    assert micro_batches.size_of(device(rates, stopped_by, fits)) == size
+
+
+def test_it_is_said_why() -> None:
+    rates = {2: 100.0, 4: 400.0, 8: 300.0, 16: 250.0}
+    assert micro_batches.in_words(device(rates), 4) == "runs 4 samples at once (400 a second, of 16 250)"
+    assert micro_batches.in_words(device(rates, fits=8), 8) == "runs 8 samples at once (which memory holds)"
+    assert micro_batches.in_words(device(rates), None) == "runs its share in one"
+
+
+def test_a_smaller_one_that_took_longer_is_chance() -> None:
+    trials = [Trial(2, None, 0, 0.5, True), Trial(4, None, 0, 0.2, True), Trial(8, None, 0, 0.3, True)]
+    assert micro_batches.rising(trials) == [(2, 0.2), (4, 0.2), (8, 0.3)]
+    _core.best_micro_batch(micro_batches.rising(trials), 8)
+
+
+MEASURED = """
+import os
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import evenstep as es
+from evenstep import batch_trials, micro_batches
+
+rank, whole = int(os.environ["RANK"]), sys.argv[1] == "whole"
+micro_batches.SECONDS = 1e9  # no clock decides
+tried, run = [], batch_trials.TrialRuns.run
+
+def made_up(self, samples, limit):
+    peak, _ = run(self, samples, limit)
+    tried.append(samples)
+    return peak, samples / (400 if rank == 1 and samples == 4 else 100)
+
+batch_trials.TrialRuns.run = made_up
+torch.manual_seed(3)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.0), nn.Linear(16, 1)).double()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+data = TensorDataset(torch.randn(96, 8).double(), torch.randn(96, 1).double())
+seen = []
+
+def step(model, batch):
+    seen.append(len(batch[0]))
+    loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+    return (loss, 2.0 * len(batch[0])) if "weights" in sys.argv else loss
+
+auto = None if whole or sys.argv[1] == "unlike" and rank else "auto"
+shares = None if whole else lambda number, batch: [batch - 10 - number, 10 + number]
+trainer = es.Trainer(model, optimizer, step, config=es.Config(shares=shares, micro_batch=auto))
+prefer = trainer._pieces.prefer
+begins = 0
+
+def preferred(size):
+    global begins
+    begins = len(seen)
+    prefer(size)
+
+trainer._pieces.prefer = preferred
+trainer.fit(DataLoader(data, batch_size=32, shuffle=True), epochs=1)
+print(seen[begins:])
+print([p.tolist() for p in model.parameters()])
+print(len(tried))
+"""
+
+
+def test_each_rank_runs_the_size_that_was_fastest(run_ranks: Callable[..., list[Any]]) -> None:
+    """And all together train as one device does."""
+    (one,) = run_ranks(MEASURED, ranks=1, args=("whole",))
+    first, second = run_ranks(MEASURED, args=("auto", "weights"))
+    assert ast.literal_eval(first.stdout.splitlines()[0]) == [22, 21, 20]
+    assert ast.literal_eval(second.stdout.splitlines()[0]) == [4, 4, 2, 4, 4, 3, 4, 4, 4]
+    values = [ast.literal_eval(rank.stdout.splitlines()[1]) for rank in (one, first, second)]
+    flat = [torch.cat([torch.tensor(p, dtype=torch.float64).reshape(-1) for p in each]) for each in values]
+    assert torch.equal(flat[1], flat[2]) and float((flat[0] - flat[1]).norm() / flat[0].norm()) < 1e-12
+    said = "micro_batch='auto': rank 0 runs its share in one, rank 1 runs 4 samples at once (400 a second, of 32 100)"
+    assert [said in rank.stderr for rank in (first, second)] == [True, False], first.stderr
+    assert all(int(rank.stdout.splitlines()[2]) > 3 for rank in (first, second)) and "micro_batch" not in one.stderr
+
+
+def test_one_rank_cannot_measure_alone(run_ranks: Callable[..., list[Any]]) -> None:
+    for rank in run_ranks(MEASURED, args=("unlike",), check=False):
+        words = "rank 0 has es.Config(micro_batch='auto') and rank 1 has not"
+        assert rank.returncode == 1 and words in rank.stderr, rank.stderr

@@ -102,6 +102,8 @@ def test_trains_as_a_loop_by_hand(run_ranks: Callable[..., list[Any]], ranks: in
         ({"exact": "bitwise", "micro_batch": 4}, "a rank runs one block at a time"),
         ({"exact": "bitwise", "bucket": 4}, "its share is whole blocks"),
         ({"micro_batch": 0}, "whole number of at least 1"),
+        ({"micro_batch": "best"}, "at least 1, or 'auto'"),
+        ({"exact": "bitwise", "micro_batch": "auto"}, "a rank runs one block at a time"),
         ({"options": {"bucket": 4}}, "'bucket' is none of the options"),
     ],
 )
