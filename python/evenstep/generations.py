@@ -79,6 +79,7 @@ class Recovery(Joins):
         )
         self.has_values = False  # in es.prepare: this rank has what the first one gives to all
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
+        session.scheduler_steps.uncertain = lambda: self.can_go_on and not self.at_rest
 
     # -- before anything is lost --
 

@@ -1,6 +1,6 @@
 """What a pass of training changes before it is known to count, kept from its beginning on, so that a void one leaves no trace:
-the models' buffers, what was prepared for its state alone (a GradScaler), and parameters that no optimizer trains (an average of
-others)."""
+the models' buffers, what was prepared for its state alone (a GradScaler), parameters that no optimizer trains (an average of
+others), and schedulers that were stepped in it, behind a step that was skipped."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from evenstep.late_copies import LateCopies, untrained
+from evenstep.schedulers import SchedulerSteps
 
 _SMALL_BYTES = 1 << 16
 _LARGEST_STATE = 1 << 20
@@ -44,8 +45,13 @@ class PassState:
     running statistics, each time: `.data` and torch's kernels change them without a version."""
 
     def __init__(
-        self, models: Mapping[str, nn.Module], objects: Mapping[str, Any], optimizers: Mapping[str, Optimizer]
+        self,
+        models: Mapping[str, nn.Module],
+        objects: Mapping[str, Any],
+        optimizers: Mapping[str, Optimizer],
+        schedulers: SchedulerSteps | None = None,
     ) -> None:
+        self._schedulers = schedulers
         self._models, self._objects, self._optimizers = models, objects, optimizers
         self._late = LateCopies()
         self._untrained: list[torch.Tensor] = []
@@ -55,6 +61,8 @@ class PassState:
     @torch.no_grad()
     def keep(self) -> str:
         """As it is now. Gives why that cannot be, in a few words; "" where it is done."""
+        if self._schedulers is not None:
+            self._schedulers.stands()
         states = {name: one.state_dict() for name, one in self._objects.items()}
         late = _late_tensors(states)
         why = _too_large(self._objects, states, late)
@@ -90,6 +98,8 @@ class PassState:
     def put_back(self) -> None:
         """What was kept; it stays kept. Raises EvenstepError where large tensors had changed before they were wanted."""
         late = self._late.copies()
+        if self._schedulers is not None:
+            self._schedulers.put_back()
         for module, of_module in self._modules.items():
             if list(module._buffers) != list(of_module.kept):
                 self._put_names_back(module, of_module)

@@ -3,11 +3,13 @@ again those that its checkpoint already has; one that follows a metric follows t
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from evenstep import script_exchanges
@@ -65,6 +67,27 @@ class AgreedMetric:
         return mean
 
 
+class _Before:
+    """A scheduler's state, and what it writes of its optimizer."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._state = copy.deepcopy(scheduler.state_dict())
+        self._groups = [
+            (group, {key: copy.deepcopy(value) for key, value in group.items() if key != "params"})
+            for group in scheduler.optimizer.param_groups
+        ]
+
+    def put_back(self) -> None:
+        self._scheduler.load_state_dict(self._state)
+        for group, values in self._groups:
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                    group[key].copy_(value)  # a learning rate that the optimizer knows by its place
+                else:
+                    group[key] = value
+
+
 class SchedulerSteps:
     """Counts what each scheduler steps by itself while `training()` is false: what another scheduler steps for it
     (SequentialLR) is that one's business. While `stopped()` nothing is stepped: the step before did not count."""
@@ -76,6 +99,9 @@ class SchedulerSteps:
         agree: Callable[[Any], Any] = lambda metric: metric,
     ) -> None:
         self._training, self._stopped, self._agree = training, stopped, agree
+        # Whether there are batches since the last step that stands, which would come again where a rank is lost.
+        self.uncertain: Callable[[], bool] = lambda: False
+        self._undo: dict[str, _Before] = {}
         self._made: dict[str, int] = {}
         self._before: dict[str, int] = {}  # the checkpoint's
         self._inside = False
@@ -99,7 +125,10 @@ class SchedulerSteps:
         def step(scheduler: Any, *arguments: Any, **options: Any) -> Any:
             if steps._stopped() and not steps._inside:
                 return None
-            if steps._inside or steps._training():
+            within = not steps._inside and steps._training()
+            if within and name not in steps._undo and steps.uncertain():  # as behind a step that a scaler skips
+                steps._undo[name] = _Before(scheduler)
+            if steps._inside or within:
                 return make(scheduler, arguments, options)
             steps._made[name] += 1
             if steps._made[name] <= steps._before.get(name, 0):
@@ -123,6 +152,16 @@ class SchedulerSteps:
         # A class of the same name, not an attribute: a scheduler's state_dict takes all attributes along.
         names = {"__module__": plain.__module__, "__qualname__": plain.__qualname__}
         scheduler.__class__ = type(plain.__name__, (plain,), {"step": step, "__reduce_ex__": reduce, **names})
+
+    def stands(self) -> None:
+        """What was stepped so far is of batches that do not come again."""
+        self._undo.clear()
+
+    def put_back(self) -> None:
+        """Without what was stepped since."""
+        for before in self._undo.values():
+            before.put_back()
+        self._undo.clear()
 
     def made(self) -> dict[str, int]:
         """How many this script has come by, those left out among them."""

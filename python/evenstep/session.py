@@ -109,12 +109,12 @@ class Session:
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.total_epochs = 0  # 0: unknown
         self._committed = False
-        self.pass_state = PassState(self.models, self.objects, self.optimizers)
         self.pass_order = PassOrder()
         self.recovery: Recovery | None = None
         self.sharing: list[InPieces] = []  # optimizers whose states the ranks of a host share
         self.optimizer_steps = OptimizerSteps(self)
         self.scheduler_steps = SchedulerSteps(lambda: self.iterating, lambda: self.redoing, AgreedMetric(self))
+        self.pass_state = PassState(self.models, self.objects, self.optimizers, self.scheduler_steps)
         self.unexchanged = Unexchanged(self)
         self.counted_share = CountedShare(self)
         self.loops = Loops(self.loaders, self.scheduler_steps, self.rank)

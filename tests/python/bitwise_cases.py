@@ -4,7 +4,8 @@ bitwise_cases.py CASE SPLITS [RANK STEP] [alone]: trains 7 steps (STEPS in the e
 SPLITS (-1: the balancer's). With RANK and STEP that rank dies after that step. "alone": outside any job. Rank 0 prints a digest of
 the model's bits, the steps, the last loss and the parameters' norm as JSON.
 
-LOST="1:3,0:5" (of jobs with --recovery): these ranks die in the midst of these steps, each once (LOST_FOLDER keeps who has). SPLITS
+LOST="1:3,0:5" (of jobs with --recovery): these ranks die in the midst of these steps, each once (LOST_FOLDER keeps who has); "1:6:2"
+in the second batch behind step 5, the first of which a scaler has skipped. SPLITS
 then draws a policy's answers, for a schedule knows no other number of ranks.
 
 MOST="7" (of one rank): es.prepare(most_samples=7). Each rank prints the most samples that it had in a step.
@@ -276,12 +277,19 @@ def policy(seed: int) -> Any:
 class Deaths:
     def __init__(self) -> None:
         lost = (one.split(":") for one in os.environ.get("LOST", "").split(",") if one)
-        self._steps = {int(step) for rank, step in lost if rank == os.environ.get("RANK")}
+        self._steps = {
+            int(step): int(batch[0]) if batch else 0 for rank, step, *batch in lost if rank == os.environ.get("RANK")
+        }
+        self._ended, self._batch = 0, 1  # the last step, which batch since it is under way
+
+    def ends(self, step: int) -> None:
+        self._batch = self._batch + 1 if step == self._ended else 1
+        self._ended = step
 
     def now(self, step: int) -> None:
-        if step not in self._steps:
+        if self._steps.get(step, -1) not in (0, self._batch):
             return
-        self._steps.discard(step)
+        del self._steps[step]
         mark = pathlib.Path(os.environ["LOST_FOLDER"], f"{os.environ['RANK']}-{step}")
         try:
             mark.touch(exist_ok=False)
@@ -328,6 +336,7 @@ def main() -> None:
         return loss(model, batch)
 
     def on_step(trainer: Any) -> None:
+        deaths.ends(trainer.step)
         deaths.now(trainer.step)  # a rank without blocks
         had.append(es.session().latest.samples)
         if trainer.step == last and es.rank() == victim:

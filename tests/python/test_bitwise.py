@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_jobs import Run
 from script_parts import EVENTS
 
 SCRIPT = pathlib.Path(__file__).parent / "bitwise_cases.py"
@@ -129,6 +130,22 @@ def test_same_bits_outside_a_job_and_by_the_balancer(run_ranks: Callable[..., li
     assert end_of(run_ranks(SCRIPT, ranks=1, args=("cnn", "0", "alone"))) == whole(run_ranks, "cnn")
     speeds = {"EVENSTEP_SPEEDS": "1,0.3"}
     assert end_of(run_ranks(SCRIPT, ranks=2, args=("cnn", "-1"), env=speeds)) == whole(run_ranks, "cnn")
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("recovery", ["shrink", "replace"])
+def test_same_bits_where_a_rank_is_lost_behind_a_step_that_a_scaler_skips(
+    run: Run, tmp_path: pathlib.Path, recovery: str
+) -> None:
+    """Both batches come again, and what the scheduler made behind the first one is undone."""
+    bits = []
+    for ranks, lost in ((1, ""), (2, "1:1:3")):
+        environment = {"STEPS": "3", "LOST": lost, "LOST_FOLDER": str(tmp_path)}
+        words = ("-n", str(ranks), "--recovery", recovery, "--max-restarts", "0", str(SCRIPT))
+        done = run(*words, "bert_scaler_recomputed", "1", env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        bits.append(next(line.partition("END ")[2] for line in done.stdout.splitlines() if "END " in line))
+    assert (tmp_path / "1-1").exists() and bits[0] == bits[1]
 
 
 @pytest.mark.parametrize("case", ["gpt", "gpt_bf16"])

@@ -13,6 +13,7 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as lr
 
+from evenstep.pass_state import PassState
 from evenstep.schedulers import SchedulerSteps
 
 
@@ -57,7 +58,7 @@ def steps(scheduler: Any, count: int) -> list[float]:
     for _ in range(count):
         scheduler.optimizer.step()
         scheduler.step(*((1.0,) if isinstance(scheduler, lr.ReduceLROnPlateau) else ()))
-        rates.append(scheduler.optimizer.param_groups[0]["lr"])
+        rates.append(float(scheduler.optimizer.param_groups[0]["lr"]))
     return rates
 
 
@@ -175,3 +176,34 @@ def test_metrics_that_differ_by_rounding_are_no_news(run_ranks: Callable[..., li
 def test_a_step_on_one_rank_alone_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     first = run_ranks(METRICS, args=["alone"])[0].stdout
     assert "rank 1 made another call where rank 0 was in ReduceLROnPlateau.step, which all ranks make" in first, first
+
+
+@pytest.mark.parametrize("given", [0.5, torch.tensor(0.5)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_batches_that_come_again_are_undone(kind: str, given: Any) -> None:
+    """As of one that a GradScaler skips, and a rank is lost in the next: both come again, and what stands before them stays."""
+    uncertain = False
+    plain, watched = (KINDS[kind](SGD([torch.nn.Parameter(torch.ones(2))], lr=copy.deepcopy(given))) for _ in range(2))
+    rate = watched.optimizer.param_groups[0]["lr"]
+    counted = SchedulerSteps(lambda: True)
+    counted.uncertain = lambda: uncertain
+    state = PassState({}, {}, {}, counted)
+    counted.watch("scheduler", watched)
+    expected = [steps(plain, 1) for _ in range(6)]
+    for number in range(3):
+        uncertain = False
+        assert steps(watched, 1) == expected[2 * number]
+        state.keep()  # the next pass begins
+        uncertain = True
+        for _ in range(2):
+            before, group = copy.deepcopy(watched.state_dict()), dict(watched.optimizer.param_groups[0])
+            group["lr"] = float(group["lr"])
+            steps(watched, 2)
+            state.put_back()
+            state.put_back()  # whatever is undone is so once
+            assert watched.state_dict() == before and watched.optimizer.param_groups[0] == group
+        assert steps(watched, 1) == expected[2 * number + 1]
+        state.keep()
+        state.put_back()  # what stands by now is not undone
+        assert watched.optimizer.param_groups[0]["lr"] == expected[2 * number + 1][0]
+    assert not isinstance(rate, torch.Tensor) or watched.optimizer.param_groups[0]["lr"] is rate
