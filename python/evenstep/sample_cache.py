@@ -42,7 +42,7 @@ class SampleCache(Dataset):
     """Keeps what a map-style `dataset` gives, up to `max_bytes` a host (with 16 bytes for each sample of it).
 
     Put it around what decodes and below what is random: `Augmented(es.SampleCache(Decoded(…), 8 << 30))`. Samples may be
-    tensors, NumPy arrays, numbers and strings, in tuples, lists and dictionaries; each caller gets memory of its own.
+    tensors, NumPy arrays, PIL images, numbers and strings, in tuples, lists and dictionaries; each caller gets memory of its own.
     Indices are whole numbers 0 … len - 1, also NumPy's and tensors'; any other is given to the data set. The ranks of a host share one once a loader over it is
     prepared. A sample that does not fit is not kept, and none is taken out.
     """

@@ -1,7 +1,8 @@
-"""A decoded sample as bytes, and back: tensors, NumPy arrays, numbers and words, in tuples, lists and dictionaries."""
+"""A decoded sample as bytes, and back: tensors, NumPy arrays, PIL images, numbers and words, in tuples, lists and dictionaries."""
 
 from __future__ import annotations
 
+import importlib
 import marshal
 import struct
 import sys
@@ -61,11 +62,38 @@ def _tree(value: Any, pieces: list[bytes | memoryview]) -> tuple[Any, ...]:
     if array and not value.dtype.hasobject and value.dtype.names is None:
         size = _put(value.tobytes(), pieces)
         return ("n" if kind is numpy.ndarray else "s", value.dtype.str, list(value.shape), size)
+    pil: Any = sys.modules.get("PIL.Image")
+    if pil is not None and isinstance(value, pil.Image):
+        return _image(value, pieces)
     raise EvenstepError(
         f"es.SampleCache was given a sample with a {kind.__module__}.{kind.__qualname__} in it, which it cannot keep\n"
-        "  fix: let the data set give tensors (on the CPU, without gradient), NumPy arrays, numbers and strings, in tuples, "
-        "lists and dictionaries, and make anything else of them in a data set around the cache"
+        "  fix: let the data set give tensors (on the CPU, without gradient), NumPy arrays, PIL images, numbers and strings, in "
+        "tuples, lists and dictionaries, and make anything else of them in a data set around the cache"
     )
+
+
+def _image(image: Any, pieces: list[bytes | memoryview]) -> tuple[Any, ...]:
+    """What it shows, its palette, and of what its file said that which is plain (EXIF, transparency, DPI)."""
+    palette = None
+    size = _put(image.tobytes(), pieces)  # loads one of a file, and with it the palette
+    if image.palette is not None:
+        palette = image.palette.mode, bytes(image.getpalette(image.palette.mode))
+    said = {}
+    for key, value in image.info.items():
+        try:
+            said[key] = marshal.dumps(value)
+        except ValueError:  # of a class of PIL's
+            continue
+    return ("i", image.mode, list(image.size), size, palette, said)
+
+
+def _made_image(tree: tuple[Any, ...], data: memoryview) -> Any:
+    _, mode, shape, _, palette, said = tree
+    image = importlib.import_module("PIL.Image").frombytes(mode, tuple(shape), bytes(data))
+    if palette is not None:
+        image.putpalette(palette[1], palette[0])
+    image.info.update({key: marshal.loads(value) for key, value in said.items()})
+    return image
 
 
 def _sample(tree: tuple[Any, ...], record: bytearray, at: list[int]) -> Any:
@@ -77,9 +105,11 @@ def _sample(tree: tuple[Any, ...], record: bytearray, at: list[int]) -> Any:
         return tuple(items) if kind == "(" else items
     if kind == "{":
         return {_sample(key, record, at): _sample(one, record, at) for key, one in tree[1]}
-    _, name, shape, size = tree
+    _, name, shape, size = tree[:4]
     offset = at[0]
     at[0] += size + -size % _ALIGNED
+    if kind == "i":
+        return _made_image(tree, memoryview(record)[offset : offset + size])
     if kind == "t":
         dtype = getattr(torch, name)
         if size == 0:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -73,6 +75,56 @@ def test_samples_come_back_as_they_were() -> None:
     record = bytearray(b"".join(pack(SAMPLE)))
     assert alike(unpack(record), {**SAMPLE, "image": SAMPLE["image"].contiguous()})
     unpack(record)["image"].fill_(0)  # of this caller
+
+
+class Picture:
+    """What is asked of an image of PIL's, and of PIL.Image."""
+
+    def __init__(self, mode: str, size: tuple[int, int], data: bytes) -> None:
+        self.mode, self.size, self._data = mode, size, data
+        self.palette: Any = None
+        self.info: dict[str, Any] = {}
+
+    def tobytes(self) -> bytes:
+        return self._data
+
+    def putpalette(self, data: bytes, mode: str) -> None:
+        self.palette = SimpleNamespace(mode=mode, data=data)
+
+    def getpalette(self, mode: str) -> list[int]:
+        assert mode == self.palette.mode
+        return list(self.palette.data)
+
+
+@pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.more)])
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "1", "I;16"])
+def test_images_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch, real: bool, mode: str) -> None:
+    """Of PIL where it is installed, and of a stand-in for it."""
+    if real:
+        module = pytest.importorskip("PIL.Image")
+    else:
+        module = SimpleNamespace(Image=Picture, frombytes=Picture)
+        monkeypatch.setitem(sys.modules, "PIL", SimpleNamespace(Image=module))
+        monkeypatch.setitem(sys.modules, "PIL.Image", module)
+    bits = {"RGB": 24, "1": 1, "I;16": 16}.get(mode, 8)
+    image = module.frombytes(mode, (8, 3), bytes(range(3 * bits)))
+    if mode == "P":
+        image.putpalette(bytes(range(12)), "RGB")
+    image.info.update(exif=b"Exif", dpi=(72, 72), transparency=3, odd=object())
+    (found, label) = unpack(bytearray(b"".join(pack((image, 7)))))
+    assert label == 7 and type(found) is module.Image and (found.mode, found.size) == (mode, (8, 3))
+    assert found.tobytes() == image.tobytes() and found.info == {"exif": b"Exif", "dpi": (72, 72), "transparency": 3}
+    assert mode != "P" or found.getpalette("RGB") == image.getpalette("RGB")
+
+
+@pytest.mark.more
+def test_an_image_of_a_file(tmp_path: Path) -> None:
+    """It is loaded when it is first asked for; with a palette that has transparency, too."""
+    module = pytest.importorskip("PIL.Image")
+    module.frombytes("RGBA", (8, 3), bytes(range(96))).quantize(8).save(tmp_path / "a.png")
+    with module.open(tmp_path / "a.png") as image:
+        found = unpack(bytearray(b"".join(pack(image))))
+        assert type(found) is module.Image and found.convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
 
 
 @pytest.mark.parametrize(
