@@ -1,10 +1,12 @@
-"""Parameters after 200 steps of a CNN with BatchNorm, a GPT and a BERT, by es.verify: on three ranks with other uneven shares
-at every step against one device. To reach: 1e-12 in fp64, 1e-5 in fp32 (relative norm over all parameters). Beside it: one
-device against itself with the samples of each batch the other way round, which is what rounding alone makes of the model, and
-in fp32 one device against itself in fp64, which is how far rounding alone takes it from what it computes.
+"""Parameters after 200 steps of a CNN with BatchNorm, a GPT and a BERT: trained by es.prepare on three ranks, from a shuffling
+DataLoader over several epochs whose last batches are smaller, by a policy that gives other shares in every step (none, too),
+against torch alone on one device over the same batches. To reach: 1e-12 in fp64, 1e-5 in fp32 (relative norm over all
+parameters; those whose gradient is zero apart). Beside it: one device against itself with the samples of each batch the other way
+round, which is what rounding alone makes of the model, and in fp32 one device against itself in fp64, which is how far rounding
+alone takes it from what it computes.
 
---rates: the CNN in fp32 at other learning rates too, with ReLU and with a smooth activation, and when the first ReLU lets
-through on one side what it stops on the other (one device and itself, the other way round).
+--rates: the CNN in fp32 on one batch by heart, by es.verify, at other learning rates too, with ReLU and with a smooth activation,
+and when the first ReLU lets through on one side what it stops on the other (one device and itself, the other way round).
 
     python bench/exact_models.py [--steps 200] [--ranks 3] [--rates 0.001,0.02] [--json FILE]
 """
@@ -13,14 +15,17 @@ from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 import json
+import math
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +33,23 @@ import torch
 from heading import print_heading
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import evenstep as es
+from evenstep.backward import observed_backward
+from evenstep.data import SyntheticImages
+from evenstep.environment import Environment
+from evenstep.group import gather_objects
+from evenstep.order import GlobalOrder
+from evenstep.session import Session, in_place_of_session
+from evenstep.verify import Verification, compared
+from evenstep.verify_runs import Outcome, fresh, gradients_seen, outcome_of
 
 PROGRAM = os.environ.get("EVENSTEP_PROGRAM") or shutil.which("evenstep") or "evenstep"
 Make = Callable[[nn.Module], torch.optim.Optimizer]
-Loss = Callable[[nn.Module, tuple[torch.Tensor, ...]], torch.Tensor]
-BATCH, LENGTH, WORDS, WIDTH = 24, 16, 64, 32
+Batch = tuple[torch.Tensor, ...]
+Loss = Callable[[nn.Module, Batch], tuple[torch.Tensor, "float | None"]]  # and what it is a mean over; None: samples
+SAMPLES, BATCH, LENGTH, WORDS, WIDTH = 250, 24, 16, 64, 32
 
 
 class Residual(nn.Module):
@@ -74,30 +89,27 @@ class Transformer(nn.Module):
         return self.head(self.body(x, mask=mask, is_causal=mask is not None))
 
 
-def texts() -> tuple[torch.Tensor, ...]:
-    tokens = (torch.arange(LENGTH + 1) * torch.randint(1, 9, (BATCH, 1)) + torch.randint(WORDS, (BATCH, 1))) % WORDS
-    return tokens[:, :-1], tokens[:, 1:]
+def texts() -> TensorDataset:
+    tokens = (torch.arange(LENGTH + 1) * torch.randint(1, 9, (SAMPLES, 1)) + torch.randint(WORDS, (SAMPLES, 1))) % WORDS
+    return TensorDataset(tokens[:, :-1], tokens[:, 1:])
 
 
-def classify(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return functional.cross_entropy(model(batch[0]), batch[1])
+def classify(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, None]:
+    return functional.cross_entropy(model(batch[0]), batch[1]), None
 
 
-def predict(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+def predict(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, None]:
+    return functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()), None
 
 
-def fill_in(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def fill_in(model: nn.Module, batch: Batch) -> tuple[torch.Tensor, float]:
     """A mean over the words left out, of which each text has its own number."""
     tokens = batch[0]
     gone = (tokens * 7 + torch.arange(LENGTH)) % 5 == 0
-    latest = es.session().latest
-    if latest is not None:
-        es.set_weight(float(gone.sum()) if latest.samples else 0.0)
     losses = functional.cross_entropy(
         model(tokens.masked_fill(gone, 0)).flatten(0, 1), tokens.flatten(), reduction="none"
     )
-    return (losses * gone.flatten()).sum() / gone.sum().clamp(min=1)
+    return (losses * gone.flatten()).sum() / gone.sum().clamp(min=1), float(gone.sum())
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -119,57 +131,114 @@ def values_of(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().double().reshape(-1) for _, p in named])
 
 
-def run_alone(
-    model: nn.Module,
-    make: Make,
-    batch: tuple[torch.Tensor, ...],
-    loss: Loss,
-    steps: int,
-    dtype: torch.dtype,
-    turned: bool,
-) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """After each step the parameters, and what each ReLU let through, in the order of the samples as they are given."""
+def cast(batch: Sequence[torch.Tensor], dtype: torch.dtype) -> Batch:
+    return tuple(one.to(dtype) if one.is_floating_point() else one for one in batch)
+
+
+@dataclass
+class Alone:
+    """A training on one device, by torch alone."""
+
+    model: nn.Module
+    make: Make
+    loss: Loss
+    batches: Sequence[Batch]  # of each step
+
+    def outcome(self, dtype: torch.dtype) -> Outcome:
+        twin = copy.deepcopy(self.model).to(dtype)
+        optimizer = self.make(twin)
+        with gradients_seen(optimizer) as gradients:
+            for _ in self._steps(twin, optimizer, dtype, turned=False):
+                pass
+        return outcome_of(twin, gradients, [])
+
+    def _steps(
+        self, twin: nn.Module, optimizer: torch.optim.Optimizer, dtype: torch.dtype, turned: bool
+    ) -> Iterator[None]:
+        for batch in self.batches:
+            given = cast(batch, dtype)
+            with in_place_of_session(Session(Environment())), observed_backward(None):
+                optimizer.zero_grad()
+                self.loss(twin, tuple(one.flip(0) for one in given) if turned else given)[0].backward()
+                optimizer.step()
+            yield
+
+    def _seen(self, dtype: torch.dtype, turned: bool) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+        """After each step the parameters, and what each ReLU let through, in the order of the samples as they are given."""
+        twin = copy.deepcopy(self.model).to(dtype)
+        through: list[torch.Tensor] = []
+        for module in twin.modules():
+            if isinstance(module, nn.ReLU):
+                module.register_forward_hook(lambda _module, _given, out: through.append(out.detach() > 0))
+        for _ in self._steps(twin, self.make(twin), dtype, turned):
+            yield values_of(twin), [one.flip(0) if turned else one for one in through]
+            through.clear()
+
+    def against(self, dtype: torch.dtype, other: torch.dtype) -> Apart:
+        """Against itself: in another type, or with the samples the other way round."""
+        found = Apart(0.0)
+        runs = zip(self._seen(dtype, False), self._seen(other, dtype is other))
+        for step, ((mine, through), (theirs, let)) in enumerate(runs, 1):
+            if found.switched_at == 0 and not all(map(torch.equal, through, let)):
+                found.switched_at, found.before = step, found.difference
+            found.difference = float((theirs - mine).norm() / mine.norm())
+        return found
+
+
+def moving(view: es.PolicyView) -> list[int]:
+    """Other shares in every step, by what every rank knows alike."""
+    draw = random.Random(10 * view.steps + view.ranks)
+    cuts = sorted(draw.randint(0, view.batch) for _ in range(view.ranks - 1))
+    return [end - begin for begin, end in zip([0, *cuts], [*cuts, view.batch])]
+
+
+@dataclass
+class Trained:
+    """On all ranks."""
+
+    outcome: Outcome
+    shares: list[list[int]]  # of each step
+    batches: list[Batch]  # the whole ones
+    same: bool  # parameters on all ranks, to the bit
+
+
+def train(model: nn.Module, make: Make, data: TensorDataset, loss: Loss, steps: int, dtype: torch.dtype) -> Trained:
     twin = copy.deepcopy(model).to(dtype)
-    optimizer = make(twin)
-    given = tuple(one.to(dtype) if one.is_floating_point() else one for one in batch)
-    given = tuple(one.flip(0) for one in given) if turned else given
-    through: list[torch.Tensor] = []
-    for module in twin.modules():
-        if isinstance(module, nn.ReLU):
-            module.register_forward_hook(lambda _module, _given, out: through.append(out.detach() > 0))
-    for _ in range(steps):
-        through.clear()
-        optimizer.zero_grad()
-        loss(twin, given).backward()
-        optimizer.step()
-        yield values_of(twin), [one.flip(0) if turned else one for one in through]
-
-
-def alone(
-    model: nn.Module,
-    make: Make,
-    batch: tuple[torch.Tensor, ...],
-    loss: Loss,
-    steps: int,
-    dtype: torch.dtype,
-    other: torch.dtype,
-) -> Apart:
-    """One device against itself: in another type, or with the samples the other way round."""
-    found = Apart(0.0)
-    one = run_alone(model, make, batch, loss, steps, dtype, False)
-    two = run_alone(model, make, batch, loss, steps, other, dtype is other)
-    for step, ((mine, through), (theirs, let)) in enumerate(zip(one, two), 1):
-        if found.switched_at == 0 and not all(map(torch.equal, through, let)):
-            found.switched_at, found.before = step, found.difference
-        found.difference = float((theirs - mine).norm() / mine.norm())
-    return found
+    shares: list[list[int]] = []
+    at: list[tuple[int, int]] = []  # epoch, batch
+    with in_place_of_session(fresh(es.session())):
+        twin, optimizer, loader = es.prepare(
+            twin, make(twin), DataLoader(data, batch_size=BATCH, shuffle=True), policy=moving
+        )
+        while len(shares) < steps:
+            for batch in loader:
+                plan = es.session().latest
+                assert plan is not None
+                optimizer.zero_grad()
+                value, amount = loss(twin, cast(batch, dtype))
+                if amount is not None:
+                    es.set_weight(amount if plan.samples else 0.0)
+                value.backward()
+                optimizer.step()
+                shares.append(list(plan.shares))
+                at.append((plan.epoch, plan.batch))
+                if len(shares) == steps:
+                    break
+        orders = {
+            epoch: list(GlobalOrder(loader.loader, 1).batches(loader.seed, epoch)) for epoch in {e for e, _ in at}
+        }
+    whole = [tuple(default_collate([data[index] for index in orders[epoch][number]])) for epoch, number in at]
+    found = outcome_of(twin, {}, [])
+    bits = hashlib.sha256(b"".join(one.numpy().tobytes() for one in found.parameters.values())).hexdigest()
+    return Trained(found, shares, whole, len(set(gather_objects(es.session().group, bits))) == 1)
 
 
 def sgd(rate: float) -> Make:
     return lambda model: torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
 
 
-def all_models(steps: int, images: tuple[torch.Tensor, ...]) -> list[dict[str, Any]]:
+def all_models(steps: int) -> list[dict[str, Any]]:
+    images = TensorDataset(*default_collate(list(SyntheticImages(SAMPLES, side=16))))
     trained = (
         ("CNN with BatchNorm", cnn(), sgd(0.02), images, classify),
         ("CNN, GELU, mean pool", cnn(smooth=True), sgd(0.02), images, classify),
@@ -177,46 +246,58 @@ def all_models(steps: int, images: tuple[torch.Tensor, ...]) -> list[dict[str, A
         ("BERT", Transformer(causal=False), adamw, texts(), fill_in),
     )
     figures: list[dict[str, Any]] = []
-    for name, model, optimizer, batch, loss in trained:
+    for name, model, optimizer, data, loss in trained:
         for dtype in (torch.float64, torch.float32):
-            found = es.verify(model, optimizer(model), batch, loss, steps=steps, dtype=dtype)
-            apart = ", ".join(f"{one} {apart:.1e}" for one, apart in found.without_gradient.items()) or "none"
-            if not es.is_main():
-                continue
-            itself = alone(model, optimizer, batch, loss, steps, dtype, dtype).difference
-            figures.append(
-                {
-                    "model": name,
-                    "dtype": found.dtype,
-                    "steps": steps,
-                    "difference": found.difference,
-                    "bound": found.bound,
-                    "itself": itself,
-                    "without_gradient": found.without_gradient,
-                }
-            )
-            words = f"one device and itself {itself:.1e}"
-            if dtype is torch.float32:
-                exact = alone(model, optimizer, batch, loss, steps, dtype, torch.float64).difference
-                words += f", and itself in fp64 {exact:.1e}"
-            es.print(
-                f"  {name:<21}{found.dtype}   {found.difference:.1e}   to reach {found.bound:.0e}   "
-                f"{'reached' if found.difference <= found.bound else 'MISSED'}   {words}   running statistics {found.buffers_difference:.1e}   "
-                f"without gradient: {apart}"
-            )
+            ours = train(model, optimizer, data, loss, steps, dtype)
+            if es.is_main():
+                figures.append(judge(name, ours, Alone(model, optimizer, loss, ours.batches), dtype))
+            es.barrier()  # who waits in the next training's steps does so for nothing
     return figures
 
 
-def all_rates(steps: int, images: tuple[torch.Tensor, ...], rates: list[float]) -> None:
+def judge(name: str, ours: Trained, alone: Alone, dtype: torch.dtype) -> dict[str, Any]:
+    found: Verification = compared(ours.outcome, alone.outcome(dtype), {dtype}, ours.shares, ours.same)
+    apart = ", ".join(f"{one} {apart:.1e}" for one, apart in found.without_gradient.items()) or "none"
+    itself = alone.against(dtype, dtype).difference
+    words = f"one device and itself {itself:.1e}"
+    if dtype is torch.float32:
+        words += f", and itself in fp64 {alone.against(dtype, torch.float64).difference:.1e}"
+    reached = found.difference <= found.bound and found.same_on_all_ranks
+    splits, idle = len(set(map(tuple, ours.shares))), sum(0 in one for one in ours.shares)
+    es.print(
+        f"  {name:<21}{found.dtype}   {found.difference:.1e}   to reach {found.bound:.0e}   "
+        f"{'reached' if reached else 'MISSED'}   {words}   running statistics {found.buffers_difference:.1e}   "
+        f"{splits} splits, {idle} of them without samples for a rank   without gradient: {apart}"
+    )
+    return {
+        "model": name,
+        "dtype": found.dtype,
+        "steps": found.steps,
+        "difference": found.difference if found.same_on_all_ranks else math.inf,
+        "bound": found.bound,
+        "itself": itself,
+        "without_gradient": found.without_gradient,
+    }
+
+
+def all_rates(steps: int, rates: list[float]) -> None:
+    images = torch.randn(BATCH, 3, 16, 16), torch.randint(10, (BATCH,))
     for smooth in (False, True):
         torch.manual_seed(1)
         model = cnn(smooth)
         for rate in rates:
-            found = es.verify(model, sgd(rate)(model), images, classify, steps=steps, dtype=torch.float32)
+            found = es.verify(
+                model,
+                sgd(rate)(model),
+                images,
+                lambda model, batch: classify(model, batch)[0],
+                steps=steps,
+                dtype=torch.float32,
+            )
             if not es.is_main():
                 continue
-            given = (model, sgd(rate), images, classify, steps, torch.float32)
-            itself, exact = alone(*given, torch.float32), alone(*given, torch.float64)
+            one = Alone(model, sgd(rate), classify, [images] * steps)
+            itself, exact = one.against(torch.float32, torch.float32), one.against(torch.float32, torch.float64)
             switched = (
                 f"a ReLU decides otherwise from step {itself.switched_at} on, {itself.before:.1e} before it"
                 if itself.switched_at
@@ -233,11 +314,10 @@ def all_rates(steps: int, images: tuple[torch.Tensor, ...], rates: list[float]) 
 
 def in_rank(steps: int, rates: str, file: str) -> None:
     torch.manual_seed(0)
-    images = torch.randn(BATCH, 3, 16, 16), torch.randint(10, (BATCH,))
     if rates:
-        all_rates(steps, images, [float(one) for one in rates.split(",")])
+        all_rates(steps, [float(one) for one in rates.split(",")])
         return
-    figures = all_models(steps, images)
+    figures = all_models(steps)
     if file and es.is_main():
         pathlib.Path(file).write_text(json.dumps(figures) + "\n")
 
@@ -253,7 +333,7 @@ def main() -> None:
         in_rank(options.steps, options.rates, options.json)
         return
     print_heading(
-        f"Parameters after {options.steps} steps, {options.ranks} ranks with changing uneven shares against one device"
+        f"Parameters after {options.steps} steps, {options.ranks} ranks with other shares at every step against one device"
     )
     with tempfile.TemporaryDirectory() as folder:
         command = [PROGRAM, "run", "-q", "-n", str(options.ranks), "--no-monitor", "--runs-dir", folder]

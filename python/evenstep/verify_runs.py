@@ -142,7 +142,7 @@ def outcome_of(model: Any, gradients: Mapping[int, torch.Tensor], local: Sequenc
 
 
 @contextmanager
-def _gradients_seen(optimizer: Any) -> Iterator[dict[int, torch.Tensor]]:
+def gradients_seen(optimizer: Any) -> Iterator[dict[int, torch.Tensor]]:
     seen: dict[int, torch.Tensor] = {}
 
     def look(one: Optimizer, *_: Any) -> None:
@@ -181,7 +181,7 @@ def alone(start: Start, step: Step, batches: Batches, steps: int | None = None) 
     with (
         in_place_of_session(Session(Environment())),
         observed_backward(None),
-        _gradients_seen(optimizer) as gradients,
+        gradients_seen(optimizer) as gradients,
         _rounding_seen(model) as rounded,
     ):
         for number in range(len(batches) if steps is None else steps):
