@@ -7,7 +7,9 @@
  *
  * Every call that moves data can fail with EVEN_ERR_PEER_LOST (a rank that had opened the group died: within a tenth of
  * a second; one that was stopped: see even_comm_set_stop_grace; one that never comes: by the timeout), EVEN_ERR_REVOKED
- * (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH (ranks made different calls: kind, count, dtype or op). After
+ * (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH (ranks made different calls: kind, count, dtype or op; or,
+ * of one host, wait for one another, each in another group or for a message, and have for two seconds; where a process
+ * has a thread that never calls into a group, it is not known that this one never will, and the timeout ends it). After
  * any of these the group is unusable: close it. EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW come before anything is
  * announced: the group stays as it is, but peers that made the call wait for this rank. A child that a rank forks
  * inherits nothing of the group: its calls fail with EVEN_ERR_STATE, even_comm_revoke does nothing there, and
@@ -234,8 +236,9 @@ EVEN_PUBLIC uint64_t even_comm_wait_ns(const even_comm *comm);
 /* Records the calls of the group from now on: counts them, and where records of calls are wanted, writes one each
  * (even_telemetry_call; some tens of ns a call). `name` is the same on all ranks of the group and no other group's of
  * theirs; collectives are numbered as in the flight record where this is called before any. NULL telemetry: not any
- * more. The telemetry outlives the group. A group made of others (even_comm_open_hosts) is recorded as one. Between
- * calls, and with no message under way. EVEN_ERR_MEMORY, EVEN_ERR_ARGUMENT (no name). */
+ * more; the group keeps its name, by which errors call it where several groups are spoken of. The telemetry outlives
+ * the group. A group made of others (even_comm_open_hosts) is recorded as one. Between calls, and with no message under
+ * way. EVEN_ERR_MEMORY, EVEN_ERR_ARGUMENT (no name). */
 EVEN_PUBLIC even_status even_comm_record(even_comm *comm, even_telemetry *telemetry, const char *name) EVEN_MUST_USE;
 
 /* How the group moves data now, in words for people: the engine, its ways, where its memory lies, and what was chosen

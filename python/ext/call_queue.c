@@ -5,6 +5,7 @@
 #include "objects.h"
 
 #include "base/alloc.h"
+#include "comm/waits.h"
 #include "os/futex.h"
 
 #include <pthread.h>
@@ -99,9 +100,11 @@ static queued *wait_and_take(queue_object *self) {
     if (one != NULL) {
       return one;
     }
+    even_waits_rest(&self->puts, seen);
     self->sleeps = 1;
     even_futex_wait(&self->puts, seen, WAIT_NS);
     self->sleeps = 0;
+    even_waits_go_on();
   }
 }
 

@@ -2,6 +2,7 @@
 #include "comm.h"
 
 #include "base/fail.h"
+#include "comm/waits.h"
 
 #include <evenstep/telemetry.h>
 #include <stdlib.h>
@@ -36,6 +37,23 @@ static bool ask_site(void *context, char *text, size_t bytes) {
   Py_XDECREF(sites);
   PyGILState_Release(state);
   return known;
+}
+
+/* Whether another thread of Python's may call that has not yet (callers.py); yes where it cannot be asked. */
+static bool ask_others(void *context) {
+  (void)context;
+  if (!from_python) {
+    return true;
+  }
+  PyGILState_STATE state = PyGILState_Ensure();
+  PyObject *callers = PyImport_ImportModule("evenstep.callers");
+  PyObject *answer = callers == NULL ? NULL : PyObject_CallMethod(callers, "others_may_call", NULL);
+  bool none = answer == Py_False;
+  PyErr_Clear();
+  Py_XDECREF(answer);
+  Py_XDECREF(callers);
+  PyGILState_Release(state);
+  return !none;
 }
 
 /* What a rank's words go to beside its output: its ring, where `evenstep run` gave it one. */
@@ -84,6 +102,7 @@ even_status even_ext_comm_patience_read(even_ext_comm_patience *out) {
 void even_ext_comm_prepare(even_comm *comm, const even_ext_comm_patience *patience) {
   even_comm_set_stop_grace(comm, patience->stop_seconds);
   even_comm_ask_site(comm, ask_site, NULL);
+  even_waits_ask_others(ask_others, NULL);
   even_comm_on_stall(comm, patience->stall_seconds, even_ext_tell_stall, NULL);
 }
 

@@ -138,6 +138,7 @@ even_status even_call_begin(even_comm *comm, even_call_kind kind, uint32_t dtype
     (void)even_fail(EVEN_ERR_STATE, "two threads called %s of one group at the same time", kind_name(kind));
     return even_error_fix("let one thread at a time call into a group, or give each thread a group of its own");
   }
+  even_waits_call();
   comm->waits_since = 0;
   comm->call = (even_comm_call){.kind = kind, .dtype = dtype, .op = op, .root = root, .count = count};
   even_called_take(even_comm_base_of(comm), &comm->call);

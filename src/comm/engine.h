@@ -5,6 +5,7 @@
 
 #include "comm/kernels.h"
 #include "comm/recording.h"
+#include "comm/waits.h"
 
 #include <evenstep/comm_costs.h>
 #include <evenstep/flight.h>
@@ -21,16 +22,17 @@ typedef struct even_comm_following {
 } even_comm_following;
 
 /* What the group of every engine begins with, so that an even_comm can be read as an even_comm_base. */
-#define EVEN_COMM_BASE                                                                              \
-  const even_comm_engine *engine;                                                                   \
-  const even_kernels *kernels; /* of the reductions */                                              \
-  int rank;                                                                                         \
-  int ranks;                                                                                        \
-  uint32_t process_mark;     /* even_process_mark() at opening; 0: not checked */                   \
-  size_t arena_bytes;        /* of each rank's part of the arena */                                 \
-  uint32_t elements;         /* of the bytes that are moved, of all calls; called.h. 0: not said */ \
-  even_recording *recording; /* of its calls; comm.c's. NULL: none */                               \
-  even_comm_over_call *over; /* as in even_comm_params */                                           \
+#define EVEN_COMM_BASE                                                                                      \
+  const even_comm_engine *engine;                                                                           \
+  const even_kernels *kernels; /* of the reductions */                                                      \
+  int rank;                                                                                                 \
+  int ranks;                                                                                                \
+  uint32_t process_mark;             /* even_process_mark() at opening; 0: not checked */                   \
+  size_t arena_bytes;                /* of each rank's part of the arena */                                 \
+  uint32_t elements;                 /* of the bytes that are moved, of all calls; called.h. 0: not said */ \
+  even_recording *recording;         /* of its calls; comm.c's. NULL: none */                               \
+  char name[EVEN_WAITS_GROUP_BYTES]; /* what it is called, cut to fit; "": nobody has said */               \
+  even_comm_over_call *over;         /* as in even_comm_params */                                           \
   void *over_context
 
 typedef struct even_comm_base {

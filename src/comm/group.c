@@ -40,6 +40,7 @@ static void choose_patience(even_comm *comm, int spin) {
 
 static even_status join(even_comm *comm, int spin) {
   EVEN_TRY(even_peers_introduce(comm));
+  even_waits_open(comm);
   even_nodes_place(comm);
   even_shared_start_pieces(comm, comm->layout.least_piece, comm->layout.least_piece, false);
   comm->arrival = (even_comm_patience){0};
@@ -84,6 +85,7 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
   comm->kernels = even_kernels_best();
   comm->controls = (even_comm_control *)(void *)(even_comm_memory(comm) + layout->controls);
   comm->flight.records = (even_flight_record *)(void *)(even_comm_memory(comm) + layout->flights);
+  comm->pads = (even_wait_pad *)(void *)(even_comm_memory(comm) + layout->pads);
   comm->flight.stride = layout->flight_stride;
   comm->flight.rank = comm->rank;
   comm->flight.ranks = comm->ranks;
@@ -141,6 +143,7 @@ static void leave_group(even_comm *comm) {
 
 static void close_group(even_comm *comm) {
   leave_group(comm);
+  even_waits_close(comm);
   even_messages_free(comm);
   even_free(comm->sources);
   even_free(comm->targets);

@@ -7,6 +7,7 @@
 #include "comm/peers.h"
 #include "comm/pieces.h"
 #include "comm/segment.h"
+#include "comm/waits.h"
 #include "os/shared_memory.h"
 
 #include <stdbool.h>
@@ -102,7 +103,9 @@ struct even_comm {
   even_status ended;        /* not EVEN_OK: the group is unusable, and why */
   char ended_what[320];
   even_flight_writer flight;
-  const int *numbers; /* what the ranks are called in errors; NULL: as here */
+  even_wait_pad *pads;   /* of all ranks, layout.pad_stride apart; NULL: none */
+  even_comm *next_group; /* waits.c: of this process */
+  const int *numbers;    /* what the ranks are called in errors; NULL: as here */
   even_stall_inspector stall;
   even_messages *messages;
   char unplaced[160];   /* why this rank's part lies on no chosen node, "" where it does (nodes.c) */
@@ -141,6 +144,9 @@ static inline even_comm_mail *even_comm_mail_of(const even_comm *comm, int rank)
   return comm->layout.ring_bytes == 0 ? NULL
                                       : (even_comm_mail *)(void *)(even_comm_memory(comm) + comm->layout.mails +
                                                                    (size_t)rank * comm->layout.mail_stride);
+}
+static inline even_wait_pad *even_comm_pad_of(const even_comm *comm, int rank) {
+  return (even_wait_pad *)(void *)((unsigned char *)comm->pads + (size_t)rank * comm->layout.pad_stride);
 }
 static inline unsigned char *even_comm_arena_of(const even_comm *comm, int rank) {
   return even_comm_memory(comm) + comm->layout.arenas + (size_t)rank * comm->layout.arena_stride;

@@ -138,6 +138,7 @@ static void sleep_unlocked(even_comm *comm, const even_comm_request *request, ui
 static void *work_in_background(void *argument) {
   even_comm *comm = argument;
   even_messages *messages = comm->messages;
+  even_waits_rest(NULL, 0); /* what it may do is seen from the messages that are open */
   (void)pthread_mutex_lock(&messages->lock);
   while (!messages->stop) {
     if (messages->open == 0 || messages->waiters > 0) {
@@ -246,6 +247,7 @@ static void queue(even_comm *comm, even_comm_request *request) {
 static even_status begin(even_comm *comm, const even_comm_request *wanted, even_comm_request **out) {
   *out = NULL;
   const even_comm_called called = even_called_take_message();
+  even_waits_call();
   if (wanted->bytes > EVEN_MESSAGE_MOST_BYTES) {
     return even_fail(EVEN_ERR_OVERFLOW, "a message of %zu bytes is more than memory can hold", wanted->bytes);
   }
@@ -299,8 +301,12 @@ static void time_out(even_comm_request *request, uint64_t limit_ns) {
   uint32_t cause = EVEN_GROUP_TIMEOUT | (uint32_t)request->peer;
   char doing[128];
   describe(request, doing, sizeof doing);
-  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: nothing came of a %s within the timeout of %.3g s", doing,
-                  (double)limit_ns * 1e-9);
+  char peers[EVEN_WAITS_TEXT] = "";
+  if (request->peer != EVEN_COMM_ANY_RANK) {
+    even_waits_describe(comm, request->peer, peers, sizeof peers);
+  }
+  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: nothing came of a %s within the timeout of %.3g s%s", doing,
+                  (double)limit_ns * 1e-9, peers);
   if (request->peer == EVEN_COMM_ANY_RANK) {
     (void)even_error_fix("see what the other ranks are doing (a stack dump), or raise the timeout");
     cause = EVEN_GROUP_ALL_LATE | (uint32_t)comm->rank;
@@ -331,14 +337,27 @@ static void tell_sender(even_comm_request *request) {
   (void)pthread_mutex_unlock(&messages->lock);
 }
 
+/* With the lock held, which is let go meanwhile. */
+static void tell_wait(even_comm_request *request, even_waiting *waiting, uint64_t since_ns, uint64_t now_ns) {
+  char doing[EVEN_WAITS_DOING_BYTES];
+  int peer = request->peer;
+  describe(request, doing, sizeof doing);
+  (void)pthread_mutex_unlock(&request->comm->messages->lock);
+  (void)even_waits_for_message(request->comm, waiting, doing, peer, since_ns, now_ns);
+  (void)pthread_mutex_lock(&request->comm->messages->lock);
+}
+
 even_status even_shared_request_wait(even_comm_request *request, double timeout_seconds, int *peer) {
   even_comm *comm = request->comm;
   even_messages *messages = comm->messages;
+  even_waiting waiting = {0};
+  even_waits_call();
   uint64_t began = even_clock_ns();
   uint64_t checked = began;
   uint64_t limit = timeout_seconds > 0 ? even_comm_limit_ns(timeout_seconds) : comm->timeout_ns;
   (void)pthread_mutex_lock(&messages->lock);
   messages->waiters++;
+  uint64_t moves = messages->moves;
   bool refused = false;
   for (uint32_t polls = 0; !request->done && !refused;) {
     if (!even_group_whole(comm)) {
@@ -360,10 +379,15 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
       time_out(request, limit);
       break;
     }
+    uint64_t tried = now; /* before it is tried whether anything can be moved */
     sleep_unlocked(comm, request, limit - (now - began));
     now = even_clock_ns();
-    if (now - checked >= EVEN_COMM_LOOK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
+    if (moves != messages->moves) {
+      moves = messages->moves;
+      even_waits_end(&waiting); /* and another begins */
+    } else if (now - checked >= EVEN_COMM_LOOK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
       checked = now;
+      tell_wait(request, &waiting, began, tried);
       check_lives(comm, true);
     }
     refused = !request->done && even_group_whole(comm) && even_shared_refused(comm, false);
@@ -371,6 +395,7 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
   messages->waiters--;
   leave_to_background(comm);
   (void)pthread_mutex_unlock(&messages->lock);
+  even_waits_end(&waiting);
   if (refused) {
     return even_error_last()->status; /* of another message: this one goes on */
   }

@@ -61,7 +61,8 @@ struct even_messages {
   even_message_stream *streams;
   even_comm_request *receives;               /* in the order of the calls; those being taken too */
   even_kept_message *kept;                   /* whole ones, in the order in which they came */
-  size_t open;                               /* requests not done */
+  _Atomic size_t open;                       /* requests not done; read without the lock, too */
+  uint64_t moves;                            /* how often anything was moved */
   size_t waiters;                            /* threads that wait for a request and do all the moving */
   uint64_t lives_checked_ns;                 /* when one who does not wait last looked whether the peers live */
   uint32_t refusals;                         /* messages that did not fit, */

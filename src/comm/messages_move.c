@@ -251,5 +251,6 @@ bool even_messages_move(even_comm *comm) {
     moved = send_to(comm, rank) || moved;
     moved = receive_from(comm, rank) || moved;
   }
+  comm->messages->moves += moved;
   return moved;
 }

@@ -52,6 +52,9 @@ even_status even_recording_begin_as(even_recording **recording, even_telemetry *
 
 even_status even_comm_record(even_comm *comm, even_telemetry *telemetry, const char *name) {
   even_comm_base *base = even_comm_base_of_mutable(comm);
+  if (name != NULL) {
+    (void)snprintf(base->name, sizeof base->name, "%s", name);
+  }
   if (base->engine->tell_legs != NULL) {
     EVEN_TRY(base->engine->tell_legs(comm, telemetry));
   }

@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/fail.h"
 #include "comm/flight.h"
+#include "comm/waits.h"
 #include "os/shared_memory.h"
 
 #include <stdio.h>
@@ -65,6 +66,7 @@ even_status even_comm_layout_of(const even_comm_params *params, even_comm_layout
       !place(out, ranks, sizeof(even_comm_control), &out->controls, &stride) ||
       !place(out, ranks, sizeof(even_flight_record), &out->flights, &out->flight_stride) ||
       !place(out, out->ring_bytes == 0 ? 0 : ranks, sizeof(even_comm_mail), &out->mails, &out->mail_stride) ||
+      !place(out, ranks, sizeof(even_wait_pad), &out->pads, &out->pad_stride) ||
       !place(out, ranks, 2 * EVEN_COMM_SLOT_BYTES, &out->slots, &out->slot_stride) ||
       !place(out, ranks, 4 * out->most_piece, &out->stagings, &out->staging_stride) ||
       !place(out, channels, sizeof(even_comm_channel) + out->ring_bytes, &out->channels, &out->channel_stride) ||

@@ -1,5 +1,5 @@
 /* What a group's shared segment looks like: a header, then for each rank its
- * control block, its flight record, its slots for small messages, its staging and its arena. */
+ * control block, its flight record, its waits, its slots for small messages, its staging and its arena. */
 #ifndef EVEN_COMM_SEGMENT_H
 #define EVEN_COMM_SEGMENT_H
 
@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 11u
+#define EVEN_COMM_VERSION 12u
 #define EVEN_COMM_MAX_RANKS 4096
 #define EVEN_COMM_RECORD_ONLY UINT64_MAX /* in place of arena_bytes: a board, which moves no data */
 /* Messages up to this size go through the slots, with one synchronisation. */
@@ -149,6 +149,8 @@ typedef struct even_comm_layout {
   size_t flight_stride;
   size_t mails; /* rank r's: at mails + r * mail_stride */
   size_t mail_stride;
+  size_t pads; /* rank r's waits (waits.h): at pads + r * pad_stride */
+  size_t pad_stride;
   size_t slots; /* rank r: at slots + r * slot_stride, two of EVEN_COMM_SLOT_BYTES */
   size_t slot_stride;
   size_t stagings; /* rank r: at stagings + r * staging_stride */

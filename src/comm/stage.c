@@ -69,7 +69,9 @@ void even_group_end_told(even_comm *comm, const even_error *why) {
 
 static even_status cause_late(const even_comm *comm, int late, const char *within) {
   int number = even_comm_number(comm, late);
-  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: rank %d did not come %s", number, within);
+  char doing[EVEN_WAITS_TEXT];
+  even_waits_describe(comm, late, doing, sizeof doing);
+  (void)even_fail(EVEN_ERR_TIMEOUT, "Timed out: rank %d did not come %s%s", number, within, doing);
   (void)even_error_place(number, NULL);
   return even_error_fix("see what rank %d is doing (a stack dump), or raise the timeout", number);
 }
@@ -209,8 +211,8 @@ static even_status time_out(even_comm *comm, int late, uint64_t limit_ns) {
   return add_place(comm, call);
 }
 
-/* Sleeps on the group's bell until all have come. The caller is counted among the sleepers. */
-static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
+/* Sleeps on the group's bell until all have come. */
+static even_status sleep_until_all_come(even_comm *comm, int missing, uint64_t began, even_waiting *waiting) {
   uint64_t checked = began;
   for (;;) {
     uint32_t bell = atomic_load(&comm->header->bell);
@@ -228,6 +230,10 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
         even_group_end(comm, EVEN_GROUP_REVOKED);
         continue;
       }
+      /* First: who has found the same may have left for it. */
+      if (even_waits_in_collective(comm, waiting, now)) {
+        continue;
+      }
       if (ends_for_refusal(comm) || look_for_the_lost(comm, missing, now)) {
         continue;
       }
@@ -240,6 +246,14 @@ static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
     uint64_t left = timeout - (now - comm->waits_since);
     even_futex_wait(&comm->header->bell, bell, left < EVEN_COMM_LOOK_NS ? left : EVEN_COMM_LOOK_NS);
   }
+}
+
+/* The caller is counted among the sleepers. */
+static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
+  even_waiting waiting = {0};
+  even_status status = sleep_until_all_come(comm, missing, began, &waiting);
+  even_waits_end(&waiting);
+  return status;
 }
 
 /* Polling saves the price of sleeping and being woken, and is wasted where peers are further away than that: the next

@@ -18,7 +18,8 @@ void even_stall_inspect(even_comm *comm, int missing, uint64_t now_ns) {
   }
   char call[128];
   char reached[EVEN_FLIGHT_REACHED];
-  char words[768];
+  char words[1024];
+  char doing[EVEN_WAITS_TEXT];
   char more[32] = "";
   int others = 0;
   stall->told = comm->call_count;
@@ -29,9 +30,10 @@ void even_stall_inspect(even_comm *comm, int missing, uint64_t now_ns) {
     (void)snprintf(more, sizeof more, " and %d more", others);
   }
   even_call_describe(&comm->call, call, sizeof call);
+  even_waits_describe(comm, missing, doing, sizeof doing);
   even_flight_reached(&comm->flight, reached, sizeof reached);
-  (void)snprintf(words, sizeof words, "rank %d has waited %.3g s for rank %d (process %u)%s in %s%s",
+  (void)snprintf(words, sizeof words, "rank %d has waited %.3g s for rank %d (process %u)%s in %s%s%s",
                  even_comm_number(comm, comm->rank), (double)waited_ns * 1e-9, even_comm_number(comm, missing),
-                 atomic_load(&comm->controls[missing].process), more, call, reached);
+                 atomic_load(&comm->controls[missing].process), more, call, doing, reached);
   stall->call(stall->context, words);
 }

@@ -15,7 +15,8 @@
 /* Its own; by that way round because qemu-user makes up a file of the usual name, whose times no other process sees. */
 #define OWN "/proc/self/task/../stat"
 
-enum { CPU_AFTER_NAME = 36 }; /* fields that lie between the name and the CPU's number */
+/* Fields that lie between the name and the number of threads, and the CPU's. */
+enum { THREADS_AFTER_NAME = 17, CPU_AFTER_NAME = 36 };
 
 /* A whole number from behind `before` fields; -1 where there are fewer. */
 static int field(const char *text, int before) {
@@ -58,6 +59,7 @@ bool even_process_stat_parse(const char *text, even_process_stat *out) {
   out->session = (pid_t)session;
   out->minor_faults = (double)minor_faults + (double)children_faults;
   out->major_faults = (double)major_faults;
+  out->threads = field(name_end + 1, THREADS_AFTER_NAME);
   out->cpu = field(name_end + 1, CPU_AFTER_NAME);
   out->cpu_seconds = ((double)user + (double)system + (double)children_user + (double)children_system) /
                      (double)even_os.sysconf(_SC_CLK_TCK);

@@ -18,6 +18,7 @@ typedef struct even_process_stat {
   double
       minor_faults; /* pages that it, and the children it has waited for, touched for the first time, and were there */
   double major_faults; /* pages that were waited for from disk or swap */
+  int threads;         /* of it; -1 where the text does not say */
   int cpu;             /* that it ran on last; -1 where the text does not say */
 } even_process_stat;
 

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "comm/kernels.h"
+#include "comm/waits.h"
 #include "os/clock.h"
 #include "os/futex.h"
 
@@ -28,8 +29,10 @@ static void sleep_until(even_sync *sync, bool (*wanted)(even_sync *)) {
   for (;;) {
     uint32_t bell = atomic_load(&sync->bell);
     if (wanted(sync)) {
+      even_waits_go_on();
       return;
     }
+    even_waits_rest(&sync->bell, bell);
     even_sync_sleep(sync, bell);
   }
 }

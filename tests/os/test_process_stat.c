@@ -46,6 +46,7 @@ static void a_line_is_read_behind_the_name(void **state) {
   assert_float_equal(stat.rss_bytes, 2048.0 * 4096, 0);
   assert_float_equal(stat.minor_faults, 120, 0);
   assert_float_equal(stat.major_faults, 7, 0);
+  assert_int_equal(stat.threads, 3);
   assert_int_equal(stat.cpu, 5);
 }
 

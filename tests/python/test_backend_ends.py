@@ -180,6 +180,34 @@ def body_mismatch() -> None:
     os._exit(0)
 
 
+def body_crossed() -> None:
+    """Two groups in opposite order, after calls that ran on the groups' own threads and beside an idle one of Python's."""
+    import concurrent.futures
+
+    import torch.distributed as dist
+
+    import evenstep
+
+    rank, _ = join()
+    groups = dist.new_group(), dist.new_group()
+    for group in groups:
+        dist.all_reduce(torch.ones(4), group=group, async_op=True).wait()
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    pool.submit(int).result()
+    try:
+        dist.all_reduce(torch.ones(4 + rank), group=groups[rank])
+    except evenstep.EvenstepError as error:
+        text = str(error)
+        assert error.status == "EVEN_ERR_MISMATCH" and "ranks wait for one another" in text, text
+        assert "rank 0 is in all_reduce of 4 F32" in text and "rank 1 is in all_reduce of 5 F32" in text, text
+        circle = text.partition("; rank ")[0]
+        assert circle.count("test_backend_ends.py:") == circle.count(" in body_crossed") == 2, text
+        assert len({name.split()[0] for name in circle.split(" of group ")[1:]}) == 2, text
+    else:
+        raise AssertionError("no error")
+    os._exit(0)
+
+
 def body_timeout() -> None:
     import torch.distributed as dist
 
@@ -341,6 +369,10 @@ def test_dead_peer_ends_ddp(run_ranks: Callable[..., Any]) -> None:
 
 def test_mismatch_names_both_calls(check: Check) -> None:
     check(body_mismatch, 2)
+
+
+def test_groups_in_opposite_order_are_a_mismatch(check: Check) -> None:
+    check(body_crossed, 2)
 
 
 def test_timeout(check: Check) -> None:

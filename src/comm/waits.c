@@ -1,0 +1,446 @@
+/* What this process's threads wait in, and telling it on the pads of all of its groups. */
+#include "comm/waits.h"
+
+#include "comm/group.h"
+#include "comm/messages.h"
+#include "os/calls.h"
+#include "os/clock.h"
+#include "os/process_stat.h"
+#include "os/thread.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define RELAXED memory_order_relaxed
+#define WORDS (sizeof(even_process_words) / sizeof(uint64_t))
+#define FRESH_NS (2 * EVEN_WAITS_SETTLED_NS)
+
+_Static_assert(sizeof(even_process_words) % sizeof(uint64_t) == 0, "copied by words");
+
+typedef enum thread_state { THREAD_GOES_ON, THREAD_RESTS, THREAD_WAITS } thread_state;
+
+/* A thread that calls, or has called. */
+typedef struct calling_thread {
+  struct calling_thread *next;
+  bool known;
+  thread_state state;
+  const _Atomic uint32_t *word; /* of one that rests */
+  uint32_t seen;
+  even_wait_words words; /* of one that waits */
+} calling_thread;
+
+static _Thread_local calling_thread own;
+
+static struct {
+  pthread_mutex_t lock; /* over all of this; taken before no other */
+  calling_thread *threads;
+  even_comm *groups;
+  uint64_t process;
+  uint64_t change;
+  uint64_t whole_change; /* at which all were seen to wait, */
+  uint64_t whole_ns;     /* since then */
+} here = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static pthread_once_t prepared = PTHREAD_ONCE_INIT;
+static pthread_key_t thread_ends;
+static _Atomic bool unprepared; /* threads that end are not noticed: nothing is ever known of all of them */
+
+static _Atomic(even_waits_others_call *) others_call;
+static _Atomic(void *) others_context;
+
+/* ---- the threads ---- */
+
+static void forget_thread(void *thread) {
+  (void)pthread_mutex_lock(&here.lock);
+  calling_thread **at = &here.threads;
+  while (*at != NULL && *at != thread) {
+    at = &(*at)->next;
+  }
+  if (*at != NULL) {
+    *at = (*at)->next;
+    here.change++;
+  }
+  ((calling_thread *)thread)->known = false;
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+/* A child has one thread, none of its parent's groups, and perhaps a lock that nobody there will give back. */
+static void begin_again(void) {
+  (void)pthread_mutex_init(&here.lock, NULL);
+  here.threads = NULL;
+  here.groups = NULL;
+  here.process = 0;
+  own.known = false;
+}
+
+static void prepare(void) {
+  if (pthread_key_create(&thread_ends, forget_thread) != 0 || pthread_atfork(NULL, NULL, begin_again) != 0) {
+    atomic_store(&unprepared, true);
+  }
+}
+
+static void meet_thread(void) {
+  (void)pthread_once(&prepared, prepare);
+  if (atomic_load(&unprepared) || pthread_setspecific(thread_ends, &own) != 0) {
+    atomic_store(&unprepared, true);
+    return;
+  }
+  (void)pthread_mutex_lock(&here.lock);
+  own = (calling_thread){.next = here.threads, .known = true};
+  here.threads = &own;
+  here.change++;
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+void even_waits_call(void) {
+  if (!own.known) {
+    meet_thread();
+  }
+}
+
+static void go_on(void) {
+  (void)pthread_mutex_lock(&here.lock);
+  own.state = THREAD_GOES_ON;
+  here.change++;
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+void even_waits_rest(const _Atomic uint32_t *word, uint32_t seen) {
+  even_waits_call();
+  bool already = own.state == THREAD_RESTS && own.word == word && own.seen == seen;
+  if (own.known && !already) {
+    (void)pthread_mutex_lock(&here.lock);
+    own.word = word;
+    own.seen = seen;
+    own.state = THREAD_RESTS;
+    here.change++;
+    (void)pthread_mutex_unlock(&here.lock);
+  }
+}
+
+void even_waits_go_on(void) {
+  if (own.known && own.state != THREAD_GOES_ON) {
+    go_on();
+  }
+}
+
+void even_waits_end(even_waiting *waiting) {
+  if (waiting->told) {
+    waiting->told = false;
+    go_on();
+  }
+}
+
+void even_waits_ask_others(even_waits_others_call *call, void *context) {
+  atomic_store(&others_context, context);
+  atomic_store(&others_call, call);
+}
+
+/* ---- the groups ---- */
+
+static uint64_t new_process(void) {
+  uint64_t mark = even_clock_ns() ^ (uint64_t)even_own_process() << 40;
+  mark = (mark ^ (mark >> 30)) * 0xbf58476d1ce4e5b9u; /* splitmix64, as in call.c */
+  mark = (mark ^ (mark >> 27)) * 0x94d049bb133111ebu;
+  return (mark ^ (mark >> 31)) | 1u;
+}
+
+void even_waits_open(even_comm *comm) {
+  if (comm->pads == NULL) {
+    return;
+  }
+  even_waits_call();
+  (void)pthread_mutex_lock(&here.lock);
+  here.process = here.process == 0 ? new_process() : here.process;
+  atomic_store(&even_comm_pad_of(comm, comm->rank)->process, here.process);
+  comm->next_group = here.groups;
+  here.groups = comm;
+  here.change++;
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+void even_waits_close(even_comm *comm) {
+  (void)pthread_mutex_lock(&here.lock);
+  even_comm **at = &here.groups;
+  while (*at != NULL && *at != comm) {
+    at = &(*at)->next_group;
+  }
+  if (*at != NULL) { /* not in a child of a fork, whose parent goes on with it */
+    *at = comm->next_group;
+    here.change++;
+    atomic_store(&even_comm_pad_of(comm, comm->rank)->version, 0);
+  }
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+static int rank_of_process(void) {
+  const even_comm *largest = here.groups;
+  for (const even_comm *group = here.groups; group != NULL; group = group->next_group) {
+    largest = group->ranks >= largest->ranks ? group : largest; /* of several the oldest */
+  }
+  return largest == NULL ? -1 : even_comm_number(largest, largest->rank);
+}
+
+/* ---- the pads ---- */
+
+static void write_pad(even_wait_pad *pad, const uint64_t *words) {
+  uint64_t version = atomic_load_explicit(&pad->version, RELAXED) | 1u;
+  atomic_store_explicit(&pad->version, version, RELAXED);
+  atomic_thread_fence(memory_order_release);
+  for (size_t i = 0; i < WORDS; i++) {
+    atomic_store_explicit(&pad->words[i], words[i], RELAXED);
+  }
+  atomic_store_explicit(&pad->version, version + 1, memory_order_release);
+}
+
+bool even_waits_read(even_wait_pad *pad, even_process_words *out) {
+  uint64_t words[WORDS];
+  uint64_t version = atomic_load_explicit(&pad->version, memory_order_acquire);
+  if (version == 0 || (version & 1u) != 0) {
+    return false;
+  }
+  for (size_t i = 0; i < WORDS; i++) {
+    words[i] = atomic_load_explicit(&pad->words[i], RELAXED);
+  }
+  atomic_thread_fence(memory_order_acquire);
+  if (atomic_load_explicit(&pad->version, RELAXED) != version) {
+    return false;
+  }
+  memcpy(out, words, sizeof *out);
+  out->waits = out->waits < EVEN_WAITS ? out->waits : EVEN_WAITS; /* whatever the memory holds */
+  for (uint32_t i = 0; i < out->waits; i++) {
+    even_wait_words *wait = &out->wait[i];
+    wait->whoms = wait->whoms < EVEN_WAITS_WHOM ? wait->whoms : EVEN_WAITS_WHOM;
+    wait->doing[sizeof wait->doing - 1] = wait->group[sizeof wait->group - 1] = wait->site[sizeof wait->site - 1] = 0;
+  }
+  return true;
+}
+
+/* ---- telling ---- */
+
+/* Whether each thread that has called waits, or rests until one of them has it go on, and nothing else of theirs is
+ * under way that could let them. Of a message that only has begun, others could. */
+static bool all_wait(int *threads) {
+  size_t waits = 0;
+  size_t messages = 0;
+  size_t open = 0;
+  bool first = false;
+  *threads = 0;
+  for (const calling_thread *thread = here.threads; thread != NULL; thread = thread->next) {
+    ++*threads;
+    if (thread->state == THREAD_GOES_ON ||
+        (thread->state == THREAD_RESTS && thread->word != NULL && atomic_load(thread->word) != thread->seen)) {
+      return false;
+    }
+    if (thread->state == THREAD_WAITS) {
+      waits++;
+      messages += thread->words.message;
+      first = first || thread->words.main != 0;
+    }
+  }
+  for (const even_comm *group = here.groups; group != NULL; group = group->next_group) {
+    open += atomic_load(&group->messages->open);
+  }
+  return first && waits <= EVEN_WAITS && open == messages && !atomic_load(&unprepared);
+}
+
+/* Whether one may call that has not called yet; `threads` have. */
+static bool others_may_call(int threads) {
+  even_process_stat facts;
+  even_waits_others_call *call = atomic_load(&others_call);
+  if (call != NULL) {
+    return call(atomic_load(&others_context));
+  }
+  return even_process_stat_read(0, &facts) != 0 || facts.threads != threads;
+}
+
+static void tell_all(uint64_t *whole_ns, even_process_words *words) {
+  *words = (even_process_words){
+      .process = here.process, .change = here.change, .whole_ns = *whole_ns, .rank = rank_of_process()};
+  for (int firsts = 1; firsts >= 0; firsts--) {
+    for (const calling_thread *thread = here.threads; thread != NULL; thread = thread->next) {
+      if (thread->state == THREAD_WAITS && thread->words.main == (uint32_t)firsts && words->waits < EVEN_WAITS) {
+        words->wait[words->waits++] = thread->words;
+      }
+    }
+  }
+  uint64_t copy[WORDS];
+  memcpy(copy, words, sizeof copy);
+  for (even_comm *group = here.groups; group != NULL; group = group->next_group) {
+    write_pad(even_comm_pad_of(group, group->rank), copy);
+  }
+}
+
+static void tell(even_waiting *waiting, const even_wait_words *words) {
+  static even_process_words all; /* under the lock */
+  int threads = 0;
+  (void)pthread_mutex_lock(&here.lock);
+  if (!waiting->told) {
+    own.state = THREAD_WAITS;
+    own.words.number = ++here.change;
+    waiting->told = true;
+  }
+  uint64_t number = own.words.number;
+  own.words = *words;
+  own.words.number = number;
+  uint64_t change = here.change;
+  bool whole = all_wait(&threads);
+  (void)pthread_mutex_unlock(&here.lock);
+  whole = whole && !others_may_call(threads);
+  (void)pthread_mutex_lock(&here.lock);
+  if (!whole || here.change != change) {
+    here.whole_change = 0;
+    here.whole_ns = 0;
+  } else if (here.whole_change != change) {
+    here.whole_change = change;
+    here.whole_ns = even_clock_ns();
+  }
+  tell_all(&here.whole_ns, &all);
+  if (here.whole_ns != 0) {
+    even_waits_look_for_circle(here.groups, &all, even_clock_ns());
+  }
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+/* Whether the wait of that number was found to be a part of a circle, as is said on a pad of any of the groups. */
+static bool was_found(uint64_t number, even_error *why) {
+  bool found = false;
+  (void)pthread_mutex_lock(&here.lock);
+  for (even_comm *group = here.groups; group != NULL && !found; group = group->next_group) {
+    even_wait_pad *pad = even_comm_pad_of(group, group->rank);
+    if (atomic_load(&pad->found_change) < number || atomic_exchange(&pad->held, 1u) != 0) {
+      continue;
+    }
+    found = pad->found_process == here.process && atomic_load(&pad->found_change) >= number;
+    if (found) {
+      even_comm_end_words_read(&pad->found, why);
+    }
+    atomic_store(&pad->held, 0);
+  }
+  (void)pthread_mutex_unlock(&here.lock);
+  return found;
+}
+
+static void ask_site(even_comm *comm, even_waiting *waiting, bool collective) {
+  const even_flight_writer *flight = &comm->flight;
+  waiting->asked = true;
+  if (collective) { /* it is in the flight record, too, from now on */
+    even_flight_say(&comm->flight);
+    even_flight_site_of(flight, comm->rank, flight->number, waiting->site, sizeof waiting->site);
+    if (waiting->site[0] != '\0') {
+      memmove(waiting->site, waiting->site + strlen(" at "), strlen(waiting->site + strlen(" at ")) + 1);
+      return;
+    }
+  }
+  if (flight->ask == NULL || !flight->ask(flight->context, waiting->site, sizeof waiting->site)) {
+    waiting->site[0] = '\0';
+  }
+}
+
+static void name_group(const even_comm *comm, char *text, size_t bytes) {
+  if (comm->name[0] != '\0') {
+    (void)snprintf(text, bytes, "group %.*s", (int)bytes - 7, comm->name);
+  } else {
+    (void)snprintf(text, bytes, "a group of %d ranks", comm->ranks);
+  }
+}
+
+static bool is_told(const even_comm *comm, const even_waiting *waiting, uint64_t since_ns, uint64_t now_ns) {
+  return comm->pads != NULL && own.known && (waiting->told || now_ns - since_ns >= EVEN_WAITS_TOLD_NS);
+}
+
+/* `late`: a rank that this one waits for; -1: none in particular. */
+static bool look(even_comm *comm, even_waiting *waiting, even_wait_words *words, int late, bool collective) {
+  even_error why;
+  uint64_t now_ns = words->seen_ns;
+  uint64_t waited_ns = now_ns - words->since_ns;
+  if (!waiting->told || now_ns - waiting->told_ns >= EVEN_WAITS_TOLD_NS) {
+    waiting->told_ns = now_ns;
+    if (!waiting->asked && waited_ns >= EVEN_WAITS_ASKED_NS) {
+      ask_site(comm, waiting, collective);
+    }
+    memcpy(words->site, waiting->site, sizeof words->site);
+    words->main = even_os.gettid() == even_own_process();
+    name_group(comm, words->group, sizeof words->group);
+    tell(waiting, words);
+  }
+  if (!was_found(own.words.number, &why)) {
+    return false;
+  }
+  why.rank = late < 0 ? -1 : even_comm_number(comm, late);
+  even_group_end_told(comm, &why);
+  return true;
+}
+
+static void wait_for(const even_comm *comm, even_wait_words *words, int rank) {
+  if (words->whoms < EVEN_WAITS_WHOM) {
+    words->whom[words->whoms++] = atomic_load(&even_comm_pad_of(comm, rank)->process);
+  } else if (words->any != 0) {
+    words->whom[0] = 0; /* not all of them are told */
+  }
+}
+
+bool even_waits_in_collective(even_comm *comm, even_waiting *waiting, uint64_t now_ns) {
+  even_wait_words words = {.since_ns = comm->waits_since, .seen_ns = now_ns};
+  int late = -1;
+  if (!is_told(comm, waiting, comm->waits_since, now_ns)) {
+    return false;
+  }
+  if (comm->chain.under_way) {
+    late = even_chain_missing(comm);
+    if (late == comm->ranks) {
+      return false;
+    }
+    wait_for(comm, &words, late);
+  }
+  for (int rank = 0; rank < comm->ranks && !comm->chain.under_way; rank++) {
+    if (!even_stage_has_come(comm, rank)) {
+      late = late < 0 ? rank : late;
+      wait_for(comm, &words, rank);
+    }
+  }
+  even_call_describe(&comm->call, words.doing, sizeof words.doing);
+  return look(comm, waiting, &words, late, true);
+}
+
+bool even_waits_for_message(even_comm *comm, even_waiting *waiting, const char *doing, int peer, uint64_t since_ns,
+                            uint64_t now_ns) {
+  even_wait_words words = {
+      .since_ns = since_ns, .seen_ns = now_ns, .message = 1, .any = peer == EVEN_COMM_ANY_RANK ? 1 : 0};
+  if (!is_told(comm, waiting, since_ns, now_ns)) {
+    return false;
+  }
+  for (int rank = 0; rank < comm->ranks; rank++) {
+    if (rank == peer || (words.any != 0 && rank != comm->rank && atomic_load(&comm->controls[rank].left) == 0)) {
+      wait_for(comm, &words, rank);
+    }
+  }
+  (void)snprintf(words.doing, sizeof words.doing, "%s", doing);
+  return look(comm, waiting, &words, words.any != 0 ? -1 : peer, false);
+}
+
+/* ---- reading ---- */
+
+void even_waits_describe_wait(const even_wait_words *wait, int rank, size_t site_bytes, uint64_t now_ns, char *text,
+                              size_t bytes) {
+  size_t length = strlen(wait->site);
+  size_t cut = length > site_bytes ? length - site_bytes : 0; /* the end of a path says more than its beginning */
+  double seconds = now_ns > wait->since_ns ? (double)(now_ns - wait->since_ns) * 1e-9 : 0;
+  (void)snprintf(text, bytes, "rank %d is in %s of %s%s%s%s for %.1f s", rank, wait->doing, wait->group,
+                 length > 0 ? " at " : "", cut > 0 ? "…" : "", wait->site + cut, seconds);
+}
+
+void even_waits_describe(const even_comm *comm, int rank, char *text, size_t bytes) {
+  even_process_words words;
+  uint64_t now = even_clock_ns();
+  text[0] = '\0';
+  if (comm->pads == NULL || rank == comm->rank || !even_waits_read(even_comm_pad_of(comm, rank), &words) ||
+      words.waits == 0 || words.process == atomic_load(&even_comm_pad_of(comm, comm->rank)->process)) {
+    return;
+  }
+  if (words.wait[0].seen_ns + FRESH_NS > now) {
+    (void)snprintf(text, bytes, "; ");
+    even_waits_describe_wait(&words.wait[0], even_comm_number(comm, rank), sizeof words.wait[0].site, now, text + 2,
+                             bytes - 2);
+  }
+}
