@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
-from evenstep import _core
+from evenstep import _core, callers
 from evenstep.backend_futures import for_cpp, is_python
 from evenstep.errors import error_of
 from evenstep.exits import stop_at_exit
@@ -71,7 +71,8 @@ class LaterWork(dist.Work):
         limit = 0.0 if timeout is None else timeout.total_seconds()
         if limit > 0 and not self._ends_within(limit):
             raise _too_late(limit)
-        with contextlib.suppress(Exception):  # the same error as the one that comes now, in C++'s words
+        waits = contextlib.nullcontext() if self._for_cpp.done() else callers.waiting_for(self._for_cpp.done)
+        with waits, contextlib.suppress(Exception):  # the same error as the one that comes now, in C++'s words
             self._for_cpp.wait()  # it completes a moment later, and may be asked at once
         self._future.wait()
         return True

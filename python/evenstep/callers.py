@@ -3,9 +3,13 @@ wait for one another for good. Threads that have made one are known to the engin
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
+
+from evenstep import _core
 
 _WAITS = ("threading", "queue", "selectors", "_weakrefset")
 """Where a thread is while it waits: what it is goes by who called that."""
@@ -26,7 +30,27 @@ def _never_calls(frame: FrameType | None) -> bool:
     return frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _NEVER_CALL
 
 
+_waiting: dict[int, Callable[[], bool]] = {}
+"""Threads that wait for the call of another one, and whether it is over for them."""
+
+
+@contextlib.contextmanager
+def waiting_for(done: Callable[[], bool]) -> Iterator[None]:
+    """This thread waits, without a limit, until a thread that makes calls for others has made one: then `done()`."""
+    thread = threading.get_ident()
+    _waiting[thread] = done
+    _core.comm_rest(True)
+    try:
+        yield
+    finally:
+        _core.comm_rest(False)
+        _waiting.pop(thread, None)
+
+
 def others_may_call() -> bool:
-    """Whether any thread but this one and the first may; of one that nothing is known of: yes."""
-    known = {threading.get_ident(), threading.main_thread().ident}
+    """Whether any thread but this one and the first may, or one that waits for another's call; of one that nothing is
+    known of: yes."""
+    if any(done() for done in list(_waiting.values())):
+        return True
+    known = {threading.get_ident(), threading.main_thread().ident, *_waiting}
     return any(thread not in known and not _never_calls(frame) for thread, frame in sys._current_frames().items())

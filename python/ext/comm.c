@@ -6,6 +6,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "comm/called.h"
+#include "comm/waits.h"
 #include "os/shared_memory.h"
 
 #include <evenstep/telemetry.h>
@@ -125,6 +126,16 @@ PyObject *even_ext_ring_handle(PyObject *ring, even_telemetry **out) {
   PyObject *handle = PyObject_GetAttrString(ring, "handle");
   *out = handle == NULL || handle == Py_None ? NULL : PyCapsule_GetPointer(handle, "evenstep.telemetry");
   return handle;
+}
+
+static PyObject *comm_rest(PyObject *module, PyObject *rests) {
+  (void)module;
+  if (PyObject_IsTrue(rests) == 1) {
+    even_waits_rest(NULL, 0);
+  } else {
+    even_waits_go_on();
+  }
+  Py_RETURN_NONE;
 }
 
 static PyObject *comm_record(PyObject *object, PyObject *arguments) {
@@ -465,6 +476,8 @@ static PyMethodDef functions[] = {
      "here."},
     {"mpi_place", even_ext_mpi_place, METH_VARARGS,
      "mpi_place(library=None) -> (rank, ranks) of this process in its MPI job; starts MPI"},
+    {"comm_rest", comm_rest, METH_O,
+     "comm_rest(rests): this thread waits for another one's call, until it says otherwise."},
     {"comm_simd", comm_simd, METH_NOARGS, "The name of the SIMD path of the reductions."},
     {NULL, NULL, 0, NULL}};
 

@@ -23,6 +23,7 @@ typedef enum thread_state { THREAD_GOES_ON, THREAD_RESTS, THREAD_WAITS } thread_
 typedef struct calling_thread {
   struct calling_thread *next;
   bool known;
+  bool first; /* of the process */
   thread_state state;
   const _Atomic uint32_t *word; /* of one that rests */
   uint32_t seen;
@@ -74,7 +75,7 @@ static void begin_again(void) {
 }
 
 static void prepare(void) {
-  if (pthread_key_create(&thread_ends, forget_thread) != 0 || pthread_atfork(NULL, NULL, begin_again) != 0) {
+  if (pthread_key_create(&thread_ends, forget_thread) != 0 || !even_process_fork_calls(begin_again)) {
     atomic_store(&unprepared, true);
   }
 }
@@ -86,7 +87,7 @@ static void meet_thread(void) {
     return;
   }
   (void)pthread_mutex_lock(&here.lock);
-  own = (calling_thread){.next = here.threads, .known = true};
+  own = (calling_thread){.next = here.threads, .known = true, .first = even_os.gettid() == even_own_process()};
   here.threads = &own;
   here.change++;
   (void)pthread_mutex_unlock(&here.lock);
@@ -232,16 +233,16 @@ static bool all_wait(int *threads) {
         (thread->state == THREAD_RESTS && thread->word != NULL && atomic_load(thread->word) != thread->seen)) {
       return false;
     }
+    first = first || thread->first;
     if (thread->state == THREAD_WAITS) {
       waits++;
       messages += thread->words.message;
-      first = first || thread->words.main != 0;
     }
   }
   for (const even_comm *group = here.groups; group != NULL; group = group->next_group) {
     open += atomic_load(&group->messages->open);
   }
-  return first && waits <= EVEN_WAITS && open == messages && !atomic_load(&unprepared);
+  return first && waits > 0 && waits <= EVEN_WAITS && open == messages && !atomic_load(&unprepared);
 }
 
 /* Whether one may call that has not called yet; `threads` have. */
@@ -360,7 +361,7 @@ static bool look(even_comm *comm, even_waiting *waiting, even_wait_words *words,
       ask_site(comm, waiting, collective);
     }
     memcpy(words->site, waiting->site, sizeof words->site);
-    words->main = even_os.gettid() == even_own_process();
+    words->main = own.first ? 1 : 0;
     name_group(comm, words->group, sizeof words->group);
     tell(waiting, words);
   }

@@ -48,6 +48,10 @@ uint32_t even_process_mark(void) {
   return atomic_load_explicit(&process_mark, memory_order_relaxed);
 }
 
+bool even_process_fork_calls(void (*call)(void)) {
+  return pthread_atfork(NULL, NULL, call) == 0;
+}
+
 void even_thread_join(pthread_t thread) {
   (void)pthread_join(thread, NULL);
 }

@@ -5,6 +5,7 @@
 #include <evenstep/status.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -17,6 +18,8 @@ even_status even_thread_start(void *(*body)(void *), void *argument, pthread_t *
 pid_t even_own_process(void);
 /* A number, never 0, that is another in each child that this process forks. Costs no call to the kernel. */
 uint32_t even_process_mark(void);
+/* Has each child that this process forks call it first; false where it will not (there is no memory). */
+bool even_process_fork_calls(void (*call)(void));
 /* Waits for the thread's end. */
 void even_thread_join(pthread_t thread);
 

@@ -208,6 +208,37 @@ def body_crossed() -> None:
     os._exit(0)
 
 
+def body_crossed_later() -> None:
+    """The same with asynchronous calls: no mismatch while a rank computes beside one, but where it waits for it."""
+    import torch.distributed as dist
+
+    import evenstep
+
+    rank, _ = join()
+    one, other = dist.new_group(), dist.new_group()
+    tensor = torch.ones(4)
+    if rank == 0:
+        work = dist.all_reduce(tensor, group=one, async_op=True)
+        time.sleep(3.5)  # computes, for longer than it takes to find a circle
+        dist.all_reduce(tensor.clone(), group=other)
+        work.wait()
+    else:
+        dist.all_reduce(tensor.clone(), group=other)
+        dist.all_reduce(tensor, group=one)
+    assert tensor.tolist() == [2] * 4
+    try:
+        if rank == 0:
+            dist.all_reduce(tensor, group=one, async_op=True).wait()
+        else:
+            dist.all_reduce(tensor, group=other)
+    except evenstep.EvenstepError as error:
+        text = str(error).partition("; rank ")[0]
+        assert error.status == "EVEN_ERR_MISMATCH" and text.count(" in body_crossed_later") == 2, text
+    else:
+        raise AssertionError("no error")
+    os._exit(0)
+
+
 def body_timeout() -> None:
     import torch.distributed as dist
 
@@ -373,6 +404,10 @@ def test_mismatch_names_both_calls(check: Check) -> None:
 
 def test_groups_in_opposite_order_are_a_mismatch(check: Check) -> None:
     check(body_crossed, 2)
+
+
+def test_groups_in_opposite_order_with_asynchronous_calls(check: Check) -> None:
+    check(body_crossed_later, 2)
 
 
 def test_timeout(check: Check) -> None:
