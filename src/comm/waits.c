@@ -42,6 +42,8 @@ static struct {
   uint64_t whole_ns;     /* since then */
 } here = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
+static even_process_words told; /* what is there to be told, under the lock */
+
 static pthread_once_t prepared = PTHREAD_ONCE_INIT;
 static pthread_key_t thread_ends;
 static _Atomic bool unprepared; /* threads that end are not noticed: nothing is ever known of all of them */
@@ -121,13 +123,6 @@ void even_waits_rest(const _Atomic uint32_t *word, uint32_t seen) {
 
 void even_waits_go_on(void) {
   if (own.known && own.state != THREAD_GOES_ON) {
-    go_on();
-  }
-}
-
-void even_waits_end(even_waiting *waiting) {
-  if (waiting->told) {
-    waiting->told = false;
     go_on();
   }
 }
@@ -255,9 +250,10 @@ static bool others_may_call(int threads) {
   return even_process_stat_read(0, &facts) != 0 || facts.threads != threads;
 }
 
-static void tell_all(uint64_t *whole_ns, even_process_words *words) {
+static void tell_all(uint64_t whole_ns) {
+  even_process_words *words = &told;
   *words = (even_process_words){
-      .process = here.process, .change = here.change, .whole_ns = *whole_ns, .rank = rank_of_process()};
+      .process = here.process, .change = here.change, .whole_ns = whole_ns, .rank = rank_of_process()};
   for (int firsts = 1; firsts >= 0; firsts--) {
     for (const calling_thread *thread = here.threads; thread != NULL; thread = thread->next) {
       if (thread->state == THREAD_WAITS && thread->words.main == (uint32_t)firsts && words->waits < EVEN_WAITS) {
@@ -273,7 +269,6 @@ static void tell_all(uint64_t *whole_ns, even_process_words *words) {
 }
 
 static void tell(even_waiting *waiting, const even_wait_words *words) {
-  static even_process_words all; /* under the lock */
   int threads = 0;
   (void)pthread_mutex_lock(&here.lock);
   if (!waiting->told) {
@@ -296,11 +291,24 @@ static void tell(even_waiting *waiting, const even_wait_words *words) {
     here.whole_change = change;
     here.whole_ns = even_clock_ns();
   }
-  tell_all(&here.whole_ns, &all);
+  tell_all(here.whole_ns);
   if (here.whole_ns != 0) {
-    even_waits_look_for_circle(here.groups, &all, even_clock_ns());
+    even_waits_look_for_circle(here.groups, &told, even_clock_ns());
   }
   (void)pthread_mutex_unlock(&here.lock);
+}
+
+void even_waits_end(even_waiting *waiting) {
+  if (waiting->told) {
+    waiting->told = false;
+    (void)pthread_mutex_lock(&here.lock);
+    own.state = THREAD_GOES_ON;
+    here.change++;
+    here.whole_change = 0;
+    here.whole_ns = 0;
+    tell_all(0);
+    (void)pthread_mutex_unlock(&here.lock);
+  }
 }
 
 /* Whether the wait of that number was found to be a part of a circle, as is said on a pad of any of the groups. */
