@@ -7,7 +7,6 @@ import os
 import pathlib
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+DEVICE = os.environ.get("EVENSTEP_CHECK_DEVICE", "cuda")  # "cpu": where what stands for a GPU is made up
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -33,6 +33,8 @@ def program(*words: str, seconds: float = 50.0) -> str:
 
 
 def own_gpu() -> int:
+    if DEVICE == "cpu":
+        return 0
     device = RANK % torch.cuda.device_count()
     torch.cuda.set_device(device)
     return device
@@ -150,14 +152,15 @@ def nvtx_ranges() -> None:
     """With NVTX's own library, or torch's: ranges are made, and nothing breaks. What a profiler shows of them is for eyes."""
     os.environ["EVENSTEP_NVTX"] = "1"
     import evenstep as es
-    from evenstep import ranges
+    from evenstep import _core, ranges
 
     with es.comm.open() as group:
         data = torch.ones(1000)
         group.all_reduce(data)
     assert ranges._start is not None, "neither NVTX's library nor torch's NVTX can be used"
-    row(nvtx="its library" if ranges._start.__module__ != "torch.cuda.nvtx" else "torch's, phases alone")
-    phases = ranges.Phases()
+    own = ranges._start is _core.range_start
+    row(nvtx="its library" if own else "torch's, phases alone")
+    phases = ranges.Phases(_core.Telemetry(-1, RANK))
     for name in ("data", "forward", None):
         phases.enter(name)
 
@@ -198,7 +201,7 @@ def train_legs() -> None:
     _train_and_compare(f"cuda:{own_gpu()}", "legs")
     import evenstep as es
 
-    engine = es.session().steps.syncs[0].engine
+    engine: Any = es.session().steps.syncs[0].engine
     assert type(engine).__name__ == "LegEngine", engine
     row(legs=[type(leg).__name__ for leg in engine._legs.values()])
 
@@ -209,7 +212,7 @@ def train_legs_four() -> None:
     _train_and_compare(f"cuda:{own_gpu()}", "legs_four")
     import evenstep as es
 
-    engine = es.session().steps.syncs[0].engine
+    engine: Any = es.session().steps.syncs[0].engine
     assert type(engine).__name__ == "LegEngine" and len(engine._team.carriers) == 2, engine
 
 
@@ -500,47 +503,14 @@ def calls_on_the_timeline() -> None:
     at.comm.close()
 
 
-def hybrid_gpu_and_cpu() -> None:
-    """A GPU rank and a CPU rank in one all-reduce, and how fast that is beside the host leg alone."""
-    join("evenstep")
-    from evenstep.hybrid import HybridGroup
-
-    device = torch.device("cuda", 0) if RANK == 0 else torch.device("cpu")
-    group = HybridGroup(device)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
-        for count in (1, 1000, 3_000_001):
-            tensor = torch.full((count,), RANK + 1, dtype=dtype, device=device)
-            group.all_reduce(tensor)
-            same(tensor, 3)
-    weighted = torch.full((1000,), 2.0, device=device)
-    group.all_reduce(weighted, factor=0.5 * (RANK + 1))
-    same(weighted, 3)
-    for bytes_ in (1 << 20, 64 << 20):
-        data, plain = torch.ones(bytes_ // 4, device=device), torch.ones(bytes_ // 4)
-        times: dict[str, list[float]] = {"hybrid": [], "host": []}
-        for _ in range(7):
-            for name, call in (
-                ("hybrid", lambda d=data: group.all_reduce(d)),
-                ("host", lambda p=plain: dist.all_reduce(p)),
-            ):
-                dist.barrier()
-                began = time.perf_counter()
-                call()
-                if RANK == 0:
-                    torch.cuda.synchronize()
-                times[name].append(time.perf_counter() - began)
-        if RANK == 0:
-            row(bytes=bytes_, **{f"{name}_us": round(statistics.median(t) * 1e6) for name, t in times.items()})
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
     if sys.argv[1] in globals():
         globals()[sys.argv[1]]()
     else:
         import exact_cases
+        import random_cases
         import speed_cases
         import torch_cases
 
-        modules = (exact_cases, speed_cases, torch_cases)
-        getattr(next(one for one in modules if hasattr(one, sys.argv[1])), sys.argv[1])()
+        modules = (exact_cases, random_cases, speed_cases, torch_cases)
+        next(vars(one)[sys.argv[1]] for one in modules if sys.argv[1] in vars(one))()

@@ -42,6 +42,8 @@ CHECKS = [
     ("through_host_pair", 2, "pair", 60),
     ("through_host_does_not_wait", 1, "gpu", 60),
     ("wrappers_pair", 2, "pair", 90),
+    ("pipelines_pair", 2, "pair", 90),
+    ("random_calls_pair", 2, "pair", 60),
     ("host_does_not_wait", 1, "gpu", 60),
     ("late_rank", 2, "pair", 60),
     ("dead_rank", 2, "pair", 60),

@@ -3,15 +3,15 @@ wrappers. Part of cases.py, which starts it. Not run on a GPU yet: seen over mad
 
 from __future__ import annotations
 
+import copy
 import pathlib
 import time
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from cases import RANK, RANKS, join, own_gpu, row, same
+from cases import DEVICE, RANK, RANKS, join, own_gpu, row, same
 
-DEVICE = "cuda"
 TOTAL = sum(range(1, RANKS + 1))
 
 
@@ -184,3 +184,59 @@ def wrappers_pair() -> None:
     bits = full(3, 1 << RANK, torch.int32)
     same(calls.all_reduce(bits, "bor", group) + 0, (1 << RANKS) - 1)  # through the host
     dist.destroy_process_group()
+
+
+def pipelines_pair() -> None:
+    """A stage of a model on each rank, under the schedules of torch.distributed.pipelining; and the optimizer's state in parts
+    (ZeRO-1)."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+
+    own_gpu()
+    join("evenstep")
+    for kind in (ScheduleGPipe, Schedule1F1B):
+        _pipeline(kind)
+    torch.manual_seed(5)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2)).double()
+    alone = copy.deepcopy(net)
+    wrapped = torch.nn.parallel.DistributedDataParallel(net.to(DEVICE))
+    parts = ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.Adam, lr=0.01)
+    whole = torch.optim.Adam(alone.parameters(), lr=0.01)
+    for step in range(3):
+        batches = [
+            torch.randn(4, 8, generator=torch.Generator().manual_seed(9 * step + rank), dtype=torch.float64)
+            for rank in range(RANKS)
+        ]
+        wrapped(batches[RANK].to(DEVICE)).square().mean().backward()
+        for batch in batches:
+            (alone(batch).square().mean() / RANKS).backward()
+        for optimizer in (parts, whole):
+            optimizer.step()
+            optimizer.zero_grad()
+    for got, want in zip(wrapped.parameters(), alone.parameters()):
+        same(got.detach(), want.detach(), 1e-12)
+    dist.destroy_process_group()
+
+
+def _pipeline(kind: Any) -> None:
+    from torch.distributed.pipelining import PipelineStage
+
+    torch.manual_seed(7)
+    layers = [torch.nn.Linear(8, 8).double() for _ in range(RANKS)]
+    whole = torch.nn.Sequential(*layers)
+    x, target = torch.randn(8, 8, dtype=torch.float64), torch.zeros(8, 8, dtype=torch.float64)
+    own = copy.deepcopy(layers[RANK]).to(DEVICE)
+    stage = PipelineStage(
+        own, RANK, RANKS, torch.device(DEVICE, torch.cuda.current_device() if DEVICE == "cuda" else 0)
+    )
+    schedule = kind(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+    given = (x.to(DEVICE),) if RANK == 0 else ()
+    output = schedule.step(*given, **({"target": target.to(DEVICE)} if RANK == RANKS - 1 else {}))
+    result = whole(x)
+    torch.nn.functional.mse_loss(result, target).backward()
+    if RANK == RANKS - 1:
+        same(output.detach(), result.detach(), 1e-12)
+    parts = 1 if hasattr(schedule, "scale_grads") else 4  # 2.6's adds the micro-batches' gradients up
+    for got, want in zip(own.parameters(), layers[RANK].parameters()):
+        assert got.grad is not None and want.grad is not None
+        same(got.grad / parts, want.grad, 1e-12)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
+import shutil
+import subprocess
 import zipfile
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -81,3 +84,60 @@ def test_what_cannot_run_says_why(check: Any) -> None:
     code, report, _ = check({**FACTS, "nccl": 0, "nccl_error": "NCCL was not found"}, [("good", 1, "gpu", 20)])
     assert code == 3 and "none of the 1 tests for it ran" in report["verdict"]
     assert report["checks"][0]["why"] == "our NCCL engine does not start: NCCL was not found"
+
+
+REAL = """
+    import os, sys
+    tree = sys.argv[1]
+    sys.path[:0] = [f"{tree}/tests/gpu", f"{tree}/examples", f"{tree}/tests/python"]
+    os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
+    os.environ["EVENSTEP_CHECK_DEVICE"] = "cpu"
+    import cases, random_cases, speed_cases, torch_cases
+
+    if sys.argv[2] == "made-up":
+        import fake_streams
+        streams = fake_streams.stand_in_for_all()
+    speed_cases.HYBRID_SIZES[:] = [1 << 16]
+    for name in sys.argv[3:]:
+        next(vars(m)[name] for m in (cases, random_cases, speed_cases, torch_cases) if name in vars(m))()
+    if sys.argv[2] == "made-up":
+        assert all(one.violation() == "" for one in streams), [one.violation() for one in streams]
+"""
+
+
+def test_the_checks_that_need_no_gpu_pass(
+    run_ranks: Callable[..., Any], program: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The real ones: those for the CPU, and of those for a GPU what can be had with one made up, or with CPUs in its place."""
+    ours = {"EVENSTEP_PROGRAM": str(program)}
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    names = ["cpu_program", "cpu_collectives", "hybrid_gpu_and_cpu", "cpu_training"]
+    if compiler is not None:
+        library = tmp_path / "libnvtx.so"
+        source = TREE / "tests" / "os" / "fake_nvtx.c"
+        words = ["-std=c11", "-shared", "-fPIC", f"-I{TREE / 'tests'}", str(source), "-o", str(library), "-lpthread"]
+        subprocess.run([compiler, *words], check=True)
+        ours["EVENSTEP_NVTX_LIBRARY"] = str(library)
+        names.insert(0, "nvtx_ranges")
+    ranks = run_ranks(REAL, 2, args=(str(TREE), "cpu", *names), env=ours)
+    rows = [json.loads(line[4:]) for line in ranks[0].stdout.splitlines() if line.startswith("ROW ")]
+    assert rows[-1]["relative_difference"] < 1e-9, rows
+    legs = next(row for row in rows if "hybrid_us" in row)
+    slowest = max(legs[f"{name}_us"] for name in ("host", "down", "up"))
+    assert legs[f"{legs['slower_leg']}_us"] == slowest and legs["of_its_speed"] > 0, legs
+    assert compiler is None or rows[0] == {"nvtx": "its library"}, rows
+
+
+def test_the_checks_of_torch_s_wrappers_pass_over_the_made_up_nccl(
+    run_ranks: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    fake_streams = pytest.importorskip("fake_streams")
+    fake = fake_streams.build_fake(tmp_path)
+    if fake is None:
+        pytest.skip("no C compiler for the made-up NCCL")
+    torch = pytest.importorskip("torch")
+    names = ["random_calls_pair", "through_host_pair", "pipelines_pair"]
+    if hasattr(torch.cpu.Stream, "record_event"):  # 2.6's fully_shard trains on no CPU
+        names.append("wrappers_pair")
+    made_up = {name: str(fake) for name in ("EVENSTEP_NCCL_LIBRARY", "EVENSTEP_CUDA_LIBRARY")}
+    run_ranks(REAL, 2, args=(str(TREE), "made-up", *names), env={**made_up, "EVENSTEP_FAKE_GPUS": "4"})
