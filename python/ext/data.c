@@ -84,12 +84,21 @@ static char kind_of(uint8_t code) {
   return code < sizeof kinds ? kinds[code] : 'V';
 }
 
+static bool is_on_host(long device_type) {
+  return device_type == DLPACK_CPU || device_type == DLPACK_CUDA_HOST || device_type == DLPACK_ROCM_HOST;
+}
+
+static int refuse_device(void) {
+  return refuse("the tensor is not in this host's memory",
+                "copy it to the CPU before the call: x.cpu(); tensors of GPUs go through torch.distributed: "
+                "dist.init_process_group(\"evenstep\")");
+}
+
 static int read_tensor(const dlpack_tensor *tensor, even_ext_data *out) {
   size_t bits = (size_t)tensor->bits * tensor->lanes;
   size_t bytes = 0;
-  if (tensor->device_type != DLPACK_CPU && tensor->device_type != DLPACK_CUDA_HOST &&
-      tensor->device_type != DLPACK_ROCM_HOST) {
-    return refuse("the tensor is not in this host's memory", "copy it to the CPU before the call: x.cpu()");
+  if (!is_on_host(tensor->device_type)) {
+    return refuse_device();
   }
   if (tensor->code == DLPACK_OPAQUE || bits % 8 != 0) {
     return refuse("the tensor's elements are no numbers of whole bytes", "convert it to a numeric dtype");
@@ -177,6 +186,40 @@ static bool has_table(PyTypeObject *type) {
   return true;
 }
 
+/* After a raised BufferError or RuntimeError, which is how tensors say that they give no memory out: the same as our
+ * own, with a fix. Any other exception stays. */
+static int refuse_raised(PyObject *object) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  bool said = PyErr_GivenExceptionMatches(type, PyExc_BufferError) != 0 ||
+              PyErr_GivenExceptionMatches(type, PyExc_RuntimeError) != 0;
+  /* torch 2.6 raises for lazy conjugates, too */
+  int conjugate = said && PyObject_HasAttrString(object, "is_conj") ? has_flag(object, name_of_conjugate) : 0;
+  if (!said) {
+    PyErr_Restore(type, value, trace);
+    return -1;
+  }
+  PyErr_Clear(); /* one of is_conj */
+  PyObject *text = value == NULL ? NULL : PyObject_Str(value);
+  PyObject *bytes = text == NULL ? NULL : PyUnicode_AsUTF8String(text);
+  const char *words = bytes == NULL ? NULL : PyBytes_AsString(bytes);
+  PyErr_Clear(); /* of a text that has no bytes */
+  if (conjugate > 0) {
+    (void)refuse_lazy();
+  } else {
+    words = words == NULL ? "it does not say why" : words;
+    (void)even_fail(EVEN_ERR_ARGUMENT, "the tensor gives no memory of this host out: %.*s", (int)strcspn(words, "\n"),
+                    words);
+    (void)even_ext_raise(even_error_fix("pass a dense tensor in the host's memory: x.cpu(), x.to_dense()"));
+  }
+  Py_XDECREF(bytes);
+  Py_XDECREF(text);
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+  return -1;
+}
+
 /* 1: read; 0: the type has no table; -1: an exception. */
 static int open_by_table(PyObject *object, even_ext_data *out) {
   dlpack_tensor tensor;
@@ -184,7 +227,10 @@ static int open_by_table(PyObject *object, even_ext_data *out) {
     return 0;
   }
   bool has_flags = latest.has_flags; /* what is called below may bring another type */
-  if (latest.table->tensor_from_object(object, &tensor) != 0 || read_tensor(&tensor, out) != 0) {
+  if (latest.table->tensor_from_object(object, &tensor) != 0) {
+    return refuse_raised(object);
+  }
+  if (read_tensor(&tensor, out) != 0) {
     return -1;
   }
   return has_flags && check_flags(object, out) != 0 ? -1 : 1;
@@ -205,25 +251,28 @@ static PyObject *call_dlpack(PyObject *object) {
   return capsule;
 }
 
-/* After a __dlpack__ that raised: torch 2.6 does so for lazy conjugates, by a RuntimeError of its own. */
-static int refuse_raised(PyObject *object) {
-  PyObject *type, *value, *trace;
-  PyErr_Fetch(&type, &value, &trace);
-  int conjugate = PyObject_HasAttrString(object, "is_conj") ? has_flag(object, name_of_conjugate) : 0;
-  if (conjugate > 0) {
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    return refuse_lazy();
-  }
-  PyErr_Restore(type, value, trace); /* in place of one of is_conj */
-  return -1;
+/* What says that it is elsewhere is not asked for its memory: a device may have to be waited for. */
+static int check_device(PyObject *object) {
+  PyObject *place = PyObject_HasAttrString(object, "__dlpack_device__")
+                        ? PyObject_CallMethod(object, "__dlpack_device__", NULL)
+                        : NULL;
+  PyObject *type = place == NULL ? NULL : PySequence_GetItem(place, 0);
+  PyObject *whole = type == NULL ? NULL : PyNumber_Index(type); /* an enumeration's value, too */
+  long number = whole == NULL ? DLPACK_CPU : PyLong_AsLong(whole);
+  Py_XDECREF(whole);
+  Py_XDECREF(type);
+  Py_XDECREF(place);
+  PyErr_Clear(); /* __dlpack__ will tell */
+  return is_on_host(number) ? 0 : refuse_device();
 }
 
 /* The capsule keeps the memory and gives it back when it goes, since nobody takes the tensor out of it. */
 static int open_by_capsule(PyObject *object, even_ext_data *out) {
-  PyObject *capsule = call_dlpack(object);
   int failed = -1;
+  if (check_device(object) != 0) {
+    return -1;
+  }
+  PyObject *capsule = call_dlpack(object);
   if (capsule == NULL) {
     return refuse_raised(object);
   }

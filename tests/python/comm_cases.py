@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import enum
 import gc
 import os
 import signal
@@ -255,6 +256,36 @@ class Conjugate(Dlpack):
         raise RuntimeError("Can't export tensors with the conjugate bit set")
 
 
+class Elsewhere:
+    """In the memory of the device that it names; what else it is asked for it does not give."""
+
+    def __init__(self, device: Any, error: BaseException | None = None) -> None:
+        self.device, self.error = device, error or AssertionError("asked for memory that is elsewhere")
+
+    def __dlpack_device__(self) -> Any:
+        return (self.device, 0)
+
+    def __dlpack__(self, **more: Any) -> Any:
+        raise self.error
+
+
+def tensors_elsewhere(group: es.comm.Group) -> None:
+    class Kind(enum.IntEnum):  # as NumPy and CuPy have them
+        CUDA = 2
+
+    for device in (2, Kind.CUDA, 8, 10, 14):  # CUDA, Metal, ROCm, oneAPI
+        refused(lambda d=device: group.all_reduce(Elsewhere(d)), "not in this host's memory", "x.cpu()")
+    words = "only CPU tensors can be exported"
+    refused(lambda: group.all_reduce(Elsewhere(1, BufferError(f"{words}\nmore"))), words, "x.cpu()")
+    refused(lambda: group.all_reduce(Elsewhere(None, RuntimeError(""))), "x.cpu()")
+    try:
+        group.all_reduce(Elsewhere(1, MemoryError()))
+    except MemoryError:
+        pass
+    else:
+        raise AssertionError("an error of another kind was taken for a refusal")
+
+
 def kinds_of_arrays(group: es.comm.Group) -> None:
     size = group.size
     for kind in (Dlpack, VersionedDlpack):
@@ -373,6 +404,7 @@ def calls() -> None:
             movements,
             messages,
             kinds_of_arrays,
+            tensors_elsewhere,
             structures,
             odd_dtypes,
             arena,
@@ -407,6 +439,7 @@ def torch_tensors() -> None:
         leaf = torch.ones(2, requires_grad=True)
         refused(lambda: group.all_reduce(torch.ones(4, 4).t()[:2]), "one after the other")
         refused(lambda: group.all_reduce(torch.ones(3, dtype=torch.complex64).conj()), "conjugate")
+        refused(lambda: group.all_reduce(torch.ones(3, device="meta")), "meta", "x.cpu()")
         refused(lambda: group.all_reduce(Conjugate(leaf)), "conjugate")
         refused(lambda: group.all_reduce(torch._neg_view(torch.ones(3))), "negative")
         old = Old(torch.ones(3))
