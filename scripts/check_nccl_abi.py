@@ -56,6 +56,8 @@ NUMBERS = {
 }
 # present from some version on; compared where the header has the word
 NEWER = {
+    "EVEN_NCCL_FLOAT8_E4M3": "ncclFloat8e4m3",
+    "EVEN_NCCL_FLOAT8_E5M2": "ncclFloat8e5m2",
     "EVEN_NCCL_TIMEOUT": "ncclTimeout",
     "EVEN_NCCL_SHRINK_DEFAULT": "NCCL_SHRINK_DEFAULT",
     "EVEN_NCCL_SHRINK_ABORT": "NCCL_SHRINK_ABORT",

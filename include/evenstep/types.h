@@ -24,7 +24,9 @@ extern "C" {
   X(BOOL, 9, 1)            \
   X(U16, 10, 2)            \
   X(U32, 11, 4)            \
-  X(U64, 12, 8)
+  X(U64, 12, 8)            \
+  X(F8E4M3, 13, 1)         \
+  X(F8E5M2, 14, 1)
 
 typedef enum even_dtype {
 #define EVEN_DTYPE_ENUM(name, number, bytes) EVEN_##name = (number),
@@ -32,8 +34,9 @@ typedef enum even_dtype {
 #undef EVEN_DTYPE_ENUM
 } even_dtype;
 
-/* fp16 and bf16 are reduced in fp32 and rounded once. AVG divides the sum by the number of ranks
- * (floating types only). BAND, BOR, BXOR: integers and bool only. SUM of bool is OR, as in torch. */
+/* fp16 and bf16 are reduced in fp32 and rounded once. AVG divides the sum by the number of ranks (floating types only;
+ * on GPUs integers, too, rounded towards zero). BAND, BOR, BXOR: integers and bool only. SUM of bool is OR, as in
+ * torch. F8E4M3 and F8E5M2 (torch's float8_e4m3fn and float8_e5m2) are reduced on GPUs alone, in NCCL's own way. */
 typedef enum even_reduce_op {
   EVEN_SUM = 0,
   EVEN_AVG = 1,

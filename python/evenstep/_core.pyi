@@ -171,6 +171,8 @@ DTYPE_BOOL: int
 DTYPE_U16: int
 DTYPE_U32: int
 DTYPE_U64: int
+DTYPE_F8E4M3: int
+DTYPE_F8E5M2: int
 OP_SUM: int
 OP_AVG: int
 OP_PRODUCT: int

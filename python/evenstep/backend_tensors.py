@@ -48,6 +48,11 @@ _ELEMENTS = {dtype: number + 1 for dtype, number in _DTYPES.items()}
 _ELEMENTS.update(
     (getattr(torch, name), _core.ELEMENTS_OTHER + i) for i, name in enumerate(_OTHERS) if hasattr(torch, name)
 )
+_ON_GPUS = {  # NCCL reduces them from 2.24 on, the CPU engine does not
+    **_DTYPES,
+    torch.float8_e4m3fn: _core.DTYPE_F8E4M3,
+    torch.float8_e5m2: _core.DTYPE_F8E5M2,
+}
 _FLOATING = {_core.DTYPE_F32, _core.DTYPE_F64, _core.DTYPE_F16, _core.DTYPE_BF16}
 _RED_OP = dist.ReduceOp.RedOpType
 _OPS = {
@@ -177,7 +182,7 @@ def root_of(options: Any, call: str, ranks: int) -> int:
 
 def device_dtype(tensor: torch.Tensor, op: int | None) -> int:
     """The dtype's number for a reduction on a GPU; what NCCL cannot reduce is refused there, with the reason."""
-    dtype = _DTYPES.get(tensor.dtype)
+    dtype = _ON_GPUS.get(tensor.dtype)
     if tensor.layout is not _DENSE or dtype is None or op is None:
         raise _core.EvenstepError(
             f"a {tensor.layout} tensor of {tensor.dtype} cannot be reduced with this operation on a GPU\n"

@@ -16,6 +16,10 @@ even_status even_check_reduction(const even_kernels *kernels, even_dtype dtype, 
   if ((unsigned)op >= EVEN_REDUCE_OPS) {
     return even_fail(EVEN_ERR_ARGUMENT, "%d is no reduce operation", (int)op);
   }
+  if ((unsigned)dtype >= EVEN_DTYPES) {
+    (void)even_fail(EVEN_ERR_ARGUMENT, "floats of 8 bits are reduced on GPUs alone");
+    return even_error_fix("convert to float32 or bfloat16");
+  }
   *out = kernels->reduce[dtype][op];
   if (*out == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, op == EVEN_AVG ? "AVG is for floating types only"

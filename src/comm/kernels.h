@@ -4,7 +4,7 @@
 
 #include <evenstep/types.h>
 
-#define EVEN_DTYPES 13
+#define EVEN_DTYPES 13 /* that the host reduces: the first of EVEN_DTYPE_LIST */
 #define EVEN_REDUCE_OPS 8
 
 /* targets[t][i] = op over k of sources[k][i], in the order of k; divisor is AVG's. Pointers are aligned to their

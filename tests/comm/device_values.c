@@ -17,6 +17,14 @@ static uint16_t half_of(double value, even_dtype dtype) {
   return (uint16_t)(((bits >> 16) & 0x8000u) | ((((bits >> 23) & 0xffu) - 112u) << 10) | ((bits >> 13) & 0x3ffu));
 }
 
+/* As half_of: of the bits that are too many none counts. */
+static uint8_t e4m3_of(double value) {
+  float narrow = (float)value;
+  uint32_t bits = 0;
+  memcpy(&bits, &narrow, sizeof bits);
+  return (uint8_t)(((bits >> 24) & 0x80u) | ((((bits >> 23) & 0xffu) - 120u) << 3) | ((bits >> 20) & 7u));
+}
+
 void device_value_put(void *data, size_t i, even_dtype dtype, double value) {
   float f32 = (float)value;
   uint16_t half = value == 0 ? 0 : half_of(value, dtype);
@@ -42,6 +50,12 @@ void device_value_put(void *data, size_t i, even_dtype dtype, double value) {
     case EVEN_I64:
     case EVEN_U64:
       memcpy(at, &i64, 8);
+      return;
+    case EVEN_F8E4M3:
+      *at = (char)(value == 0 ? 0 : e4m3_of(value));
+      return;
+    case EVEN_F8E5M2:
+      *at = (char)((value == 0 ? 0 : half_of(value, EVEN_F16)) >> 8);
       return;
     default:
       memcpy(at, &i8, 1);

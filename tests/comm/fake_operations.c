@@ -8,8 +8,8 @@
 /* ---- types and operations ---- */
 
 size_t fake_size_of(int type) {
-  static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
-  return type >= 0 && type <= BFLOAT16 ? sizes[type] : 0;
+  static const size_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return type >= 0 && type <= FLOAT8_E5M2 ? sizes[type] : 0;
 }
 
 static double half_value(uint16_t half) {
@@ -17,6 +17,30 @@ static double half_value(uint16_t half) {
   double fraction = half & 1023;
   double magnitude = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, exponent - 25);
   return half & 0x8000 ? -magnitude : magnitude;
+}
+
+static double e4m3_value(uint8_t bits) {
+  int exponent = (bits >> 3) & 15;
+  double fraction = bits & 7;
+  double magnitude = exponent == 0 ? ldexp(fraction, -9) : ldexp(8 + fraction, exponent - 10);
+  return bits & 0x80 ? -magnitude : magnitude;
+}
+
+/* The largest of a floating type of few bits that is not above the value; `step` is its exponent's highest bit. */
+static uint32_t narrowed(double value, uint32_t step, uint32_t least_wrong, double (*value_of)(uint32_t bits)) {
+  uint32_t bits = 0;
+  for (uint32_t next = step; next > 0; next /= 2) {
+    bits += bits + next < least_wrong && value_of(bits + next) <= fabs(value) ? next : 0;
+  }
+  return bits;
+}
+
+static double of_half(uint32_t bits) {
+  return half_value((uint16_t)bits);
+}
+
+static double of_e4m3(uint32_t bits) {
+  return e4m3_value((uint8_t)bits);
 }
 
 double fake_load(int type, const unsigned char *at) {
@@ -46,6 +70,10 @@ double fake_load(int type, const unsigned char *at) {
     case FLOAT64:
       memcpy(&f64, at, 8);
       return f64;
+    case FLOAT8_E4M3:
+      return e4m3_value(*at);
+    case FLOAT8_E5M2: /* half of a half */
+      return half_value((uint16_t)(*at << 8));
     default:
       memcpy(&half, at, 2);
       if (type == FLOAT16) {
@@ -91,11 +119,13 @@ static void store(int type, double value, unsigned char *at) {
       memcpy(at, &value, 8);
       return;
     case FLOAT16:
-      for (uint32_t step = 0x4000; step > 0; step /= 2) { /* the last one that is not above it */
-        bits += bits + step < 0x7c00 && half_value((uint16_t)(bits + step)) <= fabs(value) ? step : 0;
-      }
-      bits |= value < 0 ? 0x8000 : 0;
-      memcpy(at, &bits, 2);
+    case FLOAT8_E5M2:
+      bits = narrowed(value, 0x4000, 0x7c00, of_half) | (value < 0 ? 0x8000 : 0);
+      bits >>= type == FLOAT16 ? 0 : 8;
+      memcpy(at, &bits, fake_size_of(type));
+      return;
+    case FLOAT8_E4M3:
+      *at = (unsigned char)(narrowed(value, 0x40, 0x7f, of_e4m3) | (value < 0 ? 0x80 : 0));
       return;
     default:
       memcpy(&bits, &f32, 4);

@@ -120,7 +120,8 @@ static void test_arguments_of_calls(void **state) {
   const void *nothing[1] = {NULL};
   void *outputs[1] = {data + 2};
   (void)state;
-  assert_int_equal(even_comm_all_reduce(comm, data, 4, (even_dtype)13, EVEN_SUM), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_reduce(comm, data, 4, (even_dtype)99, EVEN_SUM), EVEN_ERR_ARGUMENT);
+  assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_F8E4M3, EVEN_SUM), EVEN_ERR_ARGUMENT); /* GPUs alone */
   assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_F64, (even_reduce_op)8), EVEN_ERR_ARGUMENT);
   assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_I32, EVEN_AVG), EVEN_ERR_ARGUMENT);
   assert_int_equal(even_comm_all_reduce(comm, data, 4, EVEN_F64, EVEN_BXOR), EVEN_ERR_ARGUMENT);

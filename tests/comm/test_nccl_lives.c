@@ -256,6 +256,10 @@ static void old_versions_say_what_they_cannot(void **state) {
   assert_int_equal(even_device_comm_grow_id(comm, &id), EVEN_ERR_UNSUPPORTED);
   assert_int_equal(even_device_comm_grow(comm, 2, &id, &other), EVEN_ERR_UNSUPPORTED);
   assert_int_equal(even_device_comm_join(&params, &id, &other), EVEN_ERR_UNSUPPORTED);
+  char data[4] = {0};
+  assert_int_equal(even_device_comm_all_reduce(comm, data, data, 4, EVEN_F8E4M3, EVEN_SUM, NULL, NULL),
+                   EVEN_ERR_UNSUPPORTED);
+  assert_string_equal(even_error_last()->what, "NCCL 2.18 does not reduce floats of 8 bits");
   assert_int_equal(even_device_comm_close(comm), EVEN_OK);
 }
 

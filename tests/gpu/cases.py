@@ -298,6 +298,13 @@ nccl_alone = nccl_pair = _nccl
 # ---- through torch ----
 
 
+def _nccl_version() -> int:
+    from evenstep import _core
+    from evenstep.device_groups import nccl_library
+
+    return _core.DeviceComm.version(nccl_library())
+
+
 def _backend() -> None:
     device = own_gpu()
     join("evenstep")
@@ -314,6 +321,14 @@ def _backend() -> None:
     tensor = torch.full((8,), 2.0, device="cuda")
     dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(0.5 * (RANK + 1)))
     same(tensor, total)
+    averaged = torch.full((8,), RANK + 1, device="cuda")
+    dist.all_reduce(averaged, op=dist.ReduceOp.AVG)
+    same(averaged, total // RANKS)
+    if torch.cuda.get_device_capability() >= (9, 0) and _nccl_version() >= 22400:
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            tensor = torch.full((1000,), RANK + 1.0, device="cuda").to(dtype)
+            dist.all_reduce(tensor)
+            same(tensor.float(), total)
     complex_ = torch.full((3,), complex(1, 2), device="cuda")
     dist.all_reduce(complex_)
     same(complex_.real, RANKS)

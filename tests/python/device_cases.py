@@ -51,6 +51,21 @@ def reductions(rank: int, ranks: int, streams: FakeStreams) -> None:
         dist.all_reduce(tensor, op=op)
         streams.finish()
         same(tensor, want)
+    for dtype in (torch.int32, torch.int64, torch.uint8):  # rounded towards zero
+        tensor = torch.full((4,), rank + 1, dtype=dtype)
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+        streams.finish()
+        same(tensor, total // ranks)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        for op, want in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.MAX, ranks), (dist.ReduceOp.AVG, total / ranks)):
+            tensor = torch.full((4,), rank + 1.0).to(dtype)
+            dist.all_reduce(tensor, op=op)
+            streams.finish()
+            same(tensor.float(), want)
+        part = torch.zeros(2, dtype=torch.float32).to(dtype)
+        dist.reduce_scatter_tensor(part, torch.full((2 * ranks,), 0.5 * (rank + 1)).to(dtype))
+        streams.finish()
+        same(part.float(), total / 2)
     # a weight of each rank's own: a number, and a tensor
     for factor in (0.5 * (rank + 1), torch.tensor([0.5 * (rank + 1)])):
         tensor = torch.full((4,), 2.0)

@@ -35,7 +35,9 @@ enum {
   EVEN_NCCL_FLOAT16 = 6,
   EVEN_NCCL_FLOAT32 = 7,
   EVEN_NCCL_FLOAT64 = 8,
-  EVEN_NCCL_BFLOAT16 = 9
+  EVEN_NCCL_BFLOAT16 = 9,
+  EVEN_NCCL_FLOAT8_E4M3 = 10, /* from EVEN_NCCL_FLOAT8_VERSION on */
+  EVEN_NCCL_FLOAT8_E5M2 = 11
 };
 
 /* ncclRedOp_t */
@@ -45,9 +47,10 @@ enum {
   EVEN_NCCL_SCALAR_HOST = 1, /* ncclScalarHostImmediate */
   EVEN_NCCL_SHRINK_DEFAULT = 0,
   EVEN_NCCL_SHRINK_ABORT = 1,
-  EVEN_NCCL_UNSET = INT_MIN,         /* NCCL_CONFIG_UNDEF_INT */
-  EVEN_NCCL_CONFIG_VERSION = 21700,  /* that of the struct below: later members take NCCL's defaults */
-  EVEN_NCCL_LEAST_VERSION = 21800,   /* the oldest that we open */
+  EVEN_NCCL_UNSET = INT_MIN,        /* NCCL_CONFIG_UNDEF_INT */
+  EVEN_NCCL_CONFIG_VERSION = 21700, /* that of the struct below: later members take NCCL's defaults */
+  EVEN_NCCL_LEAST_VERSION = 21800,  /* the oldest that we open */
+  EVEN_NCCL_FLOAT8_VERSION = 22400,
   EVEN_NCCL_SHARING_VERSION = 23000, /* NCCL_MULTI_RANK_GPU_ENABLE */
   EVEN_NCCL_ID_BYTES = 128
 };

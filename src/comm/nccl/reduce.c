@@ -10,7 +10,7 @@ typedef struct reduction {
   int op;
 } reduction;
 
-static even_status type_of(even_dtype dtype, int *out) {
+static even_status type_of(even_dtype dtype, int version, int *out) {
   switch (dtype) {
     case EVEN_F32:
       *out = EVEN_NCCL_FLOAT32;
@@ -47,11 +47,21 @@ static even_status type_of(even_dtype dtype, int *out) {
     case EVEN_U16:
       (void)even_fail(EVEN_ERR_UNSUPPORTED, "NCCL does not reduce 16-bit integers");
       return even_error_fix("convert to 32 bits, or reduce on the host");
+    case EVEN_F8E4M3:
+    case EVEN_F8E5M2:
+      *out = dtype == EVEN_F8E4M3 ? EVEN_NCCL_FLOAT8_E4M3 : EVEN_NCCL_FLOAT8_E5M2;
+      if (version < EVEN_NCCL_FLOAT8_VERSION) {
+        (void)even_fail(EVEN_ERR_UNSUPPORTED, "NCCL %d.%d does not reduce floats of 8 bits", version / 10000,
+                        version / 100 % 100);
+        return even_error_fix("install NCCL 2.24 or newer, or convert to 16 bits");
+      }
+      return EVEN_OK; /* on GPUs before sm90 NCCL itself refuses, and says why */
   }
   return even_fail(EVEN_ERR_ARGUMENT, "%d is no element type", (int)dtype);
 }
 
-static bool is_floating(even_dtype dtype) {
+/* What a weight may be folded into, as in torch. */
+static bool takes_factor(even_dtype dtype) {
   return dtype == EVEN_F32 || dtype == EVEN_F64 || dtype == EVEN_F16 || dtype == EVEN_BF16;
 }
 
@@ -63,8 +73,8 @@ static even_status op_of(even_dtype dtype, even_reduce_op op, int *out) {
       *out = is_bool ? EVEN_NCCL_MAX : EVEN_NCCL_SUM;
       return EVEN_OK;
     case EVEN_AVG:
-      if (!is_floating(dtype)) {
-        return even_fail(EVEN_ERR_ARGUMENT, "AVG is for floating types only");
+      if (is_bool) {
+        return even_fail(EVEN_ERR_ARGUMENT, "AVG is for numbers, not for bool");
       }
       *out = EVEN_NCCL_AVG;
       return EVEN_OK;
@@ -87,11 +97,12 @@ static even_status op_of(even_dtype dtype, even_reduce_op op, int *out) {
 }
 
 /* Checks what was given, before anything is begun. */
-static even_status reduction_of(even_dtype dtype, even_reduce_op op, const double *factor, reduction *out) {
-  EVEN_TRY(type_of(dtype, &out->type));
+static even_status reduction_of(const even_device_comm *comm, even_dtype dtype, even_reduce_op op, const double *factor,
+                                reduction *out) {
+  EVEN_TRY(type_of(dtype, comm->nccl->version, &out->type));
   EVEN_TRY(op_of(dtype, op, &out->op));
-  if (factor != NULL && (op != EVEN_SUM || !is_floating(dtype))) {
-    return even_fail(EVEN_ERR_ARGUMENT, "a factor goes with SUM of a floating type only");
+  if (factor != NULL && (op != EVEN_SUM || !takes_factor(dtype))) {
+    return even_fail(EVEN_ERR_ARGUMENT, "a factor goes with SUM of a floating type of 16 bits and more only");
   }
   return EVEN_OK;
 }
@@ -132,7 +143,7 @@ even_status even_device_comm_all_reduce(even_device_comm *comm, const void *inpu
                                  .bytes = count * even_dtype_bytes(dtype),
                                  .stream = stream};
   reduction how = {0};
-  EVEN_TRY(reduction_of(dtype, op, factor, &how));
+  EVEN_TRY(reduction_of(comm, dtype, op, factor, &how));
   EVEN_TRY(check_sizes(count, dtype));
   EVEN_TRY(even_device_check_data(input, count));
   EVEN_TRY(even_device_check_data(output, count));
@@ -157,7 +168,7 @@ even_status even_device_comm_reduce(even_device_comm *comm, const void *input, v
                                  .bytes = count * even_dtype_bytes(dtype),
                                  .stream = stream};
   reduction how = {0};
-  EVEN_TRY(reduction_of(dtype, op, factor, &how));
+  EVEN_TRY(reduction_of(comm, dtype, op, factor, &how));
   EVEN_TRY(check_sizes(count, dtype));
   EVEN_TRY(even_device_check_rank(comm, root, "root"));
   EVEN_TRY(even_device_check_data(input, count));
@@ -209,7 +220,7 @@ even_status even_device_comm_reduce_scatter(even_device_comm *comm, const void *
   reduction how = {0};
   size_t total = 0;
   bool equal = true;
-  EVEN_TRY(reduction_of(dtype, op, factor, &how));
+  EVEN_TRY(reduction_of(comm, dtype, op, factor, &how));
   EVEN_TRY(check_counts(comm, counts, dtype, &total, &equal));
   EVEN_TRY(even_device_check_data(input, total));
   EVEN_TRY(even_device_check_data(output, counts[comm->rank]));
