@@ -52,6 +52,7 @@ from evenstep.backend_watched import let_watch, modes, profiler, seen, within
 from evenstep.backend_work import Worker, absent, finished
 from evenstep.comm_debug import explain, note
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
+from evenstep.device_places import has_xccl
 from evenstep.device_streams import CudaStreams
 from evenstep.exits import left_in_children
 from evenstep.rendezvous import has_ended, open_group
@@ -111,6 +112,12 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
             nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl/", store), self._rank, self._size, options)
             backends["cuda"] = self._torch_nccl = nccl
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+        if has_xccl():
+            intel = dist.ProcessGroupXCCL.Options()
+            intel._timeout = self._timeout
+            xccl = dist.ProcessGroupXCCL(dist.PrefixStore("xccl/", store), self._rank, self._size, intel)
+            backends["xpu"] = xccl
+            self._register_backend(torch.device("xpu"), dist.ProcessGroup.BackendType.XCCL, xccl)
         return backends
 
     def _token(self) -> str:
@@ -167,7 +174,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         if backend is None:
             raise _core.EvenstepError(
                 f'backend "evenstep" has nothing for tensors on {device}\n'
-                "  fix: use CPU or CUDA tensors (CUDA needs NCCL: pip install nvidia-nccl-cu13, or a torch built with it)"
+                "  fix: use CPU, CUDA or XPU tensors (CUDA needs NCCL: pip install nvidia-nccl-cu13, or a torch built with it; "
+                "XPU a torch built with XCCL)"
             )
         return backend
 

@@ -117,7 +117,7 @@ def _moves_nothing(group: Any) -> Any:
         kind = torch._C._distributed_c10d.FakeProcessGroup
         fake = getattr(kind, "_create_internal", kind)(group.rank(), group.size())
         made = dist.ProcessGroup(group.rank(), group.size())
-        for device in ("cpu", "cuda"):
+        for device in ("cpu", "cuda", "xpu"):
             made._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, fake)
         group._for_modes = made
     return made

@@ -32,8 +32,10 @@ def nccl_library() -> str | None:
 
 
 def engine_version() -> int:
-    """NCCL's version where our engine can run on this machine, else 0. EVENSTEP_DEVICE_ENGINE=torch: 0."""
-    if os.environ.get("EVENSTEP_DEVICE_ENGINE") == "torch":
+    """NCCL's version where our engine can run on this machine, else 0. EVENSTEP_DEVICE_ENGINE=torch, and a torch for ROCm,
+    whose RCCL is under torch's name for NCCL: 0."""
+    torch = sys.modules.get("torch")
+    if os.environ.get("EVENSTEP_DEVICE_ENGINE") == "torch" or (torch is not None and torch.version.hip):
         return 0
     try:
         return _core.DeviceComm.version(nccl_library())

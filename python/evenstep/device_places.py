@@ -50,9 +50,9 @@ def place_of(parameters: Sequence[torch.Tensor]) -> Place:
 
 
 def _identity_of(device: torch.device) -> str:
-    if device.type != "cuda":
+    if device.type not in ("cuda", "xpu"):
         return ""
-    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    return str(getattr(getattr(torch, device.type).get_device_properties(device), "uuid", ""))
 
 
 def wanted_device_engine() -> str:
@@ -86,10 +86,17 @@ def agreed_over_hosts(wishes: Sequence[str]) -> str:
     return wishes[0]
 
 
+def has_xccl() -> bool:
+    """Whether torch has Intel's collectives for its XPUs."""
+    return bool(getattr(dist, "is_xccl_available", lambda: False)()) and torch.xpu.is_available()
+
+
 def _collectives_of(device: torch.device) -> str:
+    if device.type == "xpu":
+        return "xccl" if has_xccl() else ""
     if device.type != "cuda":
         return ""
-    if wanted_device_engine() == "evenstep":
+    if wanted_device_engine() == "evenstep" and maker_of(device) == "cuda":  # ROCm has torch's alone, which are RCCL
         from evenstep.device_groups import engine_version
 
         if engine_version():
@@ -99,6 +106,13 @@ def _collectives_of(device: torch.device) -> str:
             "  fix: pip install nvidia-nccl-cu12, or name the library in EVENSTEP_NCCL_LIBRARY; or unset the variable"
         )
     return "nccl" if dist.is_nccl_available() else ""
+
+
+def accelerators_alone(places: Sequence[Place]) -> bool:
+    """Whether each rank has an accelerator of its own, all of one maker whose collectives torch has."""
+    names = {place.name for place in places}
+    one_maker = len({place.maker for place in places}) == 1 and len(names) == len(places)
+    return one_maker and all(place.device.startswith("cuda") or place.collectives == "xccl" for place in places)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from evenstep.adasum_engine import AdasumEngine
 from evenstep.comm_debug import note
 from evenstep.compressed_engine import CompressedEngine
 from evenstep.compression import WIRES, in_parts
-from evenstep.device_places import Place, makers_among, wanted_device_engine
+from evenstep.device_places import Place, accelerators_alone, makers_among, wanted_device_engine
 from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, EngineOptions, SharedEngine
 from evenstep.exchange import SharedExchange, TorchExchange
@@ -33,7 +33,8 @@ def choose_engine(
     options: EngineOptions,
     telemetry: _core.Telemetry,
 ) -> Engine:
-    """On GPUs alone, one for each rank: NCCL, through torch, or our engine where EVENSTEP_DEVICE_ENGINE=evenstep asks for it.
+    """On GPUs of one maker alone, one for each rank: NCCL (of XPUs XCCL) through torch, or our engine where
+    EVENSTEP_DEVICE_ENGINE=evenstep asks for it.
     Over several hosts NCCL connects them all, or legs do between the hosts (EVENSTEP_DEVICE_HOSTS). On devices of several
     makers: each maker's own collectives, and the host's memory between them. Else shared memory, and torch's collectives
     where that cannot be had.
@@ -45,8 +46,7 @@ def choose_engine(
         _say_no_device(group)
     engine = options.engine
     unsupported = sorted({str(p.dtype) for p in parameters if p.dtype not in DTYPES})
-    names = [place.name for place in places]
-    on_gpus = all(place.device.startswith("cuda") for place in places) and len(set(names)) == len(names)
+    on_gpus = accelerators_alone(places)
     use_torch = engine == "torch" or (engine is None and (bool(unsupported) or (on_gpus and len(places) > 1)))
     if engine == "shared" and unsupported:
         raise EvenstepError(
@@ -107,7 +107,7 @@ def _why_torch(engine: str | None, unsupported: Sequence[str], on_gpus: bool, ou
 def _say_no_device(group: Group) -> None:
     if group.rank == 0:
         warnings.warn(
-            "EVENSTEP_DEVICE_ENGINE=evenstep counts for nothing here: no rank's parameters are on a GPU\n"
+            "EVENSTEP_DEVICE_ENGINE=evenstep counts for nothing here: no rank's parameters are on a CUDA GPU\n"
             "  fix: move the model to its GPU before es.prepare, or unset the variable",
             stacklevel=3,
         )
@@ -121,6 +121,8 @@ def _torch_group(bootstrap: Bootstrap, places: Sequence[Place], on_gpus: bool) -
     if on_gpus and _ours(places):
         return bootstrap.torch_group("evenstep")
     # Of its own: what ranks tell one another during backward, as BatchNorm does, comes between buckets, not everywhere alike.
+    if on_gpus and places[0].collectives == "xccl":
+        return bootstrap.torch_group("xccl")
     return bootstrap.torch_group("nccl" if on_gpus and dist.is_nccl_available() else "gloo")
 
 

@@ -66,7 +66,7 @@ def end_calls(group: Any) -> None:
         backend = dist.get_backend(group)
         if backend == "gloo":
             _close_gloo(group)
-        elif backend in ("nccl", "evenstep") and hasattr(group, "abort"):  # not in every torch
+        elif backend in ("nccl", "xccl", "evenstep") and hasattr(group, "abort"):  # not in every torch
             within(_ABORT_SECONDS, group.abort)
 
 

@@ -1,6 +1,6 @@
 """One all-reduce over ranks on devices of different makers: GPUs and CPUs, or GPUs of two makers.
 
-Inside each maker, on each host, its own collectives (NCCL for CUDA, RCCL for ROCm, our shared memory for CPUs);
+Inside each maker, on each host, its own collectives (NCCL for CUDA, RCCL for ROCm, XCCL for XPUs, our shared memory for CPUs);
 between these parts pinned staging and our engine of the host's memory (UCX, or Gloo, between hosts), one rank of each. A
 tensor goes in pieces, so that while the parts' sums of one piece are added on the host, the next one is on its way down
 and the last one on its way up.
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from evenstep._core import EvenstepError
 from evenstep.accelerators import Accelerators
 from evenstep.backend_tensors import factor_of
-from evenstep.device_places import agreed_over_hosts, maker_of, wanted_over_hosts
+from evenstep.device_places import agreed_over_hosts, has_xccl, maker_of, wanted_over_hosts
 from evenstep.group import TorchGroup, gather_objects
 from evenstep.group_end import wait_for
 from evenstep.hosts import host_numbers, this_host
@@ -101,8 +101,9 @@ class _PinnedStage:
         self._risen[slot].record(self._current())
 
 
-_WITH_COLLECTIVES = ("cpu", "cuda")
-"""Types of devices whose tensors the backend "evenstep" exchanges among themselves."""
+def _exchanges(device: torch.device) -> bool:
+    """Whether the backend "evenstep" exchanges the tensors of such devices among themselves."""
+    return device.type in ("cpu", "cuda") or (device.type == "xpu" and has_xccl())
 
 
 def _by_host(names: Sequence[str], types: Sequence[str], places: Sequence[str], wanted: str) -> Sequence[str]:
@@ -115,13 +116,13 @@ def _by_host(names: Sequence[str], types: Sequence[str], places: Sequence[str], 
     return [f"{name} on host {host}" for name, host in zip(names, hosts)]
 
 
-def _made_by(names: Sequence[str], types: Sequence[str]) -> dict[str, list[int]]:
+def _made_by(names: Sequence[str], exchanging: Sequence[bool]) -> dict[str, list[int]]:
     """The ranks of each maker. Where several have one whose devices have no collectives, each is a maker of its own."""
     makers: dict[str, list[int]] = {}
     for rank, name in enumerate(names):
         makers.setdefault(name, []).append(rank)
     for name, ranks in list(makers.items()):
-        if len(ranks) > 1 and any(types[rank] not in _WITH_COLLECTIVES for rank in ranks):
+        if len(ranks) > 1 and not all(exchanging[rank] for rank in ranks):
             del makers[name]
             makers.update({f"{name} of rank {rank}": [rank] for rank in ranks})
     return makers
@@ -135,8 +136,8 @@ class HybridGroup:
     """All ranks of the default group, each with the device of its own. Making one is collective, and so is every call.
 
     `maker` is what its devices' own collectives are named by: the device's type ("cuda-hip" for ROCm's), unless a name is
-    given (two groups of CPUs then stand for two makers). Devices that are neither CPUs nor CUDA's nor ROCm's have none: each
-    goes through the host. On several hosts those of each host are a maker of their own (EVENSTEP_DEVICE_HOSTS=nccl: they
+    given (two groups of CPUs then stand for two makers). CUDA's, ROCm's and, where torch has XCCL, XPUs have such collectives;
+    of others each goes through the host. On several hosts those of each host are a maker of their own (EVENSTEP_DEVICE_HOSTS=nccl: they
     are not); where all devices are of one maker, with EVENSTEP_DEVICE_HOSTS=legs.
     """
 
@@ -151,14 +152,15 @@ class HybridGroup:
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
         self._piece_bytes = max(256, piece_bytes // 256 * 256)
         everyone = dist.new_group(timeout=timeout, backend="evenstep")
-        own = (maker or maker_of(self.device), self._piece_bytes, self.device.type, this_host(), wanted_over_hosts())
-        names, sizes, types, places, wishes = zip(*_everyone(everyone, own))
+        name = maker or maker_of(self.device)
+        own = (name, self._piece_bytes, self.device.type, _exchanges(self.device), this_host(), wanted_over_hosts())
+        names, sizes, types, exchanging, places, wishes = zip(*_everyone(everyone, own))
         if len(set(sizes)) > 1:
             raise EvenstepError(
                 f"HybridGroup: the ranks want pieces of different sizes: {list(sizes)}\n"
                 "  fix: give all ranks the same piece_bytes"
             )
-        self.makers = _made_by(_by_host(names, types, places, agreed_over_hosts(wishes)), types)
+        self.makers = _made_by(_by_host(names, types, places, agreed_over_hosts(wishes)), exchanging)
         self._inner: Any = None
         for ranks in self.makers.values():  # every rank takes part in the making of every group
             group = dist.new_group(ranks, timeout=timeout, backend="evenstep")

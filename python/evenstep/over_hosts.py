@@ -160,8 +160,8 @@ def seconds_of_round(engine: Engine, parameters: Sequence[torch.Tensor], group: 
         for index in reversed(range(len(parameters))):
             engine.ready(index, engine.views[index])
         engine.finish()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type in ("cuda", "xpu"):
+            getattr(torch, device.type).synchronize(device)
         took.append((_core.clock_ns() - start) / 1e9)
     mine = struct.pack("<d", statistics.median(took[_WARM:]))
     return float(max(struct.unpack("<d", one)[0] for one in group.exchange(mine)))

@@ -32,7 +32,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 def _register(c10d: ModuleType) -> None:
     backend = getattr(c10d, "Backend", None)  # absent where torch was built without distributed
     if backend is not None and "evenstep" not in backend.backend_list:
-        backend.register_backend("evenstep", _create, extended_api=True, devices=["cpu", "cuda"])
+        backend.register_backend("evenstep", _create, extended_api=True, devices=["cpu", "cuda", "xpu"])
         ranks = os.environ.get("WORLD_SIZE", "")
         if ranks.isdigit() and os.environ.get("EVENSTEP_TELEMETRY_FD"):
             _watch(c10d, int(ranks))

@@ -76,7 +76,7 @@ class TorchEngine(BucketEngine):
         streams: SideStreams | None = None,
     ) -> None:
         backend = "" if process_group is None else dist.get_backend(process_group)
-        self._nccl, self._over_gloo = backend == "nccl", backend == "gloo"
+        self._nccl, self._over_gloo = backend in ("nccl", "xccl"), backend == "gloo"
         super().__init__(parameters, options)
         self._process_group, self._second, self._group, self._telemetry = process_group, second, group, telemetry
         self._wire = WIRES.get(options.compression.name) if options.compression is not None else None

@@ -66,7 +66,7 @@ def main() -> None:
     dist.init_process_group("evenstep")
     ranks = dist.get_world_size()
     if WITHOUT:
-        hybrid._WITH_COLLECTIVES = ()
+        hybrid._exchanges = lambda device: False
     group = HybridGroup("cpu", maker=MAKERS[rank], piece_bytes=1024)
     names = [f"{name} of rank {r}" if WITHOUT and MAKERS.count(name) > 1 else name for r, name in enumerate(MAKERS)]
     hosts = os.environ.get("HOSTS", "")

@@ -51,6 +51,9 @@ def stand_in() -> None:
     module = importlib.import_module("evenstep.prepare")  # es.prepare, the function, hides it
     maker = MAKERS[RANK]
     collectives = "evenstep" if maker in ("a", "cuda") else ""
+    if maker == "xpu":
+        collectives = "xccl"
+        xccl_over_gloo()
     device, host = "cpu" if maker == "cpu" else f"{maker}:{RANK}", os.environ.get("EVENSTEP_HOST_ID", "here")
     wanted = device_places.wanted_over_hosts()
     place = device_places.Place(device, host, maker, collectives, over_hosts=wanted)
@@ -58,6 +61,16 @@ def stand_in() -> None:
     hybrid_engine.stage_of = lambda device, memory: Staged(memory)
     if PINNED:
         pin()
+
+
+def xccl_over_gloo() -> None:
+    """Gloo in the place of torch's XCCL, which the build of torch may not have."""
+    new_group = dist.new_group
+
+    def made(*given: Any, backend: str, **named: Any) -> Any:
+        return new_group(*given, backend="gloo" if backend == "xccl" else backend, **named)
+
+    dist.new_group = made
 
 
 def pin() -> None:
@@ -177,11 +190,12 @@ def trains(kind: str, **options: Any) -> float:
 
 
 HOSTS = os.environ.get("HOSTS", ",".join(["here"] * RANKS)).split(",")
-TEAM = any(MAKERS[i] == MAKERS[k] == "a" and HOSTS[i] == HOSTS[k] for i in range(RANKS) for k in range(i))
+TEAM = any(MAKERS[i] == MAKERS[k] in ("a", "xpu") and HOSTS[i] == HOSTS[k] for i in range(RANKS) for k in range(i))
 ENGINES = {
     "cpu": "BesideTeams" if TEAM else "SharedEngine",
     "a": "HybridEngine",
     "x": "HybridEngine",
+    "xpu": "HybridEngine",
     "cuda": os.environ.get("ENGINE", "LegEngine"),
 }
 

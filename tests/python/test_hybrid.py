@@ -40,7 +40,7 @@ def test_pieces_in_pinned_memory(run_ranks: Callable[..., Any], makers: str) -> 
     run_ranks(CASES, makers.count(",") + 1, args=(makers, "pinned"), timeout=120)
 
 
-Told = tuple[str, int, str]
+Told = tuple[str, int, str, bool]
 
 
 def group_of(
@@ -61,7 +61,7 @@ def group_of(
 
 def test_nvidia_and_amd_are_two_makers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    nvidia, amd = ("cuda", hybrid.PIECE_BYTES, "cuda"), ("cuda-hip", hybrid.PIECE_BYTES, "cuda")
+    nvidia, amd = ("cuda", hybrid.PIECE_BYTES, "cuda", True), ("cuda-hip", hybrid.PIECE_BYTES, "cuda", True)
     group = group_of(monkeypatch, "cuda", [nvidia, amd])
     assert group.makers == {"cuda": [0], "cuda-hip": [1, 2]}
     monkeypatch.setattr(torch.version, "hip", None)
@@ -69,15 +69,56 @@ def test_nvidia_and_amd_are_two_makers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_device_without_collectives_is_a_maker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    xpu, cpu = ("xpu", hybrid.PIECE_BYTES, "xpu"), ("cpu", hybrid.PIECE_BYTES, "cpu")
+    xpu, cpu = ("xpu", hybrid.PIECE_BYTES, "xpu", False), ("cpu", hybrid.PIECE_BYTES, "cpu", True)
     group = group_of(monkeypatch, "cpu", [xpu, cpu, xpu])
     assert group.makers == {"cpu": [1, 3], "xpu of rank 0": [0], "xpu of rank 2": [2]}
     assert group._between == [1, 0, 2]
     assert group_of(monkeypatch, "cpu", [cpu, xpu]).makers == {"cpu": [0, 2], "xpu": [1]}
 
 
+def test_xpus_have_torchs_collectives_where_it_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    xpu, cpu = ("xpu", hybrid.PIECE_BYTES, "xpu", True), ("cpu", hybrid.PIECE_BYTES, "cpu", True)
+    monkeypatch.setattr(hybrid, "_PinnedStage", lambda device, piece: device)
+    for available, makers in (
+        (True, {"xpu": [0, 2], "cpu": [1]}),
+        (False, {"xpu of rank 0": [0], "xpu of rank 2": [2]}),
+    ):
+        monkeypatch.setattr(hybrid.dist, "is_xccl_available", lambda a=available: a)
+        monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+        assert group_of(monkeypatch, "xpu", [xpu, cpu]).makers == {**makers, "cpu": [1]}
+
+
+XCCL = """
+    import torch
+    import torch.distributed as dist
+    import evenstep
+
+    made = []
+
+    def xccl(store, rank, size, options):
+        made.append((rank, size, options._timeout.total_seconds()))
+        return dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+
+    xccl.Options = type("Options", (), {})
+    dist.ProcessGroupXCCL = xccl
+    dist.is_xccl_available = torch.xpu.is_available = lambda: True
+    dist.init_process_group("evenstep")
+    group = dist.group.WORLD
+    assert made == [(dist.get_rank(), 2, 1800.0)], made
+    data = torch.full((3,), dist.get_rank() + 1.0)
+    group._for_device(torch.device("xpu", 0)).allreduce([data]).wait()
+    assert data.tolist() == [3.0] * 3
+    assert "xpu" in {device.type for device in group._device_types}
+    dist.destroy_process_group()
+"""
+
+
+def test_tensors_of_xpus_go_to_torchs_xccl(run_ranks: Callable[..., Any]) -> None:
+    run_ranks(XCCL, 2)
+
+
 def test_each_host_has_parts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, cpu = ("cuda", hybrid.PIECE_BYTES, "cuda"), ("cpu", hybrid.PIECE_BYTES, "cpu")
+    cuda, cpu = ("cuda", hybrid.PIECE_BYTES, "cuda", True), ("cpu", hybrid.PIECE_BYTES, "cpu", True)
     mixed = [cuda, cuda, cpu, cuda, cuda]
     group = group_of(monkeypatch, "cpu", mixed, "xxxyyy")
     assert list(group.makers.values()) == [[0, 1], [2], [3, 4], [5]] and group._between == [0, 2, 3, 5]

@@ -13,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from evenstep import EvenstepError, device_places
+from evenstep import EvenstepError, device_places, engine_choice
+from evenstep.device_groups import engine_version
 from evenstep.device_places import Place, makers_among
 
 CASES = Path(__file__).with_name("hybrid_prepare_cases.py")
@@ -21,8 +22,11 @@ CASES = Path(__file__).with_name("hybrid_prepare_cases.py")
 Run = Callable[..., Any]
 
 
-# one accelerator and the host; a team beside the host; two makers without the host; one without collectives twice
-@pytest.mark.parametrize("makers", [pytest.param("a,cpu", marks=pytest.mark.more), "cpu,a,a", "a,x", "x,cpu,x"])
+# one accelerator and the host; a team beside the host; two makers without the host; one without collectives twice; a team
+# over torch's collectives
+@pytest.mark.parametrize(
+    "makers", [pytest.param("a,cpu", marks=pytest.mark.more), "cpu,a,a", "a,x", "x,cpu,x", "xpu,cpu,xpu"]
+)
 def test_equals_one_device(run_ranks: Run, makers: str) -> None:
     run_ranks(CASES, makers.count(",") + 1, args=("exact", makers), timeout=200)
 
@@ -138,6 +142,43 @@ def test_who_meets_where() -> None:
     across = [replace(one, over_hosts="nccl") for one in places("cuda:0@a", "cuda:0@b", "cpu@a")]
     together = makers_among(across)
     assert together is not None and together.teams == ((0, 1),) and together.host == (0, 2)
+
+
+def test_only_accelerators_of_one_maker_are_left_to_their_collectives() -> None:
+    def told(*words: str) -> bool:
+        return device_places.accelerators_alone([*places(*words)])
+
+    assert told("cuda:0", "cuda:1") and not told("cuda:0", "cuda:0") and not told("cuda:0", "cpu")
+    nvidia, amd = places("cuda:0", "cuda:1")
+    assert not device_places.accelerators_alone([nvidia, replace(amd, maker="cuda-hip")])
+    arcs = [replace(one, collectives="xccl") for one in places("xpu:0", "xpu:1")]
+    assert device_places.accelerators_alone(arcs) and not told("xpu:0", "xpu:1")
+    mixed = makers_among([*arcs, *places("cpu")])
+    assert mixed is not None and mixed.teams == ((0, 1),) and mixed.backends == ("xccl",) and mixed.host == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "makers"), [("xccl", "xpu:0 xpu:1"), ("nccl", "cuda:0 cuda:1"), ("gloo", "xpu:0 cpu")]
+)
+def test_which_of_torchs_backends(monkeypatch: pytest.MonkeyPatch, backend: str, makers: str) -> None:
+    """ROCm's devices are "cuda" in torch, and its RCCL is "nccl"."""
+    monkeypatch.setattr(device_places.dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(device_places.dist, "is_xccl_available", lambda: True, raising=False)
+    monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
+    alike = []
+    for hip in (None, "6.4"):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        for name in makers.split():
+            device = torch.device(name)
+            maker = device_places.maker_of(device)
+            alike.append(Place(name, "one", maker, device_places._collectives_of(device)))
+        asked = SimpleNamespace(torch_group=lambda name: name)
+        made = engine_choice._torch_group(asked, alike, device_places.accelerators_alone(alike))
+        assert made == backend, alike
+        alike.clear()
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setenv("EVENSTEP_DEVICE_ENGINE", "evenstep")
+    assert device_places._collectives_of(torch.device("cuda", 0)) == "nccl" and engine_version() == 0
 
 
 def test_the_engine_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
