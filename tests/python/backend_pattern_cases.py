@@ -1,5 +1,6 @@
 """The ways in which PyTorch's own wrappers use a backend, one small example each, on backend "evenstep": all in one job of
-two ranks. Run in each: `python backend_pattern_cases.py FOLDER`."""
+two ranks. Run in each: `python backend_pattern_cases.py FOLDER [inductor]`, the latter for what a compiler of C++ takes long
+for, alone."""
 
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import evenstep  # noqa: F401
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 FOLDER = Path(sys.argv[1])
+INDUCTOR = "inductor" in sys.argv
 STEPS = 3
 CPUS_TRAIN_SHARDED = hasattr(torch.cpu.Stream, "record_event")  # 2.6's fully_shard trains on no CPU, over no backend
 
@@ -190,6 +192,9 @@ def functional() -> None:
     wanted = torch.full((2,), SIZE * (SIZE + 1.0) + 1)
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
     close([step(x), compiled(x), compiled(x)], [wanted] * 3)
+    if INDUCTOR:
+        compiled = torch.compile(step, fullgraph=True)
+        close([compiled(x), compiled(x)], [wanted] * 2)
 
     def plain(x: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(x)
@@ -228,14 +233,28 @@ def compiled() -> None:
 
 
 def pipeline() -> None:
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+    for kind in (ScheduleGPipe, Schedule1F1B):
+        scheduled(kind, 1)
+    scheduled(ScheduleInterleaved1F1B, 2)
+
+
+def scheduled(kind: Any, each: int) -> None:
+    """`each` stages a rank, against the whole model on one."""
+    from torch.distributed.pipelining import PipelineStage
 
     torch.manual_seed(7)
-    layers = [torch.nn.Linear(8, 16), torch.nn.Linear(16, 2)]
+    layers = [
+        torch.nn.Linear(8, 16),
+        *(torch.nn.Linear(16, 16) for _ in range(each * SIZE - 2)),
+        torch.nn.Linear(16, 2),
+    ]
     whole = copy.deepcopy(torch.nn.Sequential(*layers))
     x, target = batch(9, 9).repeat(2, 1), torch.zeros(8, 2)
-    stage = PipelineStage(layers[RANK], RANK, SIZE, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
+    own = range(RANK, each * SIZE, SIZE)
+    stages = [PipelineStage(layers[i], i, each * SIZE, torch.device("cpu")) for i in own]
+    schedule = kind(stages if each > 1 else stages[0], n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)
     losses: list[torch.Tensor] = []
     output = schedule.step(x) if RANK == 0 else schedule.step(target=target, losses=losses)
     result = whole(x)
@@ -243,7 +262,22 @@ def pipeline() -> None:
     if RANK == SIZE - 1:
         close([output], [result], 1e-5)
     parts = 1 if hasattr(schedule, "scale_grads") else 4  # 2.6's adds the micro-batches' gradients up
-    close([p.grad / parts for p in layers[RANK].parameters()], [p.grad for p in whole[RANK].parameters()], 1e-5)
+    for i in own:
+        close([p.grad / parts for p in layers[i].parameters()], [p.grad for p in whole[i].parameters()], 1e-5)
+
+
+def fully_sharded_before() -> None:
+    """FullyShardedDataParallel, which fully_shard replaces."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({torch.nn.Linear})
+    net = FullyShardedDataParallel(
+        new_net(), auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True
+    )
+    train(net)
+    with FullyShardedDataParallel.summon_full_params(net):
+        close(net.parameters(), reference())
 
 
 def zero_redundancy() -> None:
@@ -263,8 +297,13 @@ if __name__ == "__main__":
     dist.init_process_group("evenstep")
     ddp()
     uneven()
+    if INDUCTOR:
+        functional()
+        dist.destroy_process_group()
+        sys.exit()
     if CPUS_TRAIN_SHARDED:
         saved(fully_sharded())
+        fully_sharded_before()
     tensors()
     functional()
     compiled()

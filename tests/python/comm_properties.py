@@ -35,6 +35,7 @@ UFUNCS = {
     "bxor": np.bitwise_xor,
 }
 FLOATS, INTEGERS = ("f4", "f8", "f2"), ("i1", "u1", "i2", "i4", "i8", "u2", "u4", "u8")
+BFLOAT, BOOL, COMPLEX = "bfloat16", "?", ("c8", "c16")  # the first is torch's alone; NumPy's arrays hold it as f4
 SUBSETS = [list(range(SIZE)), [SIZE - 1, 0], [1, SIZE - 1] if SIZE > 2 else [0], list(range(1, SIZE))]
 
 ORDER = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
@@ -45,7 +46,6 @@ if not ORDER:  # torch 2.6 knows no other than the ranks' own
 lengths = st.one_of(
     st.integers(0, 40), st.sampled_from([1023, 1024, 1025, 2047, 2048, 2049, 8192, 8193, 70_000]), st.integers(0, 9000)
 )
-dtypes = st.sampled_from(FLOATS + INTEGERS)
 seeds = st.integers(0, 2**20)
 groups = st.integers(0, len(SUBSETS) - 1)
 
@@ -53,16 +53,26 @@ groups = st.integers(0, len(SUBSETS) - 1)
 def value(seed: int, rank: int, shape: Any, dtype: str) -> np.ndarray:
     """What a rank puts in: small whole numbers, so that every order of adding and multiplying gives the same."""
     random = np.random.default_rng([seed, rank])
-    return random.integers(1, 3, shape).astype(dtype)
+    numbers = random.integers(0, 2, shape) if dtype == BOOL else random.integers(1, 3, shape)
+    return numbers.astype("f4" if dtype == BFLOAT else dtype) * (1 + 2j if dtype in COMPLEX else 1)
 
 
 def reduced(op: str, values: list[np.ndarray]) -> np.ndarray:
     result = functools.reduce(UFUNCS[op], values)
-    return (result / len(values)).astype(values[0].dtype) if op == "avg" else result
+    if op != "avg":
+        return result
+    reals = result.view(result.real.dtype) / len(values)  # NumPy divides complex numbers by other steps
+    return reals.astype(result.real.dtype).view(result.dtype)
+
+
+def rounded(data: np.ndarray, dtype: str) -> np.ndarray:
+    return torch.from_numpy(data).to(torch.bfloat16).float().numpy() if dtype == BFLOAT else data
 
 
 def possible(op: str, dtype: str) -> bool:
-    return op not in ("avg",) if dtype in INTEGERS else op not in ("band", "bor", "bxor")
+    if dtype in COMPLEX:
+        return op in ("sum", "avg")
+    return op != "avg" if dtype in (*INTEGERS, BOOL) else op not in ("band", "bor", "bxor")
 
 
 def counts_for(draw: Any, ranks: int) -> list[int]:
@@ -72,13 +82,19 @@ def counts_for(draw: Any, ranks: int) -> list[int]:
 class NumpyFace:
     """The calls on `es.comm`; arrays in the arena or in plain memory."""
 
+    DTYPES = (*FLOATS, *INTEGERS, BOOL, *COMPLEX)
+
     def __init__(self) -> None:
+        self.width = 1
         world = es.comm.open()
         self.groups = [world.split(subset) for subset in SUBSETS]
         self.group: Any = None
 
-    def use(self, number: int) -> None:
-        self.group = self.groups[number]
+    def use(self, number: int, width: int = 1, dtype: str = "f4") -> None:
+        self.group, self.width = self.groups[number], width
+
+    def elements(self, rows: list[int]) -> list[int]:
+        return [self.width * count for count in rows]
 
     def array(self, data: np.ndarray, shared: bool) -> Any:
         if not shared:
@@ -97,10 +113,10 @@ class NumpyFace:
         self.group.reduce(x, root, op)
 
     def reduce_scatter(self, x: Any, out: Any, counts: list[int], op: str) -> None:
-        self.group.reduce_scatter(x, out, counts, op)
+        self.group.reduce_scatter(x, out, self.elements(counts), op)
 
     def all_gather(self, x: Any, out: Any, counts: list[int]) -> None:
-        self.group.all_gather(x, out, counts)
+        self.group.all_gather(x, out, self.elements(counts))
 
     def broadcast(self, x: Any, root: int) -> None:
         self.group.broadcast(x, root)
@@ -112,7 +128,7 @@ class NumpyFace:
         self.group.scatter(x, out, root)
 
     def all_to_all(self, x: Any, out: Any, sends: list[int], receives: list[int]) -> None:
-        self.group.all_to_all(x, out, sends, receives)
+        self.group.all_to_all(x, out, self.elements(sends), self.elements(receives))
 
     def ring(self, x: Any, out: Any, tag: int) -> None:
         group = self.group
@@ -124,21 +140,25 @@ class NumpyFace:
 class TorchFace:
     """The same on the backend; tensors are contiguous or not."""
 
+    DTYPES = (*NumpyFace.DTYPES, BFLOAT)
+
     def __init__(self) -> None:
+        self.dtype = ""
         dist.init_process_group("evenstep")
         self.groups = [dist.new_group(subset, **ORDER) for subset in SUBSETS]
         self.group: Any = None
         self.ranks: list[int] = []
 
-    def use(self, number: int) -> None:
-        self.group, self.ranks = self.groups[number], SUBSETS[number]
+    def use(self, number: int, width: int = 1, dtype: str = "f4") -> None:
+        self.group, self.ranks, self.dtype = self.groups[number], SUBSETS[number], dtype
 
     def array(self, data: np.ndarray, shared: bool) -> Any:
         tensor = torch.from_numpy(data.copy())
+        tensor = tensor.to(torch.bfloat16) if self.dtype == BFLOAT else tensor
         return torch.stack([tensor, tensor], -1)[..., 0] if shared else tensor  # every other element
 
     def to_numpy(self, array: Any) -> np.ndarray:
-        return array.numpy()
+        return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
 
     def all_reduce(self, x: Any, op: str) -> None:
         work = dist.all_reduce(x, TORCH_OPS[op], group=self.group, async_op=x.numel() % 2 == 1)
@@ -188,7 +208,7 @@ class TorchFace:
 class DeviceFace(TorchFace):
     """The same of tensors that are taken for a GPU's."""
 
-    WITHOUT = (("avg", "f2"),)  # the made-up NCCL does not round to float16
+    WITHOUT = (("avg", "f2"), ("avg", BFLOAT))  # the made-up NCCL does not round to these
 
     def __init__(self) -> None:
         from fake_streams import stand_in_for_all
@@ -196,10 +216,17 @@ class DeviceFace(TorchFace):
         self.streams = stand_in_for_all()
         super().__init__()
 
+    def ring(self, x: Any, out: Any, tag: int) -> None:
+        """The made-up streams wait on the host, so that who receives first waits for ever where all do."""
+        own = self.ranks.index(RANK)
+        right, left = self.ranks[(own + 1) % len(self.ranks)], self.ranks[own - 1]
+        for work in [dist.isend(x, right, self.group, tag), dist.irecv(out, left, self.group, tag)]:
+            work.wait()
+
     def to_numpy(self, array: Any) -> np.ndarray:
         for streams in self.streams:
             streams.finish()
-        return array.numpy()
+        return super().to_numpy(array)
 
 
 class Example:
@@ -209,7 +236,8 @@ class Example:
         self.face, self.draw = face, draw
         number = draw(groups)
         self.ranks = len(SUBSETS[number])
-        self.seed, self.dtype = draw(seeds), draw(dtypes)
+        self.seed, self.dtype = draw(seeds), draw(st.sampled_from(face.DTYPES))
+        self.width = draw(st.sampled_from([1, 1, 3]))  # more: arrays of two dimensions, whose rows are cut
         self.length, self.root = draw(lengths), draw(st.integers(0, self.ranks - 1))
         without = getattr(face, "WITHOUT", ())
         self.op = draw(
@@ -218,20 +246,24 @@ class Example:
         self.shared = draw(st.booleans())
         self.inside = RANK in SUBSETS[number]
         self.own = SUBSETS[number].index(RANK) if self.inside else -1
-        face.use(number)
+        face.use(number, self.width, self.dtype)
+
+    def shape(self, length: int) -> tuple[int, ...]:
+        return (length,) if self.width == 1 else (length, self.width)
 
     def inputs(self, lengths: list[int]) -> list[np.ndarray]:
-        return [value(self.seed, rank, length, self.dtype) for rank, length in enumerate(lengths)]
+        return [value(self.seed, rank, self.shape(length), self.dtype) for rank, length in enumerate(lengths)]
 
     def zeros(self, length: int) -> Any:
-        return self.face.array(np.zeros(length, self.dtype), self.shared)
+        return self.face.array(np.zeros_like(value(0, 0, self.shape(length), self.dtype)), self.shared)
 
     def given(self, data: np.ndarray) -> Any:
         return self.face.array(data, self.shared)
 
     def expect(self, got: Any, wanted: np.ndarray) -> None:
         array = self.face.to_numpy(got)
-        what = (self.op, self.dtype, self.length, self.root, self.shared)
+        what = (self.op, self.dtype, self.length, self.width, self.root, self.shared)
+        wanted = rounded(wanted, self.dtype)
         assert array.dtype == wanted.dtype and np.array_equal(array, wanted), (what, array[:9], wanted[:9])
 
     def all_reduce(self) -> None:
@@ -317,6 +349,15 @@ class Example:
         calls[kind]()
 
 
+def one_of_each_way(face: Any) -> None:
+    """Of every rank, and while there is room in the log: what is drawn need not have one."""
+    face.use(0)
+    for dtype, op, want in (("f4", "sum", SIZE), ("i4", "bor", 1)):
+        x = face.array(np.ones(3, dtype), False)
+        face.all_reduce(x, op)
+        assert face.to_numpy(x).tolist() == [want] * 3
+
+
 def one_message(face: Any) -> None:
     """Of every rank: what is drawn need not have one."""
     face.use(0)
@@ -330,13 +371,18 @@ def check_ways(face: Any) -> None:
     streams = face.streams
     logs = [line for one in streams for line in one.log]
     assert any(line.startswith("a copy down on side ") for line in logs), "no message went through the host"
-    assert "a copy up on side up" in logs and "ncclAllReduce" in streams[0].library.fake_gpu_log().decode()
+    assert "a copy up on side up" in logs, "no collective went through the host"
+    called = streams[0].library.fake_gpu_log().decode()
+    assert "ncclAllReduce" in called, called
     assert streams[0].violation() == "", streams[0].violation()
 
 
 def main() -> None:
     device = "device" in sys.argv
     faces = {"device": DeviceFace()} if device else {"numpy": NumpyFace(), "torch": TorchFace()}
+
+    if device:
+        one_of_each_way(faces["device"])
 
     # Without shrinking and with seeds of its own making: every rank draws the same.
     @settings(

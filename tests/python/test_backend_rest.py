@@ -132,3 +132,8 @@ def test_works_of_an_older_torch_outlive_their_call(run_ranks: Callable[..., Any
 
 def test_the_wrappers_of_torch(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
     run_ranks(FOLDER / "backend_pattern_cases.py", 2, args=(str(tmp_path / "saved"),), timeout=170)
+
+
+@pytest.mark.more
+def test_functional_collectives_under_torchs_own_compiler(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
+    run_ranks(FOLDER / "backend_pattern_cases.py", 2, args=(str(tmp_path), "inductor"), timeout=300, fresh=True)
