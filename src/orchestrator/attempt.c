@@ -17,6 +17,7 @@
 #include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/usages.h"
+#include "orchestrator/waiting.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/port.h"
@@ -182,6 +183,7 @@ void even_job_begin_watch(even_job *job) {
   even_oom_watch_open(&job->oom);
   even_progress_begin(&job->progress);
   even_job_openings_begin(job);
+  even_job_waiting_begin(job);
   even_hangs_begin(job->hangs);
   even_stragglers_begin(job->stragglers);
   job->awaits_joiner = job->too_few_told = false;

@@ -8,6 +8,7 @@
 #include "orchestrator/openings.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/standing.h"
+#include "orchestrator/waiting.h"
 #include "os/clock.h"
 #include "os/path.h"
 #include "os/socket.h"
@@ -228,6 +229,10 @@ static even_status take_opening(even_follower *follower, const json_t *content) 
   return follower->running ? even_job_openings_take(&follower->job, content, even_clock_ns()) : EVEN_OK;
 }
 
+static even_status take_waiting(even_follower *follower, const json_t *content) {
+  return follower->running ? even_job_waiting_take(&follower->job, NULL, content, even_clock_ns()) : EVEN_OK;
+}
+
 static even_status take_fill(even_follower *follower, const json_t *content) {
   const json_t *rank = json_object_get(content, "rank");
   if (!json_is_integer(rank) || json_integer_value(rank) < 0) {
@@ -335,6 +340,9 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
       break;
     case EVEN_MESSAGE_OPENING:
       status = take_opening(follower, content);
+      break;
+    case EVEN_MESSAGE_WAITING:
+      status = take_waiting(follower, content);
       break;
     case EVEN_MESSAGE_FILL:
       status = take_fill(follower, content);

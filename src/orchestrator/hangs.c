@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "orchestrator/openings.h"
 #include "orchestrator/silence.h"
+#include "orchestrator/waiting.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/process.h"
@@ -22,6 +23,8 @@ enum { SHOWN_LINES = 60, SHOWN_LINE = 200, SHOWN_RANKS = 4 };
 /* Between two ticks; what is beyond is time in which this process, and so perhaps all others, could not run. */
 static const uint64_t held_up_ns = 1000000000u;
 static const uint64_t answer_ns = 5000000000u;
+/* Where all ranks of all hosts wait for one another, so long for the stacks of the others. */
+static const uint64_t others_ns = 7000000000u;
 /* A rank that uses so much of a core, its children included, is at work in what nothing is known of. */
 static const double AT_WORK = 0.05;
 /* So is one that reads or writes so much a second: slow storage gives little, and takes no CPU time. */
@@ -32,6 +35,7 @@ typedef struct rank_watch {
   uint64_t work_at_ns; /* when what it had done was looked at; 0: not in this silence */
   even_process_work work;
   int64_t openings; /* how often it came to torch's init_process_group, and out of it */
+  bool waits;       /* it is late in a collective, as are all of this host, until it goes on */
   bool told;
   bool asked;
   uint64_t asked_ns;
@@ -49,6 +53,9 @@ struct even_hangs {
   uint64_t last_ns; /* of the tick before */
   bool spoke;       /* a rank said what it is at: only then it is known that the script uses evenstep */
   size_t opening;   /* ranks that waited in torch's init_process_group */
+  bool all_wait;    /* this host's ranks, in collectives, for too long, */
+  bool everywhere;  /* and those of all other hosts, too */
+  uint64_t ends_ns; /* since when ranks shall be ended for it; 0: none shall */
   int shown;        /* ranks whose stacks were, in this attempt */
   bool restart;
 };
@@ -129,6 +136,7 @@ void even_hangs_begin(even_hangs *hangs) {
   hangs->last_ns = even_clock_ns();
   hangs->shown = 0;
   hangs->opening = 0;
+  hangs->ends_ns = 0;
   for (size_t i = 0; i < hangs->count; i++) {
     even_hangs_begin_rank(hangs, i);
   }
@@ -173,7 +181,7 @@ static bool is_late(rank_watch *watch, pid_t pid, uint64_t least_ns, uint64_t no
     watch->work_at_ns = now_ns;
     watch->work = even_process_session_work(pid);
   }
-  if (watch->told) {
+  if (watch->told || watch->waits) {
     return true;
   }
   if (silent_ns <= limit_ns || watch->work_at_ns == 0 || now_ns - watch->work_at_ns < limit_ns / 2) {
@@ -238,6 +246,7 @@ static void say_that_it_goes_on(rank_watch *watch, even_job *job, size_t rank) {
   (void)snprintf(words, sizeof words, "rank %zu goes on: it was slow, and did not hang", rank);
   even_job_notice(job, "%s", words);
   observe(job, rank, true, words);
+  job->ranks[rank].hung = false;
   watch->told = false;
   watch->asked = false;
   watch->words[0] = '\0';
@@ -265,6 +274,9 @@ static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, 
   if (waiting > 0) {
     (void)snprintf(others, sizeof others, "; %zu rank%s for it%s", waiting, waiting == 1 ? " waits" : "s wait",
                    opening ? " in init_process_group" : "");
+  }
+  if (hangs->everywhere) {
+    (void)snprintf(others, sizeof others, "; all ranks of all hosts wait in collectives");
   }
   watch->told = true;
   (void)snprintf(watch->words, sizeof watch->words, "no progress for %.3g s in %s", silent_seconds(watch, now_ns),
@@ -373,6 +385,7 @@ static void look(even_hangs *hangs, even_job *job, uint64_t now_ns) {
     bool came = went_on(watch, &job->progress.ranks[i], now_ns);
     if (even_silence_look(&watch->silence, &activity, calls, now_ns) || came || even_job_offers(job, i)) {
       watch->work_at_ns = 0;
+      watch->waits = false;
       if (watch->told) {
         say_that_it_goes_on(watch, job, i);
       }
@@ -399,6 +412,7 @@ static void let_be(even_hangs *hangs, uint64_t now_ns) {
 static bool note_arrivals(even_hangs *hangs, const even_job *job) {
   bool came = job->openings.waiting > hangs->opening;
   for (size_t i = 0; came && i < hangs->count; i++) {
+    hangs->ranks[i].waits = false;
     hangs->ranks[i].work_at_ns = 0;
   }
   hangs->opening = job->openings.waiting;
@@ -429,8 +443,35 @@ static bool spare_who_waits_for_one_on_its_way(even_hangs *hangs, const even_job
   return any_late;
 }
 
+/* Of other hosts' ranks their agents know whether they are late: no host's ranks hang that wait for one elsewhere. */
+static void look_elsewhere(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
+  size_t waiting = 0;
+  hangs->all_wait = true;
+  for (size_t i = 0; i < hangs->count; i++) {
+    const even_silence_rank *fact = &hangs->facts[i];
+    bool own = fact->alive && !job->ranks[i].elsewhere;
+    bool waits = fact->late && fact->in_collective && !fact->held;
+    hangs->all_wait = hangs->all_wait && (!own || waits);
+    waiting += own && waits ? 1 : 0;
+  }
+  hangs->all_wait = hangs->all_wait && waiting > 0;
+  for (size_t i = 0; hangs->all_wait && i < hangs->count; i++) {
+    hangs->ranks[i].waits = hangs->facts[i].alive && !job->ranks[i].elsewhere;
+  }
+  bool all = hangs->all_wait && even_job_waiting_elsewhere(job, now_ns);
+  hangs->everywhere = false;
+  for (size_t i = 0; all && i < hangs->count; i++) {
+    if (job->ranks[i].elsewhere) {
+      hangs->facts[i] = (even_silence_rank){
+          .alive = hangs->facts[i].alive && job->ranks[i].alive, .late = true, .in_collective = true};
+      hangs->everywhere = true;
+    }
+  }
+}
+
 static size_t decide(even_hangs *hangs, even_job *job, uint64_t now_ns) {
   bool any_late = false;
+  hangs->all_wait = false;
   for (size_t i = 0; i < hangs->count; i++) {
     rank_watch *watch = &hangs->ranks[i];
     even_silence_rank *fact = &hangs->facts[i];
@@ -459,8 +500,10 @@ static size_t decide(even_hangs *hangs, even_job *job, uint64_t now_ns) {
     fact->in_collective = fact->alive && (even_job_stands(job, i) || even_job_opens(job, i) ||
                                           waits_in_a_collective(&hangs->ranks[i], job->ranks[i].pid));
   }
+  look_elsewhere(hangs, job, now_ns);
   size_t found = even_silence_decide(hangs->facts, hangs->count, hangs->hung);
   for (size_t i = 0; i < hangs->count; i++) {
+    hangs->hung[i] = hangs->hung[i] && !job->ranks[i].elsewhere; /* its own agent tells of it */
     if (!job->ranks[i].elsewhere && hangs->facts[i].late && arrives(job, i) &&
         !even_process_is_held(job->ranks[i].pid)) {
       hangs->hung[i] = true;
@@ -471,13 +514,31 @@ static size_t decide(even_hangs *hangs, even_job *job, uint64_t now_ns) {
 }
 
 /* Its hang is told. The others go on without one that has no place yet: it alone is ended, and another one started. */
-static void act(const even_hangs *hangs, even_job *job, size_t rank, bool *end) {
+static void act(even_hangs *hangs, even_job *job, size_t rank) {
   job->ranks[rank].hung = hangs->restart;
   if (!even_job_is_outside(job, rank)) {
-    *end = *end || hangs->restart;
+    even_hangs_end(hangs);
   } else if (hangs->restart) {
     (void)even_process_signal_group(job->ranks[rank].pid, SIGKILL);
   }
+}
+
+void even_hangs_end(even_hangs *hangs) {
+  hangs->ends_ns = hangs->ends_ns != 0 || !hangs->restart ? hangs->ends_ns : even_clock_ns();
+}
+
+/* Once the others have told of theirs, too, where all hang: their stacks go with them. */
+static bool ends_now(even_hangs *hangs, const even_job *job, uint64_t now_ns) {
+  bool any = false;
+  bool all = true;
+  for (size_t i = 0; i < hangs->count; i++) {
+    bool takes_part = job->ranks[i].alive && !even_job_is_outside(job, i);
+    any = any || (takes_part && job->ranks[i].hung);
+    all = all && (!takes_part || job->ranks[i].hung);
+  }
+  hangs->ends_ns = any ? hangs->ends_ns : 0; /* those that went on do not hang */
+  bool waits = job->follower == NULL && hangs->everywhere && !all && now_ns < hangs->ends_ns + others_ns;
+  return hangs->ends_ns != 0 && !waits;
 }
 
 static size_t count_waiting(const even_hangs *hangs) {
@@ -503,7 +564,9 @@ void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end) {
     let_be(hangs, now_ns);
     return;
   }
-  if (decide(hangs, job, now_ns) > 0) {
+  size_t found = decide(hangs, job, now_ns);
+  even_job_waiting_say(job, hangs->all_wait, now_ns);
+  if (found > 0) {
     size_t waiting = count_waiting(hangs);
     for (size_t i = 0; i < hangs->count; i++) {
       if (hangs->hung[i] && !hangs->ranks[i].told) {
@@ -516,7 +579,9 @@ void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end) {
     if (watch->asked && job->ranks[i].alive &&
         (watch->asked_ns == 0 || even_stacks_told(&watch->stacks) || now_ns - watch->asked_ns > answer_ns)) {
       write_stacks(hangs, job, i);
-      act(hangs, job, i, end);
+      act(hangs, job, i);
     }
   }
+  *end = ends_now(hangs, job, now_ns);
+  hangs->ends_ns = *end ? 0 : hangs->ends_ns;
 }

@@ -22,6 +22,9 @@ void even_hangs_output(even_hangs *hangs, int rank);
  * its stacks, of which logs/hang-rank-N.txt has all. Then, with params.restart_hung, marks it as hung (even_job_rank),
  * and *end is true: the attempt shall be ended. A rank that goes on after all is told, too. */
 void even_hangs_tick(even_hangs *hangs, even_job *job, bool *end);
+/* A rank hangs, of this host or another one, and shall be ended for it: the next tick ends the attempt, or, where all
+ * ranks of all hosts wait for one another, one in which all are told of, or 7 s are over. */
+void even_hangs_end(even_hangs *hangs);
 /* What rank's hang was, for the cause of its end: "no progress for 31 s in data". "" where it did not. */
 const char *even_hangs_words(const even_hangs *hangs, size_t rank);
 

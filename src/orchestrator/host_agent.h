@@ -49,6 +49,7 @@ typedef struct even_host_agent {
   char lost_words[320];     /* why */
   bool busy;                /* it has a part in the attempt that has not settled */
   bool late;                /* which it got while that ran (returns.h) */
+  uint64_t waiting_ns;      /* when it last said that all of its ranks wait in collectives; 0: they do not */
   bool follows;             /* it is told of generations (boards.h) */
   bool comes_back;          /* it was started again while the attempt runs, and has no part in it yet */
   unsigned tries;           /* to that end, which have failed */

@@ -56,6 +56,14 @@ typedef struct even_follower even_follower;
 
 enum { EVEN_JOB_ADDRESS = 64, EVEN_JOB_INTERFACE = 32 };
 
+/* Ranks that wait in collectives for longer than they may (waiting.h). */
+typedef struct even_job_waiting {
+  bool own; /* all of this host, */
+  bool all; /* and of all hosts, as far as was said last */
+  uint64_t said_ns;
+  uint64_t heard_ns; /* when the leader last said so of all; 0: it did not, or took it back */
+} even_job_waiting;
+
 /* Who waits in torch's init_process_group (openings.h). */
 typedef struct even_job_openings {
   int64_t time;         /* for which time ranks do; 0: none does */
@@ -79,6 +87,7 @@ typedef struct even_job {
   even_slowdown slow;
   even_oom_watch oom; /* of the attempt */
   even_progress progress;
+  even_job_waiting waiting;
   even_job_openings openings;
   int main_rank;                      /* as the observer was told, 0 when an attempt begins */
   bool did_without;                   /* in this attempt others went on without a rank */

@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 12
+#define EVEN_MESSAGE_PROTOCOL 13
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -57,7 +57,8 @@
   X(ADOPT, 53, 256, 0)        /* to a host: its attempt goes on, under this leader */            \
   X(RUNS, 54, 8 << 20, 0)     /* to the leader: an attempt that outlasted another one */         \
   X(STANDING, 55, 1 << 19, 0) /* either way: which ranks were stopped, and for how long */       \
-  X(OPENING, 56, 256, 0)      /* to a host: ranks wait in torch's init_process_group for all */
+  X(OPENING, 56, 256, 0)      /* to a host: ranks wait in torch's init_process_group for all */  \
+  X(WAITING, 57, 64, 0)       /* either way: all ranks there wait in collectives, for too long */
 
 typedef enum even_message_kind {
 #define EVEN_MESSAGE_ENUM(name, number, json, data) EVEN_MESSAGE_##name = (number),

@@ -7,10 +7,13 @@
 #include "orchestrator/bring.h"
 #include "orchestrator/drain_move.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/hangs.h"
 #include "orchestrator/returns.h"
 #include "orchestrator/standing.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/usages.h"
+#include "orchestrator/waiting.h"
+#include "os/clock.h"
 
 #include <stdio.h>
 
@@ -153,6 +156,7 @@ static even_status take_of_rank(even_job *job, even_host_agent *agent, const eve
       take_stopped(job, rank, number_of(content, "signal"));
       return EVEN_OK;
     case EVEN_MESSAGE_HANG:
+      rank->hung = rank->hung && !flag_of(content, "over");
       if (job->params->observer.hang != NULL) {
         job->params->observer.hang(job->params->observer.context, (int)(rank - job->ranks), flag_of(content, "over"),
                                    even_json_text(content, "words"));
@@ -161,7 +165,11 @@ static even_status take_of_rank(even_job *job, even_host_agent *agent, const eve
     case EVEN_MESSAGE_HUNG:
       (void)snprintf(rank->hung_words, sizeof rank->hung_words, "%s", even_json_text(content, "words"));
       rank->hung = true;
-      even_job_end_hung(job);
+      if (job->hangs != NULL && job->waiting.all) { /* so do this host's ranks */
+        even_hangs_end(job->hangs);
+      } else {
+        even_job_end_hung(job);
+      }
       return EVEN_OK;
     default:
       return take_ended(job, rank, content, message);
@@ -203,6 +211,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       return even_boards_take(job, agent, content);
     case EVEN_MESSAGE_STANDING:
       return even_job_standing_take(job, agent, content);
+    case EVEN_MESSAGE_WAITING:
+      return even_job_waiting_take(job, agent, content, even_clock_ns());
     case EVEN_MESSAGE_USAGE:
       return even_usages_take(job, agent, content);
     default:

@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "fault/generation.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/waiting.h"
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/process_threads.h"
@@ -270,6 +271,68 @@ static void who_never_comes_to_init_process_group_is_told(void **state) {
   assert_true(was_said("rank 1 goes on: it was slow, and did not hang|"));
 }
 
+static void say_that_all_wait(even_host_agent *agent, bool all) {
+  json_t *word = json_pack("{s:b}", "all", all);
+  assert_int_equal(even_job_waiting_take(&own.job, agent, word, even_clock_ns()), EVEN_OK);
+  json_decref(word);
+}
+
+/* One host's agent sees its own ranks wait; that those of all others do, too, its leader tells it. */
+static void who_waits_for_other_hosts_hangs_only_where_these_wait_too(void **state) {
+  (void)state;
+  make_a_step(0);
+  make_a_step(0);
+  even_telemetry_enter(own.rings[0], EVEN_ACTIVITY_COLLECTIVE);
+  own.ranks[1].elsewhere = own.ranks[2].elsewhere = true;
+  own.ranks[SPARE].alive = false;
+  turn_until("hangs", -1);
+  assert_false(was_said("hangs"));
+  assert_true(own.job.waiting.own);
+  say_that_all_wait(NULL, true);
+  say_that_all_wait(NULL, false);
+  turn_until("hangs", -1);
+  assert_false(was_said("hangs"));
+  say_that_all_wait(NULL, true);
+  clock_ahead_add(3000000000u); /* what is not said again does not hold */
+  turn_until("hangs", -1);
+  assert_false(was_said("hangs"));
+  say_that_all_wait(NULL, true);
+  turn_until("stacks of rank 0", -1);
+  assert_true(was_said("rank 0 (cpu:0, process 2147483632) hangs: no progress for "));
+  assert_true(was_said("s in collective (limit 1 s; p99 here "));
+  assert_true(was_said("; all ranks of all hosts wait in collectives|"));
+  assert_false(was_said("rank 1 (cpu:1") || was_said("rank 2 (cpu:2"));
+  json_t *odd = json_pack("{s:i}", "all", 1);
+  assert_int_equal(even_job_waiting_take(&own.job, NULL, odd, even_clock_ns()), EVEN_ERR_INPUT);
+  json_decref(odd);
+}
+
+/* The leader says so once all hosts have, and takes it back with the first that goes on. */
+static void the_leader_says_that_all_wait(void **state) {
+  (void)state;
+  even_host_agent agents[3] = {{.count = 1}, {.count = 1, .busy = true}, {.count = 1, .busy = true}};
+  even_hosts hosts = {.agents = agents, .count = 3};
+  own.job.hosts = &hosts;
+  even_job_waiting_begin(&own.job);
+  even_job_waiting_say(&own.job, true, even_clock_ns());
+  assert_false(own.job.waiting.all);
+  say_that_all_wait(&agents[1], true);
+  even_job_waiting_say(&own.job, true, even_clock_ns());
+  assert_false(own.job.waiting.all);
+  say_that_all_wait(&agents[2], true);
+  even_job_waiting_say(&own.job, true, even_clock_ns());
+  assert_true(own.job.waiting.all);
+  say_that_all_wait(&agents[1], false);
+  even_job_waiting_say(&own.job, true, even_clock_ns());
+  assert_false(own.job.waiting.all);
+  agents[1].busy = false; /* it has no ranks any more */
+  even_job_waiting_say(&own.job, true, even_clock_ns());
+  assert_true(own.job.waiting.all);
+  even_job_waiting_say(&own.job, false, even_clock_ns());
+  assert_false(own.job.waiting.all);
+  own.job.hosts = NULL;
+}
+
 typedef struct reader {
   pid_t pid;
   bool helped; /* by a process that nobody waits for, and that has read more than the reader ever will */
@@ -408,6 +471,8 @@ static void who_never_comes_to_init_process_group_is_ended(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(who_waits_for_other_hosts_hangs_only_where_these_wait_too, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(the_leader_says_that_all_wait, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_hangs_while_others_stand_is_told_and_ended, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_stands_does_not_hang, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_never_comes_to_join_is_told_and_ended_alone, set_up, tear_down),
