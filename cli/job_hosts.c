@@ -54,6 +54,24 @@ static even_status read_least_patience(double *seconds) {
   return read_patience("EVENSTEP_MIN_RANKS_PATIENCE", "enough ranks", 0, MOST_LEAST_SECONDS, seconds);
 }
 
+/* What becomes of the job where a lost host cannot be reached, and there is no --min-ranks. */
+static even_status read_lost_host(even_lost_host *lost) {
+  static const char *const names[] = {[EVEN_LOST_GO_ON] = "go-on", [EVEN_LOST_WAIT] = "wait", [EVEN_LOST_END] = "end"};
+  const char *text = getenv("EVENSTEP_LOST_HOST");
+  *lost = EVEN_LOST_GO_ON;
+  if (text == NULL || text[0] == '\0') {
+    return EVEN_OK;
+  }
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    if (strcmp(text, names[i]) == 0) {
+      *lost = (even_lost_host)i;
+      return EVEN_OK;
+    }
+  }
+  (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_LOST_HOST=%.100s is nothing that a job does without a lost host", text);
+  return even_error_fix("give go-on, wait or end");
+}
+
 /* After how long a silent host is lost. How long a leader may act, and another one waits, is reckoned with the usual
  * time. */
 static even_status read_silence(const even_job_options *options, double *seconds) {
@@ -341,6 +359,8 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   double majority = 0;
   double least = 0;
   double silence = 0;
+  even_lost_host lost = EVEN_LOST_GO_ON;
+  EVEN_TRY(read_lost_host(&lost));
   EVEN_TRY(even_job_patience(&patience));
   EVEN_TRY(read_majority_patience(&majority));
   EVEN_TRY(read_least_patience(&least));
@@ -373,6 +393,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .copies = (int)options->checkpoint_copies,
                                     .memory_copies = memory_copies(options),
                                     .least_ranks = (int)options->min_ranks,
+                                    .lost = lost,
                                     .least_seconds = least,
                                     .most_ranks = (int)options->max_ranks,
                                     .estate = options->estate};

@@ -314,6 +314,9 @@ static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, 
   even_fault_facts its = {.rank = -1};
   const even_fault_facts *place = NULL;
   EVEN_TRY(report_ends(job, ends, &culprit, &its, &place));
+  for (size_t i = 0; i < job->progress.count; i++) {
+    job->met = job->met || job->progress.ranks[i].joined;
+  }
   if (job->interrupted != 0) {
     *exit_code = 128 + job->interrupted;
     return EVEN_OK;

@@ -165,6 +165,7 @@ even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *
     return even_error_fix("drain it with --no-move: the other hosts go on with their own ranks");
   }
   *move = (even_move){.stage = EVEN_MOVE_NONE, .number = move->number + 1};
+  even_guests_dismiss(job->hosts); /* who was looked for is looked for afterwards */
   even_status status = even_move_plan(job, from, command);
   if (status != EVEN_OK) {
     const even_error kept = *even_error_last();

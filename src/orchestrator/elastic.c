@@ -201,6 +201,7 @@ void even_elastic_tick(even_job *job) {
   }
   even_elastic *elastic = job->hosts->elastic;
   even_move_tick(job);
+  even_elastic_look_back(job);
   even_elastic_ask(job);
   uint64_t now = even_clock_ns();
   if (job->changing && elastic->told_ns != 0 && now - elastic->told_ns > LONG_NS) {
@@ -302,7 +303,7 @@ static even_status launch(even_job *job, bool *any) {
     even_host_agent_drop(agent);
     agent->returns = agent->member != 0; /* as the same member, if its host has kept what it was */
     even_status status = even_host_agent_launch(agent);
-    if (status == EVEN_ERR_PEER_LOST && hosts->params.least_ranks > 0) {
+    if (status == EVEN_ERR_PEER_LOST && even_elastic_leaves_out(job)) {
       even_elastic_leave_out(job, agent, even_error_last()->what);
       even_error_clear();
       continue;
@@ -359,7 +360,7 @@ static even_status revive(even_job *job) {
   for (int round = 0; any && round < MOST_ROUNDS; round++) {
     EVEN_TRY(launch(job, &any));
     even_status status = any ? even_hosts_await(job->hosts) : EVEN_OK;
-    if (status == EVEN_ERR_INTERRUPTED || (status != EVEN_OK && job->hosts->params.least_ranks == 0)) {
+    if (status == EVEN_ERR_INTERRUPTED || (status != EVEN_OK && !even_elastic_leaves_out(job))) {
       return status;
     }
     if (status != EVEN_OK && !leave_out_absent(job, status)) {
@@ -418,7 +419,7 @@ static bool bears(even_job *job, even_host_agent *agent) {
   }
   (void)snprintf(why, sizeof why, "%d attempts in a row could not begin for want of it: %.300s", agent->missed,
                  agent->lost_words);
-  if (!agent->came && job->hosts->params.least_ranks == 0) {
+  if (!agent->came && !even_elastic_leaves_out(job)) {
     return false;
   }
   even_elastic_leave_out(job, agent, why);
@@ -434,7 +435,28 @@ bool even_elastic_may_leave_out(const even_job *job, even_status status) {
          (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT);
 }
 
+/* Hosts never change but for this: the agents of lost ones were started again, and have not come. A leader that is cut
+ * off itself leaves out nobody. */
+static bool leaves_out_unasked(even_job *job, even_status status) {
+  bool leaves = job->hosts != NULL && !may_change(job) && even_elastic_leaves_out(job) &&
+                job->failure.status == EVEN_OK && (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT) &&
+                !even_succession_is_superseded(job->hosts) && !even_succession_is_cut(job->hosts) &&
+                leave_out_absent(job, status);
+  if (leaves && even_elastic_next_ranks(job) >= even_elastic_least(job)) {
+    size_t ranks = even_elastic_next_ranks(job);
+    even_job_notice(job,
+                    "the job goes on with %zu rank%s and the same global batch%s (EVENSTEP_LOST_HOST=wait: it waits; "
+                    "end: it ends)",
+                    ranks, ranks == 1 ? "" : "s",
+                    job->hosts->params.shell == NULL ? "" : ", and starts that host's agent again meanwhile");
+  }
+  return leaves;
+}
+
 bool even_elastic_tries_again(even_job *job, even_status status) {
+  if (leaves_out_unasked(job, status)) {
+    return true;
+  }
   bool borne = even_elastic_may_leave_out(job, status);
   for (size_t i = 1; borne && i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
@@ -466,6 +488,7 @@ void even_elastic_keep(even_job *job) {
   past->planned = job->planned;
   past->restarts = job->restarts;
   past->turn = job->turn;
+  past->met = job->met;
   past->trained = job->trained;
   past->shortages = job->shortages;
   past->era =
@@ -487,6 +510,7 @@ bool even_elastic_take(even_job *job) {
   job->planned = past->planned;
   job->restarts = past->restarts;
   job->turn = past->turn;
+  job->met = past->met;
   job->trained = past->trained;
   job->shortages = past->shortages;
   job->era = past->era;

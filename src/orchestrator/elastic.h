@@ -23,6 +23,7 @@ typedef struct even_elastic_past {
   even_restarts restarts;
   int era;
   int64_t turn;
+  bool met;
   bool trained;
   even_shortages shortages;
   even_text resume;
@@ -31,6 +32,16 @@ typedef struct even_elastic_past {
   even_text began;
 } even_elastic_past;
 
+/* A host that was left out, and is looked for while the others train. */
+typedef struct even_elastic_left {
+  char name[EVEN_HOSTS_NAME];
+  size_t ranks;
+  bool in; /* it has a part again */
+  unsigned tries;
+  uint64_t next_ns;  /* when its agent is started again, */
+  uint64_t until_ns; /* and, once it was, until when it is waited for */
+} even_elastic_left;
+
 typedef struct even_elastic {
   even_host_agent *guests[EVEN_GUESTS_MOST]; /* hosts that have come to join, NULL: none */
   even_control control;
@@ -38,6 +49,8 @@ typedef struct even_elastic {
   uint64_t told_ns;  /* when the ranks were asked; 0: the user was told that they take their time */
   even_elastic_past past;
   even_move move;
+  even_elastic_left left[EVEN_GUESTS_MOST];
+  size_t left_count;
   bool grown;             /* hosts have come into an attempt that runs: ranks are numbered anew after it */
   struct even_warm *warm; /* this host's processes of the attempt that follows; NULL: none */
 } even_elastic;
@@ -80,7 +93,7 @@ void even_elastic_keep(even_job *job);
 bool even_elastic_take(even_job *job);
 
 /* ---- elastic_wait.c: too few ranks ---- */
-/* So many must be left. */
+/* So many must be left: --min-ranks; without, one, or all of the hosts that are waited for. */
 size_t even_elastic_least(const even_job *job);
 /* Those of hosts that stay, and of those that are about to be let in. */
 size_t even_elastic_next_ranks(const even_job *job);
@@ -88,6 +101,8 @@ size_t even_elastic_next_ranks(const even_job *job);
 bool even_elastic_lacks(const even_job *job);
 /* A host has no part in the next attempt, and this is told; where the others are too few it is waited for. */
 void even_elastic_leave_out(even_job *job, even_host_agent *agent, const char *why);
+/* Whether hosts that are lost may be left out, by --min-ranks or unasked. */
+bool even_elastic_leaves_out(const even_job *job);
 /* Whether there may be more ranks, and the user lets the job wait for them. */
 bool even_elastic_may_wait(const even_job *job);
 /* Waits until they are enough: starts agents of lost hosts again and again, and hears hosts that join.
@@ -95,6 +110,14 @@ bool even_elastic_may_wait(const even_job *job);
 even_status even_elastic_await_ranks(even_job *job) EVEN_MUST_USE;
 /* EVEN_ERR_PEER_LOST, in words; 0 s: nothing was waited for. */
 even_status even_elastic_too_few(const even_job *job, double waited_seconds);
+
+/* ---- elastic_back.c: hosts that were left out are looked for ---- */
+/* It goes out of the list of hosts: by ssh it is started again from time to time. */
+void even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent);
+/* Starts them, and asks the ranks to save their state when one is there; while an attempt runs. */
+void even_elastic_look_back(even_job *job);
+/* One of them is in the list again. */
+void even_elastic_is_back(even_hosts *hosts, const even_host_agent *agent);
 
 /* ---- guests.c: hosts that come to join ---- */
 even_host_agent *even_guests_find(const even_hosts *hosts, const even_link *link);
@@ -108,6 +131,10 @@ void even_guests_tick(even_hosts *hosts);
 size_t even_guests_ranks(const even_hosts *hosts);
 /* Starts the agent of a host that is none of the job's yet, as those of --hosts: it is to have so many ranks. */
 even_status even_guests_launch(even_hosts *hosts, const char *name, size_t ranks) EVEN_MUST_USE;
+/* Ends one that was started so. Outside of the loop's calls. */
+void even_guests_forget(even_host_agent *guest);
+/* One of them by its name; NULL: there is none. */
+even_host_agent *even_guests_named(const even_hosts *hosts, const char *name);
 /* One that greets by that number; NULL: none that is waited for. */
 even_host_agent *even_guests_launched(const even_hosts *hosts, json_int_t index);
 /* It greets. An error ends the connection. */

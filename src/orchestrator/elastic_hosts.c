@@ -77,6 +77,7 @@ static void part_all(even_job *job) {
     for (size_t i = 1; i < hosts->count; i++) {
       even_host_agent *agent = &hosts->agents[i];
       if (agent->leaves && !agent->parted) {
+        even_elastic_look_for(hosts, agent);
         say_goodbye(agent);
         tell_left(job, agent);
         any = true;
@@ -158,6 +159,7 @@ static void fill(even_hosts *hosts, even_host_agent *list, size_t room) {
     even_host_agent *guest = hosts->elastic->guests[i];
     if (comes_in(guest)) {
       move(guest, &list[count], count);
+      even_elastic_is_back(hosts, &list[count]);
       count++;
       leave_guests(hosts, guest);
     }

@@ -16,7 +16,29 @@ enum { TURN_MS = 50, TOLD_TRIES = 6 };
 static const uint64_t FIRST_PAUSE_NS = 2000000000u;
 static const uint64_t LONGEST_PAUSE_NS = 60000000000u;
 
+bool even_elastic_leaves_out(const even_job *job) {
+  const even_hosts_params *params = &job->hosts->params;
+  bool waits = params->lost == EVEN_LOST_WAIT || !job->met;
+  bool comes = params->shell != NULL || params->returns; /* else nobody can be waited for */
+  return params->least_ranks > 0 || (params->lost != EVEN_LOST_END && (!waits || comes));
+}
+
+/* Of hosts without which the job does not go on, and that are waited for. */
+static size_t awaited_ranks(const even_job *job) {
+  const even_hosts_params *params = &job->hosts->params;
+  size_t ranks = 0;
+  for (size_t i = 1; params->least_ranks == 0 && (params->lost == EVEN_LOST_WAIT || !job->met) && i < job->hosts->count;
+       i++) {
+    ranks += job->hosts->agents[i].away ? job->hosts->agents[i].count : 0;
+  }
+  return ranks;
+}
+
 size_t even_elastic_least(const even_job *job) {
+  size_t awaited = awaited_ranks(job);
+  if (awaited > 0) {
+    return even_elastic_ranks(job) + awaited;
+  }
   return job->hosts->params.least_ranks > 1 ? (size_t)job->hosts->params.least_ranks : 1;
 }
 
@@ -119,14 +141,23 @@ bool even_elastic_may_wait(const even_job *job) {
   return any && params->least_seconds > 0;
 }
 
+static void say_least(const even_job *job, char *out, size_t bytes) {
+  bool asked = job->hosts->params.least_ranks > 0;
+  const char *why = job->hosts->params.lost == EVEN_LOST_WAIT ? "with EVENSTEP_LOST_HOST=wait the job needs"
+                                                              : "a script that was not seen in es.prepare needs";
+  (void)snprintf(out, bytes, "%s %zu", asked ? "--min-ranks is" : why, even_elastic_least(job));
+}
+
 even_status even_elastic_too_few(const even_job *job, double waited_seconds) {
   size_t ranks = even_elastic_ranks(job);
   char waited[80] = "";
   if (waited_seconds > 0) {
     (void)snprintf(waited, sizeof waited, "; no others came within %g s (EVENSTEP_MIN_RANKS_PATIENCE)", waited_seconds);
   }
-  (void)even_fail(EVEN_ERR_PEER_LOST, "%zu rank%s left on the hosts that can be reached, and --min-ranks is %zu%s",
-                  ranks, ranks == 1 ? " is" : "s are", even_elastic_least(job), waited);
+  char least[96];
+  say_least(job, least, sizeof least);
+  (void)even_fail(EVEN_ERR_PEER_LOST, "%zu rank%s left on the hosts that can be reached, and %s%s", ranks,
+                  ranks == 1 ? " is" : "s are", least, waited);
   return even_error_fix("when the hosts are back, go on with --name NAME --resume auto");
 }
 
@@ -150,15 +181,16 @@ static void tell(even_job *job) {
   const even_hosts_params *params = &job->hosts->params;
   even_text awaited = EVEN_TEXT_EMPTY;
   char limit[48] = "";
+  char least[96];
   size_t ranks = even_elastic_ranks(job);
   add_awaited(job, &awaited);
   if (isfinite(params->least_seconds)) {
     (void)snprintf(limit, sizeof limit, "up to %g s, ", params->least_seconds);
   }
-  even_job_notice(job, "%zu rank%s left, and --min-ranks is %zu: the job waits, %s%s%s%suntil %s", ranks,
-                  ranks == 1 ? " is" : "s are", even_elastic_least(job), job->resume.length > 0 ? "saved in " : "",
-                  even_text_string(&job->resume), job->resume.length > 0 ? ", " : "", limit,
-                  even_text_string(&awaited));
+  say_least(job, least, sizeof least);
+  even_job_notice(job, "%zu rank%s left, and %s: the job waits, %s%s%s%suntil %s", ranks, ranks == 1 ? " is" : "s are",
+                  least, job->resume.length > 0 ? "saved in " : "", even_text_string(&job->resume),
+                  job->resume.length > 0 ? ", " : "", limit, even_text_string(&awaited));
   even_text_free(&awaited);
 }
 

@@ -262,15 +262,18 @@ void even_estate_free(even_estate *estate) {
 }
 
 void even_estate_note(const json_t *content, const char *words) {
+  if (content != NULL) { /* else the folder is not known */
+    even_estate_note_in(json_string_value(json_object_get(content, "run_folder")), words);
+  }
+}
+
+void even_estate_note_in(const char *run_folder, const char *words) {
   char host[64];
   even_text line = EVEN_TEXT_EMPTY;
   even_text path = EVEN_TEXT_EMPTY;
   int log = -1;
-  if (content == NULL) {
-    return; /* the folder is not known */
-  }
   even_host_name(host, sizeof host);
-  even_text_format(&path, "%s/logs/leader.log", json_string_value(json_object_get(content, "run_folder")));
+  even_text_format(&path, "%s/logs/leader.log", run_folder);
   even_text_format(&line, "evenstep: host %s: %s\n", host, words);
   if (even_text_status(&path) == EVEN_OK && even_text_status(&line) == EVEN_OK &&
       even_log_open_private(path.data, &log) == EVEN_OK) {

@@ -44,6 +44,8 @@ void even_estate_free(even_estate *estate);
 /* A line for the user in leader.log of the run folder, as far as there is one: the old leader's terminal is gone, and
  * where a new one writes, somebody may look. `content` NULL: nothing was left yet, and no folder is known. */
 void even_estate_note(const json_t *content, const char *words);
+/* The same where the folder alone is known. */
+void even_estate_note_in(const char *run_folder, const char *words);
 
 /* A text of it, NULL where it says none. */
 const char *even_estate_text(const even_estate *estate, const char *name);

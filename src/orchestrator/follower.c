@@ -2,12 +2,14 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "orchestrator/estate.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/invitation.h"
 #include "orchestrator/job_attempt.h"
 
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { TURN_MS = 100 };
@@ -40,8 +42,22 @@ static even_status turn(even_follower *follower) {
   return EVEN_OK;
 }
 
+/* Nobody can take the leader's place: where its connection broke, nobody here knows which of the two was cut off. */
+static void note_cut_off(const even_follower *follower) {
+  char words[800];
+  if (follower->candidate.voter != NULL || follower->start.run_folder == NULL) {
+    return;
+  }
+  (void)snprintf(words, sizeof words,
+                 "the leader is lost, or this host is cut off from it (%.500s): the ranks here have ended, and their "
+                 "agent ends; a leader that lives goes on, and starts this host again when it reaches it",
+                 follower->why.what);
+  even_estate_note_in(follower->start.run_folder, words);
+}
+
 /* The leader is gone, or is none any more: nothing of its attempt is left here. */
 static even_status find_next(even_follower *follower, even_candidate_turn *turn) {
+  note_cut_off(follower);
   even_link_close(&follower->link);
   even_warm_part_close(&follower->next);
   even_follower_close_job(follower);

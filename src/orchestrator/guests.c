@@ -31,7 +31,7 @@ size_t even_guests_ranks(const even_hosts *hosts) {
   return ranks;
 }
 
-static void forget(even_host_agent *guest) {
+void even_guests_forget(even_host_agent *guest) {
   even_elastic *elastic = guest->hosts->elastic;
   even_host_agent_drop(guest); /* of one that was started from here */
   even_device_list_free(&guest->next.devices);
@@ -61,7 +61,7 @@ void even_guests_tick(even_hosts *hosts) {
       even_error_clear();
       even_hosts_bury(hosts, guest->link);
       guest->link = NULL;
-      forget(guest);
+      even_guests_forget(guest);
     } else if (guest != NULL && guest->link != NULL) {
       even_link_tick(guest->link, false);
     }
@@ -70,6 +70,14 @@ void even_guests_tick(even_hosts *hosts) {
 
 void even_guests_ended(even_host_agent *guest, even_link *link) {
   even_hosts *hosts = guest->hosts;
+  if (guest->comes_back) { /* who looks for it lets it go */
+    (void)snprintf(guest->lost_words, sizeof guest->lost_words, "%.300s", even_link_why(link)->what);
+    even_hosts_bury(hosts, link);
+    guest->link = NULL;
+    guest->fits = false;
+    guest->lost = true;
+    return;
+  }
   if (!guest->came) { /* who waits for it says so, and lets it go */
     if (hosts->elastic->move.stage == EVEN_MOVE_ASKED && hosts->job != NULL) {
       even_job_notice(hosts->job, "host %s, which was to take ranks, is lost: %.300s", guest->name,
@@ -93,7 +101,7 @@ void even_guests_ended(even_host_agent *guest, even_link *link) {
   }
   even_hosts_bury(hosts, link);
   guest->link = NULL;
-  forget(guest);
+  even_guests_forget(guest);
 }
 
 /* Tells it, and is the reason for which its connection ends. */
@@ -225,6 +233,16 @@ even_status even_guests_launch(even_hosts *hosts, const char *name, size_t ranks
   return even_host_agent_launch(guest);
 }
 
+even_host_agent *even_guests_named(const even_hosts *hosts, const char *name) {
+  for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
+    even_host_agent *guest = hosts->elastic->guests[i];
+    if (guest != NULL && !guest->came && strcmp(guest->name, name) == 0) {
+      return guest;
+    }
+  }
+  return NULL;
+}
+
 even_host_agent *even_guests_launched(const even_hosts *hosts, json_int_t index) {
   for (size_t i = 0; i < EVEN_GUESTS_MOST; i++) {
     even_host_agent *guest = hosts->elastic->guests[i];
@@ -237,7 +255,9 @@ even_host_agent *even_guests_launched(const even_hosts *hosts, json_int_t index)
 
 even_status even_guests_welcome(even_host_agent *guest, even_link *link, const json_t *greeting) {
   if (even_hosts_check_version(guest->hosts, greeting, guest->name) != EVEN_OK) {
-    even_move_failed(guest->hosts);
+    if (!guest->comes_back) {
+      even_move_failed(guest->hosts);
+    }
     return refuse(link);
   }
   even_hosts_leave_strangers(guest->hosts, link);
@@ -253,7 +273,7 @@ void even_guests_dismiss(even_hosts *hosts) {
         (void)!even_link_send(guest->link, EVEN_MESSAGE_END, NULL, NULL, 0);
         even_link_flush(guest->link, 1000);
       }
-      forget(guest);
+      even_guests_forget(guest);
     }
   }
 }

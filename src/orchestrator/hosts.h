@@ -27,6 +27,13 @@ typedef struct even_host_wish {
   bool witness;               /* no ranks: its agent only votes on who leads; the last of the list, if any */
 } even_host_wish;
 
+/* A host is lost, and its agent cannot be started again. */
+typedef enum even_lost_host {
+  EVEN_LOST_GO_ON, /* the others go on without it where es.prepare keeps the global batch; else they wait for it */
+  EVEN_LOST_WAIT,
+  EVEN_LOST_END /* the job ends */
+} even_lost_host;
+
 typedef struct even_hosts_params {
   size_t size;                 /* sizeof(even_hosts_params) */
   const even_host_wish *hosts; /* the first is this one */
@@ -51,7 +58,8 @@ typedef struct even_hosts_params {
   bool replaces_unasked;      /* the user did not say so, and hears how it is turned off */
   int copies;                 /* other hosts that get a copy of each checkpoint */
   int memory_copies;          /* other hosts that have the newest in their memory */
-  int least_ranks;            /* with so many left a job goes on without a host that is lost; 0: with none less */
+  int least_ranks;            /* with so many left a job goes on without a host that is lost; 0: as `lost` says */
+  even_lost_host lost;        /* without least_ranks: what becomes of the job then */
   double least_seconds;       /* how long it waits with fewer; INFINITY: for as long as it takes; 0: it ends */
   int most_ranks;             /* up to so many, hosts join while the job runs; 0: none does */
   struct even_estate *estate; /* of the leader whose place this one takes: agents come by themselves; NULL: none */

@@ -199,7 +199,8 @@ def test_where_the_user_says_so_the_job_ends_with_its_leader(hosts: Hosts, tmp_p
     assert end_soon(ranks)
     wait_until(lambda: not hosts.agents())
     _, text = job.finish()
-    assert "takes its place" not in text and hosts.log("a") == "", text
+    assert "takes its place" not in text and "leads now" not in hosts.log("a"), text
+    assert hosts.log("a").count("the ranks here have ended, and their agent ends") == 2, hosts.log("a")
 
 
 @pytest.mark.more
@@ -520,5 +521,35 @@ def test_training_goes_on_from_the_checkpoint(hosts: Hosts, script: Script, tmp_
     assert re.search(r"watch it at http://127.0.0.1:\d+", said)
     assert len(re.findall(r"attempt 1 rank \d of 2 begins at step 5", said)) == 2, said
     assert len(re.findall("ended after 12 steps", said)) == 2, said
+    wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
+@pytest.mark.more
+def test_the_majority_goes_on_without_a_host_and_takes_it_back(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path
+) -> None:
+    """As where no leader can be lost (test_lost_hosts.py); it is a member again, and leads when the leader is killed."""
+    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "1"}
+    text = TRAINING.replace("attempt == 0 and es.step() >= 8", "es.step() >= 8 and not os.path.exists(f'on-{attempt}')")
+    job = hosts.start("--name", "a", "--checkpoint-every", "5", "--log-rank", "all", script(text))
+    job.wait_for(r"attempt 0 rank \d of 3 begins at step 0", times=COUNT)
+    job.wait_for(STANDS)
+    wait_until(lambda: (tmp_path / "runs/a/checkpoints/step-00000005").exists())
+    _ip(f"-n {hosts.names[2]} link set eth0 down")
+    try:
+        job.wait_for("the job goes on with 2 ranks and the same global batch, and starts that host's agent again")
+        job.wait_for(r"attempt 1 rank \d of 2 begins at step 5", times=2)
+    finally:
+        _ip(f"-n {hosts.names[2]} link set eth0 up")
+        _ip(f"-n {hosts.names[2]} route replace 10.80.0.0/16 via 10.80.2.1")
+    job.wait_for(f"host {hosts.names[2]} is back: .* goes on with 3 ranks")
+    (tmp_path / "on-1").touch()
+    job.wait_for(r"attempt 2 rank \d of 3 begins at step \d+", times=3)
+    job.wait_for(STANDS, times=2)
+    os.kill(job.process.pid, signal.SIGKILL)
+    (tmp_path / "on-3").touch()
+    wait_until(lambda: "a ended well" in hosts.log("a"))
+    assert len(re.findall(r"attempt 3 rank \d of 2 begins at step", hosts.log("a"))) == 2, hosts.log("a")
     wait_until(lambda: not hosts.agents())
     job.finish()
