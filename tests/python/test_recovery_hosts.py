@@ -119,7 +119,6 @@ def test_an_agent_is_told_to_end_and_the_others_train_on(hosts: Hosts, script: S
     assert f"host {hosts.names[1]}: its agent was ended by SIGTERM" in text
 
 
-@pytest.mark.more
 def test_a_host_is_cut_off_and_the_others_train_on(hosts: Hosts, script: Script) -> None:
     job = hosts.start(*SHRINK, script(HOST_IS_LOST), "", ranks=":2")
     ranks = [process for process, _ in _waiting(job)]

@@ -203,7 +203,6 @@ def test_where_the_user_says_so_the_job_ends_with_its_leader(hosts: Hosts, tmp_p
     assert hosts.log("a").count("the ranks here have ended, and their agent ends") == 2, hosts.log("a")
 
 
-@pytest.mark.more
 def test_a_leader_that_is_cut_off_waits_and_is_none_when_it_comes_back(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     job, ranks = _wait(hosts, tmp_path)
     with _cut_off(hosts.names[0]):
