@@ -475,7 +475,8 @@ def _give_values(current: Session, models: dict[str, nn.Module], optimizers: dic
     """Rank 0's, first of all: as long as it may alone have them, the others cannot go on without it."""
     for name, model in models.items():
         check_same_model(current.group, name, model)
-    copies = CopiedValues(current.group, models.values())
+    prepared = (one for each in sessions() for one in each.models.values())
+    copies = CopiedValues(current.group, models.values(), prepared)
     for model in models.values():
         broadcast_model(current.group, model)
     copies.follow()
