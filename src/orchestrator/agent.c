@@ -10,6 +10,7 @@
 #include "orchestrator/estate.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
+#include "orchestrator/job_attempt.h"
 #include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/resume.h"
@@ -314,9 +315,7 @@ static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, 
   even_fault_facts its = {.rank = -1};
   const even_fault_facts *place = NULL;
   EVEN_TRY(report_ends(job, ends, &culprit, &its, &place));
-  for (size_t i = 0; i < job->progress.count; i++) {
-    job->met = job->met || job->progress.ranks[i].joined;
-  }
+  even_job_note_progress(job);
   if (job->interrupted != 0) {
     *exit_code = 128 + job->interrupted;
     return EVEN_OK;

@@ -118,10 +118,20 @@ static void check(even_job *job) {
   }
 }
 
-/* For the process that starts another agent when this one is killed. */
-static void note_progress(even_job *job) {
-  if (job->params->legacy != NULL) {
-    even_progress_read(&job->progress);
+/* Whoever leads next knows it, too. */
+static void note_shares(even_job *job) {
+  job->shares = true;
+  if (job->hosts != NULL && job->follower == NULL && even_succession_bequeath(job) != EVEN_OK) {
+    even_error_clear(); /* the next attempt's estate says it */
+  }
+}
+
+void even_job_note_progress(even_job *job) {
+  even_progress_read(&job->progress);
+  if (!job->shares && even_progress_shares(&job->progress)) {
+    note_shares(job);
+  }
+  if (job->params->legacy != NULL) { /* for the process that starts another agent when this one is killed */
     even_legacy_progress(job->params->legacy, &job->progress);
   }
 }
@@ -136,7 +146,7 @@ static void tick(even_job *job) {
     }
     even_job_hosts_tick(job);
     even_elastic_tick(job);
-    note_progress(job);
+    even_job_note_progress(job);
     even_job_check_awaited(job);
     if (even_succession_acts(job)) {
       even_job_stands_at_start(job);

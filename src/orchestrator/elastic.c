@@ -488,7 +488,7 @@ void even_elastic_keep(even_job *job) {
   past->planned = job->planned;
   past->restarts = job->restarts;
   past->turn = job->turn;
-  past->met = job->met;
+  past->shares = job->shares;
   past->trained = job->trained;
   past->shortages = job->shortages;
   past->era =
@@ -510,7 +510,7 @@ bool even_elastic_take(even_job *job) {
   job->planned = past->planned;
   job->restarts = past->restarts;
   job->turn = past->turn;
-  job->met = past->met;
+  job->shares = past->shares;
   job->trained = past->trained;
   job->shortages = past->shortages;
   job->era = past->era;

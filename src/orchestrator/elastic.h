@@ -23,7 +23,7 @@ typedef struct even_elastic_past {
   even_restarts restarts;
   int era;
   int64_t turn;
-  bool met;
+  bool shares;
   bool trained;
   even_shortages shortages;
   even_text resume;

@@ -18,7 +18,7 @@ static const uint64_t LONGEST_PAUSE_NS = 60000000000u;
 
 bool even_elastic_leaves_out(const even_job *job) {
   const even_hosts_params *params = &job->hosts->params;
-  bool waits = params->lost == EVEN_LOST_WAIT || !job->met;
+  bool waits = params->lost == EVEN_LOST_WAIT || !job->shares;
   bool comes = params->shell != NULL || params->returns; /* else nobody can be waited for */
   return params->least_ranks > 0 || (params->lost != EVEN_LOST_END && (!waits || comes));
 }
@@ -27,8 +27,8 @@ bool even_elastic_leaves_out(const even_job *job) {
 static size_t awaited_ranks(const even_job *job) {
   const even_hosts_params *params = &job->hosts->params;
   size_t ranks = 0;
-  for (size_t i = 1; params->least_ranks == 0 && (params->lost == EVEN_LOST_WAIT || !job->met) && i < job->hosts->count;
-       i++) {
+  for (size_t i = 1;
+       params->least_ranks == 0 && (params->lost == EVEN_LOST_WAIT || !job->shares) && i < job->hosts->count; i++) {
     ranks += job->hosts->agents[i].away ? job->hosts->agents[i].count : 0;
   }
   return ranks;
@@ -143,8 +143,9 @@ bool even_elastic_may_wait(const even_job *job) {
 
 static void say_least(const even_job *job, char *out, size_t bytes) {
   bool asked = job->hosts->params.least_ranks > 0;
-  const char *why = job->hosts->params.lost == EVEN_LOST_WAIT ? "with EVENSTEP_LOST_HOST=wait the job needs"
-                                                              : "a script that was not seen in es.prepare needs";
+  const char *why = job->hosts->params.lost == EVEN_LOST_WAIT
+                        ? "with EVENSTEP_LOST_HOST=wait the job needs"
+                        : "a script not seen to train with a loader of es.prepare needs";
   (void)snprintf(out, bytes, "%s %zu", asked ? "--min-ranks is" : why, even_elastic_least(job));
 }
 

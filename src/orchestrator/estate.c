@@ -143,6 +143,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_integer(&json, "restarts_since", job->restarts.since);
   even_json_integer(&json, "era", job->era);
   even_json_integer(&json, "turn", job->turn);
+  even_json_bool(&json, "shares", job->shares);
   even_json_bool(&json, "handed", hosts->handed);
   add_shortages(&json, &job->shortages);
   add_aside(&json, params->aside);
@@ -355,6 +356,7 @@ static even_status take_line(const even_estate *estate, even_job *job) {
   job->restarts.made = (int)json_integer_value(json_object_get(estate->content, "restarts_made"));
   job->restarts.since = (int64_t)json_integer_value(json_object_get(estate->content, "restarts_since"));
   job->turn = (int64_t)json_integer_value(json_object_get(estate->content, "turn"));
+  job->shares = job->shares || json_is_true(json_object_get(estate->content, "shares"));
   take_shortages(estate, &job->shortages);
   even_text_clear(&job->resume);
   even_text_add(&job->foreign, even_estate_text(estate, "foreign"));

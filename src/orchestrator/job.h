@@ -124,7 +124,7 @@ typedef struct even_job {
   even_text resume;             /* the checkpoint this attempt began from; empty: none */
   int64_t resume_step;          /* its step; -1: it does not say */
   int64_t turn;             /* of the attempt among all that went on with the training: what it writes is the newer */
-  bool met;                 /* ranks were seen to meet in es.prepare: the global batch does not hang on their number */
+  bool shares;              /* ranks were seen to step with a global batch, in any attempt (even_progress_shares) */
   bool trained;             /* ranks met in es.prepare, in any attempt: there may be checkpoints */
   even_shortages shortages; /* what ranks may have that ran out of memory; */
   bool smaller;             /* one of the attempt may have less in the next */

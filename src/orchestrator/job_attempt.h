@@ -16,6 +16,8 @@ even_status even_job_read_output(even_job *job, size_t rank, int output, int err
 bool even_job_attempt_lives(const even_job *job);
 /* One turn of its loop, and what is due. */
 even_status even_job_turn(even_job *job) EVEN_MUST_USE;
+/* Reads how far the ranks are, for whoever has to go on with the job: in each turn, and before an attempt is judged. */
+void even_job_note_progress(even_job *job);
 /* Clears up what is left of it, also where `status` is a failure of the agent itself, which it returns. */
 even_status even_job_finish_attempt(even_job *job, even_status status) EVEN_MUST_USE;
 /* The ending goes on to the next stage when its time is over. */

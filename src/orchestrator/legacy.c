@@ -51,6 +51,12 @@ int even_legacy_restarts(const even_legacy *legacy) {
   return further ? 0 : even_restarts_count(&it->restarts, it->attempt - it->planned);
 }
 
+static void note_shares(even_legacy *legacy, bool shares) {
+  if (shares) {
+    atomic_store(&legacy->page->shares, true);
+  }
+}
+
 void even_legacy_progress(even_legacy *legacy, const even_progress *progress) {
   uint64_t steps = atomic_load(&legacy->page->steps);
   int64_t saved = atomic_load(&legacy->page->saved);
@@ -59,6 +65,7 @@ void even_legacy_progress(even_legacy *legacy, const even_progress *progress) {
     steps = its->stepped && its->last_step + 1 > steps ? its->last_step + 1 : steps;
     saved = its->saved > saved ? its->saved : saved;
   }
+  note_shares(legacy, even_progress_shares(progress));
   atomic_store(&legacy->page->steps, steps);
   atomic_store(&legacy->page->saved, saved);
 }
@@ -95,6 +102,7 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   it->restarts = job->restarts;
   it->era = job->era;
   it->turn = job->turn;
+  note_shares(legacy, job->shares);
   it->shortages = job->shortages;
   EVEN_TRY(write_text(&job->foreign, it->foreign));
   EVEN_TRY(write_text(&job->lineage, it->lineage));
@@ -149,6 +157,7 @@ even_status even_legacy_continue(const even_legacy *legacy, even_job *job) {
   job->restarts = it->restarts;
   job->era = it->era;
   job->turn = it->turn;
+  job->shares = atomic_load(&legacy->page->shares);
   job->trained = true; /* in the attempt that the agent was killed in its ranks may have met */
   job->shortages = it->shortages;
   EVEN_TRY(read_text(it->foreign, &job->foreign));

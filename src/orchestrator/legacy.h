@@ -39,6 +39,7 @@ typedef struct even_legacy_page {
   even_legacy_job jobs[2];
   _Atomic uint64_t steps; /* that the ranks have made, as far as the agent has seen */
   _Atomic int64_t saved;  /* the furthest step of which it has seen a checkpoint be whole */
+  _Atomic bool shares;    /* ranks were seen to step with a global batch */
   _Atomic bool whole;     /* the next agent can go on with the ranks that run (outlast.h) */
   _Atomic int over;       /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
   pid_t keeper;           /* of the folder in which they keep checkpoints in memory; */

@@ -62,6 +62,7 @@ static void take(even_progress *progress, const even_record *record) {
         rank->last_step = record->as.step.step;
         rank->samples = record->as.step.samples;
         rank->batch = record->as.step.batch;
+        rank->shared = rank->shared || rank->batch > 0;
       }
       break;
     case EVEN_RECORD_SPAN:
@@ -90,6 +91,22 @@ void even_progress_read(even_progress *progress) {
       }
     }
   }
+}
+
+bool even_progress_steps(const even_progress *progress) {
+  bool steps = false;
+  for (size_t i = 0; i < progress->count; i++) {
+    steps = steps || progress->ranks[i].stepped;
+  }
+  return steps;
+}
+
+bool even_progress_shares(const even_progress *progress) {
+  bool shares = false;
+  for (size_t i = 0; i < progress->count; i++) {
+    shares = shares || progress->ranks[i].shared;
+  }
+  return shares;
 }
 
 void even_progress_forget(even_progress *progress, size_t rank) {

@@ -16,7 +16,8 @@ typedef struct even_rank_progress {
   uint64_t last_step; /* the last that it made, from 0 since the start of training */
   int64_t saved;      /* the furthest step of which it wrote a whole checkpoint; 0: none */
   uint32_t samples;   /* its own in that step, */
-  uint32_t batch;     /* and all ranks' */
+  uint32_t batch;     /* and all ranks'; 0: of no prepared loader */
+  bool shared;        /* it made a step with a batch of all ranks' */
 } even_rank_progress;
 
 typedef struct even_progress {
@@ -31,6 +32,10 @@ even_status even_progress_open(int telemetry_fd, size_t ranks, even_progress *ou
 void even_progress_close(even_progress *progress);
 /* A new attempt begins. */
 void even_progress_begin(even_progress *progress);
+/* Whether a rank has made a step, of a script in es.prepare, which can be asked to save its state; */
+bool even_progress_steps(const even_progress *progress);
+/* and one with a global batch (a loader of es.prepare's), which does not hang on the number of ranks. */
+bool even_progress_shares(const even_progress *progress);
 /* Another process is at the rank's place: what came of the one before counts no more. */
 void even_progress_forget(even_progress *progress, size_t rank);
 /* Reads what came since the last time. It need not be called before something is to be known: a ring keeps a rank's

@@ -532,26 +532,6 @@ static void what_ranks_elsewhere_have_done_is_waited_for(void **state) {
   assert_false(even_move_prepares(&at->job));
 }
 
-static void expect(scene *at, even_lost_host lost, bool met, bool by_ssh, bool leaves_out, size_t least) {
-  at->hosts.params.lost = lost;
-  at->hosts.params.shell = by_ssh ? environ : NULL; /* any words */
-  at->job.met = met;
-  assert_true(even_elastic_leaves_out(&at->job) == leaves_out && even_elastic_least(&at->job) == least);
-}
-
-/* Without --min-ranks: whether a lost host may be left out, and how many ranks must be left then. */
-static void what_a_job_does_without_a_lost_host(void **state) {
-  scene *at = *state;
-  at->hosts.agents[1].leaves = at->hosts.agents[1].away = true;
-  expect(at, EVEN_LOST_GO_ON, true, false, true, 1);
-  expect(at, EVEN_LOST_GO_ON, false, true, true, 4);
-  expect(at, EVEN_LOST_GO_ON, false, false, false, 4); /* nobody can be waited for */
-  expect(at, EVEN_LOST_WAIT, true, true, true, 4);
-  expect(at, EVEN_LOST_END, true, true, false, 1);
-  at->hosts.params.least_ranks = 3;
-  expect(at, EVEN_LOST_END, false, true, true, 3);
-}
-
 static void names_are_such_as_ssh_takes(void **state) {
   (void)state;
   static const char *const good[] = {"a", "node-7", "me@node7.cluster_2", "10.0.0.1"};
@@ -593,7 +573,6 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_port_that_was_taken_meanwhile_is_not_the_attempts, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_goes_wrong_before_the_end_ends_the_draining_alone, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_ranks_elsewhere_have_done_is_waited_for, open_scene, close_scene),
-      cmocka_unit_test_setup_teardown(what_a_job_does_without_a_lost_host, open_scene, close_scene),
       cmocka_unit_test(names_are_such_as_ssh_takes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -399,6 +399,7 @@ static void what_ranks_lack_and_restarts_are_left_to_the_next_leader(void **stat
                    .id = "0123456789abcdef0123456789abcdef",
                    .attempt = 9,
                    .planned = 2,
+                   .shares = true,
                    .restarts = {.made = 6, .since = 4000}};
   even_job next = {.params = &params};
   even_estate estate = {.self = 1};
@@ -419,6 +420,7 @@ static void what_ranks_lack_and_restarts_are_left_to_the_next_leader(void **stat
   assert_int_equal(next.attempt - next.planned, 8);
   assert_int_equal(even_restarts_count(&next.restarts, 8), 2); /* of all, those since step 4000 */
   assert_int_equal(next.restarts.since, 4000);
+  assert_true(next.shares);
   assert_int_equal(next.shortages.count, 2);
   for (size_t i = 0; i < 2; i++) {
     assert_string_equal(next.shortages.items[i].place, left.shortages.items[i].place);

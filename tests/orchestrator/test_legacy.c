@@ -79,6 +79,41 @@ static void the_next_one_is_the_same_job(void **state) {
   even_legacy_close(&legacy);
 }
 
+static bool next_shares(const even_legacy *legacy) {
+  even_job next;
+  memset(&next, 0, sizeof next);
+  assert_int_equal(even_legacy_continue(legacy, &next), EVEN_OK);
+  bool shares = next.shares;
+  end(&next);
+  return shares;
+}
+
+/* Also while the first attempt runs: it was left before any step. */
+static void the_next_one_knows_of_a_global_batch(void **state) {
+  (void)state;
+  even_rank_progress rank = {.joined = true, .stepped = true};
+  const even_progress progress = {.ranks = &rank, .count = 1};
+  even_legacy legacy;
+  even_job job;
+  for (int earlier = 0; earlier < 2; earlier++) {
+    assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+    begin(&job, 0, 0, "then");
+    job.shares = earlier == 1;
+    assert_int_equal(even_legacy_leave(&legacy, &job), EVEN_OK);
+    rank.shared = false;
+    even_legacy_progress(&legacy, &progress);
+    assert_int_equal(next_shares(&legacy), earlier);
+    rank.shared = true;
+    even_legacy_progress(&legacy, &progress);
+    assert_true(next_shares(&legacy));
+    rank.shared = false;
+    even_legacy_progress(&legacy, &progress);
+    assert_true(next_shares(&legacy));
+    end(&job);
+    even_legacy_close(&legacy);
+  }
+}
+
 static void what_is_not_whole_takes_nothing_away(void **state) {
   (void)state;
   char longer[EVEN_LEGACY_TEXT + 1];
@@ -130,6 +165,7 @@ static void survives_every_fault(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(the_next_one_is_the_same_job, reset),
+      cmocka_unit_test_teardown(the_next_one_knows_of_a_global_batch, reset),
       cmocka_unit_test_teardown(what_is_not_whole_takes_nothing_away, reset),
       cmocka_unit_test_teardown(survives_every_fault, reset),
   };

@@ -63,6 +63,24 @@ static void joins_and_steps_are_seen(void **state) {
   assert_int_equal(progress.ranks[1].last_step, 41);
 }
 
+/* es.prepare without a loader: each rank has a batch of its own, and of all there is none. */
+static void steps_with_a_global_batch_are_told_from_others(void **state) {
+  const even_step_record with = {.step = 1, .end_ns = even_clock_ns(), .samples = 4, .batch = 8};
+  (void)state;
+  event(0, EVEN_EVENT_JOINED, even_clock_ns());
+  even_progress_read(&progress);
+  assert_false(even_progress_steps(&progress) || even_progress_shares(&progress));
+  step(1, 0, even_clock_ns());
+  even_progress_read(&progress);
+  assert_true(even_progress_steps(&progress) && !even_progress_shares(&progress));
+  even_telemetry_step(rings[0], &with);
+  step(0, 2, even_clock_ns()); /* one of its steps has none */
+  even_progress_read(&progress);
+  assert_true(even_progress_shares(&progress));
+  even_progress_begin(&progress);
+  assert_false(even_progress_steps(&progress) || even_progress_shares(&progress));
+}
+
 static void calls_of_init_process_group_are_counted(void **state) {
   (void)state;
   event_of(0, EVEN_EVENT_OPENING, 1, even_clock_ns());
@@ -141,9 +159,13 @@ static void survives_every_fault(void **state) {
 int main(void) {
 #define PROGRESS_TEST(test) cmocka_unit_test_setup_teardown(test, open_all, close_all)
   const struct CMUnitTest tests[] = {
-      PROGRESS_TEST(joins_and_steps_are_seen),           PROGRESS_TEST(calls_of_init_process_group_are_counted),
-      PROGRESS_TEST(what_was_overwritten_is_not_missed), PROGRESS_TEST(an_attempt_before_does_not_count),
-      PROGRESS_TEST(without_rings_nothing_is_known),     PROGRESS_TEST(survives_every_fault),
+      PROGRESS_TEST(joins_and_steps_are_seen),
+      PROGRESS_TEST(calls_of_init_process_group_are_counted),
+      PROGRESS_TEST(steps_with_a_global_batch_are_told_from_others),
+      PROGRESS_TEST(what_was_overwritten_is_not_missed),
+      PROGRESS_TEST(an_attempt_before_does_not_count),
+      PROGRESS_TEST(without_rings_nothing_is_known),
+      PROGRESS_TEST(survives_every_fault),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

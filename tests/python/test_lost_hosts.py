@@ -16,6 +16,24 @@ from test_run_hosts import names as names  # a fixture
 
 Script = Callable[..., str]
 
+OWN_BATCHES = """
+import os, time
+import torch
+import evenstep as es
+
+rank, ranks, attempt = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"))
+model = torch.nn.Linear(3, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = es.prepare(model, optimizer)
+for step in range(6 if attempt == "1" else 10000):
+    optimizer.zero_grad()
+    model(torch.ones(8, 3)).sum().backward()
+    optimizer.step()
+    if step == 5:
+        print(f"rank {rank} of {ranks} attempt {attempt}", flush=True)
+    time.sleep(0.02)
+"""
+
 WORDS = ("--name", "a", "--max-restarts", "1", "--log-rank", "all")
 
 
@@ -61,12 +79,11 @@ def test_of_two_hosts_cut_apart_the_first_goes_on_and_the_other_comes_back(
     ends_the_same(text, 2)
 
 
-def test_a_script_that_is_none_of_ours_waits_for_the_host(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
-    name = script(WAITING, "wait.sh")
-    (tmp_path / name).chmod(0o755)
-    job = without(hosts, "--no-python", f"./{name}", FREE="1")
+def test_ranks_with_batches_of_their_own_wait_for_the_host(hosts: Hosts, script: Script) -> None:
+    job = without(hosts, script(OWN_BATCHES))
     job.wait_for(
-        f"1 rank is left, and a script that was not seen in es.prepare needs 2: the job waits, until {hosts.names[1]}"
+        "1 rank is left, and a script not seen to train with a loader of es.prepare needs 2: the job waits, "
+        f"until {hosts.names[1]}"
     )
     hosts.shell()
     code, text = job.finish()

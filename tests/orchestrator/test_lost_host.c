@@ -1,0 +1,82 @@
+/* What a job does without a host that is lost, and of whom nobody said what is to be done (elastic_wait.c,
+ * elastic_back.c); hosts are entries of its list. */
+#include "orchestrator/elastic.h"
+
+#include "base/alloc.h"
+#include "os/clock.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct scene {
+  even_hosts hosts;
+  even_host_agent agents[4];
+  even_rank_progress ranks[2];
+  even_agent_params params;
+  even_job job;
+} scene;
+
+static char *const shell[] = {(char *)(uintptr_t)"/nonexistent/shell", NULL};
+
+/* A job on this host and three others, of which the first is away. */
+static int open_scene(void **state) {
+  scene *at = NULL;
+  assert_int_equal(EVEN_NEW(&at), EVEN_OK);
+  at->hosts = (even_hosts){.agents = at->agents,
+                           .count = 4,
+                           .job = &at->job,
+                           .listener = -1,
+                           .params = {.patience_seconds = 600}};
+  for (size_t i = 0; i < 4; i++) {
+    at->agents[i] = (even_host_agent){.hosts = &at->hosts, .index = i, .count = 1, .fits = true, .shell = {.pid = -1}};
+    (void)snprintf(at->agents[i].name, sizeof at->agents[i].name, "host%zu", i);
+  }
+  at->agents[1].leaves = at->agents[1].away = true;
+  at->job =
+      (even_job){.params = &at->params, .hosts = &at->hosts, .local = 1, .progress = {.ranks = at->ranks, .count = 2}};
+  assert_int_equal(even_loop_open(&at->hosts.loop), EVEN_OK);
+  assert_int_equal(even_elastic_open(&at->hosts), EVEN_OK);
+  *state = at;
+  return 0;
+}
+
+static int close_scene(void **state) {
+  scene *at = *state;
+  at->hosts.agents = NULL;
+  even_elastic_close(&at->hosts);
+  even_free(at->hosts.elastic);
+  even_loop_close(&at->hosts.loop);
+  even_free(at);
+  return 0;
+}
+
+static void expect(scene *at, even_lost_host lost, bool shares, bool by_ssh, bool leaves_out, size_t least) {
+  at->hosts.params.lost = lost;
+  at->hosts.params.shell = by_ssh ? shell : NULL;
+  at->job.shares = shares;
+  assert_true(even_elastic_leaves_out(&at->job) == leaves_out && even_elastic_least(&at->job) == least);
+}
+
+/* Without --min-ranks: whether a lost host may be left out, and how many ranks must be left then. */
+static void who_has_a_global_batch_goes_on_and_others_wait(void **state) {
+  scene *at = *state;
+  expect(at, EVEN_LOST_GO_ON, true, false, true, 1);
+  expect(at, EVEN_LOST_GO_ON, false, true, true, 4);
+  expect(at, EVEN_LOST_GO_ON, false, false, false, 4); /* nobody can be waited for */
+  expect(at, EVEN_LOST_WAIT, true, true, true, 4);
+  expect(at, EVEN_LOST_END, true, true, false, 1);
+  at->hosts.params.least_ranks = 3;
+  expect(at, EVEN_LOST_END, false, true, true, 3);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(who_has_a_global_batch_goes_on_and_others_wait, open_scene, close_scene),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
