@@ -50,7 +50,7 @@ static even_status read_majority_patience(double *seconds) {
 
 /* and where it has fewer ranks than --min-ranks. */
 static even_status read_least_patience(double *seconds) {
-  *seconds = (double)INFINITY;
+  *seconds = (double)NAN; /* as even_elastic_patience says */
   return read_patience("EVENSTEP_MIN_RANKS_PATIENCE", "enough ranks", 0, MOST_LEAST_SECONDS, seconds);
 }
 

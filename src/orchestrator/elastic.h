@@ -105,6 +105,8 @@ void even_elastic_leave_out(even_job *job, even_host_agent *agent, const char *w
 bool even_elastic_leaves_out(const even_job *job);
 /* Whether there may be more ranks, and the user lets the job wait for them. */
 bool even_elastic_may_wait(const even_job *job);
+/* For so many seconds; INFINITY: for as long as it takes. */
+double even_elastic_patience(const even_job *job);
 /* Waits until they are enough: starts agents of lost hosts again and again, and hears hosts that join.
  * EVEN_ERR_PEER_LOST: the time is over, or another host leads. EVEN_ERR_INTERRUPTED: the thread's question. */
 even_status even_elastic_await_ranks(even_job *job) EVEN_MUST_USE;

@@ -15,6 +15,8 @@ enum { TURN_MS = 50, TOLD_TRIES = 6 };
 /* Between two tries, each twice as long as the one before. Nothing trains meanwhile: the longest is short. */
 static const uint64_t FIRST_PAUSE_NS = 2000000000u;
 static const uint64_t LONGEST_PAUSE_NS = 60000000000u;
+/* Nobody has asked for it: a job that cannot go on does not hold its hosts for ever. */
+static const double UNASKED_SECONDS = 600;
 
 bool even_elastic_leaves_out(const even_job *job) {
   const even_hosts_params *params = &job->hosts->params;
@@ -132,13 +134,19 @@ bool even_elastic_lacks(const even_job *job) {
          even_elastic_next_ranks(job) < even_elastic_least(job);
 }
 
+double even_elastic_patience(const even_job *job) {
+  const even_hosts_params *params = &job->hosts->params;
+  bool asked = params->least_ranks > 0 || params->lost == EVEN_LOST_WAIT;
+  return !isnan(params->least_seconds) ? params->least_seconds : asked ? (double)INFINITY : UNASKED_SECONDS;
+}
+
 bool even_elastic_may_wait(const even_job *job) {
   const even_hosts_params *params = &job->hosts->params;
   bool any = params->most_ranks > 0;
   for (size_t i = 1; i < job->hosts->count; i++) {
     any = any || job->hosts->agents[i].away;
   }
-  return any && params->least_seconds > 0;
+  return any && even_elastic_patience(job) > 0;
 }
 
 static void say_least(const even_job *job, char *out, size_t bytes) {
@@ -179,14 +187,14 @@ static void add_awaited(const even_job *job, even_text *out) {
 }
 
 static void tell(even_job *job) {
-  const even_hosts_params *params = &job->hosts->params;
+  double patience = even_elastic_patience(job);
   even_text awaited = EVEN_TEXT_EMPTY;
-  char limit[48] = "";
+  char limit[80] = "";
   char least[96];
   size_t ranks = even_elastic_ranks(job);
   add_awaited(job, &awaited);
-  if (isfinite(params->least_seconds)) {
-    (void)snprintf(limit, sizeof limit, "up to %g s, ", params->least_seconds);
+  if (isfinite(patience)) {
+    (void)snprintf(limit, sizeof limit, "up to %g s (EVENSTEP_MIN_RANKS_PATIENCE), ", patience);
   }
   say_least(job, least, sizeof least);
   even_job_notice(job, "%zu rank%s left, and %s: the job waits, %s%s%s%suntil %s", ranks, ranks == 1 ? " is" : "s are",
@@ -216,7 +224,7 @@ static even_status turn(even_job *job) {
 }
 
 even_status even_elastic_await_ranks(even_job *job) {
-  double seconds = job->hosts->params.least_seconds;
+  double seconds = even_elastic_patience(job);
   uint64_t since = even_clock_ns();
   tell(job);
   while (even_elastic_next_ranks(job) < even_elastic_least(job)) {

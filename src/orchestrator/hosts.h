@@ -60,7 +60,7 @@ typedef struct even_hosts_params {
   int memory_copies;          /* other hosts that have the newest in their memory */
   int least_ranks;            /* with so many left a job goes on without a host that is lost; 0: as `lost` says */
   even_lost_host lost;        /* without least_ranks: what becomes of the job then */
-  double least_seconds;       /* how long it waits with fewer; INFINITY: for as long as it takes; 0: it ends */
+  double least_seconds;       /* how long it waits with fewer; NAN: nobody says; 0: it ends */
   int most_ranks;             /* up to so many, hosts join while the job runs; 0: none does */
   struct even_estate *estate; /* of the leader whose place this one takes: agents come by themselves; NULL: none */
 } even_hosts_params;

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "os/clock.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -31,7 +32,7 @@ static int open_scene(void **state) {
                            .count = 4,
                            .job = &at->job,
                            .listener = -1,
-                           .params = {.patience_seconds = 600}};
+                           .params = {.patience_seconds = 600, .least_seconds = (double)NAN}};
   for (size_t i = 0; i < 4; i++) {
     at->agents[i] = (even_host_agent){.hosts = &at->hosts, .index = i, .count = 1, .fits = true, .shell = {.pid = -1}};
     (void)snprintf(at->agents[i].name, sizeof at->agents[i].name, "host%zu", i);
@@ -74,9 +75,28 @@ static void who_has_a_global_batch_goes_on_and_others_wait(void **state) {
   expect(at, EVEN_LOST_END, false, true, true, 3);
 }
 
+static void expect_patience(scene *at, even_lost_host lost, int least_ranks, double said, double seconds) {
+  at->hosts.params.lost = lost;
+  at->hosts.params.least_ranks = least_ranks;
+  at->hosts.params.least_seconds = said;
+  assert_true(even_elastic_patience(&at->job) == seconds);
+  assert_true(even_elastic_may_wait(&at->job) == (seconds > 0));
+}
+
+static void who_was_not_told_to_wait_does_not_wait_for_ever(void **state) {
+  scene *at = *state;
+  expect_patience(at, EVEN_LOST_GO_ON, 0, (double)NAN, 600);
+  expect_patience(at, EVEN_LOST_WAIT, 0, (double)NAN, (double)INFINITY);
+  expect_patience(at, EVEN_LOST_GO_ON, 2, (double)NAN, (double)INFINITY);
+  expect_patience(at, EVEN_LOST_GO_ON, 0, 7, 7);
+  expect_patience(at, EVEN_LOST_WAIT, 0, 7, 7);
+  expect_patience(at, EVEN_LOST_GO_ON, 2, 0, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_a_global_batch_goes_on_and_others_wait, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(who_was_not_told_to_wait_does_not_wait_for_ever, open_scene, close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

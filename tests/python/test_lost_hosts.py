@@ -83,7 +83,7 @@ def test_ranks_with_batches_of_their_own_wait_for_the_host(hosts: Hosts, script:
     job = without(hosts, script(OWN_BATCHES))
     job.wait_for(
         "1 rank is left, and a script not seen to train with a loader of es.prepare needs 2: the job waits, "
-        f"until {hosts.names[1]}"
+        rf"up to 600 s \(EVENSTEP_MIN_RANKS_PATIENCE\), until {hosts.names[1]}"
     )
     hosts.shell()
     code, text = job.finish()
