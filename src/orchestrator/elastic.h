@@ -116,7 +116,8 @@ even_status even_elastic_too_few(const even_job *job, double waited_seconds);
 /* ---- elastic_back.c: hosts that were left out are looked for ---- */
 /* It goes out of the list of hosts: by ssh it is started again from time to time. */
 void even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent);
-/* Starts them, and asks the ranks to save their state when one is there; while an attempt runs. */
+/* Starts them, and asks the ranks to save their state when one is there; while an attempt runs whose ranks step in
+ * es.prepare: others save nothing. */
 void even_elastic_look_back(even_job *job);
 /* One of them is in the list again. */
 void even_elastic_is_back(even_hosts *hosts, const even_host_agent *agent);

@@ -93,7 +93,7 @@ static void look_after(even_job *job, even_elastic_left *left, even_host_agent *
 
 void even_elastic_look_back(even_job *job) {
   even_elastic *elastic = job->hosts->elastic;
-  if (elastic->left_count == 0 || job->follower != NULL || job->progress.reader == NULL || job->changing ||
+  if (elastic->left_count == 0 || job->follower != NULL || !even_progress_steps(&job->progress) || job->changing ||
       job->draining != 0 || job->interrupted != 0 || elastic->move.stage != EVEN_MOVE_NONE) {
     return;
   }

@@ -93,10 +93,29 @@ static void who_was_not_told_to_wait_does_not_wait_for_ever(void **state) {
   expect_patience(at, EVEN_LOST_GO_ON, 2, 0, 0);
 }
 
+/* Ranks that do not step in es.prepare would never save their state for it. */
+static void a_lost_host_is_looked_for_where_ranks_can_be_asked_to_save(void **state) {
+  scene *at = *state;
+  even_elastic *elastic = at->hosts.elastic;
+  at->hosts.params.shell = shell;
+  even_elastic_look_for(&at->hosts, &at->agents[1]);
+  assert_int_equal(elastic->left_count, 1);
+  elastic->left[0].next_ns = 0;
+  at->ranks[0].joined = at->ranks[1].joined = true;
+  even_elastic_look_back(&at->job);
+  assert_int_equal(elastic->left[0].tries, 0);
+  at->ranks[1].stepped = true;
+  even_elastic_look_back(&at->job);
+  assert_int_equal(elastic->left[0].tries, 1); /* there is no such shell */
+  assert_null(elastic->guests[0]);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_a_global_batch_goes_on_and_others_wait, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(who_was_not_told_to_wait_does_not_wait_for_ever, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(a_lost_host_is_looked_for_where_ranks_can_be_asked_to_save, open_scene,
+                                      close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
