@@ -276,7 +276,9 @@ def _giver() -> tuple[Any, _Board]:
     board = _Board()
     steps = SimpleNamespace(phases=SimpleNamespace(during=lambda _: nullcontext()), syncs=[])
     environment = SimpleNamespace(rank=0, speeds=None, joins=False)
-    session: Any = SimpleNamespace(environment=environment, user_state=None, steps=steps)
+    session: Any = SimpleNamespace(
+        environment=environment, user_state=None, steps=steps, scheduler_steps=SimpleNamespace()
+    )
     return generations.Recovery(session, board), board  # type: ignore[arg-type]
 
 

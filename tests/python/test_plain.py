@@ -162,7 +162,7 @@ READS_FOREIGN_FILES = {  # of `ckpt convert`, which a user names; whatever else 
     "convert_dcp.py": ["pickle.Unpickler"],  # one of its own, that knows DCP's records
     "convert_torch.py": ["torch.load(…, weights_only=True)"],
 }
-READS_ITS_OWN = {"sample_record.py": ["marshal.loads"]}  # in memory that processes of one user share
+READS_ITS_OWN = {"sample_record.py": ["marshal.loads", "marshal.loads"]}  # in memory that processes of one user share
 
 
 def reads_pickles(tree: ast.AST) -> list[str]:

@@ -45,7 +45,9 @@ def _recovery(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(generation_joining.time, "monotonic", lambda: memory.now)
     phases = SimpleNamespace(during=lambda phase: contextlib.nullcontext())
     environment = SimpleNamespace(rank=2, speeds=None, joins=True)
-    session = SimpleNamespace(steps=SimpleNamespace(phases=phases), environment=environment)
+    session = SimpleNamespace(
+        steps=SimpleNamespace(phases=phases), environment=environment, scheduler_steps=SimpleNamespace()
+    )
     recovery = generations.Recovery(session, memory)  # type: ignore[arg-type]
     recovery._said = ""
     return recovery
