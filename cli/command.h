@@ -22,7 +22,7 @@ typedef struct even_option {
   even_option_kind kind;
   void *value;          /* where it goes; holds the default before parsing */
   const char *argument; /* "N", shown in the help; NULL for a flag */
-  const char *help;     /* one line */
+  const char *help;     /* one line; NULL: of earlier versions, taken and not told of */
   int64_t minimum;      /* of an INTEGER; both 0: no check */
   int64_t maximum;
 } even_option;

@@ -54,6 +54,7 @@ typedef struct even_job_options {
   const char *rendezvous;               /* --rendezvous; NULL: the working folder */
   bool replace_leader;                  /* asked for; */
   bool keep_leader;                     /* or not wanted, where it would be by itself: --no-replace-leader */
+  bool restart_agent;                   /* --restart-agent of earlier versions: it is so by itself */
   int64_t checkpoint_copies;            /* --checkpoint-copies: on so many other hosts */
   int64_t checkpoint_memory;            /* --checkpoint-memory: steps; 0: none */
   int64_t memory_copies;                /* --memory-copies: in so many other hosts' memory; -1: not given */

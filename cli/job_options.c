@@ -119,6 +119,7 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        0},
       {0, "no-replace-leader", EVEN_OPTION_FLAG, &o->keep_leader, NULL,
        "the job ends with this host, and this host goes on whatever others are lost", 0, 0},
+      {0, "restart-agent", EVEN_OPTION_FLAG, &o->restart_agent, NULL, NULL, 0, 0},
       {0, "checkpoint-copies", EVEN_OPTION_INTEGER, &o->checkpoint_copies, "N",
        "keep the newest checkpoint on N other hosts, too (default 0)", 0, 512},
       {0, "checkpoint-memory", EVEN_OPTION_INTEGER, &o->checkpoint_memory, "K",

@@ -35,8 +35,10 @@ static even_status unknown(const even_usage *usage, const even_option *options, 
   const char *names[MOST_OPTIONS + 1];
   char name[64];
   size_t named = 0;
-  for (; named < count && named < MOST_OPTIONS; named++) {
-    names[named] = options[named].name;
+  for (size_t i = 0; i < count && named < MOST_OPTIONS; i++) {
+    if (options[i].help != NULL) {
+      names[named++] = options[i].name;
+    }
   }
   names[named++] = "help";
   (void)snprintf(name, sizeof name, "%s", word + strspn(word, "-"));
@@ -212,6 +214,9 @@ void even_options_help(const even_usage *usage, const even_option *options, size
   }
   (void)fprintf(stream, "\noptions:\n");
   for (size_t i = 0; i < count; i++) {
+    if (options[i].help == NULL) {
+      continue;
+    }
     char left[64];
     char letter[8] = "    ";
     if (options[i].letter != 0) {

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 static bool quiet;
+static bool hushed; /* of an earlier version */
 static const char *name;
 static int64_t ranks;
 static double rate;
@@ -19,6 +20,7 @@ static const even_option OPTIONS[] = {
     {0, "name", EVEN_OPTION_TEXT, &name, "NAME", "of the run", 0, 0},
     {'n', "ranks", EVEN_OPTION_INTEGER, &ranks, "N", "how many", 1, 4096},
     {0, "rate", EVEN_OPTION_NUMBER, &rate, "R,…", "a number", 0, 0},
+    {0, "hushed", EVEN_OPTION_FLAG, &hushed, NULL, NULL, 0, 0},
 };
 enum { OPTION_COUNT = sizeof OPTIONS / sizeof OPTIONS[0], MOST_WORDS = 16 };
 
@@ -33,6 +35,7 @@ static even_status parse(bool stop, const char *line) {
   char text[256];
   char *rest = NULL;
   quiet = false;
+  hushed = false;
   name = "default";
   ranks = 2;
   rate = 0.5;
@@ -150,6 +153,23 @@ static void help_is_printed_and_ends_it(void **state) {
   free(text);
 }
 
+static void an_option_of_an_earlier_version_is_taken_and_not_told_of(void **state) {
+  char *text = NULL;
+  size_t bytes = 0;
+  const even_usage usage = {"test", "evenstep test [options]", NULL, NULL, false};
+  (void)state;
+  assert_int_equal(parse(false, "--hushed one"), EVEN_OK);
+  assert_true(hushed);
+  assert_operands("one");
+  FILE *stream = open_memstream(&text, &bytes);
+  assert_non_null(stream);
+  even_options_help(&usage, OPTIONS, OPTION_COUNT, stream);
+  assert_int_equal(fclose(stream), 0);
+  assert_null(strstr(text, "hushed"));
+  free(text);
+  assert_refused("--hushde", "unknown option", "see `evenstep test --help`");
+}
+
 /* Cleaning up may have cleared the record of the error: what was returned decides, and a failure is never a success. */
 static void a_failure_without_a_record_is_a_failure(void **state) {
   (void)state;
@@ -179,6 +199,7 @@ int main(void) {
       cmocka_unit_test_teardown(slips_are_named_with_the_nearest, silent),
       cmocka_unit_test_teardown(wrong_values_are_refused, silent),
       cmocka_unit_test_teardown(help_is_printed_and_ends_it, silent),
+      cmocka_unit_test_teardown(an_option_of_an_earlier_version_is_taken_and_not_told_of, silent),
       cmocka_unit_test_teardown(a_failure_without_a_record_is_a_failure, silent),
   };
   return cmocka_run_group_tests_name("cli_options", tests, NULL, NULL);

@@ -382,3 +382,11 @@ def test_ranks_end_without_their_guardian(start, script, asked: bool) -> None:
     os.kill(first, signal.SIGCONT)
     assert job.finish()[0] == 128 + (signal.SIGTERM if asked else signal.SIGKILL)
     assert not alive(rank)
+
+
+def test_the_option_of_earlier_versions_is_taken(program: pathlib.Path) -> None:
+    """It asked for what is so by itself now."""
+    words = [str(program), "run", "--restart-agent"]
+    assert "restart-agent" not in subprocess.run([*words, "--help"], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([*words, "none.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and "none.py does not exist" in done.stderr
