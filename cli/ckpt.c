@@ -436,17 +436,33 @@ static int show(int argc, char **argv) {
   return show_checkpoint(argv[operand], as_json) == EVEN_OK ? 0 : even_cli_fail();
 }
 
-/* Whether other words than those of commands that know them are URLs. */
+/* Whether a word is a URL, or --OPTION=URL before "--": the rule of evenstep.checkpoint_elsewhere, too. Commands that
+ * know URLs themselves have none. */
 static bool is_elsewhere(const even_command *command, int argc, char **argv) {
   bool knows =
       strcmp(command->name, "ls") == 0 || strcmp(command->name, "push") == 0 || strcmp(command->name, "fetch") == 0;
+  bool ended = false;
   for (int i = 0; i < argc && !knows; i++) {
-    const char *value = strncmp(argv[i], "--", 2) == 0 ? strchr(argv[i], '=') : NULL;
+    const char *value = !ended && strncmp(argv[i], "--", 2) == 0 ? strchr(argv[i], '=') : NULL;
     if (even_path_is_url(argv[i]) || (value != NULL && even_path_is_url(value + 1))) {
       return true;
     }
+    ended = ended || strcmp(argv[i], "--") == 0;
   }
   return false;
+}
+
+static int start(const even_command *command, int argc, char **argv) {
+  if (!is_elsewhere(command, argc - 1, argv + 1)) {
+    return command->run(argc - 1, argv + 1);
+  }
+  if (getenv("EVENSTEP_CKPT_BESIDE_URLS") == NULL) {
+    return even_ckpt_elsewhere(argc, argv);
+  }
+  /* evenstep.checkpoint_elsewhere started this, with paths in place of all URLs: it would do so without end */
+  (void)even_fail(EVEN_ERR_USAGE, "ckpt %s takes no URL there", command->name);
+  (void)even_error_fix("name a file of this host");
+  return even_cli_fail();
 }
 
 int even_cli_ckpt(int argc, char **argv) {
@@ -478,8 +494,7 @@ int even_cli_ckpt(int argc, char **argv) {
   for (size_t i = 0; i < COMMANDS; i++) {
     names[i] = commands[i].name;
     if (strcmp(argv[0], commands[i].name) == 0) {
-      return is_elsewhere(&commands[i], argc - 1, argv + 1) ? even_ckpt_elsewhere(argc, argv)
-                                                            : commands[i].run(argc - 1, argv + 1);
+      return start(&commands[i], argc, argv);
     }
   }
   (void)even_fail(EVEN_ERR_USAGE, "ckpt: unknown command \"%s\"", argv[0]);

@@ -17,18 +17,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.answering import Silent
-from evenstep.checkpoint_files import MANIFEST, damaged_tensors, read_manifest, verify
-from evenstep.checkpoint_remote import _NOT_THERE, _READ_BYTES, Remote, is_url, shown
-from evenstep.convert_contents import DAMAGED, INPUT, UNSUPPORTED, USAGE, Refused
+from evenstep.checkpoint_files import MANIFEST, PARTIAL, damaged_tensors, read_manifest, verify
+from evenstep.checkpoint_remote import _CLAIM, _NOT_THERE, _READ_BYTES, Remote, is_url, shown
+from evenstep.convert_contents import DAMAGED, INPUT, SYSTEM, UNSUPPORTED, USAGE, Refused
 
 _PREFIX = "evenstep-ckpt-"
 _FLAGS = {"--json", "--force", "--tensors"}
@@ -42,6 +43,7 @@ _OPERANDS = {
     "repair": [_MEND],
 }
 _OPTIONS = {("export", "--to"): _WRITE, ("repair", "--from"): _COPY}
+_BESIDE_URLS = "EVENSTEP_CKPT_BESIDE_URLS"  # of the program that this starts: it takes no URLs (cli/ckpt.c)
 
 
 def _refused(error: EvenstepError) -> Refused:
@@ -60,8 +62,8 @@ class Place(Remote):
         super().__init__(f"{parent}/" if parent.endswith("://") else parent)
         self.shown, self._place = f"{self.url}/{self.name}", f"{self._root}/{self.name}"
 
-    def files(self) -> dict[str, int]:
-        """What is there, with sizes, by paths in it; "" is the thing itself, a file."""
+    def files(self) -> dict[str, int | None]:
+        """What is there, with sizes where the driver says them, by paths in it; "" is the thing itself, a file."""
         try:
             self._files.invalidate_cache()
             found = self._ask(f"{self.name} is listed", lambda: self._files.find(self._place, detail=True))
@@ -71,14 +73,25 @@ class Place(Remote):
             raise
         except Exception as error:
             raise self._failed(f"{self.name} cannot be listed", error) from None
-        paths = {path.removeprefix(self._place): entry["size"] for path, entry in found.items()}
+        paths = {path.removeprefix(self._place): entry.get("size") for path, entry in found.items()}
         return {path.lstrip("/"): size for path, size in paths.items() if ".." not in path.split("/")}
 
-    def bring(self, folder: Path, compare: bool) -> Path:
-        """Into the folder; a checkpoint's checksums are compared where that is asked for."""
-        files, target = self.files(), folder / self.name
+    def to_bring(self) -> dict[str, int | None]:
+        """Its files, where it is one checkpoint, or a file or folder of another kind."""
+        files = self.files()
         if not files:
             raise Refused(f"nothing is at {self.shown}", "`evenstep ckpt ls URL` lists the checkpoints at a place")
+        own = sorted(file.partition("/")[0] for file in files if file.count("/") == 1 and file.endswith(f"/{MANIFEST}"))
+        if own and all("/" in file for file in files):
+            raise Refused(
+                f"{self.shown} is no checkpoint: it holds {len(own)}",
+                f"name one of them, such as {self.shown}/{own[-1]}; `evenstep ckpt ls {self.shown}` lists them",
+            )
+        return files
+
+    def bring(self, files: Iterable[str], folder: Path, compare: bool) -> Path:
+        """These into the folder; a checkpoint's checksums are compared where that is asked for."""
+        target = folder / self.name
         try:
             for file in files:
                 (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -121,11 +134,11 @@ class Place(Remote):
             return [f"{MANIFEST} is damaged: {str(error).partition(' is damaged: ')[2]}"]
         found = []
         for entry in manifest["files"]:
-            name, size = entry["name"], files.get(entry["name"])
-            if size is None:
+            name = entry["name"]
+            if name not in files:
                 found.append(f"{name} is missing")
-            elif size != entry["bytes"]:
-                found.append(f"{name} has {size} bytes, and not {entry['bytes']}")
+            elif files[name] not in (None, entry["bytes"]):
+                found.append(f"{name} has {files[name]} bytes, and not {entry['bytes']}")
             else:
                 found += self._damage(folder, entry)
         return found
@@ -169,33 +182,106 @@ class Place(Remote):
 
     # -- what is made goes there --
 
-    def check_free(self, force: bool) -> None:
+    def check_free(self, force: bool) -> dict[str, int | None]:
+        """What --force replaces."""
         files = self.files()
         if files and not force:
             raise Refused(f"{self.shown} exists", "--force replaces a file or a checkpoint, or choose another name")
-        if files and "" not in files and MANIFEST not in files:
+        if files and "" not in files and not (MANIFEST in files and self._is_own()):
             raise Refused(f"{self.shown} is a folder that is no checkpoint, and is not replaced", "choose another name")
+        return files
 
-    def send(self, path: Path) -> str:
-        """A checkpoint as every other; of a file or folder of another kind nothing stays there where it fails. Its URL."""
-        if (path / MANIFEST).is_file():
-            return f"{self.url}/{self.put(path)}"
-        files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-        places = [f"{self._place}/{one.relative_to(path)}" if one != path else self._place for one in files]
+    def _is_own(self) -> bool:
+        """Web pages have a manifest.json, too."""
         try:
-            for folder in sorted({place.rpartition("/")[0] for place in places}):
-                self._make(folder)
-            for one, place in zip(files, places):
-                self._send(one, place)
+            text = self._ask(
+                f"{self.name}/{MANIFEST} is read", lambda: self._files.cat_file(f"{self._place}/{MANIFEST}")
+            )
+            return str(json.loads(text)["format"]).startswith("evenstep-checkpoint")
+        except (ValueError, KeyError, TypeError):
+            return False
+        except Silent:
+            raise
+        except Exception as error:
+            raise self._failed(f"{self.name} cannot be read", error) from None
+
+    def send(self, path: Path, force: bool) -> str:
+        """What was made, in place of what is there with --force; of what fails nothing stays. Its URL."""
+        old = self.check_free(force)  # somebody may have put something there since
+        return self._send_checkpoint(path, old) if (path / MANIFEST).is_file() else self._send_other(path, old, force)
+
+    def _send_checkpoint(self, path: Path, old: Iterable[str]) -> str:
+        """As every other."""
+        if "" in old:
+            self.remove(self.name)
+        name = self.put(path)
+        if name == self.name:
+            new = {MANIFEST, *(entry["name"] for entry in read_manifest(path)["files"])}
+            for file in old:
+                if file and file not in new and not file.endswith(_CLAIM):
+                    self._remove_old(file)
+        return f"{self.url}/{name}"
+
+    def _send_other(self, path: Path, old: Iterable[str], force: bool) -> str:
+        """A file, or a folder of another kind: under another name first, but where nothing is there and a file is there once
+        it is whole."""
+        files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+        ends = ["" if one == path else f"/{one.relative_to(path).as_posix()}" for one in files]
+        beside = bool(old) or not self._is_store()
+        first = f"{self._place}-{os.urandom(4).hex()}{PARTIAL}" if beside else self._place
+        own = [first] if beside else []  # what goes where this fails
+        try:
+            for one, end in zip(files, ends):
+                self._make((first + end).rpartition("/")[0])
+                if not beside:
+                    own.append(first + end)
+                self._send(one, first + end)
+            if beside:
+                self._replace(first, ends, own, force)
             self._files.invalidate_cache()
         except BaseException as error:
-            with suppress(Exception):  # up to the first that is not there, or a place that does not answer
-                for place in places:
-                    self._tell("what was sent is removed", partial(self._files.rm_file, place))
-            if isinstance(error, EvenstepError) or not isinstance(error, Exception):
+            self._undo(own)
+            if isinstance(error, (EvenstepError, Refused)) or not isinstance(error, Exception):
                 raise
             raise self._failed(f"{self.name} was not uploaded", error) from None
         return self.shown
+
+    def _replace(self, first: str, ends: Sequence[str], own: list[str], force: bool) -> None:
+        """The new alone is there then, as on a disk. A file takes a file's place."""
+        old = self.check_free(force)
+        takes_its_place = ends == [""] and "" in old
+        if old and not takes_its_place:
+            self.remove(self.name)
+        elif ends == [""] and self._ask(f"{self.name} is looked for", partial(self._files.isdir, self._place)):
+            self._tell(f"the empty folder {self.name} is removed", partial(self._files.rmdir, self._place))
+        for end in ends:
+            here, there = first + end, self._place + end
+            self._make(there.rpartition("/")[0])
+            if not takes_its_place:
+                own.append(there)
+            self._tell(f"{self.name}{end} is put in its place", partial(self._files.mv, here, there))
+        if ends != [""]:
+            with suppress(*_NOT_THERE):  # stores have no empty folders
+                self._tell("its folder is removed", partial(self._files.rm, first, recursive=True))
+
+    def _undo(self, places: Iterable[str]) -> None:
+        for place in places:
+            try:
+                self._tell(
+                    "what was sent is removed", partial(self._files.rm, place, recursive=place.endswith(PARTIAL))
+                )
+            except Silent:
+                return
+            except Exception:  # it is not there: it was not sent, or was moved
+                continue
+
+    def _remove_old(self, file: str) -> None:
+        try:
+            self._tell(f"{self.name}/{file} is removed", partial(self._files.rm_file, f"{self._place}/{file}"))
+        except Silent:
+            raise
+        except Exception as error:
+            raise self._failed(f"{self.name} is there, but {file} of the one before cannot be removed", error) from None
 
     def send_mended(self, path: Path, before: dict[Path, Any]) -> None:
         """The files that a repair has replaced. The manifest goes first and comes last: no moment shows half of it as whole."""
@@ -265,13 +351,13 @@ class _Word(NamedTuple):
 
 
 def _urls(command: str, words: Sequence[str]) -> list[_Word]:
-    """The words that are URLs, and what the command does with each."""
+    """The words that are URLs, by the rule of cli/ckpt.c, and what the command does with each."""
     found, operands, option, ended = [], iter(_OPERANDS[command]), "", False
     for at, word in enumerate(words):
         name, equals, value = word.partition("=") if word.startswith("--") and not ended else ("", "", word)
         role: str | None = None
         if option:
-            role, option = _OPTIONS.get((command, option)), ""
+            role, option = None if name else _OPTIONS.get((command, option)), ""
         elif word == "--" and not ended:
             ended = True
             continue
@@ -289,7 +375,15 @@ def _urls(command: str, words: Sequence[str]) -> list[_Word]:
 
 
 def _verify(words: Sequence[str]) -> int:
-    urls = [word for word in words if word != "--json"]
+    end = words.index("--") if "--" in words else len(words)
+    unknown = [word for word in words[:end] if word.startswith("-") and word not in ("-", "--json")]
+    if unknown:
+        raise Refused(
+            f"ckpt verify: unknown option {shown(unknown[0])}",
+            "`evenstep ckpt verify --help` says which there are",
+            USAGE,
+        )
+    as_json, urls = "--json" in words[:end], [word for word in words[:end] if word != "--json"] + list(words[end + 1 :])
     if not all(map(is_url, urls)):
         raise Refused(
             "ckpt verify takes URLs, or paths of this host, not both at once", "verify one after the other", USAGE
@@ -304,15 +398,34 @@ def _verify(words: Sequence[str]) -> int:
             except (EvenstepError, Refused) as error:
                 refusal = error if isinstance(error, Refused) else _refused(error)
                 code, problems = refusal.code, [refusal.what]
-                if "--json" not in words:
+                if not as_json:
                     _complain(refusal)
             report.append({"path": shown(url), "whole": code == 0, "problems": problems})
-            if "--json" not in words and code in (0, DAMAGED):
-                print("\n  ".join([f"{shown(url)}: {'DAMAGED' if code else 'whole'}", *map(_clean, problems)]))
+            if not as_json and code in (0, DAMAGED):
+                lines = [f"{shown(url)}: {'DAMAGED' if code else 'whole'}", *map(_clean, problems)]
+                _write("\n  ".join(lines) + "\n", sys.stdout)
             worst = max(worst, code)
-    if "--json" in words:
-        print(json.dumps(report, indent=2, ensure_ascii=False))
+    if as_json:
+        _write(json.dumps(report, indent=2, ensure_ascii=False) + "\n", sys.stdout)
     return worst
+
+
+def _check_apart(ends: Iterable[tuple[_Word, Place, Path]]) -> None:
+    """What is written is, and holds, nothing of what is read."""
+    written = [place.shown for one, place, _ in ends if one.role == _WRITE]
+    for one, place, _ in ends:
+        if one.role != _WRITE and any(f"{place.shown}/".startswith(f"{other}/") for other in written):
+            raise Refused(f"{place.shown} is the input, and would be replaced", "choose another name", USAGE)
+
+
+def _check_room(sizes: Iterable[int | None]) -> None:
+    room, needed = shutil.disk_usage(tempfile.gettempdir()).free, sum(size or 0 for size in sizes)
+    if needed > room:
+        raise Refused(
+            f"{needed / 1e6:,.1f} MB are to be fetched, and {tempfile.gettempdir()} has room for {room / 1e6:,.1f} MB",
+            "TMPDIR names a folder of a larger disk",
+            SYSTEM,
+        )
 
 
 def _work(program: str, command: str, words: list[str]) -> int:
@@ -328,14 +441,16 @@ def _work(program: str, command: str, words: list[str]) -> int:
             words[one.at] = f"{one.option}{path}"
             shown_as[str(path)] = place.shown
             ends.append((one, place, path))
-        for one, place, path in ends:
-            if one.role != _WRITE:
-                place.bring(path.parent, one.role == _READ)
+        _check_apart(ends)
+        wanted = [(one, place, path, place.to_bring()) for one, place, path in ends if one.role != _WRITE]
+        _check_room(size for *_, files in wanted for size in files.values())
+        for one, place, path, files in wanted:
+            place.bring(files, path.parent, one.role == _READ)
         before = {path: _facts(path) for one, _, path in ends if one.role == _MEND and path.is_dir()}
         done = _run([program, "ckpt", command, *words])
         for one, place, path in ends:
             if one.role == _WRITE and done.returncode == 0:
-                shown_as[str(path)] = place.send(path)
+                shown_as[str(path)] = place.send(path, "--force" in words)
             elif one.role == _MEND and done.returncode in (0, DAMAGED) and path in before:
                 place.send_mended(path, before[path])
                 if done.returncode == 0 and (left := place.problems(folder / "again")):
@@ -343,19 +458,38 @@ def _work(program: str, command: str, words: list[str]) -> int:
         for text, stream in ((done.stdout, sys.stdout), (done.stderr, sys.stderr)):
             for path_text, url in sorted(shown_as.items(), reverse=True):
                 text = text.replace(path_text, json.dumps(url)[1:-1] if "--json" in words else url)
-            stream.write(text)
+            _write(text, stream)
         return done.returncode
 
 
+def _write(text: str, stream: TextIO) -> None:
+    """At once: what a full disk says is of this stream."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        name = "standard output" if stream is sys.stdout else "standard error"
+        raise Refused(f"{name} cannot be written: {error.strerror or error}", "", SYSTEM) from None
+
+
 def _run(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+    child = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env={**os.environ, _BESIDE_URLS: "1"},
+    )
     try:
         out, err = child.communicate()
     finally:
         if child.poll() is None:
             child.terminate()
             child.wait()
-    return subprocess.CompletedProcess(words, child.returncode if child.returncode >= 0 else 5, out, err)
+    return subprocess.CompletedProcess(words, child.returncode if child.returncode >= 0 else SYSTEM, out, err)
 
 
 def _clean(text: str) -> str:
@@ -380,11 +514,15 @@ def work(program: str, command: str, words: Sequence[str]) -> int:
         return _refused(error).code
     except OSError as error:
         _complain(Refused(f"{error.filename or tempfile.gettempdir()}: {error.strerror or error}"))
-        return 5
+        return SYSTEM
 
 
 def main() -> None:
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = [
+        one
+        for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(one) != signal.SIG_IGN  # nohup, and & in a script, mean it
+    ]
 
     def leave(number: int, _: object) -> None:
         for one in signals:  # what is here is removed first
@@ -393,14 +531,18 @@ def main() -> None:
 
     for one in signals:
         signal.signal(one, leave)
-    code = 1
+    code = SYSTEM  # not 1: that two differ
     try:
         code = work(sys.argv[1], sys.argv[2], sys.argv[3:])
     except SystemExit as error:
         code = int(error.code or 0)
+    except Exception:
+        with suppress(OSError):
+            sys.stderr.write(shown(traceback.format_exc()))
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
         os._exit(code)  # a driver's threads that wait may keep the interpreter from its end
 
 

@@ -38,8 +38,7 @@ def reads_back() -> bool:
 
 
 def is_url(text: str) -> bool:
-    scheme, found, _ = text.partition("://")
-    return bool(found) and scheme.replace("+", "").isalnum()
+    return re.match(r"[A-Za-z0-9+]+://", text) is not None  # even_path_is_url
 
 
 def shown(text: str) -> str:
@@ -277,9 +276,12 @@ class Remote:
             self._leave_claim(place, manifest)
         raise EvenstepError(f"{self.url}: {name} is not uploaded: other trainings have all of its names there")
 
-    def _make(self, place: str) -> None:
+    def _is_store(self) -> bool:
         protocol = self._files.protocol
-        if not OBJECT_STORES.isdisjoint({protocol} if isinstance(protocol, str) else protocol):
+        return not OBJECT_STORES.isdisjoint({protocol} if isinstance(protocol, str) else protocol)
+
+    def _make(self, place: str) -> None:
+        if self._is_store():
             return
         self._tell(f"{place.rpartition('/')[2]} is made", lambda: self._files.makedirs(place, exist_ok=True))
 
@@ -462,7 +464,9 @@ def _exactly(url: str) -> tuple[Remote, Stored] | None:
     if parent.endswith(":/"):
         return None
     try:
-        above = Remote(parent)
+        above = Remote(
+            f"{parent}/" if parent.endswith("://") else parent
+        )  # file:///NAME: file:// is the working folder
         manifest = above._look(name)
     except Silent:
         raise

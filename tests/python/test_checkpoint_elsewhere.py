@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ckpt_samples as samples
 import fsspec
 import pytest
 import torch
 from checkpoint_session import OneProcess, ck, empty_place, use  # noqa: F401
-from ckpt_samples import ckpt
+from ckpt_samples import STATE, ckpt
 from torch import nn
 
-from evenstep.checkpoint_elsewhere import work
-from evenstep.checkpoint_remote import Remote
+from evenstep import checkpoint_elsewhere
+from evenstep._core import EvenstepError
+from evenstep.checkpoint_elsewhere import Place, work
+from evenstep.checkpoint_remote import Remote, fetch_newest
+from evenstep.convert_contents import Refused
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -33,6 +37,7 @@ def url(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     yield "memory://far/run" if request.param == "memory" else f"file://{tmp_path}/far/run"
     fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
@@ -88,6 +93,9 @@ def test_verify(url: str, command: Command, program: Path, monkeypatch: pytest.M
     code, out, err = command("verify", f"{url}/none")
     assert code == 3 and "is no checkpoint" in err and out == ""
     assert command("verify", one, "checkpoints/step-00000001")[0] == 2
+    assert command("verify", "--", two)[0] == 6
+    code, _, err = command("verify", "--bogus", two)
+    assert code == 2 and "unknown option --bogus" in err
 
 
 def test_diff_and_show(url: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +130,8 @@ def test_convert_export_reshard(url: str, command: Command, monkeypatch: pytest.
     assert command("reshard", one, f"{url}/hf", "--files=2", "--force")[0] == 3  # a folder that is no checkpoint
     code, _, err = command("export", one, "--to", "here", "--config", f"{url}/config.json")
     assert code == 2 and "takes no URL there" in err
+    code, _, err = command("convert", "--as", "hf", one, one, "--force")
+    assert code == 2 and "is the input" in err and command("verify", one)[0] == 0
 
 
 def test_repair(url: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +150,117 @@ def test_repair(url: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> 
     assert command("repair", one, "--from", path)[0] == 0 and command("verify", one)[0] == 0
 
 
+def names(url: str) -> list[str]:
+    files, root = fsspec.core.url_to_fs(url)
+    return sorted(path.removeprefix(root).lstrip("/") for path in files.find(root))
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "folder", "file"])
+def test_force_leaves_the_new_alone(kind: str, url: str, empty_place: None) -> None:  # noqa: F811
+    """As on a disk: nothing of the old lies in it, or beside it."""
+    state, tensors = {**STATE, "lineage": "0123456789abcdef"}, {"a": torch.zeros(3)}
+    for folder in ("old", "new"):
+        Path(folder).mkdir()
+    old = samples.save(Path("old/one").absolute(), {"a.safetensors": tensors, "b.safetensors": tensors}, state)
+    new = Path("new/one").absolute()
+    if kind == "checkpoint":
+        samples.save(new, {"a.safetensors": tensors}, state)
+    elif kind == "folder":
+        (new / "part").mkdir(parents=True)
+        (new / "part/0.bin").write_bytes(b"weights")
+    else:
+        new.write_bytes(b"weights")
+    place = Place(f"{url}/one")
+    assert place.send(old, False) == place.shown
+    with pytest.raises(Refused, match="exists"):
+        place.send(new, False)
+    assert place.send(new, True) == place.shown
+    assert names(url) == sorted(
+        one.relative_to(new.parent).as_posix() for one in (new, *new.rglob("*")) if one.is_file()
+    )
+    if kind == "folder":
+        place._files.pipe_file(f"{place._place}/manifest.json", b'{"name": "a page"}')
+        with pytest.raises(Refused, match="no checkpoint"):
+            place.send(old, True)
+    else:
+        assert place.send(old, True) == place.shown and place.problems(Path("again")) == []
+
+
+@pytest.mark.parametrize("error", [OSError("the network is unreachable"), SystemExit(130)])
+def test_what_fails_leaves_the_old(
+    error: BaseException,
+    url: str,
+    empty_place: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the first byte; and what somebody has put there meanwhile."""
+    Path("new").write_bytes(b"new")
+    place = Place(f"{url}/w")
+    for force in (True, False):
+
+        def fail(self: Place, source: Path, to: str) -> None:
+            self._make(self._root)
+            self._pipe(self._place, b"old")
+            raise error
+
+        with monkeypatch.context() as change, pytest.raises((EvenstepError, SystemExit)):
+            change.setattr(Place, "_send", fail)
+            place.send(Path("new"), force)
+        assert place._files.cat_file(place._place) == b"old" and names(url) == ["w"]
+        place._files.rm_file(place._place)
+    send = Place._send
+
+    def slow(self: Place, source: Path, to: str) -> None:
+        send(self, source, to)
+        self._pipe(self._place, b"another's")
+
+    monkeypatch.setattr(Place, "_send", slow)
+    with pytest.raises(Refused, match="exists"):
+        place.send(Path("new"), False)
+    assert place._files.cat_file(place._place) == b"another's" and names(url) == ["w"]
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_a_store_is_written_at_once(url: str, empty_place: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """It shows no half of a file, and would have to copy to move. What is replaced goes under another name there, too."""
+    monkeypatch.setattr(Place, "_is_store", lambda self: True)
+    moved, send = [], Place._send
+    mv = fsspec.filesystem("memory").mv
+    monkeypatch.setattr(
+        type(fsspec.filesystem("memory")), "mv", lambda self, a, b: (moved.append(b.rpartition("/")[2]), mv(a, b))
+    )
+    for name in ("new/a", "new/b"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(b"new")
+
+    def fail(self: Place, source: Path, to: str) -> None:
+        send(self, source, to)
+        if source.name == "b":
+            raise OSError("the network is unreachable")
+
+    place = Place(f"{url}/w")
+    with monkeypatch.context() as change, pytest.raises(EvenstepError, match="was not uploaded"):
+        change.setattr(Place, "_send", fail)
+        place.send(Path("new"), False)
+    assert names(url) == []
+    place = Place(f"{url}/v")
+    place.send(Path("new/a"), False)
+    assert names(url) == ["v"] and moved == []
+    place.send(Path("new"), True)
+    assert names(url) == ["v/a", "v/b"] and moved == ["a", "b"]
+
+
+def test_a_whole_run_is_not_fetched(url: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        Remote(url).put(save(monkeypatch, step))
+    monkeypatch.setattr(Place, "bring", None)
+    code, _, err = command("show", url)
+    assert code == 3 and "holds 2" in err and f"such as {url}/step-00000002" in err
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9, 1000))  # type: ignore[attr-defined]
+    code, _, err = command("diff", f"{url}/step-00000001", f"{url}/step-00000002")
+    assert code == 5 and "has room for 0.0 MB" in err and "TMPDIR" in err
+
+
 def test_an_upload_that_fails_leaves_nothing(url: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     one = f"{url}/{Remote(url).put(save(monkeypatch))}"
     files, root = fsspec.core.url_to_fs(url)
@@ -152,7 +273,7 @@ def test_an_upload_that_fails_leaves_nothing(url: str, command: Command, monkeyp
     monkeypatch.setattr(type(files), "put_file", fail)
     code, out, err = command("export", one, "--to", f"{url}/hf")
     assert code == 3 and "hf was not uploaded" in err and out == ""
-    assert files.find(f"{root}/hf") == []
+    assert [one.rpartition("/")[2] for one in files.ls(root, detail=False)] == ["step-00000001"]
 
 
 STANDS_STILL = """
@@ -200,6 +321,71 @@ def test_a_signal_leaves_nothing(
     os.close(lock)
 
 
+@pytest.fixture
+def main_in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
+    """The code that main() ends with."""
+
+    class Ended(BaseException):
+        pass
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    def run() -> int:
+        with pytest.raises(Ended) as ended:
+            checkpoint_elsewhere.main()
+        return int(ended.value.args[0])
+
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(sys, "argv", ["", "program", "diff", "file:///a/b", "c"])
+    yield run
+    for one, handler in before.items():
+        signal.signal(one, handler)
+
+
+def test_a_bug_is_told(
+    main_in_process: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not as a difference: 1 is the code of that."""
+
+    def fail(*words: object) -> int:
+        raise KeyError("s3://user:secret@b/size")
+
+    monkeypatch.setattr(checkpoint_elsewhere, "work", fail)
+    assert main_in_process() == 5
+    err = capsys.readouterr().err
+    assert "Traceback" in err and "s3://b/size" in err and "secret" not in err
+
+
+def test_what_nohup_keeps_away_stays_away(main_in_process: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def go_on(*words: object) -> int:
+        for one in (signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), one)
+        return 0
+
+    monkeypatch.setattr(checkpoint_elsewhere, "work", go_on)
+    assert main_in_process() == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_a_driver_that_does_not_say_sizes(url: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = f"{url}/{Remote(url).put(save(monkeypatch))}"
+    files, _ = fsspec.core.url_to_fs(url)
+    find = type(files).find
+    monkeypatch.setattr(type(files), "find", lambda *words, **named: {one: {} for one in find(*words, **named)})
+    assert command("verify", one)[0] == 0 and command("show", one)[0] == 0
+
+
+def test_the_top_of_a_place_is_not_the_working_folder(monkeypatch: pytest.MonkeyPatch, empty_place: None) -> None:  # noqa: F811
+    path = save(monkeypatch)
+    monkeypatch.chdir(path.parent)
+    with pytest.raises(EvenstepError, match="holds no whole checkpoint"):
+        fetch_newest(f"file:///{path.name}", Path("into"))
+
+
 def test_the_program(program: Path, tmp_path: Path, empty_place: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     path = save(monkeypatch)
     url = f"file://{tmp_path}/far/{Remote(f'file://{tmp_path}/far').put(path)}"
@@ -208,3 +394,10 @@ def test_the_program(program: Path, tmp_path: Path, empty_place: None, monkeypat
     alter(url, -1)
     assert ckpt(program, "verify", url).returncode == 6
     assert "usage" in ckpt(program, "verify", url, "--help").stdout
+    for words in (("show", "--", "--x=s3://b/c"), ("show", "+://b/c")):  # one started the other without end
+        assert ckpt(program, *words).returncode == 3
+    beside = {**os.environ, "EVENSTEP_CKPT_BESIDE_URLS": "1"}
+    assert "takes no URL there" in ckpt(program, "show", url, env=beside).stderr
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([program, "ckpt", "verify", url], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 5 and "standard output cannot be written: No space left" in done.stderr
