@@ -268,10 +268,11 @@ static void balancing_that_is_slower_is_given_up(void **context) {
  * once that is over steps of equal shares alone would never show it. */
 static void what_models_remember_wrongly_is_tried(void **context) {
   (void)context;
-  for (uint64_t seed = 5; seed <= 18; seed++) { /* the models of five of these do so for good */
+  const uint64_t seeds[] = {5, 6, 13, 15, 18}; /* whose models do so for good */
+  for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
     even_cluster c = misleading(2.0);
     late_job j;
-    start(&j, &c, seed);
+    start(&j, &c, seeds[i]);
     (void)go(&j, 2200);
     j.ranks.tilt = 0.0;
     (void)go(&j, 8000);
