@@ -50,11 +50,11 @@ class LateVotes:
     def __init__(self, steps: Steps, sync: GradientSync, engines: Sequence[SharedEngine], rank: int) -> None:
         self._steps, self.sync, self._rank = steps, sync, rank
         self._late = len(engines)
-        self._free = deque(engines)
+        self._engines, self._free = engines, deque(engines)
         self._under_way: deque[SharedEngine] = deque()  # the oldest first
-        self._read: deque[list[vote.Ballot]] = deque()  # before those, not heard yet
+        self._read: deque[list[list[vote.Ballot]]] = deque()  # before those, not heard yet: of each turn
+        self._without: list[list[vote.Ballot]] = []  # after all that were read, of passes that gave no rank gradients
         self.open = False  # a pass with such a vote was made since the last commit
-        self.missed = False  # and gave this rank's model no gradient: its vote, and its turn, are still to come
         self.asked_from = 0  # the step of the last checkpoint: what votes of before ask for is done
         if sync.stale is not None:
             sync.stale.votes = self
@@ -70,24 +70,24 @@ class LateVotes:
         """Whether the vote of the pass under way is one; the same on all ranks."""
         return self._steps.quiet.agreed and self.able and self.sync.enabled
 
-    def pass_ends(self, end_ns: int, weight: float, last: bool = False) -> None:
-        """Gives what this rank has to all, and takes what is due: the ballots, and where these find nothing wrong the gradients.
-        last: the step comes."""
-        steps, empty = self._steps, self._steps.weight.empty
-        busy = steps.times.busy_until(end_ns)
-        if not (self.sync.fired or empty or last):
-            # another backward of the step may give the model gradients, or other ranks' did
-            steps.passes(busy)
-            self.sync.abandon()
-            self.open = self.missed = True
-            return
-        ballot = steps.votes.late_ballot(weight, busy)
-        ballots = self._due()
-        self._begin(ballot)
-        if ballots:
+    def pass_ends(self, end_ns: int, weight: float) -> None:
+        """Gives what this rank has to all, and takes what is due: the ballots, and where these find nothing wrong the gradients. Where
+        the pass gave the model none on this rank, the others' ballots of it tell whether it did elsewhere, so that all take a turn, or
+        none does: only who has none waits for that."""
+        steps = self._steps
+        has_gradients = self.sync.fired
+        ballot = steps.votes.late_ballot(weight, steps.times.busy_until(end_ns))
+        if has_gradients:
+            due = self._due()
+            self._begin(ballot)
+        else:
+            due = self._after_all(ballot)
+        for ballots in due:
             steps.votes.hear(ballots)
-        if not empty:
+        if has_gradients or not self._without:
             steps.exchanged_gradients(self.sync, self.sync.finish(again=False))
+        else:
+            self.sync.abandon()
 
     def _begin(self, ballot: vote.Ballot) -> None:
         """Hands this rank's over."""
@@ -100,9 +100,9 @@ class LateVotes:
         engine.ready(0, values)
         engine.complete()
         self._under_way.append(engine)
-        self.open, self.missed = True, False
+        self.open = True
 
-    def _due(self) -> list[vote.Ballot]:
+    def _due(self) -> list[list[vote.Ballot]]:
         """Before `begin`: the ballots about the gradients that are due; of none in the first passes. Waits for all ranks'."""
         if len(self._read) + len(self._under_way) < self._late:
             return []
@@ -110,11 +110,20 @@ class LateVotes:
             self._read_oldest()
         return self._read.popleft()
 
+    def _after_all(self, ballot: vote.Ballot) -> list[list[vote.Ballot]]:
+        """Hands this rank's over, and waits for the others' of this pass: the same as `_due`, or none where no rank takes a turn."""
+        if not self._free:
+            self._read_oldest()
+        self._begin(ballot)
+        self.read_all()
+        return self._read.popleft() if len(self._read) > self._late else []
+
     def rest(self) -> list[list[vote.Ballot]]:
         """All that were not heard: votes are no longer late. Collective."""
         self.read_all()
-        left = list(self._read)
+        left = [ballots for turn in (*self._read, self._without) for ballots in turn]
         self._read.clear()
+        self._without = []
         return left
 
     def read_all(self) -> None:
@@ -132,7 +141,10 @@ class LateVotes:
         rows = (words[at : at + vote.BYTES] for at in range(0, len(words), 4 * _WORDS))
         ballots = [vote.unpack(row) for row in rows]
         self._steps.votes.check(ballots)
-        self._read.append(ballots)
+        self._without.append(ballots)
+        if vote.fired(ballots):
+            self._read.append(self._without)
+            self._without = []
 
     def forget(self) -> None:
         """Training goes on from elsewhere. Collective."""
@@ -140,12 +152,13 @@ class LateVotes:
         self.asked_from = 0
 
     def commits(self) -> None:
-        self.open = self.missed = False
+        self.open = False
 
     def revoke(self) -> None:
-        """Ends what the other ranks wait for."""
-        for engine in (*self._under_way, *self._free):
-            engine.revoke()
+        """Ends what the other ranks wait for, be it a vote or gradients that this rank has said to give."""
+        gradients = self.sync.stale.engines if self.sync.stale is not None else []
+        for engine in (*self._engines, *gradients):
+            engine.revoke()  # type: ignore[attr-defined]  # all have it that end alone
 
     def drain(self) -> None:
         """At the script's end: the others may be as many steps behind, and need what this rank has begun."""

@@ -43,7 +43,6 @@ class OptimizerSteps:
         steps, recovery = session.steps, session.recovery
         self._hidden.put_back_after_error()
         self._closure = None
-        steps.make_up_turn()
         closure = closure_of(arguments, options) if recovery is not None else None
         fresh = closure is not None or steps.backwards > 0 or self._leader in (None, id(optimizer))
         steps.backwards = 0

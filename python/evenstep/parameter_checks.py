@@ -107,6 +107,7 @@ class ParameterChecks:
         self._steps = steps
         self._last = -1  # the step in which it was done last
         self._rare = 1
+        self._asked_from = 0  # the step in which parameters themselves were looked at last: sums of before say no more
         self._since = -1  # the step at which they were first seen to differ; -1: they do not
 
     def sum_when_due(self) -> int | None:
@@ -126,7 +127,8 @@ class ParameterChecks:
 
     def heard(self, ballots: Sequence[Ballot]) -> None:
         """After a vote in which sums travelled. Collective where they differ."""
-        self._compare([ballot.parameters for ballot in ballots])
+        if ballots[0].step >= self._asked_from:
+            self._compare([ballot.parameters for ballot in ballots])
 
     def check_now(self) -> None:
         """Before a checkpoint is written. Collective."""
@@ -134,6 +136,7 @@ class ParameterChecks:
         if mine is not None:
             with self._steps.blocking():
                 told = self._steps.group.exchange(mine.to_bytes(8, "little"))
+            self._asked_from = self._steps.step
             self._compare([int.from_bytes(one, "little") for one in told])
 
     def _compared(self) -> list[tuple[str, torch.Tensor]]:
@@ -165,7 +168,11 @@ class ParameterChecks:
         steps, compared = self._steps, self._compared()
         with steps.blocking():
             told = gather_objects(steps.group, sums_of([tensor for _, tensor in compared]))
+            self._asked_from = steps.step
             numbers = [index for index in range(len(compared)) if len({theirs[index] for theirs in told}) > 1]
+            if not numbers:
+                self._tell(0, "the ranks had different parameters some steps before, and have the same again")
+                return
             usual = Counter(tuple(theirs[index] for index in numbers) for theirs in told).most_common(1)[0]
             right = next(r for r, theirs in enumerate(told) if tuple(theirs[i] for i in numbers) == usual[0])
             found = [self._measure(compared[index][1], right) for index in numbers]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from evenstep import _core, vote
+from evenstep._core import EvenstepError
 from evenstep.cpu_quota import CpuQuota
 from evenstep.device_memory import is_out_of_memory
 from evenstep.failed_pass import FailedPass, no_gradient
@@ -426,21 +427,18 @@ class Steps:
     def _is_late(self) -> bool:
         return self.late is not None and self.late.comes
 
-    def _late_turn(self, end: int, weight: float, last: bool = False) -> None:
+    def _late_turn(self, end: int, weight: float) -> None:
         """As _synchronise, where gradients are used later: what is heard is what all said of those that are due."""
         self.phases.enter("communication")
-        if self.late is not None:
-            self.late.pass_ends(end, weight, last)
+        assert self.late is not None
+        try:
+            self.late.pass_ends(end, weight)
+        except BaseException as error:
+            if not is_gone(error) and (not isinstance(error, EvenstepError) or error.status):  # not what all hear alike
+                self._failure.breaks(first_line(error))
+            raise
         self.times.synchronised(self.step, end)
         self.phases.enter("optimizer")
-
-    def make_up_turn(self) -> None:
-        """Before an optimizer's step: where no backward gave the model gradients here, some other rank's may have."""
-        if self.late is not None and self.late.missed:
-            try:
-                self._late_turn(_core.clock_ns(), self.weight.now(), last=True)
-            except BaseException as error:
-                self._raise_of_exchange(error)
 
     def checkpoint_is_made(self) -> None:
         """That a vote asked for; the next may be some steps away."""

@@ -308,6 +308,79 @@ def unused() -> None:
     say({"step": es.step(), "values": values})
 
 
+def clipped() -> None:
+    """In step 5 no backward of rank 1 gives the model a gradient, in step 7 none of any rank's; each clips, and a checkpoint is made
+    in step 5 before the optimizer's step."""
+    model, optimizer, loader = prepared(es.Stale(steps=K), STEPS)
+    beside, met, norms = torch.zeros((), requires_grad=True), Meetings(), []
+    for number, (x,) in enumerate(loader):
+        met.now = number
+        (beside * 1.0 if number == 7 or (number == 5 and RANK == 1) else model(x).square().mean()).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.05)))
+        met.now = -1
+        if number == 5:
+            es.checkpoint("between")
+        optimizer.step()
+        optimizer.zero_grad()
+    met.end()
+    say({"step": es.step(), "met": met.steps, "norms": norms, "values": quiet_cases._digest(list(model.parameters()))})
+
+
+def breaks_off() -> None:
+    """Rank 1 runs out of memory in step 5 once it has said that it gives gradients, and goes on only when rank 0 has ended."""
+    model, optimizer, loader = prepared(es.Stale(steps=K), STEPS)
+    made, error = 0, ""
+
+    def full(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    try:
+        for number, (x,) in enumerate(loader):
+            if number == 5 and RANK == 1:
+                es.session().steps.syncs[0].stale._finish_oldest = full
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            made += 1
+    except (es.EvenstepError, MemoryError) as raised:
+        error = str(raised)
+        if RANK == 1:
+            await_step(0, STEPS)
+    reached(STEPS)
+    say({"made": made, "error": error})
+
+
+def passes_by() -> None:
+    """A parameter differs on rank 1 in step 6 alone, before all ranks have others."""
+    es.session().parameter_checks.every = 6
+    model, optimizer, loader = prepared(es.Stale(steps=K), STEPS)
+    for number, (x,) in enumerate(loader):
+        if number == 6 and RANK == 1:
+            model[0].bias.data[0] += 1.0
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 6:
+            for parameter in model.parameters():
+                parameter.data.zero_()
+    say({"step": es.step()})
+
+
+def stays_apart() -> None:
+    """One differs from step 6 on: a checkpoint in step 7 finds it, and sums of before are still to come."""
+    es.session().parameter_checks.every = 1
+    model, optimizer, loader = prepared(es.Stale(steps=K), STEPS)
+    for number, (x,) in enumerate(loader):
+        if number == 6 and RANK == 1:
+            model[0].bias.data[0] += 1.0
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == 6:
+            es.checkpoint("apart")
+    say({"step": es.step()})
+
+
 def buffers() -> None:
     """A buffer changes for the first time in step 5: the ranks have it alike a few steps later."""
     torch.manual_seed(3)

@@ -108,6 +108,33 @@ def test_gradients_that_some_ranks_do_not_have(run_ranks: Callable[..., Any]) ->
     assert first == second and first["step"] == STEPS
 
 
+def test_ranks_that_clip_what_one_of_them_has_no_gradient_of(run_ranks: Callable[..., Any]) -> None:
+    """Who has none has the gradients that are due once its backward is over, and waits for the others in that step alone."""
+    first, second = map(told, run_ranks(CASES, args=("clipped",)))
+    assert first["values"] == second["values"] and first["norms"] == second["norms"] and first["step"] == STEPS
+    assert first["met"] == second["met"] == [0] and first["norms"][5] > 0 and first["norms"][7] == 0
+
+
+def test_a_rank_that_has_said_to_give_gradients_and_breaks_off_ends_the_others(run_ranks: Callable[..., Any]) -> None:
+    well, failed = map(told, run_ranks(CASES, args=("breaks_off",)))
+    assert failed == {"made": 5, "error": "no room"}
+    assert 5 <= well["made"] <= 5 + K and "another rank's backward failed: " in well["error"]
+
+
+@pytest.mark.more
+def test_parameters_that_differed_for_a_while(run_ranks: Callable[..., Any]) -> None:
+    first, _ = run_ranks(CASES, args=("passes_by",))
+    assert told(first) == {"step": STEPS}
+    assert "the ranks had different parameters some steps before, and have the same again" in first.stderr
+
+
+@pytest.mark.more
+def test_sums_of_before_parameters_were_compared_tell_nothing(run_ranks: Callable[..., Any]) -> None:
+    first, _ = run_ranks(CASES, args=("stays_apart",))
+    assert told(first) == {"step": STEPS}
+    assert "ranks 0, 1 differ in 0.bias" in first.stderr and "again" not in first.stderr
+
+
 @pytest.mark.more
 def test_a_buffer_that_changes_later_is_averaged_from_then_on(run_ranks: Callable[..., Any]) -> None:
     first, second = map(told, run_ranks(CASES, args=("buffers",)))
