@@ -76,7 +76,9 @@ def _image(image: Any, pieces: list[bytes | memoryview]) -> tuple[Any, ...]:
     """What it shows, its palette, and of what its file said that which is plain (EXIF, transparency, DPI)."""
     palette = None
     size = _put(image.tobytes(), pieces)  # loads one of a file, and with it the palette
-    if image.palette is not None:
+    if (
+        image.mode in ("P", "PA") and image.palette is not None
+    ):  # others keep one of a frame before, which says nothing of them
         palette = image.palette.mode, bytes(image.getpalette(image.palette.mode))
     said = {}
     for key, value in image.info.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import multiprocessing
 import os
 import sys
@@ -110,10 +111,13 @@ def test_images_come_back_as_they_were(monkeypatch: pytest.MonkeyPatch, real: bo
     image = module.frombytes(mode, (8, 3), bytes(range(3 * bits)))
     if mode == "P":
         image.putpalette(bytes(range(12)), "RGB")
+    elif mode in ("RGB", "L"):  # as of a frame before it in an animated GIF
+        image.palette = importlib.import_module("PIL.ImagePalette").ImagePalette("RGB") if real else SimpleNamespace()
     image.info.update(exif=b"Exif", dpi=(72, 72), transparency=3, odd=object())
     (found, label) = unpack(bytearray(b"".join(pack((image, 7)))))
     assert label == 7 and type(found) is module.Image and (found.mode, found.size) == (mode, (8, 3))
     assert found.tobytes() == image.tobytes() and found.info == {"exif": b"Exif", "dpi": (72, 72), "transparency": 3}
+    assert mode == "P" or found.palette is None
     assert mode != "P" or found.getpalette("RGB") == image.getpalette("RGB")
 
 
