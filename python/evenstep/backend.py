@@ -52,7 +52,7 @@ from evenstep.backend_watched import let_watch, modes, profiler, seen, within
 from evenstep.backend_work import Worker, absent, finished
 from evenstep.comm_debug import explain, note
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
-from evenstep.device_places import has_xccl
+from evenstep.device_places import has_xccl, open_xccl
 from evenstep.device_streams import CudaStreams
 from evenstep.exits import left_in_children
 from evenstep.rendezvous import has_ended, open_group
@@ -113,9 +113,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
             backends["cuda"] = self._torch_nccl = nccl
             self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
         if has_xccl():
-            intel = dist.ProcessGroupXCCL.Options()
-            intel._timeout = self._timeout
-            xccl = dist.ProcessGroupXCCL(dist.PrefixStore("xccl/", store), self._rank, self._size, intel)
+            xccl = open_xccl(dist.PrefixStore("xccl/", store), self._rank, self._size, self._timeout)
             backends["xpu"] = xccl
             self._register_backend(torch.device("xpu"), dist.ProcessGroup.BackendType.XCCL, xccl)
         return backends

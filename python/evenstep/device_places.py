@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -89,6 +91,16 @@ def agreed_over_hosts(wishes: Sequence[str]) -> str:
 def has_xccl() -> bool:
     """Whether torch has Intel's collectives for its XPUs."""
     return bool(getattr(dist, "is_xccl_available", lambda: False)()) and torch.xpu.is_available()
+
+
+def open_xccl(store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
+    """torch's collectives between Intel GPUs. Not every torch lets this be told how long to wait."""
+    kind: Any = dist.ProcessGroupXCCL  # type: ignore[attr-defined]
+    if not hasattr(kind, "Options"):
+        return kind(store, rank, ranks)
+    options = kind.Options()
+    options._timeout = timeout
+    return kind(store, rank, ranks, options)
 
 
 def _collectives_of(device: torch.device) -> str:

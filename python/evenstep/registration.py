@@ -32,7 +32,14 @@ def _create(options: Any, backend_options: Any) -> Any:
 def _register(c10d: ModuleType) -> None:
     backend = getattr(c10d, "Backend", None)  # absent where torch was built without distributed
     if backend is not None and "evenstep" not in backend.backend_list:
+        usual = getattr(backend, "default_device_backend_map", None)
+        before = dict(usual or {})
         backend.register_backend("evenstep", _create, extended_api=True, devices=["cpu", "cuda", "xpu"])
+        if (
+            usual is not None
+        ):  # else init_process_group() without a name gets this one where torch knows none, or overwrites it
+            usual.clear()
+            usual.update(before)
         ranks = os.environ.get("WORLD_SIZE", "")
         if ranks.isdigit() and os.environ.get("EVENSTEP_TELEMETRY_FD"):
             _watch(c10d, int(ranks))

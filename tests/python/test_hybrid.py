@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from test_hosts import TCP, needs_ucx
 
-from evenstep import EvenstepError, hybrid
+from evenstep import EvenstepError, device_places, hybrid
 
 CASES = Path(__file__).with_name("hybrid_cases.py")
 
@@ -86,6 +87,22 @@ def test_xpus_have_torchs_collectives_where_it_has_them(monkeypatch: pytest.Monk
         monkeypatch.setattr(hybrid.dist, "is_xccl_available", lambda a=available: a)
         monkeypatch.setattr(torch.xpu, "is_available", lambda: True)
         assert group_of(monkeypatch, "xpu", [xpu, cpu]).makers == {**makers, "cpu": [1]}
+
+
+def test_xccl_of_a_torch_that_has_no_options_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        def __init__(self, *given: Any) -> None:
+            self.given = given
+
+    class New(Old):
+        class Options:
+            pass
+
+    for kind, more in ((Old, 0), (New, 1)):
+        monkeypatch.setattr(device_places.dist, "ProcessGroupXCCL", kind, raising=False)
+        made = device_places.open_xccl("store", 1, 2, timedelta(seconds=5))
+        assert made.given[:3] == ("store", 1, 2) and len(made.given) == 3 + more
+        assert not more or made.given[3]._timeout == timedelta(seconds=5)
 
 
 XCCL = """

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,8 +21,12 @@ class _Backend:
     def __init__(self) -> None:
         self.backend_list: list[str] = []
 
-    def register_backend(self, name: str, *_: Any, **__: Any) -> None:
+        self.default_device_backend_map = {"cpu": "gloo", "cuda": "nccl"}
+
+    def register_backend(self, name: str, *_: Any, devices: Sequence[str], **__: Any) -> None:
+        """As torch 2.6's, of devices whose backend it does not have in its list."""
         self.backend_list.append(name)
+        self.default_device_backend_map.update({device: name for device in devices if device not in ("cpu", "cuda")})
 
 
 def _generation(fd: int) -> object:
@@ -51,6 +56,10 @@ def _registered() -> Any:
     registration._register(c10d)  # type: ignore[arg-type]
     assert c10d.Backend.backend_list == ["evenstep"]
     return c10d
+
+
+def test_torch_chooses_the_backend_as_before_where_none_is_named() -> None:
+    assert _registered().Backend.default_device_backend_map == {"cpu": "gloo", "cuda": "nccl"}
 
 
 def _refused(c10d: Any, url: str, *arguments: int) -> bool:
