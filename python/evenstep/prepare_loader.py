@@ -15,6 +15,7 @@ from evenstep.agreement import check_same, check_same_loader
 from evenstep.batch_adapt import AdaptBatch
 from evenstep.batch_adapting import adapt_batches
 from evenstep.caps import after_shortage
+from evenstep.engine import SharedEngine
 from evenstep.group import broadcast_bytes, gather_objects
 from evenstep.kept_memory import asked_for, kept_memory
 from evenstep.left_out import Exchange
@@ -29,6 +30,7 @@ from evenstep.shares import Shares, crowded
 
 if TYPE_CHECKING:
     from evenstep.exact_training import Blocks
+    from evenstep.gradients import GradientSync
 
 
 _MEASURED = 4  # sums, of which the shortest counts: others may have been held up
@@ -167,9 +169,11 @@ def prepare_loader(
 
 
 def _exchange(current: Session) -> Exchange | None:
-    """Of a step's gradients: what a sum of as many bytes takes between the ranks' hosts' memory. Collective."""
+    """Of a step's gradients: what a sum of as many bytes takes between the ranks' memory; None where they go another way. Collective."""
     size = sum(p.numel() * p.element_size() for sync in current.steps.syncs for p in sync.parameters)
     if size == 0 or current.joining:  # who joins is alone yet
+        return None
+    if not all(gather_objects(current.group, all(map(_is_a_plain_sum, current.steps.syncs)))):
         return None
     values = torch.zeros(-(-min(size, _MOST_MEASURED) // 4))
     took = []
@@ -179,6 +183,12 @@ def _exchange(current: Session) -> Exchange | None:
         current.group.sum_(values)
         took.append(clock_ns() - begun)
     return Exchange(size, min(took) / 1e9 * max(1.0, size / _MOST_MEASURED))
+
+
+def _is_a_plain_sum(sync: GradientSync) -> bool:
+    """Whether the exchange of its gradients is no more, and begins and ends in this rank's memory on the CPU."""
+    plain = type(sync.engine) is SharedEngine and not sync.compression and sync.local is None and sync.stale is None
+    return plain and all(parameter.is_cpu for parameter in sync.parameters)
 
 
 def _another_order(current: Session, loader: DataLoader[Any], seed: int) -> int:

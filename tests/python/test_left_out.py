@@ -276,6 +276,9 @@ def test_the_exchange_is_measured_where_that_is_asked(run_ranks) -> None:
     said = re.search(r"rank 1 shortens .* with it 4 MB of gradients take (\S+) ms .* more than (\S+) ms", first.stderr)
     assert said is not None and float(said[2]) == pytest.approx(16 * float(said[1]), rel=0.02), first.stderr
     assert "shortens" not in second.stderr
+    rounded = script.replace("optimizer, loader)\n", "optimizer, loader, compression='bf16')\n")
+    said_of = run_ranks(rounded, env={"EVENSTEP_SPEEDS": "15,1"})[0].stderr
+    assert "counts neither the exchange nor" in said_of and "measured now" not in said_of, said_of
     assert "shortens" not in run_ranks(script, env={"EVENSTEP_SPEEDS": "3,1"})[0].stderr
 
 
