@@ -97,7 +97,7 @@ class BlockShares(Shares):
         if count >= self.ranks:
             return None
         return (
-            f"es.Config(exact='bitwise'): the global batch of {self.batch} has {count} blocks of {self.block} samples, fewer than the "
+            f"es.Config(exact='bitwise'): the global batch of {self.batch} has {count} {'block' if count == 1 else 'blocks'} of {self.block} samples, fewer than the "
             f"{self.ranks} ranks: in every step some rank has none, and only keeps the others company",
             "fewer ranks; or smaller blocks (es.Config(block=…)) or a larger batch, either of which gives other bits",
         )

@@ -290,6 +290,8 @@ def test_ranks_beyond_the_blocks_have_none() -> None:
     told = four.crowded()
     assert told is not None and "has 2 blocks of 4 samples, fewer than the 4 ranks" in told[0]
     assert "other bits" in told[1]
+    one = BlockShares("auto", 2, 4, None, None, 4).crowded()
+    assert one is not None and "has 1 block of 4 samples" in one[0]
 
 
 @pytest.mark.parametrize("policy", ["equal", "proportional", "dynamic", "hybrid", "auto"])
