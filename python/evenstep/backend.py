@@ -20,7 +20,7 @@ from evenstep.backend_device import DeviceCollectives
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_messages import MessagesMixin
 from evenstep.backend_monitored import meet
-from evenstep.backend_older import ended, keep_works_for_cpp, shut_down_with_torch
+from evenstep.backend_older import OlderNamesMixin, ended, keep_works_for_cpp, shut_down_with_torch
 from evenstep.backend_sparse import sparse_reduction
 from evenstep.backend_staged import StagedMixin
 from evenstep.backend_tensors import (
@@ -58,7 +58,7 @@ from evenstep.exits import left_in_children
 from evenstep.rendezvous import has_ended, open_group
 
 
-class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup):
+class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, dist.ProcessGroup):
     """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
 
     def __init__(
@@ -568,20 +568,6 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, dist.ProcessGroup
         )
         if missing:
             raise absent(missing if wait_all_ranks else missing[:1], waited)
-
-    # -- the names of torch before 2.13 --
-
-    def _allgather_base(self, output: Any, own: Any, opts: Any = None) -> Any:
-        return self.all_gather_single(output, own, opts)
-
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self.all_gather_single_coalesced(outputs, inputs, opts)
-
-    def _reduce_scatter_base(self, output: Any, whole: Any, opts: Any = None) -> Any:
-        return self.reduce_scatter_single(output, whole, opts)
-
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
 
 let_watch(EvenstepGroup)

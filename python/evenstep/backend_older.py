@@ -1,4 +1,4 @@
-"""What torch 2.6 and 2.7 need of a process group that is written in Python, and later ones do not."""
+"""What older versions of torch need of a process group that is written in Python."""
 
 from __future__ import annotations
 
@@ -23,6 +23,27 @@ _FROM_CPP = (
     "reduce_scatter_tensor_coalesced",
 )
 """The collectives that their PyProcessGroup calls in Python (torch/csrc/distributed/c10d/PyProcessGroup.hpp)."""
+
+
+class OlderNamesMixin:
+    """The names of torch before 2.13."""
+
+    all_gather_single: Callable[..., Any]
+    all_gather_single_coalesced: Callable[..., Any]
+    reduce_scatter_single: Callable[..., Any]
+    reduce_scatter_single_coalesced: Callable[..., Any]
+
+    def _allgather_base(self, output: Any, own: Any, opts: Any = None) -> Any:
+        return self.all_gather_single(output, own, opts)
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self.all_gather_single_coalesced(outputs, inputs, opts)
+
+    def _reduce_scatter_base(self, output: Any, whole: Any, opts: Any = None) -> Any:
+        return self.reduce_scatter_single(output, whole, opts)
+
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        return self.reduce_scatter_single_coalesced(outputs, inputs, opts)
 
 
 _kept: set[dist.Work] = set()
