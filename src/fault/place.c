@@ -19,18 +19,19 @@ even_place_blame even_traceback_blames_place(const even_traceback *traceback) {
                                        "uncorrectable NVLink",
                                        "over nvlink or a hardware error",
                                        "hardware stack error",
-                                       "busy or unavailable",
                                        "no CUDA-capable device",
                                        "no ROCm-capable device",
                                        "GPU is lost",
                                        "fallen off the bus",
-                                       "system not yet initialized",
                                        "CUDA error: unknown error",
                                        "HIP error: unknown error",
                                        "ERROR_DEVICE_LOST",
                                        "ERROR_DEVICE_NOT_AVAILABLE",
                                        "ERROR_DEVICE_REQUIRES_RESET",
                                        NULL};
+  /* A script's own services may be busy, too. */
+  static const char *const of_anything[] = {"busy or unavailable", "system not yet initialized", NULL};
+  static const char *const of_a_device[] = {"CUDA", "cuda", "HIP", "ROCm", NULL};
   static const char *const suspect[] = {"an illegal memory access was encountered",
                                         "an illegal instruction was encountered",
                                         "unspecified launch failure",
@@ -56,7 +57,8 @@ even_place_blame even_traceback_blames_place(const even_traceback *traceback) {
   if (even_traceback_blames(traceback) != EVEN_BLAME_OWN) {
     return EVEN_PLACE_SPARED;
   }
-  return says_any(traceback->exception, broken)    ? EVEN_PLACE_BROKEN
-         : says_any(traceback->exception, suspect) ? EVEN_PLACE_SUSPECT
-                                                   : EVEN_PLACE_SPARED;
+  bool lost = says_any(traceback->exception, of_anything) && says_any(traceback->exception, of_a_device);
+  return lost || says_any(traceback->exception, broken) ? EVEN_PLACE_BROKEN
+         : says_any(traceback->exception, suspect)      ? EVEN_PLACE_SUSPECT
+                                                        : EVEN_PLACE_SPARED;
 }

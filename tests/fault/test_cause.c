@@ -306,6 +306,8 @@ static void what_an_error_says_of_its_place(void **state) {
       {"RuntimeError: CUDA error: uncorrectable ECC error encountered", EVEN_PLACE_BROKEN},
       {"torch.AcceleratorError: CUDA error: unknown error", EVEN_PLACE_BROKEN},
       {"torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", EVEN_PLACE_BROKEN},
+      {"RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+       EVEN_PLACE_BROKEN},
       {"RuntimeError: HIP error: unknown error", EVEN_PLACE_BROKEN},
       {"RuntimeError: No HIP GPUs are available: no ROCm-capable device is detected", EVEN_PLACE_BROKEN},
       {"RuntimeError: level_zero backend failed with error: 20 (UR_RESULT_ERROR_DEVICE_LOST)", EVEN_PLACE_BROKEN},
@@ -326,6 +328,8 @@ static void what_an_error_says_of_its_place(void **state) {
       {"RuntimeError: CUDA error: invalid device ordinal", EVEN_PLACE_SPARED},
       {"FileNotFoundError: [Errno 2] No such file or directory: 'part-3'", EVEN_PLACE_SPARED},
       {"ValueError: could not convert string to float: 'x'", EVEN_PLACE_SPARED},
+      {"requests.HTTPError: 503: service busy or unavailable", EVEN_PLACE_SPARED},
+      {"RuntimeError: data set: system not yet initialized", EVEN_PLACE_SPARED},
       {"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", EVEN_PLACE_SPARED},
       /* another rank's */
       {"torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited or there was "
