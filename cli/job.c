@@ -175,6 +175,12 @@ static bool follows_speeds(const char *policy) {
   return strcmp(policy, "equal") != 0 && strcmp(policy, "proportional") != 0;
 }
 
+/* EVENSTEP_RESTART_PAUSE=0: each restart follows at once. */
+static bool is_paced(void) {
+  const char *value = getenv("EVENSTEP_RESTART_PAUSE");
+  return value == NULL || strcmp(value, "0") != 0;
+}
+
 static even_status run(running_job *job, int *exit_code) {
   job->fetcher = (even_job_fetcher){
       .python = job->options->python, .url = upload_place(job->options), .tell = on_notice, .context = job};
@@ -200,6 +206,7 @@ static even_status run(running_job *job, int *exit_code) {
                                     .unpinned = job->options->no_pin,
                                     .max_restarts = job->setup.max_restarts,
                                     .restart_always = job->setup.restart_always,
+                                    .paced = is_paced(),
                                     .shrink = job->setup.shrink,
                                     .replace = job->setup.replace,
                                     .spares = (int)job->setup.spares,

@@ -12,6 +12,7 @@
 #include "orchestrator/job.h"
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/outlast.h"
+#include "orchestrator/pace.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/resume.h"
 #include "orchestrator/standing.h"
@@ -20,7 +21,6 @@
 #include "orchestrator/usages.h"
 #include "os/clock.h"
 #include "os/descriptors.h"
-#include "os/file.h"
 #include "os/path.h"
 #include "os/priority.h"
 #include "os/random.h"
@@ -28,6 +28,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+enum { RESTART_WORDS = 96 };
 
 void even_job_notice(even_job *job, const char *format, ...) {
   va_list arguments;
@@ -203,6 +205,10 @@ static int restarts_that_count(const even_job *job) {
   return even_restarts_count(&job->restarts, restarts_made(job));
 }
 
+static void name_restart(const even_job *job, char *out, size_t bytes) {
+  even_restarts_name(&job->restarts, restarts_made(job), job->params->max_restarts, out, bytes);
+}
+
 /* Whether an end is worth a restart though no checkpoint was written since the attempt began. */
 static bool is_no_error_of_the_script(const even_job *job, const even_fault_facts *culprit) {
   /* Whoever took the lost rank's place has ended since by our signal: its own end is not seen any more. */
@@ -215,6 +221,7 @@ static bool is_no_error_of_the_script(const even_job *job, const even_fault_fact
 /* After a failed attempt: whether to start again, and from where. */
 static even_status plan_restart(even_job *job, const even_fault_facts *culprit, bool *again) {
   even_text before = EVEN_TEXT_EMPTY;
+  char words[RESTART_WORDS];
   *again = false;
   if (job->params->max_restarts == 0) {
     return EVEN_OK;
@@ -226,6 +233,12 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   }
   bool progress = strcmp(even_text_string(&before), even_text_string(&job->resume)) != 0;
   even_text_free(&before);
+  if (status != EVEN_OK && status != EVEN_ERR_INTERRUPTED && restarts_that_count(job) >= job->params->max_restarts) {
+    even_job_notice(job, "no restart is left (--max-restarts %d), and no newer checkpoint was found: %s",
+                    job->params->max_restarts, even_error_last()->what);
+    even_error_clear(); /* the rank's end is the job's */
+    return EVEN_OK;
+  }
   EVEN_TRY(status);
   (void)even_restarts_reach(&job->restarts, restarts_made(job), job->resume_step);
   if (restarts_that_count(job) >= job->params->max_restarts) {
@@ -241,8 +254,9 @@ static even_status plan_restart(even_job *job, const even_fault_facts *culprit, 
   }
   *again = true;
   job->attempt++;
-  even_job_notice(job, "restart %d of %d from %s%s", restarts_that_count(job), job->params->max_restarts,
-                  place_of_resume(job), even_job_resume_place(job));
+  name_restart(job, words, sizeof words);
+  even_job_notice(job, "%s from %s%s", words, place_of_resume(job), even_job_resume_place(job));
+  even_pace_restart(job);
   return EVEN_OK;
 }
 
@@ -346,6 +360,7 @@ static even_status run_once(even_job *job, even_fault_facts *ends, int *exit_cod
     *again = true;
     return even_elastic_settle(job, changed);
   }
+  even_pace_begin(job);
   even_status ran = even_job_run_attempt(job);
   if (even_elastic_tries_again(job, ran)) {
     even_error_clear();
@@ -354,6 +369,7 @@ static even_status run_once(even_job *job, even_fault_facts *ends, int *exit_cod
   }
   EVEN_TRY(ran);
   EVEN_TRY(judge(job, ends, exit_code, again));
+  EVEN_TRY(even_pace_wait(job));
   if (*again && job->hosts == NULL && job->params->aside != NULL && job->params->aside->changed) {
     *changed = true;
     return EVEN_OK;
@@ -381,18 +397,6 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
     EVEN_TRY(status);
   }
   return EVEN_OK;
-}
-
-even_status even_job_make_folders(even_job *job) {
-  even_text logs = EVEN_TEXT_EMPTY;
-  EVEN_TRY(even_path_absolute(job->params->run_folder, &job->run_folder));
-  even_text_format(&logs, "%s/logs", job->run_folder.data);
-  even_status status = even_text_status(&logs);
-  if (status == EVEN_OK) {
-    status = even_folder_make(logs.data);
-  }
-  even_text_free(&logs);
-  return status;
 }
 
 static even_status check(const even_agent_params *params) {
@@ -428,16 +432,18 @@ static even_status make_room(even_job *job) {
 
 /* With the job of an agent that was killed, whose ranks are no more. */
 static even_status go_on_after_killed(even_job *job) {
+  char words[RESTART_WORDS];
   EVEN_TRY(even_legacy_take(job->params->legacy, job));
   EVEN_TRY(even_job_find_resume(job, true));
   (void)even_restarts_reach(&job->restarts, restarts_made(job) - 1, job->resume_step);
-  even_job_notice(job, "the agent before was killed: restart %d of %d from %s", restarts_that_count(job),
-                  job->params->max_restarts, place_of_resume(job));
+  name_restart(job, words, sizeof words);
+  even_job_notice(job, "the agent before was killed: %s from %s", words, place_of_resume(job));
   return EVEN_OK;
 }
 
 /* With another leader's job, as after any failure of a host. */
 static even_status go_on_under_another(even_job *job) {
+  char words[RESTART_WORDS];
   EVEN_TRY(even_estate_take(job->params->estate, job));
   EVEN_TRY(even_job_find_resume(job, true));
   const char *from = place_of_resume(job);
@@ -454,9 +460,9 @@ static even_status go_on_under_another(even_job *job) {
                     even_job_resume_place(job));
     return EVEN_OK;
   }
-  even_job_notice(job, "this host leads now (generation %llu): restart %d of %d from %s%s",
-                  (unsigned long long)estate->generation, restarts_that_count(job), job->params->max_restarts, from,
-                  even_job_resume_place(job));
+  name_restart(job, words, sizeof words);
+  even_job_notice(job, "this host leads now (generation %llu): %s from %s%s", (unsigned long long)estate->generation,
+                  words, from, even_job_resume_place(job));
   return EVEN_OK;
 }
 

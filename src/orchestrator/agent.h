@@ -120,6 +120,7 @@ typedef struct even_agent_params {
   /* Restart even when a rank ended by an error of its own (not a signal) and no checkpoint was written since the
    * attempt began, that is, when a restart is likely to end the same way. */
   bool restart_always;
+  bool paced; /* attempts that end early, one after the other, are followed by pauses (pace.h) */
   /* A rank that was killed does not end the others where they all say that they can go on without it (es.prepare) and
    * are at least so many: they do, in their processes. Else the job is started again, as without. */
   bool shrink;

@@ -20,6 +20,8 @@
 #include "orchestrator/waiting.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
+#include "os/file.h"
+#include "os/path.h"
 #include "os/port.h"
 
 #include <stdio.h>
@@ -322,4 +324,16 @@ void even_job_forget_attempt(even_job *job) {
       job->ranks[i].output_open = false;
     }
   }
+}
+
+even_status even_job_make_folders(even_job *job) {
+  even_text logs = EVEN_TEXT_EMPTY;
+  EVEN_TRY(even_path_absolute(job->params->run_folder, &job->run_folder));
+  even_text_format(&logs, "%s/logs", job->run_folder.data);
+  even_status status = even_text_status(&logs);
+  if (status == EVEN_OK) {
+    status = even_folder_make(logs.data);
+  }
+  even_text_free(&logs);
+  return status;
 }

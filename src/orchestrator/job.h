@@ -121,6 +121,8 @@ typedef struct even_job {
   int port;                     /* of the attempt's store */
   struct even_outlast *outlast; /* NULL: ranks end with this agent (outlast.h) */
   even_restarts restarts;       /* which attempts count among --max-restarts */
+  uint64_t began_ns;            /* the attempt */
+  uint64_t pause_ns;            /* before the next one (pace.h) */
   even_text resume;             /* the checkpoint this attempt began from; empty: none */
   int64_t resume_step;          /* its step; -1: it does not say */
   int64_t turn;             /* of the attempt among all that went on with the training: what it writes is the newer */

@@ -1,5 +1,10 @@
-/* Counts anew from each progress on. */
+/* Counts anew from each progress on; how fast they follow one another does not. */
 #include "orchestrator/restarts.h"
+
+#include <stdio.h>
+
+static const uint64_t SECOND_NS = 1000000000u;
+enum { LONG_S = 60, LONGEST_PAUSE_S = 60 };
 
 int even_restarts_count(const even_restarts *restarts, int made) {
   return made - restarts->made;
@@ -12,4 +17,32 @@ bool even_restarts_reach(even_restarts *restarts, int made, int64_t step) {
   restarts->since = step;
   restarts->made = made;
   return true;
+}
+
+static const char *ending_of(int number) {
+  static const char *const endings[] = {"th", "st", "nd", "rd"};
+  int last = number % 100 / 10 == 1 ? 0 : number % 10;
+  return endings[last > 3 ? 0 : last];
+}
+
+void even_restarts_name(const even_restarts *restarts, int made, int most, char *out, size_t bytes) {
+  int count = even_restarts_count(restarts, made);
+  if (count == made) {
+    (void)snprintf(out, bytes, "restart %d of %d", count, most);
+  } else {
+    (void)snprintf(out, bytes, "restart %d of %d, the %d%s in all,", count, most, made, ending_of(made));
+  }
+}
+
+uint64_t even_restarts_pause_ns(even_restarts *restarts, uint64_t lasted_ns) {
+  if (lasted_ns >= LONG_S * SECOND_NS) {
+    restarts->short_lived = 0;
+    return 0;
+  }
+  uint64_t pause_s = restarts->short_lived > 0 ? 1 : 0;
+  for (int i = 1; i < restarts->short_lived && pause_s < LONGEST_PAUSE_S; i++) {
+    pause_s *= 2;
+  }
+  restarts->short_lived++;
+  return (pause_s < LONGEST_PAUSE_S ? pause_s : LONGEST_PAUSE_S) * SECOND_NS;
 }

@@ -3,6 +3,8 @@
 
 #include "orchestrator/job.h"
 #include "orchestrator/legacy.h"
+#include "orchestrator/pace.h"
+#include "os/clock.h"
 
 #include "job_fixture.h"
 
@@ -28,6 +30,41 @@ static void only_what_is_further_counts_anew(void **state) {
   assert_true(even_restarts_reach(&restarts, 3, 101));
   assert_int_equal(even_restarts_count(&restarts, 3), 0);
   assert_int_equal(even_restarts_count(&restarts, 4), 1);
+}
+
+static void a_restart_is_named_by_its_row_and_by_all(void **state) {
+  even_restarts restarts = {.made = 0};
+  char words[96];
+  (void)state;
+  even_restarts_name(&restarts, 2, 3, words, sizeof words);
+  assert_string_equal(words, "restart 2 of 3");
+  static const struct {
+    int made;
+    const char *words;
+  } cases[] = {{2, "restart 1 of 3, the 2nd in all,"},   {3, "restart 1 of 3, the 3rd in all,"},
+               {9, "restart 1 of 3, the 9th in all,"},   {11, "restart 1 of 3, the 11th in all,"},
+               {21, "restart 1 of 3, the 21st in all,"}, {112, "restart 1 of 3, the 112th in all,"}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    restarts.made = cases[i].made - 1;
+    even_restarts_name(&restarts, cases[i].made, 3, words, sizeof words);
+    assert_string_equal(words, cases[i].words);
+  }
+}
+
+static void what_fails_early_again_and_again_is_paused(void **state) {
+  const uint64_t second_ns = 1000000000u;
+  static const uint64_t pauses[] = {0, 1, 2, 4, 8, 16, 32, 60, 60};
+  even_restarts restarts = {.made = 0};
+  (void)state;
+  for (size_t i = 0; i < sizeof pauses / sizeof pauses[0]; i++) {
+    assert_true(even_restarts_pause_ns(&restarts, i * second_ns) == pauses[i] * second_ns);
+    (void)even_restarts_reach(&restarts, (int)i, (int64_t)i); /* also where each of them comes further */
+  }
+  restarts.short_lived = 2000000000;
+  assert_true(even_restarts_pause_ns(&restarts, 0) == 60 * second_ns);
+  assert_true(even_restarts_pause_ns(&restarts, 60 * second_ns) == 0);
+  assert_true(even_restarts_pause_ns(&restarts, 0) == 0); /* again the first */
+  assert_true(even_restarts_pause_ns(&restarts, 0) == second_ns);
 }
 
 /* What rank 1 says it has written is there before it goes on. */
@@ -64,8 +101,67 @@ static void a_job_that_comes_further_is_restarted_again_and_again(void **state) 
     firsts++;
   }
   assert_int_equal(firsts, 4);
-  assert_true(job_fixture_saw(job, "notice restart 2 of 2"));
+  assert_true(job_fixture_saw(job, "notice restart 1 of 2 from "));
+  assert_true(job_fixture_saw(job, "notice restart 1 of 2, the 4th in all, from "));
+  assert_true(job_fixture_saw(job, "notice restart 2 of 2, the 5th in all, from "));
   assert_true(job_fixture_saw(job, "notice no restart is left (--max-restarts 2)"));
+}
+
+/* Its last attempt fails when the checkpoint that it began from is no more. */
+static void where_no_restart_is_left_the_rank_ends_the_job(void **state) {
+  job_fixture *job = *state;
+  char named[96];
+  int code = -1;
+  job_fixture_write_checkpoint(job, "named");
+  (void)snprintf(named, sizeof named, "%s/named", job->folder);
+  job->resume = named;
+  job->max_restarts = 1;
+  const char *script =
+      "[ $RANK = 0 ] && exec sleep 600; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && rm -r $FOLDER/named; kill -9 $$";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_OK);
+  assert_int_equal(code, 128 + SIGKILL);
+  assert_true(job_fixture_saw(job, "notice restart 1 of 1"));
+  assert_true(
+      job_fixture_saw(job, "notice no restart is left (--max-restarts 1), and no newer checkpoint was found: "));
+}
+
+static void keep_notice(void *context, const char *text) {
+  (void)snprintf(context, 160, "%s", text);
+}
+
+static void a_pause_is_told_and_ends_with_the_job(void **state) {
+  char told[160] = "";
+  even_agent_params params = {.observer = {.context = told, .notice = keep_notice}};
+  even_job job = {.params = &params};
+  sigset_t ending;
+  sigset_t before;
+  int number = 0;
+  (void)state;
+  even_pace_begin(&job);
+  for (int i = 0; i < 4; i++) {
+    even_pace_restart(&job); /* tests, and whoever did not ask for it, do not wait */
+    assert_int_equal(job.pause_ns, 0);
+  }
+  params.paced = true;
+  even_pace_restart(&job);
+  assert_int_equal(job.pause_ns, 0);
+  assert_string_equal(told, "");
+  even_pace_restart(&job);
+  assert_int_equal(job.pause_ns, 1000000000);
+  assert_non_null(strstr(told, "the next one begins in 1 s"));
+  job.pause_ns = 1000000;
+  uint64_t since = even_clock_ns();
+  assert_int_equal(even_pace_wait(&job), EVEN_OK);
+  assert_true(even_clock_ns() - since >= 1000000);
+  assert_int_equal(job.pause_ns, 0);
+  (void)sigemptyset(&ending);
+  (void)sigaddset(&ending, SIGTERM);
+  assert_int_equal(sigprocmask(SIG_BLOCK, &ending, &before), 0);
+  assert_int_equal(raise(SIGTERM), 0);
+  job.pause_ns = UINT64_MAX / 4;
+  assert_int_equal(even_pace_wait(&job), EVEN_OK);
+  assert_int_equal(sigwait(&ending, &number), 0); /* it is still there for who ends the job */
+  assert_int_equal(sigprocmask(SIG_SETMASK, &before, NULL), 0);
 }
 
 /* With no checkpoint, of which a script's own error would be none; told apart by its words alone. */
@@ -111,7 +207,11 @@ int main(void) {
 #define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, job_fixture_setup, job_fixture_teardown)
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(only_what_is_further_counts_anew),
+      cmocka_unit_test(a_restart_is_named_by_its_row_and_by_all),
+      cmocka_unit_test(what_fails_early_again_and_again_is_paused),
       cmocka_unit_test(agents_count_anew_where_the_training_went_on),
+      cmocka_unit_test(a_pause_is_told_and_ends_with_the_job),
+      JOB_TEST(where_no_restart_is_left_the_rank_ends_the_job),
       JOB_TEST(a_job_that_comes_further_is_restarted_again_and_again),
       JOB_TEST(an_error_of_the_place_is_worth_a_restart),
   };

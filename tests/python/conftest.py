@@ -424,7 +424,8 @@ def environment() -> dict[str, str]:
         if not name.startswith("EVENSTEP_") or name.startswith("EVENSTEP_TEST")
     }
     kept.pop("OMP_NUM_THREADS", None)
-    return {**kept, "EVENSTEP_PYTHON": sys.executable, "EVENSTEP_COMM_COSTS": "off"}
+    changes = {"EVENSTEP_COMM_COSTS": "off", "EVENSTEP_RESTART_PAUSE": "0"}  # no test waits
+    return {**kept, "EVENSTEP_PYTHON": sys.executable, **changes}
 
 
 @pytest.fixture
