@@ -356,7 +356,8 @@ static even_status open_monitor(running_job *job) {
   const char **gpus = NULL;
   even_text command = EVEN_TEXT_EMPTY;
   size_t records = calls_kept(job->options) > 0 ? TIMELINE_RECORDS : 0;
-  size_t rings = job->setup.devices.count; /* and those of ranks that may join */
+  /* and those of ranks that may join, or be back */
+  size_t rings = job->setup.devices.count + even_hosts_absent_ranks(job->setup.hosts);
   rings = (size_t)job->options->max_ranks > rings ? (size_t)job->options->max_ranks : rings;
   if (even_adopt_due(job->setup.hosts)) { /* the ranks that run write where they did */
     job->telemetry_fd = even_adopt_telemetry(job->setup.hosts);
@@ -455,22 +456,11 @@ static void tell_what_proportional_lacks(running_job *job) {
 }
 
 static void tell_hosts(running_job *job) {
-  const even_job_setup *setup = &job->setup;
   even_text text = EVEN_TEXT_EMPTY;
-  if (setup->hosts == NULL || job->options->quiet) {
+  if (job->setup.hosts == NULL || job->options->quiet) {
     return;
   }
-  size_t waiting = setup->spares - setup->kept;
-  size_t ranks = even_job_ranks_known(setup) - waiting;
-  even_text_format(&text, "%zu rank%s on %zu host%s: %s %zu", ranks, ranks == 1 ? "" : "s",
-                   even_hosts_count(setup->hosts), even_hosts_count(setup->hosts) == 1 ? "" : "s",
-                   even_hosts_name(setup->hosts, 0), setup->local);
-  for (size_t i = 1; i < even_hosts_count(setup->hosts); i++) {
-    even_text_format(&text, ", %s %zu", even_hosts_name(setup->hosts, i), even_hosts_devices(setup->hosts, i)->count);
-  }
-  if (waiting > 0) {
-    even_text_format(&text, "; %zu spare%s", waiting, waiting == 1 ? "" : "s");
-  }
+  even_job_name_hosts(&job->setup, &text);
   even_job_view_notice(&job->view, even_text_string(&text));
   even_text_free(&text);
 }

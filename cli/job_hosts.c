@@ -396,7 +396,8 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .lost = lost,
                                     .least_seconds = least,
                                     .most_ranks = (int)options->max_ranks,
-                                    .estate = options->estate};
+                                    .estate = options->estate,
+                                    .before = options->legacy};
   return even_hosts_open(&params, &setup->hosts);
 }
 
@@ -508,4 +509,30 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, siz
   }
   even_free(wishes);
   return status;
+}
+
+/* That have ranks: one may not have come to an agent that goes on after a killed one. */
+static size_t count_hosts(const even_hosts *hosts) {
+  size_t count = 1;
+  for (size_t i = 1; i < even_hosts_count(hosts); i++) {
+    count += even_hosts_devices(hosts, i)->count > 0;
+  }
+  return count;
+}
+
+void even_job_name_hosts(const even_job_setup *setup, even_text *out) {
+  size_t waiting = setup->spares - setup->kept;
+  size_t ranks = even_job_ranks_known(setup) - waiting;
+  size_t count = count_hosts(setup->hosts);
+  even_text_format(out, "%zu rank%s on %zu host%s: %s %zu", ranks, ranks == 1 ? "" : "s", count, count == 1 ? "" : "s",
+                   even_hosts_name(setup->hosts, 0), setup->local);
+  for (size_t i = 1; i < even_hosts_count(setup->hosts); i++) {
+    size_t its = even_hosts_devices(setup->hosts, i)->count;
+    if (its > 0) {
+      even_text_format(out, ", %s %zu", even_hosts_name(setup->hosts, i), its);
+    }
+  }
+  if (waiting > 0) {
+    even_text_format(out, "; %zu spare%s", waiting, waiting == 1 ? "" : "s");
+  }
 }

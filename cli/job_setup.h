@@ -97,6 +97,8 @@ even_status even_job_meet(const even_job_options *options, even_rendezvous *rend
                           char key[EVEN_KEY_DIGITS + 1]) EVEN_MUST_USE;
 /* The devices of the hosts that there are now, behind those of this one, with a label each. */
 even_status even_job_add_devices(even_job_setup *setup) EVEN_MUST_USE;
+/* "3 ranks on 2 hosts: here 2, there 1", added to *out. */
+void even_job_name_hosts(const even_job_setup *setup, even_text *out);
 /* With --hosts: reaches the other hosts, whose devices follow this one's then. */
 even_status even_job_reach_hosts(const even_job_options *options, int ranks, size_t word_count, char **words,
                                  even_job_setup *setup) EVEN_MUST_USE;

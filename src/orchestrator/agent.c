@@ -356,7 +356,7 @@ static even_status judge(even_job *job, even_fault_facts *ends, int *exit_code, 
 
 /* One attempt, and what is done before the next one; *changed: for which the job must be opened anew. */
 static even_status run_once(even_job *job, even_fault_facts *ends, int *exit_code, bool *again, bool *changed) {
-  if (even_elastic_lacks(job)) { /* its leader was lost, and hosts with it */
+  if (even_elastic_begins_without(job) || even_elastic_lacks(job)) { /* its leader was lost, and hosts with it */
     *again = true;
     return even_elastic_settle(job, changed);
   }
@@ -438,6 +438,7 @@ static even_status go_on_after_killed(even_job *job) {
   (void)even_restarts_reach(&job->restarts, restarts_made(job) - 1, job->resume_step);
   name_restart(job, words, sizeof words);
   even_job_notice(job, "the agent before was killed: %s from %s", words, place_of_resume(job));
+  even_elastic_tell_sought(job);
   return EVEN_OK;
 }
 

@@ -334,17 +334,23 @@ static void say_absent(even_host_agent *agent, const even_error *error, bool end
   }
 }
 
-/* Of those that did not come: all, where the time is over; else those that cannot any more. */
-static bool leave_out_absent(even_job *job, even_status status) {
+bool even_elastic_is_absent(even_host_agent *agent, const even_error *error, char *why, size_t bytes) {
+  bool ended = agent->hosts->params.shell != NULL && agent->link == NULL && even_host_agent_shell_ended(agent);
+  bool absent = !agent->leaves && !agent->fits && (error->status == EVEN_ERR_TIMEOUT || ended || agent->lost);
+  if (absent) {
+    say_absent(agent, error, ended, why, bytes);
+  }
+  return absent;
+}
+
+static bool leave_out_absent(even_job *job) {
   even_hosts *hosts = job->hosts;
   const even_error error = *even_error_last();
   bool any = false;
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
     char why[512];
-    bool ended = hosts->params.shell != NULL && agent->link == NULL && even_host_agent_shell_ended(agent);
-    if (!agent->leaves && !agent->fits && (status == EVEN_ERR_TIMEOUT || ended || agent->lost)) {
-      say_absent(agent, &error, ended, why, sizeof why);
+    if (even_elastic_is_absent(agent, &error, why, sizeof why)) {
       even_elastic_leave_out(job, agent, why);
       agent->lost = true;
       any = true;
@@ -363,7 +369,7 @@ static even_status revive(even_job *job) {
     if (status == EVEN_ERR_INTERRUPTED || (status != EVEN_OK && !even_elastic_leaves_out(job))) {
       return status;
     }
-    if (status != EVEN_OK && !leave_out_absent(job, status)) {
+    if (status != EVEN_OK && !leave_out_absent(job)) {
       return status;
     }
     even_error_clear();
@@ -435,20 +441,47 @@ bool even_elastic_may_leave_out(const even_job *job, even_status status) {
          (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT);
 }
 
+static void tell_goes_on(even_job *job) {
+  size_t ranks = even_elastic_next_ranks(job);
+  if (ranks < even_elastic_least(job)) {
+    return; /* it waits, which is told there */
+  }
+  even_job_notice(job,
+                  "the job goes on with %zu rank%s and the same global batch%s (EVENSTEP_LOST_HOST=wait: it waits; "
+                  "end: it ends)",
+                  ranks, ranks == 1 ? "" : "s",
+                  job->hosts->params.shell == NULL ? "" : ", and starts that host's agent again meanwhile");
+}
+
+bool even_elastic_begins_without(even_job *job) {
+  bool any = false;
+  for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    if (agent->lacked > 0) {
+      agent->count = agent->lacked;
+      agent->lacked = 0;
+      even_elastic_leave_out(job, agent, agent->lost_words);
+      any = true;
+    }
+  }
+  if (any) {
+    job->hosts->elastic->grown = true; /* also where all come meanwhile: they have no ranks yet */
+  }
+  if (any && !may_change(job)) {
+    tell_goes_on(job);
+  }
+  return any;
+}
+
 /* Hosts never change but for this: the agents of lost ones were started again, and have not come. A leader that is cut
  * off itself leaves out nobody. */
 static bool leaves_out_unasked(even_job *job, even_status status) {
   bool leaves = job->hosts != NULL && !may_change(job) && even_elastic_leaves_out(job) &&
                 job->failure.status == EVEN_OK && (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT) &&
                 !even_succession_is_superseded(job->hosts) && !even_succession_is_cut(job->hosts) &&
-                leave_out_absent(job, status);
-  if (leaves && even_elastic_next_ranks(job) >= even_elastic_least(job)) {
-    size_t ranks = even_elastic_next_ranks(job);
-    even_job_notice(job,
-                    "the job goes on with %zu rank%s and the same global batch%s (EVENSTEP_LOST_HOST=wait: it waits; "
-                    "end: it ends)",
-                    ranks, ranks == 1 ? "" : "s",
-                    job->hosts->params.shell == NULL ? "" : ", and starts that host's agent again meanwhile");
+                leave_out_absent(job);
+  if (leaves) {
+    tell_goes_on(job);
   }
   return leaves;
 }

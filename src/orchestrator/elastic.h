@@ -80,6 +80,12 @@ bool even_elastic_has_saved(const even_job *job);
 /* Lets hosts go and come. *changed: they are others now, and the job must be opened anew. With too few ranks it waits
  * for more. EVEN_ERR_PEER_LOST, EVEN_ERR_TIMEOUT: the job cannot go on without those that are lost. */
 even_status even_elastic_settle(even_job *job, bool *changed) EVEN_MUST_USE;
+/* Before an attempt: whether hosts have not come to this agent, which was started in a killed one's place (`lacked`).
+ * They are left out, and this is told; the hosts change before anything else. */
+bool even_elastic_begins_without(even_job *job);
+/* Whether a host that was started has not come, and does not: all, where the `error` says that the time is over; why,
+ * in words. */
+bool even_elastic_is_absent(even_host_agent *agent, const even_error *error, char *why, size_t bytes);
 /* Whether such an error of an attempt that could not begin may be mended without the hosts that are lost. */
 bool even_elastic_may_leave_out(const even_job *job, even_status status);
 /* Whether another attempt follows one that could not begin for this error: without the hosts that are lost, or once
@@ -114,8 +120,12 @@ even_status even_elastic_await_ranks(even_job *job) EVEN_MUST_USE;
 even_status even_elastic_too_few(const even_job *job, double waited_seconds);
 
 /* ---- elastic_back.c: hosts that were left out are looked for ---- */
+/* One of that name, which had so many ranks. */
+void even_elastic_seek(even_hosts *hosts, const char *name, size_t ranks);
 /* It goes out of the list of hosts: by ssh it is started again from time to time. */
 void even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent);
+/* Says which there are. */
+void even_elastic_tell_sought(even_job *job);
 /* Starts them, and asks the ranks to save their state when one is there; while an attempt runs whose ranks step in
  * es.prepare: others save nothing. */
 void even_elastic_look_back(even_job *job);

@@ -28,21 +28,33 @@ static even_elastic_left *find(even_elastic *elastic, const char *name) {
   return NULL;
 }
 
-void even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent) {
+void even_elastic_seek(even_hosts *hosts, const char *name, size_t ranks) {
   even_elastic *elastic = hosts->elastic;
-  if (!agent->away || hosts->params.shell == NULL || agent->count == 0) {
-    return;
-  }
-  even_elastic_left *left = find(elastic, agent->name);
+  even_elastic_left *left = find(elastic, name);
   if (left == NULL && elastic->left_count < EVEN_GUESTS_MOST) {
     left = &elastic->left[elastic->left_count++];
-    (void)snprintf(left->name, sizeof left->name, "%s", agent->name);
+    (void)snprintf(left->name, sizeof left->name, "%s", name);
     left->tries = 0;
   }
   if (left != NULL) {
     left->in = false;
-    left->ranks = agent->count;
+    left->ranks = ranks;
     left->next_ns = even_clock_ns() + pause_after(left->tries);
+  }
+}
+
+void even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent) {
+  if (agent->away && hosts->params.shell != NULL && agent->count > 0) {
+    even_elastic_seek(hosts, agent->name, agent->count);
+  }
+}
+
+void even_elastic_tell_sought(even_job *job) {
+  for (size_t i = 0; job->hosts != NULL && i < job->hosts->elastic->left_count; i++) {
+    const even_elastic_left *left = &job->hosts->elastic->left[i];
+    if (!left->in) {
+      even_job_notice(job, "host %s stays left out, and its agent is started again meanwhile", left->name);
+    }
   }
 }
 

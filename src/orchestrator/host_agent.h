@@ -70,6 +70,7 @@ typedef struct even_host_agent {
   bool grows;               /* and shall take part in the attempt that runs (growth.h) */
   bool leaves;              /* it shall have no part in the next attempt */
   bool away;                /* for it could not be reached: where the others are too few it is started again */
+  size_t lacked;            /* it had so many ranks under the agent before, and has not come to this one; else 0 */
   bool fallen;              /* lost while nobody led: it has no part in the next attempt, whatever comes of it */
   bool holds;               /* ranks of an attempt that outlasted its leader: */
   json_t *runs;             /* what its agent says of it; NULL: nothing yet */
@@ -136,6 +137,13 @@ struct even_hosts {
   even_loop_watch job_watch; /* of `loop`, in the job's */
   even_telemetry **rings;    /* a rank each, into which records of other hosts' ranks go; NULL: none */
 };
+
+/* ---- hosts_begin.c ---- */
+/* The list of hosts that are begun with: those of the user, or those that an agent before this one had. */
+even_status even_hosts_list(even_hosts *hosts) EVEN_MUST_USE;
+/* The agents were started: waits for them, as even_hosts_await; after an agent that was killed, those that do not come
+ * are marked (`lacked`) where the job may do without. */
+even_status even_hosts_await_first(even_hosts *hosts) EVEN_MUST_USE;
 
 /* ---- hosts_open.c ---- */
 /* Waits until all agents fit that were launched and are not lost: one that fitted may be lost meanwhile. */

@@ -14,6 +14,7 @@
 #include <stddef.h>
 
 typedef struct even_hosts even_hosts;
+struct even_legacy;
 
 enum { EVEN_HOSTS_MOST = 512, EVEN_HOSTS_NAME = 128 };
 
@@ -63,6 +64,10 @@ typedef struct even_hosts_params {
   double least_seconds;       /* how long it waits with fewer; NAN: nobody says; 0: it ends */
   int most_ranks;             /* up to so many, hosts join while the job runs; 0: none does */
   struct even_estate *estate; /* of the leader whose place this one takes: agents come by themselves; NULL: none */
+  /* Of the agents of this job before this one: where one has begun an attempt, its other hosts are begun with instead
+   * of those in `hosts`, one that it left out is looked for, and one that does not come now is left out, or waited for,
+   * as `lost` and `least_ranks` say. NULL: there was none. */
+  const struct even_legacy *before;
 } even_hosts_params;
 
 /* Starts the agents and returns when all are there and have what they need, each with its devices chosen.
@@ -75,6 +80,9 @@ void even_hosts_close(even_hosts *hosts);
 
 size_t even_hosts_count(const even_hosts *hosts);
 const char *even_hosts_name(const even_hosts *hosts, size_t host);
+/* How many ranks there may be besides, of hosts that an agent before this one had and that are not there (`before`).
+ * NULL: none. */
+size_t even_hosts_absent_ranks(const even_hosts *hosts);
 /* Of a host other than the first: its devices, one a rank; `cpus` is empty, for they are its own. */
 const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host);
 /* Of a job that goes on with ranks of another leader: the first rank of a host; -1: ranks are numbered by their hosts.

@@ -430,19 +430,7 @@ even_status even_hosts_await(even_hosts *hosts) {
 
 static even_status open_all(even_hosts *hosts) {
   EVEN_TRY(even_elastic_open(hosts));
-  hosts->room = even_elastic_room(hosts, hosts->count);
-  EVEN_TRY(EVEN_NEW_ARRAY(&hosts->agents, hosts->room));
-  for (size_t i = 0; i < hosts->count; i++) {
-    even_host_agent *agent = &hosts->agents[i];
-    *agent = (even_host_agent){.hosts = hosts,
-                               .index = i,
-                               .wish = hosts->params.hosts[i].ranks,
-                               .witness = hosts->params.hosts[i].witness,
-                               .shell = {.pid = -1},
-                               .input = -1,
-                               .watches = {{.fd = -1}, {.fd = -1}}};
-    memcpy(agent->name, hosts->params.hosts[i].name, sizeof agent->name);
-  }
+  EVEN_TRY(even_hosts_list(hosts));
   hosts->places = SPARE_PLACES + 2 * hosts->count;
   EVEN_TRY(EVEN_NEW_ARRAY(&hosts->strangers, hosts->places));
   EVEN_TRY(even_hosts_open_parcels(hosts));
@@ -458,7 +446,7 @@ static even_status open_all(even_hosts *hosts) {
   for (size_t i = 1; i < hosts->count; i++) {
     EVEN_TRY(even_host_agent_launch(&hosts->agents[i]));
   }
-  EVEN_TRY(even_hosts_await(hosts));
+  EVEN_TRY(even_hosts_await_first(hosts));
   if (!hosts->params.returns) {
     even_hosts_unannounce(hosts);
   }

@@ -2,10 +2,12 @@
 #include "orchestrator/legacy.h"
 
 #include "base/fail.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/job.h"
 #include "os/clock.h"
 #include "os/process_stat.h"
 
+#include <stdio.h>
 #include <string.h>
 
 even_status even_legacy_open(even_legacy *out) {
@@ -88,6 +90,36 @@ static even_status write_text(const even_text *text, char out[EVEN_LEGACY_TEXT])
   return EVEN_OK;
 }
 
+static void add_host(even_legacy_job *it, const char *name, int wish, size_t ranks, bool away) {
+  if (it->host_count < EVEN_LEGACY_HOSTS) {
+    even_legacy_host *host = &it->hosts[it->host_count++];
+    *host = (even_legacy_host){.wish = wish, .ranks = ranks, .away = away};
+    (void)snprintf(host->name, sizeof host->name, "%s", name);
+  }
+}
+
+static void write_hosts(const even_hosts *hosts, even_legacy_job *it) {
+  it->host_count = 0;
+  for (size_t i = 1; hosts != NULL && i < hosts->count; i++) {
+    const even_host_agent *agent = &hosts->agents[i];
+    if (!agent->came && !agent->witness) {
+      add_host(it, agent->name, agent->wish, agent->count > 0 ? agent->count : agent->lacked, false);
+    }
+  }
+  for (size_t i = 0; hosts != NULL && i < hosts->elastic->left_count; i++) {
+    const even_elastic_left *left = &hosts->elastic->left[i];
+    if (!left->in) {
+      add_host(it, left->name, (int)left->ranks, left->ranks, true);
+    }
+  }
+}
+
+const even_legacy_host *even_legacy_hosts(const even_legacy *legacy, size_t *count) {
+  bool any = even_legacy_is_left(legacy);
+  *count = any ? last(legacy)->host_count : 0;
+  return any ? last(legacy)->hosts : NULL;
+}
+
 even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   if (legacy == NULL) {
     return EVEN_OK;
@@ -104,6 +136,7 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   it->turn = job->turn;
   note_shares(legacy, job->shares);
   it->shortages = job->shortages;
+  write_hosts(job->hosts, it);
   EVEN_TRY(write_text(&job->foreign, it->foreign));
   EVEN_TRY(write_text(&job->lineage, it->lineage));
   EVEN_TRY(write_text(&job->began, it->began));

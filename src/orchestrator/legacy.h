@@ -3,6 +3,7 @@
 #ifndef EVEN_ORCHESTRATOR_LEGACY_H
 #define EVEN_ORCHESTRATOR_LEGACY_H
 
+#include "orchestrator/hosts.h"
 #include "orchestrator/progress.h"
 #include "orchestrator/restarts.h"
 #include "orchestrator/shortages.h"
@@ -17,7 +18,15 @@
 
 struct even_job;
 
-enum { EVEN_LEGACY_NAME = 256, EVEN_LEGACY_TEXT = 512 };
+enum { EVEN_LEGACY_NAME = 256, EVEN_LEGACY_TEXT = 512, EVEN_LEGACY_HOSTS = EVEN_HOSTS_MOST + 16 };
+
+/* A host of the job, other than this one. One that was drained is none. */
+typedef struct even_legacy_host {
+  char name[EVEN_HOSTS_NAME];
+  int wish;     /* as even_host_wish.ranks */
+  size_t ranks; /* that it has, or had */
+  bool away;    /* it was left out, and is looked for */
+} even_legacy_host;
 
 typedef struct even_legacy_job {
   char id[33];
@@ -27,6 +36,8 @@ typedef struct even_legacy_job {
   int era;
   int64_t turn;
   even_shortages shortages;
+  even_legacy_host hosts[EVEN_LEGACY_HOSTS];
+  size_t host_count;
   char foreign[EVEN_LEGACY_TEXT];
   char lineage[EVEN_LEGACY_TEXT];
   char began[EVEN_LEGACY_TEXT];
@@ -72,6 +83,9 @@ int even_legacy_restarts(const even_legacy *legacy);
 const char *even_legacy_job_id(const even_legacy *legacy);
 /* Whether an attempt has begun. */
 bool even_legacy_is_left(const even_legacy *legacy);
+/* The hosts of the attempt that began last: *count, in the order of the job. Not those that joined by themselves, which
+ * nobody here can start. NULL: none has begun. */
+const even_legacy_host *even_legacy_hosts(const even_legacy *legacy, size_t *count);
 
 /* At the beginning of each attempt. `legacy` NULL: nobody is started in this one's place. */
 even_status even_legacy_leave(even_legacy *legacy, const struct even_job *job) EVEN_MUST_USE;

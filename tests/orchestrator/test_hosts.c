@@ -3,7 +3,9 @@
 
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/follower_agent.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/link.h"
 #include "os/calls.h"
 #include "os/clock.h"
@@ -127,7 +129,8 @@ static int play(const char *kind) {
 
 /* ---- the leader ---- */
 
-static even_status lead(const char *kind, double patience_seconds) {
+static even_status lead_after(const char *kind, double patience_seconds, const even_legacy *before, even_lost_host lost,
+                              even_hosts **out) {
   static const even_host_wish wishes[] = {{.name = "here", .ranks = 1}, {.name = "there", .ranks = 1}};
   char program[] = "/proc/self/exe";
   char word[16];
@@ -139,7 +142,6 @@ static even_status lead(const char *kind, double patience_seconds) {
   if (strcmp(kind, "spaced") != 0) {
     shell[4] = NULL;
   }
-  even_hosts *hosts = NULL;
   (void)snprintf(word, sizeof word, "%s", kind);
   memset(value, 'x', strcmp(kind, "denied") == 0 ? sizeof value - 1 : 0);
   const even_hosts_params params = {.size = sizeof params,
@@ -148,8 +150,15 @@ static even_status lead(const char *kind, double patience_seconds) {
                                     .shell = shell,
                                     .program = "/usr/bin/evenstep",
                                     .folder = "/",
-                                    .patience_seconds = patience_seconds};
-  even_status status = even_hosts_open(&params, &hosts);
+                                    .patience_seconds = patience_seconds,
+                                    .lost = lost,
+                                    .before = before};
+  return even_hosts_open(&params, out);
+}
+
+static even_status lead(const char *kind, double patience_seconds) {
+  even_hosts *hosts = NULL;
+  even_status status = lead_after(kind, patience_seconds, NULL, EVEN_LOST_GO_ON, &hosts);
   assert_null(hosts);
   return status;
 }
@@ -169,6 +178,74 @@ static void a_shell_that_fails_is_quoted(void **state) {
                       "there port 22: No route to host");
   assert_non_null(
       strstr(even_error_last()->fix, "try `/proc/self/exe none -o BatchMode=yes there /usr/bin/evenstep --version`"));
+}
+
+/* What an agent leaves that had one other host, or two with one that was left out. */
+static void leave_hosts(even_legacy *out, even_host_agent *agents, size_t count, even_elastic *elastic) {
+  even_hosts hosts = {.agents = agents, .count = count, .elastic = elastic};
+  even_job job = {.hosts = &hosts};
+  assert_int_equal(even_legacy_open(out), EVEN_OK);
+  assert_int_equal(even_legacy_leave(out, &job), EVEN_OK);
+}
+
+static void after_a_killed_agent_no_host_is_started_that_it_did_without(void **state) {
+  even_host_agent agents[1] = {{.name = "here"}};
+  even_elastic elastic = {.left = {{.name = "there", .ranks = 3}}, .left_count = 1};
+  (void)state;
+  for (int drained = 0; drained <= 1; drained++) {
+    even_hosts *hosts = NULL;
+    even_legacy legacy;
+    elastic.left_count = drained ? 0 : 1;
+    leave_hosts(&legacy, agents, 1, &elastic);
+    assert_int_equal(lead_after("none", 100, &legacy, EVEN_LOST_END, &hosts), EVEN_OK);
+    assert_int_equal(even_hosts_count(hosts), 1);
+    assert_int_equal(hosts->elastic->left_count, drained ? 0 : 1);
+    assert_int_equal(even_hosts_absent_ranks(hosts), drained ? 0 : 3);
+    if (!drained) {
+      assert_string_equal(hosts->elastic->left[0].name, "there");
+      assert_int_equal(hosts->elastic->left[0].ranks, 3);
+      assert_false(hosts->elastic->left[0].in);
+      assert_true(hosts->elastic->left[0].next_ns > even_clock_ns());
+    }
+    even_hosts_close(hosts);
+    even_legacy_close(&legacy);
+  }
+}
+
+static void after_a_killed_agent_a_host_that_does_not_come_ends_nothing(void **state) {
+  even_host_agent agents[2] = {{.name = "here"}, {.name = "there", .wish = 1, .count = 2}};
+  even_elastic elastic = {.left_count = 0};
+  even_hosts *hosts = NULL;
+  even_legacy legacy;
+  even_job job;
+  even_agent_params params;
+  (void)state;
+  memset(&job, 0, sizeof job);
+  memset(&params, 0, sizeof params);
+  leave_hosts(&legacy, agents, 2, &elastic);
+  assert_int_equal(lead_after("none", 100, &legacy, EVEN_LOST_END, &hosts), EVEN_ERR_PEER_LOST);
+  assert_null(hosts);
+  assert_int_equal(lead_after("old", 100, &legacy, EVEN_LOST_GO_ON, &hosts), EVEN_ERR_UNSUPPORTED); /* it did come */
+  assert_null(hosts);
+  assert_int_equal(lead_after("none", 100, &legacy, EVEN_LOST_GO_ON, &hosts), EVEN_OK);
+  assert_int_equal(hosts->count, 2);
+  assert_int_equal(hosts->agents[1].lacked, 2);
+  assert_int_equal(even_hosts_absent_ranks(hosts), 2);
+  assert_int_equal(even_hosts_devices(hosts, 1)->count, 0);
+  job.hosts = hosts;
+  job.params = &params;
+  hosts->params.least_ranks = 1;
+  assert_true(even_elastic_begins_without(&job));
+  assert_false(even_elastic_begins_without(&job)); /* once */
+  assert_true(hosts->agents[1].leaves && hosts->agents[1].away && hosts->agents[1].count == 2);
+  assert_non_null(strstr(hosts->agents[1].lost_words, "No route to host"));
+  job.local = 1;
+  assert_false(even_elastic_lacks(&job));
+  hosts->params.least_ranks = 0;
+  hosts->params.lost = EVEN_LOST_WAIT;
+  assert_true(even_elastic_lacks(&job));
+  even_hosts_close(hosts);
+  even_legacy_close(&legacy);
 }
 
 static void what_ssh_says_has_its_fix(void **state) {
@@ -478,6 +555,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(who_leaves_has_no_part_under_the_leader_that_it_is_handed_to),
       cmocka_unit_test(another_version_is_refused),
       cmocka_unit_test(a_shell_that_fails_is_quoted),
+      cmocka_unit_test(after_a_killed_agent_no_host_is_started_that_it_did_without),
+      cmocka_unit_test(after_a_killed_agent_a_host_that_does_not_come_ends_nothing),
       cmocka_unit_test(what_ssh_says_has_its_fix),
       cmocka_unit_test(odd_words_let_nobody_in),
       cmocka_unit_test(who_is_not_waited_for_was_not_met),

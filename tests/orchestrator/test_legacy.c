@@ -2,6 +2,7 @@
 #include "orchestrator/legacy.h"
 
 #include "base/fail.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/job.h"
 #include "support/fault.h"
 
@@ -140,6 +141,42 @@ static void what_is_not_whole_takes_nothing_away(void **state) {
   even_legacy_close(&legacy);
 }
 
+/* Who was drained is in neither list, who came by itself cannot be started. */
+static void the_next_one_knows_the_hosts(void **state) {
+  (void)state;
+  even_host_agent agents[5] = {{.name = "here"},
+                               {.name = "b", .wish = 0, .count = 2},
+                               {.name = "c", .wish = 1, .lacked = 1, .lost = true},
+                               {.name = "d", .wish = 1, .count = 1, .came = true},
+                               {.name = "e", .witness = true}};
+  even_elastic elastic = {.left = {{.name = "f", .ranks = 4}, {.name = "b", .ranks = 2, .in = true}}, .left_count = 2};
+  even_hosts hosts = {.agents = agents, .count = 5, .elastic = &elastic};
+  even_legacy legacy;
+  even_job job;
+  size_t count = 7;
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  assert_null(even_legacy_hosts(&legacy, &count));
+  assert_int_equal(count, 0);
+  begin(&job, 0, 0, "then");
+  for (int attempt = 0; attempt < 3; attempt++) { /* written anew each time */
+    job.hosts = &hosts;
+    assert_int_equal(even_legacy_leave(&legacy, &job), EVEN_OK);
+  }
+  const even_legacy_host *its = even_legacy_hosts(&legacy, &count);
+  assert_int_equal(count, 3);
+  assert_string_equal(its[0].name, "b");
+  assert_int_equal(its[0].wish, 0);
+  assert_int_equal(its[0].ranks, 2);
+  assert_false(its[0].away);
+  assert_string_equal(its[1].name, "c");
+  assert_int_equal(its[1].ranks, 1);
+  assert_string_equal(its[2].name, "f");
+  assert_int_equal(its[2].ranks, 4);
+  assert_true(its[2].away);
+  end(&job);
+  even_legacy_close(&legacy);
+}
+
 static even_status open_and_take(void *context) {
   even_legacy legacy;
   even_job job;
@@ -166,6 +203,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(the_next_one_is_the_same_job, reset),
       cmocka_unit_test_teardown(the_next_one_knows_of_a_global_batch, reset),
+      cmocka_unit_test_teardown(the_next_one_knows_the_hosts, reset),
       cmocka_unit_test_teardown(what_is_not_whole_takes_nothing_away, reset),
       cmocka_unit_test_teardown(survives_every_fault, reset),
   };

@@ -1,0 +1,113 @@
+"""The agent of a job of several hosts is killed where the job has not all of its hosts: the next one begins with those
+that are left."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+from collections.abc import Callable
+
+import pytest
+from run_jobs import Job
+from test_elastic import drain_of
+from test_restart_agent import children
+from test_run_hosts import Hosts
+from test_run_hosts import hosts as hosts  # a fixture
+from test_run_hosts import names as names  # a fixture
+
+Script = Callable[..., str]
+
+# Trains until it is told, and says with how many it does.
+TRAINING = """
+    import os, pathlib, time
+    import torch
+    import evenstep as es
+
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(80000, 3)), batch_size=8)
+    model, optimizer, loader = es.prepare(model, optimizer, loader)
+    for number, (x,) in enumerate(loader):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        if number == 5:
+            print("trains with", os.environ["WORLD_SIZE"], flush=True)
+        if pathlib.Path("told").exists():
+            break
+        time.sleep(0.02)
+"""
+
+WORDS = ("--name", "a", "--log-rank", "all", "--checkpoint-every", "4", "--checkpoint-dir", "saved")
+
+
+def start(hosts: Hosts, script: Script, *words: str) -> Job:
+    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "20"}
+    job = hosts.start(*WORDS, *words, script(TRAINING))
+    job.wait_for("trains with 2", times=2)
+    return job
+
+
+def kill_leader(job: Job) -> None:
+    (leader,) = (
+        process
+        for process in children(job.process.pid)
+        if b"guardian" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
+    )
+    os.kill(leader, signal.SIGKILL)
+
+
+def cut_off(hosts: Hosts) -> int:
+    """From now on nobody reaches the other host; its agent, which is there still."""
+    (agent,) = hosts.agents()
+    (hosts.folder / "shell.sh").write_text("#!/bin/sh\necho No route to host >&2\nexit 255\n")
+    return agent
+
+
+def test_a_host_that_was_left_out_is_looked_for(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    there = hosts.names[1]
+    job = start(hosts, script)
+    os.kill(cut_off(hosts), signal.SIGKILL)
+    job.wait_for(f"host {there} is left out")
+    job.wait_for("trains with 1")
+    hosts.shell()
+    kill_leader(job)
+    job.wait_for("the agent before was killed: restart [12] of 3")
+    job.wait_for(f"host {there} stays left out, and its agent is started again meanwhile")
+    job.wait_for(f"host {there} is back: the training saves its state")
+    job.wait_for("trains with 2", times=4)
+    (tmp_path / "told").touch()
+    code, text = job.finish()
+    assert code == 0, text
+    assert f"1 rank on 1 host: {hosts.names[0]} 1" in text
+
+
+@pytest.mark.more
+def test_a_host_that_does_not_come_to_the_next_agent(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    there = hosts.names[1]
+    job = start(hosts, script, "--min-ranks", "1")
+    cut_off(hosts)
+    kill_leader(job)
+    job.wait_for(f"host {there} is left out: .*No route to host")
+    job.wait_for("trains with 1")
+    (tmp_path / "told").touch()
+    code, text = job.finish()
+    assert code == 0, text
+    assert "the agent before was killed: restart 1 of 3" in text
+
+
+def test_a_drained_host_stays_away(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    job = start(hosts, script)
+    drain = drain_of(hosts, hosts.names[1], "--no-move")
+    job.wait_for("trains with 1")
+    assert drain.finish()[0] == 0
+    kill_leader(job)
+    job.wait_for("the agent before was killed: restart 1 of 3")
+    job.wait_for("trains with 1", times=2)
+    assert not hosts.agents()
+    (tmp_path / "told").touch()
+    code, text = job.finish()
+    assert code == 0, text
+    assert "2 ranks on 2 hosts" not in text.split("the agent before was killed")[1]
