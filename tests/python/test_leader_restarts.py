@@ -98,6 +98,7 @@ def test_a_host_that_does_not_come_to_the_next_agent(hosts: Hosts, script: Scrip
     assert "the agent before was killed: restart 1 of 3" in text
 
 
+@pytest.mark.more
 def test_a_drained_host_stays_away(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
     job = start(hosts, script)
     drain = drain_of(hosts, hosts.names[1], "--no-move")
