@@ -85,9 +85,12 @@ def test_a_host_that_was_left_out_is_looked_for(hosts: Hosts, script: Script, tm
 
 
 @pytest.mark.more
-def test_a_host_that_does_not_come_to_the_next_agent(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("words", [[], ["--min-ranks", "1"]])
+def test_a_host_that_does_not_come_to_the_next_agent(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path, words: list[str]
+) -> None:
     there = hosts.names[1]
-    job = start(hosts, script, "--min-ranks", "1")
+    job = start(hosts, script, *words)
     cut_off(hosts)
     kill_leader(job)
     job.wait_for(f"host {there} is left out: .*No route to host")
@@ -96,6 +99,7 @@ def test_a_host_that_does_not_come_to_the_next_agent(hosts: Hosts, script: Scrip
     code, text = job.finish()
     assert code == 0, text
     assert "the agent before was killed: restart 1 of 3" in text
+    assert ("the job goes on with 1 rank and the same global batch" in text) == (words == [])
 
 
 @pytest.mark.more
