@@ -382,12 +382,16 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
     uint64_t tried = now; /* before it is tried whether anything can be moved */
     sleep_unlocked(comm, request, limit - (now - began));
     now = even_clock_ns();
-    if (moves != messages->moves) {
+    bool moved = moves != messages->moves;
+    if (moved) {
       moves = messages->moves;
       even_waits_end(&waiting); /* and another begins */
-    } else if (now - checked >= EVEN_COMM_LOOK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
+    }
+    if (now - checked >= EVEN_COMM_LOOK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
       checked = now;
-      tell_wait(request, &waiting, began, tried);
+      if (!moved) {
+        tell_wait(request, &waiting, began, tried);
+      }
       check_lives(comm, true);
     }
     refused = !request->done && even_group_whole(comm) && even_shared_refused(comm, false);

@@ -83,6 +83,43 @@ static void test_dead_peer(void **state) {
   assert_int_equal(results[2], 0);
 }
 
+#define TRAFFIC 500
+
+/* Rank 0 waits for a message of rank 1's, which dies, while rank 2's come one by one. */
+static int die_beside_traffic(even_comm *comm, void *argument) {
+  static int words[TRAFFIC];
+  int word = 0;
+  even_comm_request *request = NULL;
+  even_status status = EVEN_OK;
+  (void)argument;
+  for (int i = 0; even_comm_rank(comm) == 0 && i < TRAFFIC; i++) {
+    RANKS_EXPECT(comm, even_comm_receive_begin(comm, &words[i], 4, 2, 1, &request) == EVEN_OK);
+  }
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  if (even_comm_rank(comm) == 1) {
+    (void)raise(SIGKILL);
+  }
+  if (even_comm_rank(comm) == 0) {
+    status = even_comm_receive_begin(comm, &word, 4, 1, 1, &request);
+    status = status == EVEN_OK ? even_comm_request_wait(request, 0, NULL) : status;
+  }
+  for (int i = 0; even_comm_rank(comm) == 2 && status == EVEN_OK && i < TRAFFIC; i++) {
+    even_clock_sleep_ns(2000000); /* so that something always comes */
+    status = even_comm_send_begin(comm, &word, 4, 0, 1, &request);
+  }
+  RANKS_EXPECT(comm, status == EVEN_ERR_PEER_LOST && even_error_last()->rank == 1); /* and rank 2 not only at its end */
+  return 0;
+}
+
+static void test_dead_peer_beside_traffic(void **state) {
+  int results[RANKS_MOST];
+  (void)state;
+  (void)ranks_run(&three, die_beside_traffic, NULL, results);
+  assert_int_equal(results[0], 0);
+  assert_int_equal(results[1], RANKS_KILLED);
+  assert_int_equal(results[2], 0);
+}
+
 static int work_and_expect_loss(even_comm *comm, void *argument) {
   float *plain = calloc(FLOATS, 4);
   int ready = *(int *)argument;
@@ -445,6 +482,7 @@ static void test_two_threads_in_one_group(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_dead_peer),
+      cmocka_unit_test(test_dead_peer_beside_traffic),
       cmocka_unit_test(test_kills_at_any_moment),
       cmocka_unit_test(test_departure),
       cmocka_unit_test(test_a_forked_child_does_not_leave_for_its_parent),
