@@ -177,6 +177,9 @@ struct even_comm_engine {
   /* NULL where nothing goes between hosts; else telemetry is told what the way to each takes, from the next call on;
    * NULL: not any more. Between calls. EVEN_ERR_MEMORY. */
   even_status (*tell_legs)(even_comm *comm, even_telemetry *telemetry);
+  /* NULL where it is made of no others; else the first group `*at` of those, from 0 on, that there is; NULL behind the
+   * last. */
+  even_comm *(*part)(const even_comm *comm, int *at);
   uint64_t (*wait_ns)(const even_comm *comm);
   void (*describe)(const even_comm *comm, char *text, size_t bytes);
   void (*leave)(even_comm *comm);

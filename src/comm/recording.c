@@ -50,10 +50,20 @@ even_status even_recording_begin_as(even_recording **recording, even_telemetry *
   return EVEN_OK;
 }
 
+/* So are the groups that it is made of: waits are theirs. */
+static void set_name(even_comm *comm, const char *name) {
+  even_comm_base *base = even_comm_base_of_mutable(comm);
+  even_comm *part = NULL;
+  (void)snprintf(base->name, sizeof base->name, "%s", name);
+  for (int at = 0; base->engine->part != NULL && (part = base->engine->part(comm, &at)) != NULL; at++) {
+    (void)snprintf(even_comm_base_of_mutable(part)->name, sizeof base->name, "%s", name);
+  }
+}
+
 even_status even_comm_record(even_comm *comm, even_telemetry *telemetry, const char *name) {
   even_comm_base *base = even_comm_base_of_mutable(comm);
   if (name != NULL) {
-    (void)snprintf(base->name, sizeof base->name, "%s", name);
+    set_name(comm, name);
   }
   if (base->engine->tell_legs != NULL) {
     EVEN_TRY(base->engine->tell_legs(comm, telemetry));

@@ -68,6 +68,11 @@ static int make_each_call(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, even_telemetry_open(ring_fd, rank, &telemetry) == EVEN_OK);
   RANKS_EXPECT(comm, even_comm_record(comm, telemetry, NULL) == EVEN_ERR_ARGUMENT);
   RANKS_EXPECT(comm, even_comm_record(comm, telemetry, "test/each") == EVEN_OK);
+  const even_comm_engine *engine = even_comm_engine_of(comm);
+  even_comm *part = NULL;
+  for (int at = 0; engine->part != NULL && (part = engine->part(comm, &at)) != NULL; at++) {
+    RANKS_EXPECT(comm, strcmp(even_comm_base_of(part)->name, "test/each") == 0); /* in which ranks are said to wait */
+  }
   RANKS_EXPECT(comm, even_comm_all_reduce(comm, data, 3, EVEN_F64, EVEN_MAX) == EVEN_OK);
   RANKS_EXPECT(comm, even_comm_all_reduce(comm, NULL, 3, EVEN_F64, EVEN_MAX) == EVEN_ERR_ARGUMENT); /* no call */
   RANKS_EXPECT(comm, even_comm_all_gather(comm, data, all, counts, EVEN_F64) == EVEN_OK);

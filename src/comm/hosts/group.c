@@ -325,6 +325,10 @@ static even_status tell_legs(even_comm *comm, even_telemetry *telemetry) {
   return EVEN_OK;
 }
 
+static even_comm *part_of(const even_comm *comm, int *at) {
+  return even_hosts_part((const even_hosts_group *)(const void *)comm, at);
+}
+
 static uint64_t wait_ns(const even_comm *comm) {
   const even_hosts_group *group = (const even_hosts_group *)(const void *)comm;
   uint64_t waited = atomic_load(&group->awaited_ns) - atomic_load(&group->hidden_ns);
@@ -438,6 +442,7 @@ static const even_comm_engine hosts_engine = {
     .follow = follow,
     .choice = choice,
     .tell_legs = tell_legs,
+    .part = part_of,
     .wait_ns = wait_ns,
     .describe = describe,
     .leave = leave_group,
