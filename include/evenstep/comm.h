@@ -9,8 +9,9 @@
  * a second; one that was stopped: see even_comm_set_stop_grace; one that never comes: by the timeout), EVEN_ERR_REVOKED
  * (even_comm_revoke), EVEN_ERR_TIMEOUT, EVEN_ERR_MISMATCH (ranks made different calls: kind, count, dtype or op; or,
  * of one host, wait for one another, each in another group or for a message, and have for two seconds; where a process
- * has a thread that never calls into a group, it is not known that this one never will, and the timeout ends it). After
- * any of these the group is unusable: close it. EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW come before anything is
+ * has a thread that never calls into a group, it is not known that this one never will, and the timeout ends it; under
+ * Python it is Python that is asked for such threads, and one that has not run any of it yet is not seen). After any of
+ * these the group is unusable: close it. EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW come before anything is
  * announced: the group stays as it is, but peers that made the call wait for this rank. A child that a rank forks
  * inherits nothing of the group: its calls fail with EVEN_ERR_STATE, even_comm_revoke does nothing there, and
  * even_comm_close gives back its memory alone. No `comm`, `out` or `fd` may be NULL but in even_comm_close. */

@@ -38,11 +38,11 @@ EVEN_PUBLIC size_t even_comm_flight(const even_comm *comm, int rank, even_flight
  * bytes, copied; NULL: not known). A few calls' sites are kept. On the thread of the collectives. */
 EVEN_PUBLIC void even_comm_set_site(even_comm *comm, const char *text);
 
-/* Asked when a collective fails, or has waited for a second, on its thread, for where in the caller's program it was
- * called (of a message, when it has been waited for as long): costs nothing before.
- * Writes a NUL-terminated text; false where it does not know (what even_comm_set_site said counts then). Peers that
- * name both sides of a mismatch wait for the answer, 2 s at most. It must not call into the group. NULL: nobody is
- * asked. */
+/* Asked when a collective fails, or has waited for a second and all other threads of the process that call wait, too,
+ * on its thread, for where in the caller's program it was called (of a message, when it has been waited for as long):
+ * costs nothing before. Writes a NUL-terminated text; false where it does not know (what even_comm_set_site said counts
+ * then). Peers that name both sides of a mismatch wait for the answer, 2 s at most. It must not call into the group.
+ * NULL: nobody is asked. */
 typedef bool even_comm_site_call(void *context, char *text, size_t bytes);
 EVEN_PUBLIC void even_comm_ask_site(even_comm *comm, even_comm_site_call *call, void *context);
 

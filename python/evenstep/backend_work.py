@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -71,7 +72,8 @@ class LaterWork(dist.Work):
         limit = 0.0 if timeout is None else timeout.total_seconds()
         if limit > 0 and not self._ends_within(limit):
             raise _too_late(limit)
-        waits = contextlib.nullcontext() if self._for_cpp.done() else callers.waiting_for(self._for_cpp.done)
+        done = functools.partial(torch._C.Future.done, self._for_cpp)  # not torch.futures.Future's, which is Python
+        waits = contextlib.nullcontext() if done() else callers.waiting_for(done)
         with waits, contextlib.suppress(Exception):  # the same error as the one that comes now, in C++'s words
             self._for_cpp.wait()  # it completes a moment later, and may be asked at once
         self._future.wait()

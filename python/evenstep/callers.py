@@ -1,37 +1,28 @@
-"""Which threads of Python's may make a collective: asked, seldom, by a rank that waits in one, before it is said that ranks
-wait for one another for good. Threads that have made one are known to the engine; this is about all others."""
+"""Threads of Python's that wait for the call of another one: what python/ext/callers.c reads where it is asked, by a rank that
+waits in a collective, which threads may make one, before it is said that ranks wait for one another for good."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
+import os
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 from evenstep import _core
 
-_WAITS = ("threading", "queue", "selectors", "_weakrefset")
-"""Where a thread is while it waits: what it is goes by who called that."""
-
-_NEVER_CALL = {
-    ("concurrent.futures.thread", "_worker"),  # idle: what it works at is called from there
-    ("evenstep.backend_work", "_work"),  # the engine knows whether it is idle
-    ("multiprocessing.queues", "_feed"),
-    ("torch.utils.data._utils.pin_memory", "_pin_memory_loop"),
-    ("torch.utils.data._utils.pin_memory", "do_one_step"),
-    ("tqdm._monitor", "run"),
-}
-
-
-def _never_calls(frame: FrameType | None) -> bool:
-    while frame is not None and frame.f_globals.get("__name__") in _WAITS:
-        frame = frame.f_back
-    return frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) in _NEVER_CALL
-
-
+_first = threading.main_thread().ident
 _waiting: dict[int, Callable[[], bool]] = {}
-"""Threads that wait for the call of another one, and whether it is over for them."""
+"""Threads that wait for the call of another one, and whether it is over for them: nothing written in Python, which may not
+run in the middle of a call."""
+
+
+def _begin_again() -> None:
+    global _first
+    _first = threading.main_thread().ident
+    _waiting.clear()
+
+
+os.register_at_fork(after_in_child=_begin_again)
 
 
 @contextlib.contextmanager
@@ -45,12 +36,3 @@ def waiting_for(done: Callable[[], bool]) -> Iterator[None]:
     finally:
         _core.comm_rest(False)
         _waiting.pop(thread, None)
-
-
-def others_may_call() -> bool:
-    """Whether any thread but this one and the first may, or one that waits for another's call; of one that nothing is
-    known of: yes."""
-    if any(done() for done in list(_waiting.values())):
-        return True
-    known = {threading.get_ident(), threading.main_thread().ident, *_waiting}
-    return any(thread not in known and not _never_calls(frame) for thread, frame in sys._current_frames().items())

@@ -1,6 +1,6 @@
 """Where in the user's program a collective was called: looked for only when one fails, so that it costs nothing before.
 (On a GPU nobody is in the call when it fails: there it is said before each. So it is with each message that is sent, for its
-sender may be far from there when it turns out not to fit.)"""
+sender may be far from there when it turns out not to fit.) What the engine asks for then is in python/ext/callers.c."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from types import CodeType, FrameType
 
 # typing_extensions and warnings: torch's deprecated names (reduce_scatter_tensor) are wrapped in their functions.
-_BENEATH = (
+_BENEATH = (  # read by python/ext/callers.c, too
     "torch",
     "evenstep",
     "threading",
@@ -60,11 +60,6 @@ def make_for(place: Place | None) -> None:
 
 def words_of(place: Place | None) -> str | None:
     return None if place is None else f"{place[0]}:{place[1]} in {place[2]}"
-
-
-def find() -> str | None:
-    """What the engine asks on the thread whose call fails."""
-    return words_of(_users(sys._getframe(0)) or _submitted.place)
 
 
 _MOST = 1024

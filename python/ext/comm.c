@@ -138,6 +138,16 @@ static PyObject *comm_rest(PyObject *module, PyObject *rests) {
   Py_RETURN_NONE;
 }
 
+static PyObject *comm_others_may_call(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  even_ext_get_ready_to_ask();
+  even_ext_comes_from_python(true);
+  bool may = even_ext_others_may_call(NULL);
+  even_ext_comes_from_python(false);
+  return PyBool_FromLong(may);
+}
+
 static PyObject *comm_record(PyObject *object, PyObject *arguments) {
   even_ext_comm *self = (even_ext_comm *)object;
   PyObject *ring = NULL;
@@ -478,6 +488,9 @@ static PyMethodDef functions[] = {
      "mpi_place(library=None) -> (rank, ranks) of this process in its MPI job; starts MPI"},
     {"comm_rest", comm_rest, METH_O,
      "comm_rest(rests): this thread waits for another one's call, until it says otherwise."},
+    {"comm_others_may_call", comm_others_may_call, METH_NOARGS,
+     "comm_others_may_call() -> whether another thread but the first may call that has not yet, as a rank that waits "
+     "asks."},
     {"comm_simd", comm_simd, METH_NOARGS, "The name of the SIMD path of the reductions."},
     {NULL, NULL, 0, NULL}};
 

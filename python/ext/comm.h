@@ -50,12 +50,21 @@ void even_ext_comm_ask_over(PyObject *over, even_comm_params *params);
 /* Lets groups between hosts hear which ranks of others stand still (standing.c). With the GIL held. */
 void even_ext_ask_standing(void);
 
-/* Around each call of the group: it is counted, and where it was made in Python is asked for if it fails. Ends with
- * None, or NULL with an exception. */
+/* callers.c */
+/* Imports what the two ask. With the GIL held. */
+void even_ext_get_ready_to_ask(void);
+/* As even_comm_site_call: where in Python this thread's call was made. Without the GIL. */
+bool even_ext_ask_site(void *context, char *text, size_t bytes);
+/* As even_waits_others_call: whether a thread of Python's may call that has not yet; yes where it cannot be told.
+ * Without the GIL. */
+bool even_ext_others_may_call(void *context);
 /* Whether this thread is inside a call from Python, and may be asked where. */
 void even_ext_comes_from_python(bool comes);
 /* The same of a call that another thread asked for, at `place` (of sites.py); NULL: it is over. */
 void even_ext_comes_from(PyObject *place);
+
+/* Around each call of the group: it is counted, and where it was made in Python is asked for if it fails. Ends with
+ * None, or NULL with an exception. */
 void even_ext_comm_begin(even_ext_comm *self);
 PyObject *even_ext_comm_done(even_ext_comm *self, even_status status);
 

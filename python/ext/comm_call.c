@@ -1,4 +1,4 @@
-/* Around each call of _core.Comm: where in Python it was made, whom a stall is told, how long a group is patient. */
+/* Around each call of _core.Comm: whom a stall is told, how long a group is patient. */
 #include "comm.h"
 
 #include "base/fail.h"
@@ -6,55 +6,6 @@
 
 #include <evenstep/telemetry.h>
 #include <stdlib.h>
-
-/* This thread is inside a call from Python that has let the GIL go. */
-static _Thread_local bool from_python;
-/* Where another thread asked for the call; NULL: this one makes it for itself. */
-static _Thread_local PyObject *asked_for_at;
-
-/* The user's place, of sites.py. Only a thread that came from Python may take the GIL back: nobody who holds the GIL
- * waits for it. */
-static bool ask_site(void *context, char *text, size_t bytes) {
-  (void)context;
-  if (!from_python) {
-    return false;
-  }
-  PyGILState_STATE state = PyGILState_Ensure();
-  PyObject *sites = PyImport_ImportModule("evenstep.sites");
-  PyObject *place = NULL;
-  if (sites != NULL) {
-    place = asked_for_at == NULL ? PyObject_CallMethod(sites, "find", NULL)
-                                 : PyObject_CallMethod(sites, "words_of", "(O)", asked_for_at);
-  }
-  PyObject *utf8 = place != NULL && PyUnicode_Check(place) ? PyUnicode_AsUTF8String(place) : NULL;
-  bool known = utf8 != NULL;
-  if (known) {
-    (void)snprintf(text, bytes, "%s", PyBytes_AsString(utf8));
-  }
-  PyErr_Clear();
-  Py_XDECREF(utf8);
-  Py_XDECREF(place);
-  Py_XDECREF(sites);
-  PyGILState_Release(state);
-  return known;
-}
-
-/* Whether another thread of Python's may call that has not yet (callers.py); yes where it cannot be asked. */
-static bool ask_others(void *context) {
-  (void)context;
-  if (!from_python) {
-    return true;
-  }
-  PyGILState_STATE state = PyGILState_Ensure();
-  PyObject *callers = PyImport_ImportModule("evenstep.callers");
-  PyObject *answer = callers == NULL ? NULL : PyObject_CallMethod(callers, "others_may_call", NULL);
-  bool none = answer == Py_False;
-  PyErr_Clear();
-  Py_XDECREF(answer);
-  Py_XDECREF(callers);
-  PyGILState_Release(state);
-  return !none;
-}
 
 /* What a rank's words go to beside its output: its ring, where `evenstep run` gave it one. */
 static void tell_telemetry(const char *words) {
@@ -101,27 +52,19 @@ even_status even_ext_comm_patience_read(even_ext_comm_patience *out) {
 
 void even_ext_comm_prepare(even_comm *comm, const even_ext_comm_patience *patience) {
   even_comm_set_stop_grace(comm, patience->stop_seconds);
-  even_comm_ask_site(comm, ask_site, NULL);
-  even_waits_ask_others(ask_others, NULL);
+  even_ext_get_ready_to_ask();
+  even_comm_ask_site(comm, even_ext_ask_site, NULL);
+  even_waits_ask_others(even_ext_others_may_call, NULL);
   even_comm_on_stall(comm, patience->stall_seconds, even_ext_tell_stall, NULL);
-}
-
-void even_ext_comes_from_python(bool comes) {
-  from_python = comes;
-}
-
-void even_ext_comes_from(PyObject *place) {
-  from_python = place != NULL;
-  asked_for_at = place;
 }
 
 void even_ext_comm_begin(even_ext_comm *self) {
   self->calls++;
-  from_python = true;
+  even_ext_comes_from_python(true);
 }
 
 PyObject *even_ext_comm_done(even_ext_comm *self, even_status status) {
-  from_python = false;
+  even_ext_comes_from_python(false);
   if (status != EVEN_OK) {
     (void)even_ext_raise(status); /* before a call of another thread's ends in another error */
   }

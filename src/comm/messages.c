@@ -343,7 +343,7 @@ static void tell_wait(even_comm_request *request, even_waiting *waiting, uint64_
   int peer = request->peer;
   describe(request, doing, sizeof doing);
   (void)pthread_mutex_unlock(&request->comm->messages->lock);
-  (void)even_waits_for_message(request->comm, waiting, doing, peer, since_ns, now_ns);
+  (void)even_waits_for_message(request->comm, waiting, request, doing, peer, since_ns, now_ns);
   (void)pthread_mutex_lock(&request->comm->messages->lock);
 }
 

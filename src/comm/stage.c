@@ -192,7 +192,7 @@ static bool ends_for_refusal(even_comm *comm) {
   }
   const even_error why = *even_error_last();
   even_group_end_told(comm, &why);
-  return true;
+  return !even_group_whole(comm); /* whole: another died that was about to say why */
 }
 
 /* Ends the group for a rank that has not come, unless it has ended otherwise meanwhile. */

@@ -27,7 +27,8 @@ typedef struct calling_thread {
   thread_state state;
   const _Atomic uint32_t *word; /* of one that rests */
   uint32_t seen;
-  even_wait_words words; /* of one that waits */
+  even_wait_words words; /* of one that waits, */
+  const void *message;   /* and for which */
 } calling_thread;
 
 static _Thread_local calling_thread own;
@@ -214,6 +215,16 @@ bool even_waits_read(even_wait_pad *pad, even_process_words *out) {
 
 /* ---- telling ---- */
 
+/* Whether a thread before this one in the list waits for the same message. */
+static bool is_counted(const calling_thread *thread) {
+  for (const calling_thread *before = here.threads; before != thread; before = before->next) {
+    if (before->state == THREAD_WAITS && before->words.message != 0 && before->message == thread->message) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /* Whether each thread that has called waits, or rests until one of them has it go on, and nothing else of theirs is
  * under way that could let them. Of a message that only has begun, others could. */
 static bool all_wait(int *threads) {
@@ -231,7 +242,7 @@ static bool all_wait(int *threads) {
     first = first || thread->first;
     if (thread->state == THREAD_WAITS) {
       waits++;
-      messages += thread->words.message;
+      messages += thread->words.message != 0 && !is_counted(thread);
     }
   }
   for (const even_comm *group = here.groups; group != NULL; group = group->next_group) {
@@ -268,7 +279,7 @@ static void tell_all(uint64_t whole_ns) {
   }
 }
 
-static void tell(even_waiting *waiting, const even_wait_words *words) {
+static void tell(even_waiting *waiting, const even_wait_words *words, const void *message) {
   int threads = 0;
   (void)pthread_mutex_lock(&here.lock);
   if (!waiting->told) {
@@ -279,6 +290,7 @@ static void tell(even_waiting *waiting, const even_wait_words *words) {
   uint64_t number = own.words.number;
   own.words = *words;
   own.words.number = number;
+  own.message = message;
   uint64_t change = here.change;
   bool whole = all_wait(&threads);
   (void)pthread_mutex_unlock(&here.lock);
@@ -330,14 +342,22 @@ static bool was_found(uint64_t number, even_error *why) {
   return found;
 }
 
+/* Of a collective, as it is in the flight record. */
+static bool read_site(const even_comm *comm, even_waiting *waiting) {
+  const even_flight_writer *flight = &comm->flight;
+  even_flight_site_of(flight, comm->rank, flight->number, waiting->site, sizeof waiting->site);
+  if (waiting->site[0] != '\0') {
+    memmove(waiting->site, waiting->site + strlen(" at "), strlen(waiting->site + strlen(" at ")) + 1);
+  }
+  return waiting->site[0] != '\0';
+}
+
 static void ask_site(even_comm *comm, even_waiting *waiting, bool collective) {
   const even_flight_writer *flight = &comm->flight;
   waiting->asked = true;
   if (collective) { /* it is in the flight record, too, from now on */
     even_flight_say(&comm->flight);
-    even_flight_site_of(flight, comm->rank, flight->number, waiting->site, sizeof waiting->site);
-    if (waiting->site[0] != '\0') {
-      memmove(waiting->site, waiting->site + strlen(" at "), strlen(waiting->site + strlen(" at ")) + 1);
+    if (read_site(comm, waiting)) {
       return;
     }
   }
@@ -358,27 +378,37 @@ static bool is_told(const even_comm *comm, const even_waiting *waiting, uint64_t
   return comm->pads != NULL && own.known && (waiting->told || now_ns - since_ns >= EVEN_WAITS_TOLD_NS);
 }
 
-/* `late`: a rank that this one waits for; -1: none in particular. */
-static bool look(even_comm *comm, even_waiting *waiting, even_wait_words *words, int late, bool collective) {
+/* Whether all threads have been seen to wait, and none has gone on since: who is asked then keeps none waiting. */
+static bool was_whole(void) {
+  (void)pthread_mutex_lock(&here.lock);
+  bool whole = here.whole_ns != 0 && here.whole_change == here.change;
+  (void)pthread_mutex_unlock(&here.lock);
+  return whole;
+}
+
+/* `late`: a rank that this one waits for; -1: none in particular. `message`: of which; NULL: in a collective. */
+static bool look(even_comm *comm, even_waiting *waiting, even_wait_words *words, int late, const void *message) {
   even_error why;
   uint64_t now_ns = words->seen_ns;
   uint64_t waited_ns = now_ns - words->since_ns;
   if (!waiting->told || now_ns - waiting->told_ns >= EVEN_WAITS_TOLD_NS) {
     waiting->told_ns = now_ns;
-    if (!waiting->asked && waited_ns >= EVEN_WAITS_ASKED_NS) {
-      ask_site(comm, waiting, collective);
+    if (!waiting->asked && waited_ns >= EVEN_WAITS_ASKED_NS && was_whole()) {
+      ask_site(comm, waiting, message == NULL);
+    } else if (!waiting->asked && message == NULL) {
+      (void)read_site(comm, waiting); /* what the caller has said itself */
     }
     memcpy(words->site, waiting->site, sizeof words->site);
     words->main = own.first ? 1 : 0;
     name_group(comm, words->group, sizeof words->group);
-    tell(waiting, words);
+    tell(waiting, words, message);
   }
   if (!was_found(own.words.number, &why)) {
     return false;
   }
   why.rank = late < 0 ? -1 : even_comm_number(comm, late);
   even_group_end_told(comm, &why);
-  return true;
+  return !even_group_whole(comm); /* whole: another died that was about to say why */
 }
 
 static void wait_for(const even_comm *comm, even_wait_words *words, int rank) {
@@ -409,11 +439,11 @@ bool even_waits_in_collective(even_comm *comm, even_waiting *waiting, uint64_t n
     }
   }
   even_call_describe(&comm->call, words.doing, sizeof words.doing);
-  return look(comm, waiting, &words, late, true);
+  return look(comm, waiting, &words, late, NULL);
 }
 
-bool even_waits_for_message(even_comm *comm, even_waiting *waiting, const char *doing, int peer, uint64_t since_ns,
-                            uint64_t now_ns) {
+bool even_waits_for_message(even_comm *comm, even_waiting *waiting, const void *message, const char *doing, int peer,
+                            uint64_t since_ns, uint64_t now_ns) {
   even_wait_words words = {
       .since_ns = since_ns, .seen_ns = now_ns, .message = 1, .any = peer == EVEN_COMM_ANY_RANK ? 1 : 0};
   if (!is_told(comm, waiting, since_ns, now_ns)) {
@@ -425,7 +455,7 @@ bool even_waits_for_message(even_comm *comm, even_waiting *waiting, const char *
     }
   }
   (void)snprintf(words.doing, sizeof words.doing, "%s", doing);
-  return look(comm, waiting, &words, words.any != 0 ? -1 : peer, false);
+  return look(comm, waiting, &words, words.any != 0 ? -1 : peer, message);
 }
 
 /* ---- reading ---- */

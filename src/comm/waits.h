@@ -14,7 +14,8 @@
 #define EVEN_WAITS_TEXT 448 /* bytes for one that is described */
 /* A wait is told from then on, and again as often. */
 #define EVEN_WAITS_TOLD_NS ((uint64_t)250 * 1000000u)
-/* Where it is made is asked for from then on. */
+/* Where it is made is asked for from then on, once all threads of the process wait: the answer may take a lock that one
+ * of them has while it goes on. */
 #define EVEN_WAITS_ASKED_NS ((uint64_t)1000 * 1000000u)
 /* Waits that are one another's cause are so when they have stood for as long before a moment that is as long ago. */
 #define EVEN_WAITS_SETTLED_NS ((uint64_t)1000 * 1000000u)
@@ -81,8 +82,8 @@ void even_waits_ask_others(even_waits_others_call *call, void *context);
 /* The wait goes on: tells it, and whether it was found to be one that will never end, with which the group has been
  * ended. Called some fifty times a second, with no lock held. Of the calling thread's last error nothing is left. */
 bool even_waits_in_collective(even_comm *comm, even_waiting *waiting, uint64_t now_ns);
-bool even_waits_for_message(even_comm *comm, even_waiting *waiting, const char *doing, int peer, uint64_t since_ns,
-                            uint64_t now_ns);
+bool even_waits_for_message(even_comm *comm, even_waiting *waiting, const void *message, const char *doing, int peer,
+                            uint64_t since_ns, uint64_t now_ns);
 /* It has ended, or got on. */
 void even_waits_end(even_waiting *waiting);
 

@@ -239,6 +239,68 @@ def body_crossed_later() -> None:
     os._exit(0)
 
 
+def body_interrupted() -> None:
+    """Rank 0 gets a signal while it waits in a call, for longer than it takes until others are told: what its handler raises
+    comes when the call has ended, and it does not run before."""
+    import threading
+
+    import torch.distributed as dist
+
+    rank, _ = join()
+    seen = []
+
+    def stop(*_: Any) -> None:
+        seen.append(tensor[0].item())
+        sys.exit(5)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where it was ignored before
+    signal.signal(signal.SIGTERM, stop)
+    for number, error in (signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit):
+        tensor = torch.ones(4)
+        dist.barrier()
+        if rank == 1:
+            time.sleep(2)
+            dist.all_reduce(tensor)
+            continue
+        threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+        try:
+            dist.all_reduce(tensor)
+        except error:
+            assert tensor[0] == 2
+        else:
+            raise AssertionError(f"nothing of {number}")
+    assert seen == [2.0] * (1 - rank), seen
+    os._exit(0)
+
+
+def body_native() -> None:
+    """An asynchronous call goes on while other code keeps the GIL, until its peer, which comes late, has got through."""
+    import ctypes
+    import struct
+
+    import torch.distributed as dist
+
+    rank, _ = join()
+    tensor = torch.ones(1 << 20)
+    dist.all_reduce(tensor, async_op=True).wait()
+    end, begin = os.pipe()
+    pipe = [(os.getpid(), begin)]
+    dist.broadcast_object_list(pipe, src=0)
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        found = ctypes.PyDLL(None).poll(struct.pack("ihh", end, 1, 0), 1, 20_000)  # unlike CDLL's, with the GIL
+        work.wait()
+        assert found == 1, found
+    else:
+        time.sleep(1.5)
+        dist.all_reduce(tensor)
+        with open(f"/proc/{pipe[0][0]}/fd/{pipe[0][1]}", "wb") as told:
+            told.write(b"1")
+    assert tensor[0] == 4
+    dist.barrier()
+    os._exit(0)
+
+
 def body_timeout() -> None:
     import torch.distributed as dist
 
@@ -408,6 +470,50 @@ def test_groups_in_opposite_order_are_a_mismatch(check: Check) -> None:
 
 def test_groups_in_opposite_order_with_asynchronous_calls(check: Check) -> None:
     check(body_crossed_later, 2)
+
+
+def test_signals_while_a_rank_waits(check: Check) -> None:
+    check(body_interrupted, 2)
+
+
+def test_a_call_goes_on_beside_code_that_keeps_the_gil(check: Check) -> None:
+    check(body_native, 2)
+
+
+def test_others_that_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    import concurrent.futures
+    import threading
+    import types
+
+    from evenstep import _core, callers
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        before = _core.comm_others_may_call()  # by what pytest has
+        rpc = types.SimpleNamespace(_is_current_rpc_agent_set=dict)  # {}: not False
+        monkeypatch.setitem(sys.modules, "torch._C._distributed_rpc", rpc)
+        assert _core.comm_others_may_call()
+        rpc._is_current_rpc_agent_set = bool
+        assert _core.comm_others_may_call() == before is False
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        assert _core.comm_others_may_call()
+        assert thread.ident is not None
+        monkeypatch.setitem(callers._waiting, thread.ident, bool)
+        assert not _core.comm_others_may_call()
+        monkeypatch.setitem(callers._waiting, thread.ident, dict)
+        assert _core.comm_others_may_call()
+    finally:
+        monkeypatch.undo()
+        end.set()
+        thread.join()
+    asked = []
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(lambda _: asked.append(_core.comm_others_may_call()))
+    leaf.sum().backward()
+    assert asked == [True] and not _core.comm_others_may_call()
 
 
 def test_timeout(check: Check) -> None:
