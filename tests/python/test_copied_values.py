@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import types
+import warnings
 from collections.abc import Callable
 from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from evenstep import copied_values
 
 _SCRIPT = """
     import copy, gc, hashlib, os
@@ -109,3 +118,69 @@ def test_ranks_that_are_seeded_alike_have_nothing_to_look_for(run_ranks: Callabl
     """)
     first, second = _values(ranks)
     assert first == second
+
+
+def _second_rank(monkeypatch: pytest.MonkeyPatch, fewer: int = 0) -> Any:
+    """A group in which rank 0 begins otherwise, and has as many copies as this rank but for so many."""
+    monkeypatch.setattr(copied_values, "broadcast_bytes", lambda group, mine: b"other")
+    monkeypatch.setattr(
+        copied_values,
+        "gather_objects",
+        lambda group, told: [[(place, count - fewer) for place, count in told] if isinstance(told, list) else told],
+    )
+    return types.SimpleNamespace(ranks=2, rank=1)
+
+
+def _set(model: nn.Module) -> None:
+    with torch.no_grad():
+        for number, one in enumerate(model.parameters()):
+            one.fill_(float(number + 10))
+
+
+def test_layers_that_are_copies_of_one_another_are_not_one_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    model = nn.Sequential(layer, copy.deepcopy(layer), copy.deepcopy(layer))
+    teacher, alone = copy.deepcopy(model), copy.deepcopy(layer)  # of which layer the second is nobody knows
+    before = alone.weight.tolist()
+    copies = copied_values.CopiedValues(_second_rank(monkeypatch), [model])
+    _set(model)
+    wanted = [one.tolist() for one in model.parameters()]
+    copies.follow()
+    assert [one.tolist() for one in model.parameters()] == wanted
+    assert [one.tolist() for one in teacher.parameters()] == wanted
+    assert alone.weight.tolist() == before
+
+
+def test_what_was_prepared_before_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(trained.parameters(), 0.1)
+    given, wanted = copy.deepcopy(trained), [one.tolist() for one in trained.parameters()]
+    copies = copied_values.CopiedValues(_second_rank(monkeypatch), [given], [trained])
+    _set(given)
+    copies.follow()
+    assert [one.tolist() for one in trained.parameters()] == wanted and optimizer.param_groups
+
+
+def test_objects_of_the_script_are_not_asked_for_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unbound:
+        def __str__(self) -> str:
+            raise RuntimeError("working outside of a context")
+
+    model = nn.Linear(4, 4)
+    odd = {Unbound(): model.weight.detach().clone(), "bias": model.bias.detach().clone()}
+    copied_values.CopiedValues(_second_rank(monkeypatch), [model]).follow()
+    assert len(odd) == 2
+
+
+def test_where_rank_0_has_fewer_none_follows_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4)
+    teacher, wanted = copy.deepcopy(model), model.weight.tolist()
+    with pytest.warns(UserWarning, match="of 1 copies of a model that this rank has, rank 0 has fewer"):
+        copies = copied_values.CopiedValues(_second_rank(monkeypatch, fewer=1), [model])
+    _set(model)
+    copies.follow()
+    assert teacher.weight.tolist() == wanted
+    del teacher
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied_values.CopiedValues(_second_rank(monkeypatch, fewer=1), [nn.Linear(4, 4)])
