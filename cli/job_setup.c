@@ -59,7 +59,13 @@ static even_status bad_quota(const char *text, const char *why) {
   return status;
 }
 
-static even_status read_quota(const char *text, size_t ranks, double *quota) {
+/* With another agent's job, which knew all of its hosts: some of them may be missing now. */
+static bool goes_on(const even_job_options *options) {
+  return options->estate != NULL || (options->legacy != NULL && even_legacy_is_left(options->legacy));
+}
+
+/* left: fewer ranks may be there than it was written for. */
+static even_status read_quota(const char *text, size_t ranks, bool left, double *quota) {
   const char *at = text;
   for (size_t i = 0; i < ranks; i++) {
     quota[i] = (double)NAN;
@@ -71,7 +77,8 @@ static even_status read_quota(const char *text, size_t ranks, double *quota) {
     if (errno != 0 || end == at || *end != ':') {
       return bad_quota(text, "not RANK:FRACTION");
     }
-    if (rank < 0 || (size_t)rank >= ranks) {
+    bool there = rank >= 0 && (size_t)rank < ranks;
+    if (!there && !left) {
       return bad_quota(text, "there is no such rank");
     }
     at = end + 1;
@@ -79,7 +86,9 @@ static even_status read_quota(const char *text, size_t ranks, double *quota) {
     if (end == at || !(fraction > 0 && fraction <= 1) || (*end != '\0' && *end != ',')) {
       return bad_quota(text, "not a fraction");
     }
-    quota[rank] = fraction;
+    if (there) {
+      quota[rank] = fraction;
+    }
     if (*end == '\0') {
       return EVEN_OK;
     }
@@ -392,7 +401,7 @@ static even_status read_recovery(const even_job_options *options, even_job_setup
     (void)even_error_fix("give both, or neither");
     return status;
   }
-  if (options->estate == NULL && options->min_ranks > (int64_t)setup->devices.count) {
+  if (!goes_on(options) && options->min_ranks > (int64_t)setup->devices.count) {
     even_status status = even_fail(EVEN_ERR_USAGE, "--min-ranks %lld is more than the %zu ranks of the job",
                                    (long long)options->min_ranks, setup->devices.count);
     (void)even_error_fix("give at most as many as there are ranks");
@@ -435,18 +444,18 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(even_job_first_host(options, ranks, &first));
   EVEN_TRY(even_device_select(options->devices, first, &setup->devices));
   EVEN_TRY(even_job_reach_hosts(options, ranks, count, words, setup));
-  EVEN_TRY(even_job_read_spares(options, options->estate != NULL, setup));
+  EVEN_TRY(even_job_read_spares(options, goes_on(options), setup));
   EVEN_TRY(read_recovery(options, setup));
   EVEN_TRY(check_most(options, setup));
   even_job_keep_places(options, setup);
   size_t places = setup->devices.count + setup->spares;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->shown, places));
-  EVEN_TRY(read_shown(options->log_rank, places, options->estate != NULL, setup->shown));
+  EVEN_TRY(read_shown(options->log_rank, places, goes_on(options), setup->shown));
   if (options->estate != NULL) {
     EVEN_TRY(even_job_inherit_quota(options->estate, places, setup));
   } else if (options->cpu_quota != NULL) {
     EVEN_TRY(EVEN_NEW_ARRAY(&setup->quota, places));
-    EVEN_TRY(read_quota(options->cpu_quota, places, setup->quota));
+    EVEN_TRY(read_quota(options->cpu_quota, places, goes_on(options), setup->quota));
   }
   EVEN_TRY(even_job_read_speeds(options, setup));
   EVEN_TRY(even_job_add_spares(setup));

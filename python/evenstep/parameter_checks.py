@@ -127,7 +127,8 @@ class ParameterChecks:
 
     def heard(self, ballots: Sequence[Ballot]) -> None:
         """After a vote in which sums travelled. Collective where they differ."""
-        if ballots[0].step >= self._asked_from:
+        goes_back = self._steps.step < self._asked_from  # to an older checkpoint, in this process
+        if goes_back or ballots[0].step >= self._asked_from:
             self._compare([ballot.parameters for ballot in ballots])
 
     def check_now(self) -> None:

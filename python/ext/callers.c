@@ -1,6 +1,7 @@
 /* What is asked of Python in the middle of a call: where it was made, and whether another thread may make one. All of
  * it by functions written in C: the interpreter runs handlers of signals on the first thread between any two steps of
- * Python's own, and what they raise would be lost here, and what they call would find the group busy. */
+ * Python's own, and what they raise would be lost here, and what they call would find the group busy. (A hook of
+ * sys.addaudithook that is written in Python is run all the same.) */
 #include "comm.h"
 
 #include "comm/waits.h"

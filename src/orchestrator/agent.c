@@ -266,6 +266,7 @@ static even_status plan_change(even_job *job) {
   (void)even_restarts_reach(&job->restarts, restarts_made(job), job->resume_step);
   job->attempt++;
   job->planned++;
+  job->restarts.short_lived = 0; /* it has not failed */
   even_job_notice(job, "the hosts change: the job goes on from %s", place_of_resume(job));
   return EVEN_OK;
 }

@@ -103,7 +103,8 @@ static void write_hosts(const even_hosts *hosts, even_legacy_job *it) {
   for (size_t i = 1; hosts != NULL && i < hosts->count; i++) {
     const even_host_agent *agent = &hosts->agents[i];
     if (!agent->came && !agent->witness) {
-      add_host(it, agent->name, agent->wish, agent->count > 0 ? agent->count : agent->lacked, false);
+      size_t whole = agent->whole.count > 0 ? agent->whole.count : agent->count; /* also what is set aside */
+      add_host(it, agent->name, agent->wish, whole > 0 ? whole : agent->lacked, false);
     }
   }
   for (size_t i = 0; hosts != NULL && i < hosts->elastic->left_count; i++) {

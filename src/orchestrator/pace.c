@@ -1,4 +1,4 @@
-/* Signals stay pending meanwhile: whoever begins the next attempt looks for them. */
+/* Signals stay pending meanwhile, for who ends the job then. */
 #include "orchestrator/pace.h"
 
 #include "base/fail.h"
@@ -40,10 +40,11 @@ static even_status turn(even_job *job) {
 
 even_status even_pace_wait(even_job *job) {
   uint64_t until_ns = even_clock_ns() + job->pause_ns;
+  bool pauses = job->pause_ns > 0;
   job->pause_ns = 0;
   while (even_clock_ns() < until_ns && even_signals_end_pending() == 0 && !even_stop_asked() &&
          (job->hosts == NULL || !even_succession_is_superseded(job->hosts))) {
     EVEN_TRY(turn(job));
   }
-  return EVEN_OK;
+  return pauses && even_signals_end_pending() != 0 ? EVEN_ERR_INTERRUPTED : EVEN_OK;
 }

@@ -159,7 +159,7 @@ static void a_pause_is_told_and_ends_with_the_job(void **state) {
   assert_int_equal(sigprocmask(SIG_BLOCK, &ending, &before), 0);
   assert_int_equal(raise(SIGTERM), 0);
   job.pause_ns = UINT64_MAX / 4;
-  assert_int_equal(even_pace_wait(&job), EVEN_OK);
+  assert_int_equal(even_pace_wait(&job), EVEN_ERR_INTERRUPTED);
   assert_int_equal(sigwait(&ending, &number), 0); /* it is still there for who ends the job */
   assert_int_equal(sigprocmask(SIG_SETMASK, &before, NULL), 0);
 }
