@@ -1,6 +1,6 @@
 /* How much of a search a build makes. ThreadSanitizer looks for races, and a search over one thread's work has the same
- * threads in each of its cases: every thirteenth is enough there. The other builds make all of them, AddressSanitizer,
- * which makes each dear, every third of those over large data. */
+ * threads in each of its cases: every thirteenth is enough there. The other builds make all of them; of those over
+ * large data sanitizers, which make each dear, every third. */
 #ifndef EVEN_TEST_SEARCH_H
 #define EVEN_TEST_SEARCH_H
 
@@ -17,7 +17,7 @@
 #endif
 
 #if defined(EVEN_TEST_THREADS_WATCHED)
-enum { SEARCH_STRIDE = 13, SEARCH_LARGE_STRIDE = 13 }; /* odd: bits and bytes of all positions come up */
+enum { SEARCH_STRIDE = 13, SEARCH_LARGE_STRIDE = 3 }; /* odd: bits and bytes of all positions come up */
 #elif defined(EVEN_TEST_MEMORY_WATCHED)
 enum { SEARCH_STRIDE = 1, SEARCH_LARGE_STRIDE = 3 };
 #else
