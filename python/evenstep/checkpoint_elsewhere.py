@@ -31,6 +31,7 @@ from evenstep.checkpoint_files import MANIFEST, PARTIAL, damaged_tensors, read_m
 from evenstep.checkpoint_remote import _CLAIM, _NOT_THERE, _READ_BYTES, Remote, is_url, shown
 from evenstep.convert_contents import DAMAGED, INPUT, SYSTEM, UNSUPPORTED, USAGE, Refused
 
+_At = tuple[str, str, str]  # protocol, host, path: the same for all spellings of a place
 _PREFIX = "evenstep-ckpt-"
 _FLAGS = {"--json", "--force", "--tensors"}
 _READ, _COPY, _MEND, _WRITE = "read", "copy", "mend", "write"
@@ -43,6 +44,7 @@ _OPERANDS = {
     "repair": [_MEND],
 }
 _OPTIONS = {("export", "--to"): _WRITE, ("repair", "--from"): _COPY}
+_PATTERN = frozenset("*?[")  # drivers remove and move all that such a name matches
 _BESIDE_URLS = "EVENSTEP_CKPT_BESIDE_URLS"  # of the program that this starts: it takes no URLs (cli/ckpt.c)
 
 
@@ -50,6 +52,10 @@ def _refused(error: EvenstepError) -> Refused:
     what, _, fix = str(error).partition("\n  fix: ")
     code = UNSUPPORTED if "another version" in fix else DAMAGED if " is damaged" in what else INPUT
     return Refused(what, fix, code)
+
+
+def _here(path: str) -> _At:
+    return "file", "", os.path.realpath(path)
 
 
 class Place(Remote):
@@ -61,6 +67,14 @@ class Place(Remote):
             raise Refused(f"{shown(url)} names a whole place, and no checkpoint in it", "", USAGE)
         super().__init__(f"{parent}/" if parent.endswith("://") else parent)
         self.shown, self._place = f"{self.url}/{self.name}", f"{self._root}/{self.name}"
+        self._only = ""  # where the new is, once what it replaces is being removed
+
+    def is_at(self) -> _At:
+        protocol, options = self._files.protocol, self._files.storage_options
+        protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        if "file" in protocols:
+            return _here(self._place)
+        return min(protocols), str(options.get("host") or options.get("account_name") or ""), self._place
 
     def files(self) -> dict[str, int | None]:
         """What is there, with sizes where the driver says them, by paths in it; "" is the thing itself, a file."""
@@ -184,12 +198,19 @@ class Place(Remote):
 
     def check_free(self, force: bool) -> dict[str, int | None]:
         """What --force replaces."""
+        self._check_names([""])
         files = self.files()
         if files and not force:
             raise Refused(f"{self.shown} exists", "--force replaces a file or a checkpoint, or choose another name")
         if files and "" not in files and not (MANIFEST in files and self._is_own()):
             raise Refused(f"{self.shown} is a folder that is no checkpoint, and is not replaced", "choose another name")
         return files
+
+    def _check_names(self, ends: Iterable[str]) -> None:
+        for end in ends:
+            if not _PATTERN.isdisjoint(self._place + end):
+                what = f"{self.shown}{end} is not written: a driver may take * ? [ in it for a pattern"
+                raise Refused(what, "choose another name", USAGE)
 
     def _is_own(self) -> bool:
         """Web pages have a manifest.json, too."""
@@ -211,9 +232,9 @@ class Place(Remote):
         return self._send_checkpoint(path, old) if (path / MANIFEST).is_file() else self._send_other(path, old, force)
 
     def _send_checkpoint(self, path: Path, old: Iterable[str]) -> str:
-        """As every other."""
+        """As every other: in the place of one of the same training, whose manifest goes first."""
         if "" in old:
-            self.remove(self.name)
+            raise Refused(f"{self.shown} is a file, and is not replaced by a checkpoint", "choose another name")
         name = self.put(path)
         if name == self.name:
             new = {MANIFEST, *(entry["name"] for entry in read_manifest(path)["files"])}
@@ -228,6 +249,7 @@ class Place(Remote):
         files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
         ends = ["" if one == path else f"/{one.relative_to(path).as_posix()}" for one in files]
         beside = bool(old) or not self._is_store()
+        self._check_names(ends if beside else [])
         first = f"{self._place}-{os.urandom(4).hex()}{PARTIAL}" if beside else self._place
         own = [first] if beside else []  # what goes where this fails
         try:
@@ -237,39 +259,58 @@ class Place(Remote):
                     own.append(first + end)
                 self._send(one, first + end)
             if beside:
-                self._replace(first, ends, own, force)
+                self._replace(first, dict(zip(ends, files)), own, force)
             self._files.invalidate_cache()
         except BaseException as error:
-            self._undo(own)
+            if self._only:
+                raise self._half_replaced(error) from None
+            self._undo(own, path.is_dir())
             if isinstance(error, (EvenstepError, Refused)) or not isinstance(error, Exception):
                 raise
             raise self._failed(f"{self.name} was not uploaded", error) from None
         return self.shown
 
-    def _replace(self, first: str, ends: Sequence[str], own: list[str], force: bool) -> None:
-        """The new alone is there then, as on a disk. A file takes a file's place."""
-        old = self.check_free(force)
-        takes_its_place = ends == [""] and "" in old
+    def _replace(self, first: str, new: dict[str, Path], own: list[str], force: bool) -> None:
+        """The new alone is there then, as on a disk. A file takes a file's place. new: the files here, by the ends of their paths
+        there. From the first change of the old on nothing is undone: the new may be all that is left."""
+        old, is_file = self.check_free(force), "" in new
+        takes_its_place = is_file and "" in old
+        self._only = first if old else ""
         if old and not takes_its_place:
             self.remove(self.name)
-        elif ends == [""] and self._ask(f"{self.name} is looked for", partial(self._files.isdir, self._place)):
+        elif is_file and self._ask(f"{self.name} is looked for", partial(self._files.isdir, self._place)):
             self._tell(f"the empty folder {self.name} is removed", partial(self._files.rmdir, self._place))
-        for end in ends:
+        for end, one in new.items():
             here, there = first + end, self._place + end
             self._make(there.rpartition("/")[0])
             if not takes_its_place:
                 own.append(there)
-            self._tell(f"{self.name}{end} is put in its place", partial(self._files.mv, here, there))
-        if ends != [""]:
-            with suppress(*_NOT_THERE):  # stores have no empty folders
+            move = partial(self._files.mv, here, there)
+            self._tell(f"{self.name}{end} is put in its place", move, size=one.stat().st_size)
+        self._only = ""
+        own.clear()
+        if not is_file:
+            with suppress(Exception):  # all of it is there, and stores have no empty folders
                 self._tell("its folder is removed", partial(self._files.rm, first, recursive=True))
 
-    def _undo(self, places: Iterable[str]) -> None:
+    def _half_replaced(self, error: BaseException) -> BaseException:
+        """What ended it, with where the new is."""
+        end = self._only.removeprefix(self._place)
+        where = f"of the new what is not whole at {self.shown} is at {self.shown}{end}; the old is removed, or in part"
+        what = f"{self.name} was not put in its place"
+        if not isinstance(error, Exception):
+            _complain(Refused(f"{what}: {where}"))
+            return error
+        known = error if isinstance(error, EvenstepError) else self._failed(what, error)
+        what, _, fix = str(known).partition("\n  fix: ")
+        return Refused(f"{what}; {where}", fix)
+
+    def _undo(self, places: Iterable[str], is_folder: bool) -> None:
         for place in places:
             try:
-                self._tell(
-                    "what was sent is removed", partial(self._files.rm, place, recursive=place.endswith(PARTIAL))
-                )
+                named = {"recursive": True} if is_folder and place.endswith(PARTIAL) else {}
+                remove = partial(self._files.rm if named else self._files.rm_file, place, **named)
+                self._tell("what was sent is removed", remove)
             except Silent:
                 return
             except Exception:  # it is not there: it was not sent, or was moved
@@ -350,8 +391,8 @@ class _Word(NamedTuple):
     role: str
 
 
-def _urls(command: str, words: Sequence[str]) -> list[_Word]:
-    """The words that are URLs, by the rule of cli/ckpt.c, and what the command does with each."""
+def _named(command: str, words: Sequence[str]) -> list[_Word]:
+    """The words that are URLs, by the rule of cli/ckpt.c, or name what is here, and what the command does with each."""
     found, operands, option, ended = [], iter(_OPERANDS[command]), "", False
     for at, word in enumerate(words):
         name, equals, value = word.partition("=") if word.startswith("--") and not ended else ("", "", word)
@@ -366,7 +407,7 @@ def _urls(command: str, words: Sequence[str]) -> list[_Word]:
             role = _OPTIONS.get((command, name))
         elif ended or not word.startswith("-"):
             role = next(operands, None)
-        if not is_url(value):
+        if not value or (role is None and not is_url(value)):
             continue
         if role is None:
             raise Refused(f"ckpt {command} takes no URL there: {shown(value)}", "name a file of this host", USAGE)
@@ -410,12 +451,12 @@ def _verify(words: Sequence[str]) -> int:
     return worst
 
 
-def _check_apart(ends: Iterable[tuple[_Word, Place, Path]]) -> None:
-    """What is written is, and holds, nothing of what is read."""
-    written = [place.shown for one, place, _ in ends if one.role == _WRITE]
-    for one, place, _ in ends:
-        if one.role != _WRITE and any(f"{place.shown}/".startswith(f"{other}/") for other in written):
-            raise Refused(f"{place.shown} is the input, and would be replaced", "choose another name", USAGE)
+def _check_apart(ends: Sequence[tuple[_Word, _At]]) -> None:
+    """What is written is, and holds, nothing of what is read, however these are spelled."""
+    written = [at for one, at in ends if one.role == _WRITE]
+    for one, at in ends:
+        if one.role != _WRITE and any(at[:2] == to[:2] and f"{at[2]}/".startswith(f"{to[2]}/") for to in written):
+            raise Refused(f"{shown(one.url)} is the input, and would be replaced", "choose another name", USAGE)
 
 
 def _check_room(sizes: Iterable[int | None]) -> None:
@@ -429,7 +470,8 @@ def _check_room(sizes: Iterable[int | None]) -> None:
 
 
 def _work(program: str, command: str, words: list[str]) -> int:
-    urls, shown_as = _urls(command, words), {}
+    named = _named(command, words)
+    urls, shown_as = [one for one in named if is_url(one.url)], {}
     ends: list[tuple[_Word, Place, Path]] = []
     with _folder() as folder:
         for number, one in enumerate(urls):
@@ -441,7 +483,10 @@ def _work(program: str, command: str, words: list[str]) -> int:
             words[one.at] = f"{one.option}{path}"
             shown_as[str(path)] = place.shown
             ends.append((one, place, path))
-        _check_apart(ends)
+        _check_apart(
+            [(word, place.is_at()) for word, place, _ in ends]
+            + [(word, _here(word.url)) for word in named if word not in urls]
+        )
         wanted = [(one, place, path, place.to_bring()) for one, place, path in ends if one.role != _WRITE]
         _check_room(size for *_, files in wanted for size in files.values())
         for one, place, path, files in wanted:

@@ -178,7 +178,11 @@ def test_force_leaves_the_new_alone(kind: str, url: str, empty_place: None) -> N
     assert names(url) == sorted(
         one.relative_to(new.parent).as_posix() for one in (new, *new.rglob("*")) if one.is_file()
     )
-    if kind == "folder":
+    if kind == "file":
+        with pytest.raises(Refused, match="is a file, and is not replaced"):
+            place.send(old, True)
+        assert place._files.cat_file(place._place) == b"weights" and names(url) == ["one"]
+    elif kind == "folder":
         place._files.pipe_file(f"{place._place}/manifest.json", b'{"name": "a page"}')
         with pytest.raises(Refused, match="no checkpoint"):
             place.send(old, True)
@@ -218,6 +222,115 @@ def test_what_fails_leaves_the_old(
     with pytest.raises(Refused, match="exists"):
         place.send(Path("new"), False)
     assert place._files.cat_file(place._place) == b"another's" and names(url) == ["w"]
+
+
+@pytest.mark.parametrize("call", ["rm", "mv"])
+@pytest.mark.parametrize("error", [OSError("the network is unreachable"), SystemExit(130)])
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_the_new_is_kept_once_the_old_goes(
+    error: BaseException,
+    call: str,
+    url: str,
+    empty_place: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The old is removed, or in part, and a later file cannot be moved: what was sent is all there is. The error says where."""
+    for name in ("new/a", "new/b"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_bytes(name.encode())
+    place = Place(f"{url}/w")
+    place._pipe(place._place, b"old")
+    files = type(place._files)
+    do = getattr(files, call)
+
+    def fail(self: Any, path: str, *words: Any, **named: Any) -> None:
+        if call == "rm" or path.endswith("/b"):
+            raise error
+        do(self, path, *words, **named)
+
+    with monkeypatch.context() as change, pytest.raises((Refused, SystemExit)) as raised:
+        change.setattr(files, call, fail)
+        place.send(Path("new"), True)
+    found = names(url)
+    part = next(name for name in found if name.endswith(".evenstep.partial/b")).rpartition("/")[0]
+    assert found == ["w", f"{part}/a", f"{part}/b"] if call == "rm" else {"w/a", f"{part}/b"} <= set(found)
+    said = raised.value.what if isinstance(raised.value, Refused) else capsys.readouterr().err
+    assert f"what is not whole at {place.shown} is at {url}/{part}" in said
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_what_stays_of_the_way_is_no_failure(
+    url: str,
+    empty_place: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The new is whole in its place; and large files have time to be moved, which may be a copy."""
+    sizes, tell = [], Place._tell
+
+    def told(self: Place, what: str, call: Any, *words: Any, **named: Any) -> Any:
+        if what == "its folder is removed":
+            raise OSError("the network is unreachable")
+        if "is put in its place" in what:
+            sizes.append(named["size"])
+        return tell(self, what, call, *words, **named)
+
+    monkeypatch.setattr(Place, "_tell", told)
+    Path("new").mkdir()
+    Path("new/a").write_bytes(b"12345")
+    place = Place(f"{url}/w")
+    place._pipe(place._place, b"old")
+    assert place.send(Path("new"), True) == place.shown and sizes == [5]
+    assert place._files.cat_file(f"{place._place}/a") == b"12345"
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+def test_names_that_drivers_take_for_patterns(url: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that these match is removed or moved."""
+    one = f"{url}/{Remote(url).put(save(monkeypatch))}"
+    for name in ("oa", "ob"):
+        fsspec.filesystem("memory").pipe_file(f"/far/run/{name}", b"another's")
+    before = names(url)
+    for name in ("o[ab]", "o?", "o*", "o[ab]/w"):
+        code, _, err = command("export", one, "--to", f"{url}/{name}", "--force")
+        assert code == 2 and "for a pattern" in err
+    Path("new").mkdir()
+    Path("new/o[ab]").write_bytes(b"new")
+    with pytest.raises(Refused, match="for a pattern"):
+        Place(f"{url}/new").send(Path("new"), False)
+    assert names(url) == before
+    monkeypatch.setattr(Place, "_is_store", lambda self: True)
+
+    def fail(self: Place, source: Path, to: str) -> None:
+        self._pipe(f"{self._place}/oa", b"another's")
+        raise OSError("the network is unreachable")
+
+    monkeypatch.setattr(Place, "_send", fail)
+    with pytest.raises(EvenstepError, match="was not uploaded"):
+        Place(f"{url}/new").send(Path("new"), False)
+    assert names(url) == sorted([*before, "new/oa"])
+
+
+def test_the_input_in_another_spelling(
+    command: Command,
+    empty_place: None,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its path, through a link, from the other side: it is not replaced."""
+    path = save(monkeypatch)
+    Path("link").symlink_to(path.parent)
+    spellings = [
+        f"file://{path}",
+        f"local://{path.parent}/./{path.name}",
+        f"file://{Path('link').absolute()}/{path.name}",
+    ]
+    for one in spellings:
+        for source, to in ((path, one), (one, path), (one, Path("link", path.name)), (one, spellings[0])):
+            code, _, err = command("export", source, "--to", to, "--force")
+            assert code == 2 and f"{source} is the input" in err, err
+    assert command("verify", spellings[0])[0] == 0
+    code, _, err = command("export", path, "--to", f"file://{path}-other")
+    assert code == 0, err
 
 
 @pytest.mark.parametrize("url", ["memory"], indirect=True)
