@@ -28,7 +28,7 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.answering import Silent
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, damaged_tensors, read_manifest, verify
-from evenstep.checkpoint_remote import _CLAIM, _NOT_THERE, _READ_BYTES, Remote, is_url, shown
+from evenstep.checkpoint_remote import _CLAIM, _NOT_THERE, _PATTERN, _READ_BYTES, Remote, is_url, shown
 from evenstep.convert_contents import DAMAGED, INPUT, SYSTEM, UNSUPPORTED, USAGE, Refused
 
 _At = tuple[str, str, str]  # protocol, host, path: the same for all spellings of a place
@@ -44,7 +44,6 @@ _OPERANDS = {
     "repair": [_MEND],
 }
 _OPTIONS = {("export", "--to"): _WRITE, ("repair", "--from"): _COPY}
-_PATTERN = frozenset("*?[")  # drivers remove and move all that such a name matches
 _BESIDE_URLS = "EVENSTEP_CKPT_BESIDE_URLS"  # of the program that this starts: it takes no URLs (cli/ckpt.c)
 
 

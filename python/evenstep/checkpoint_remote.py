@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +104,7 @@ _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 _LEAST_SPEED = 10e6  # bytes a second
 _CLAIM = ".evenstep.claim"
+_PATTERN = frozenset("*?[")  # drivers remove and move all that such a name matches
 _READ_BYTES = 16 << 20  # of one reading
 
 
@@ -393,7 +395,13 @@ class Remote:
         place = f"{self._root}/{name}"
         try:
             self._take_away(place)
-            self._tell(f"{name} is removed", lambda: self._files.rm(place, recursive=True))
+            if _PATTERN.isdisjoint(place):
+                self._tell(f"{name} is removed", lambda: self._files.rm(place, recursive=True))
+            else:
+                for path in self._ask(f"{name} is listed", lambda: self._files.find(place)):
+                    self._tell(f"{name} is removed", partial(self._files.rm_file, path))
+                with suppress(Exception):  # stores have no empty folders
+                    self._tell(f"{name} is removed", lambda: self._files.rmdir(place))
             self._files.invalidate_cache()
         except Silent:
             raise

@@ -174,6 +174,17 @@ def same_bytes(remote: Remote, name: str, path: Path) -> bool:
     return all(there(f"{remote._root}/{name}/{file.name}") == file.read_bytes() for file in path.iterdir())
 
 
+def test_a_name_that_drivers_take_for_a_pattern(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it matches stays, and it goes itself."""
+    remote = Remote(url)
+    for step, name in enumerate(("best[12]", "best1", "last")):
+        path = save(monkeypatch, step + 1, THEIRS if name == "best1" else OURS)
+        assert remote.put(path.rename(path.with_name(name))) == name
+    remote.retain(Keep(1), OURS)
+    assert sorted(one.name for one in remote.whole()) == ["best1", "last"]
+    assert not remote._files.exists(f"{remote._root}/best[12]")
+
+
 def test_another_trainings_checkpoint_is_not_replaced(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Remote(url)
     ours, theirs = save(monkeypatch, 1), save(monkeypatch, 1, THEIRS, "theirs")
