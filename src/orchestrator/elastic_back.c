@@ -2,6 +2,7 @@
  * one that has come takes part from the next save on. */
 #include "base/fail.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/pauses.h"
 #include "os/clock.h"
 
 #include <stdio.h>
@@ -12,11 +13,7 @@ static const uint64_t FIRST_PAUSE_NS = 5000000000u;
 static const uint64_t LONGEST_PAUSE_NS = 600000000000u;
 
 static uint64_t pause_after(unsigned tries) {
-  uint64_t pause = FIRST_PAUSE_NS;
-  for (unsigned i = 0; i < tries && pause < LONGEST_PAUSE_NS; i++) {
-    pause *= 2;
-  }
-  return pause < LONGEST_PAUSE_NS ? pause : LONGEST_PAUSE_NS;
+  return even_pause_after(FIRST_PAUSE_NS, LONGEST_PAUSE_NS, tries + 1);
 }
 
 static even_elastic_left *find(even_elastic *elastic, const char *name) {

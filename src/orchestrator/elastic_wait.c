@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/stop.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/pauses.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 
@@ -48,14 +49,6 @@ size_t even_elastic_next_ranks(const even_job *job) {
   return even_elastic_ranks(job) + even_guests_ranks(job->hosts);
 }
 
-static uint64_t pause_after(unsigned tries) {
-  uint64_t pause = FIRST_PAUSE_NS;
-  for (unsigned i = 1; i < tries && pause < LONGEST_PAUSE_NS; i++) {
-    pause *= 2;
-  }
-  return pause < LONGEST_PAUSE_NS ? pause : LONGEST_PAUSE_NS;
-}
-
 void even_elastic_leave_out(even_job *job, even_host_agent *agent, const char *why) {
   const even_hosts_params *params = &job->hosts->params;
   agent->leaves = true;
@@ -73,7 +66,7 @@ static void fail(even_job *job, even_host_agent *agent, const char *why) {
   even_host_agent_drop(agent);
   agent->lost = true;
   agent->comes_back = false;
-  uint64_t pause = pause_after(++agent->tries);
+  uint64_t pause = even_pause_after(FIRST_PAUSE_NS, LONGEST_PAUSE_NS, ++agent->tries);
   agent->back_ns = even_clock_ns() + pause;
   job->hosts->failure.status = EVEN_OK; /* of this one alone, which is tried again */
   (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%s", words);

@@ -9,6 +9,7 @@
 #include "orchestrator/gifts.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
+#include "orchestrator/pauses.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
@@ -140,11 +141,7 @@ size_t even_job_members(const even_job *job) {
 /* ---- ends ---- */
 
 static uint64_t pause_after(unsigned endings) {
-  uint64_t pause = first_pause_ns;
-  for (unsigned i = 2; i < endings && pause < longest_pause_ns; i++) {
-    pause *= 2;
-  }
-  return endings < 2 ? 0 : pause < longest_pause_ns ? pause : longest_pause_ns;
+  return even_pause_after(first_pause_ns, longest_pause_ns, endings < 2 ? 0 : endings - 1);
 }
 
 void even_job_replace_lost(even_job *job, size_t rank) {

@@ -1,5 +1,6 @@
 /* Counts anew from each progress on; how fast they follow one another does not. */
 #include "orchestrator/restarts.h"
+#include "orchestrator/pauses.h"
 
 #include <stdio.h>
 
@@ -39,10 +40,5 @@ uint64_t even_restarts_pause_ns(even_restarts *restarts, uint64_t lasted_ns) {
     restarts->short_lived = 0;
     return 0;
   }
-  uint64_t pause_s = restarts->short_lived > 0 ? 1 : 0;
-  for (int i = 1; i < restarts->short_lived && pause_s < LONGEST_PAUSE_S; i++) {
-    pause_s *= 2;
-  }
-  restarts->short_lived++;
-  return (pause_s < LONGEST_PAUSE_S ? pause_s : LONGEST_PAUSE_S) * SECOND_NS;
+  return even_pause_after(SECOND_NS, LONGEST_PAUSE_S * SECOND_NS, (unsigned)restarts->short_lived++);
 }

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "orchestrator/gifts.h"
+#include "orchestrator/pauses.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -16,11 +17,7 @@ static const uint64_t FIRST_PAUSE_NS = 10000000000u;
 static const uint64_t LONGEST_PAUSE_NS = 600000000000u;
 
 static uint64_t pause_after(unsigned tries) {
-  uint64_t pause = FIRST_PAUSE_NS;
-  for (unsigned i = 1; i < tries && pause < LONGEST_PAUSE_NS; i++) {
-    pause *= 2;
-  }
-  return pause < LONGEST_PAUSE_NS ? pause : LONGEST_PAUSE_NS;
+  return even_pause_after(FIRST_PAUSE_NS, LONGEST_PAUSE_NS, tries > 0 ? tries : 1);
 }
 
 static bool goes_on(const even_job *job) {
