@@ -19,19 +19,23 @@ _Named = list[tuple[str, torch.Tensor]]
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
+def _by_name(named: Iterable[tuple[str, torch.Tensor]]) -> _Named:
+    return sorted(named, key=lambda one: one[0])
+
+
 def _tensors(module: nn.Module) -> _Named:
     return [*module.named_parameters(), *module.named_buffers()]
 
 
-def _kept(model: nn.Module) -> set[str]:
-    """The names of the tensors of its state_dict(), without asking it, which may run code of the script's."""
+def _state(model: nn.Module) -> _Named:
+    """The tensors of its state_dict(), without asking it, which may run code of the script's."""
     left_out = {
         f"{path}.{name}" if path else name
         for path, part in model.named_modules(remove_duplicate=False)
         for name in part._non_persistent_buffers_set
     }
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return {name for name, _ in named} - left_out
+    return [one for one in named if one[0] not in left_out]
 
 
 def _first_ones(values: Iterable[torch.Tensor]) -> bytes:
@@ -84,7 +88,7 @@ def _named(thing: object, lengths: set[int]) -> _Named:
     if not by_name:
         return [("", one) for one in thing]  # type: ignore[attr-defined]
     names_it = all(type(name) is str for name in thing)  # type: ignore[attr-defined]
-    return sorted(thing.items(), key=lambda item: item[0]) if names_it else []  # type: ignore[attr-defined]
+    return _by_name(thing.items()) if names_it else []  # type: ignore[attr-defined]
 
 
 class CopiedValues:
@@ -129,12 +133,9 @@ class CopiedValues:
             parts = [_tensors(part) for part in model.modules()]
             whole: _Named = list(model.named_parameters())
             clones: _Named = [("", one) for _, one in whole]
-            kept = _kept(model)
-            tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-            state = sorted((one for one in tensors if one[0] in kept), key=lambda one: one[0])
-            for named in (*parts, sorted(whole, key=lambda one: one[0]), clones, state):
+            for named in (*parts, _by_name(whole), clones, _by_name(_state(model))):
                 forms.setdefault(tuple(name for name, _ in named), []).append([one for _, one in named])
-            for _, one in tensors:
+            for _, one in _tensors(model):
                 numbers.setdefault(id(one), len(numbers))
         theirs = {
             one.untyped_storage().data_ptr()

@@ -220,24 +220,7 @@ def stays() -> None:
 
 def refused(who: str) -> None:
     """Backward fails in step 5, on all ranks or on one; who fails makes its step later."""
-    model, optimizer, loader = prepared(es.Stale(steps=K), STEPS)
-    made, error = 0, ""
-    try:
-        for number, (x,) in enumerate(loader):
-            y = model(x)
-            if number == 5 and (who == "all" or int(who) == RANK):
-                y = Raises.apply(y, "the script's own")  # before the model has a gradient
-            try:
-                y.square().mean().backward()
-            except ValueError:
-                optimizer.zero_grad()
-                continue
-            optimizer.step()
-            optimizer.zero_grad()
-            made += 1
-    except es.EvenstepError as raised:
-        error = str(raised)
-    say({"made": made, "error": error})
+    say(quiet_cases.with_failing_backwards(es.Stale(steps=K), STEPS, who))
 
 
 def fails(how: str) -> None:

@@ -202,15 +202,15 @@ class Raises(torch.autograd.Function):
         raise ValueError(context.words)
 
 
-def refused(who: str) -> None:
-    """Backward fails in step 5, between two synchronisations, on all ranks or on one; who fails makes its step later."""
-    model, optimizer, loader = prepared(es.LocalSGD(every=4), 16)
+def with_failing_backwards(mode: Any, steps: int, who: str) -> dict[str, Any]:
+    """Trains; in step 5 backward fails before the model has a gradient, on all ranks or on rank `who`."""
+    model, optimizer, loader = prepared(mode, steps)
     made, error = 0, ""
     try:
         for number, (x,) in enumerate(loader):
             y = model(x)
             if number == 5 and (who == "all" or int(who) == RANK):
-                y = Raises.apply(y, "the script's own")  # before the model has a gradient
+                y = Raises.apply(y, "the script's own")
             try:
                 y.square().mean().backward()
             except ValueError:
@@ -221,7 +221,12 @@ def refused(who: str) -> None:
             made += 1
     except es.EvenstepError as raised:
         error = str(raised)
-    say({"made": made, "error": error, "step": es.step()})
+    return {"made": made, "error": error}
+
+
+def refused(who: str) -> None:
+    """Backward fails in step 5, between two synchronisations, on all ranks or on one; who fails makes its step later."""
+    say({**with_failing_backwards(es.LocalSGD(every=4), 16, who), "step": es.step()})
 
 
 def ends(how: str) -> None:
