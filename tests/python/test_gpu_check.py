@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import run_jobs
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 
@@ -98,11 +99,16 @@ REAL = """
         import fake_streams
         streams = fake_streams.stand_in_for_all()
     speed_cases.HYBRID_SIZES[:] = [1 << 16]
-    for name in sys.argv[3:]:
+    for port, name in (word.split(":") for word in sys.argv[3:]):
+        os.environ["MASTER_PORT"] = port  # where it ended late, the next one would still find the last one's store
         next(vars(m)[name] for m in (cases, random_cases, speed_cases, torch_cases) if name in vars(m))()
     if sys.argv[2] == "made-up":
         assert all(one.violation() == "" for one in streams), [one.violation() for one in streams]
 """
+
+
+def at_own_ports(names: list[str]) -> list[str]:
+    return [f"{run_jobs.free_port()}:{name}" for name in names]
 
 
 def test_the_checks_that_need_no_gpu_pass(
@@ -119,7 +125,7 @@ def test_the_checks_that_need_no_gpu_pass(
         subprocess.run([compiler, *words], check=True)
         ours["EVENSTEP_NVTX_LIBRARY"] = str(library)
         names.insert(0, "nvtx_ranges")
-    ranks = run_ranks(REAL, 2, args=(str(TREE), "cpu", *names), env=ours)
+    ranks = run_ranks(REAL, 2, args=(str(TREE), "cpu", *at_own_ports(names)), env=ours)
     rows = [json.loads(line[4:]) for line in ranks[0].stdout.splitlines() if line.startswith("ROW ")]
     assert rows[-1]["relative_difference"] < 1e-9, rows
     legs = next(row for row in rows if "hybrid_us" in row)
@@ -140,4 +146,4 @@ def test_the_checks_of_torch_s_wrappers_pass_over_the_made_up_nccl(
     if hasattr(torch.cpu.Stream, "record_event"):  # 2.6's fully_shard trains on no CPU
         names.append("wrappers_pair")
     made_up = {name: str(fake) for name in ("EVENSTEP_NCCL_LIBRARY", "EVENSTEP_CUDA_LIBRARY")}
-    run_ranks(REAL, 2, args=(str(TREE), "made-up", *names), env={**made_up, "EVENSTEP_FAKE_GPUS": "4"})
+    run_ranks(REAL, 2, args=(str(TREE), "made-up", *at_own_ports(names)), env={**made_up, "EVENSTEP_FAKE_GPUS": "4"})
