@@ -197,6 +197,8 @@ static even_status run(running_job *job, int *exit_code) {
                                     .stop_grace_seconds = job->setup.stop_grace_seconds,
                                     .stop_seconds = job->setup.stop_seconds,
                                     .notice_seconds = job->setup.notice_seconds,
+                                    .notice_from = job->setup.notice_from,
+                                    .notice_every_seconds = job->setup.notice_every_seconds,
                                     .gpu_seconds = job->setup.watches.gpu_seconds,
                                     .on_straggler = job->setup.on_straggler,
                                     .straggler_gain = job->setup.straggler_gain,

@@ -38,6 +38,7 @@ typedef struct even_job_options {
   const char *straggler_gain;     /* percent; NULL: 5 */
   const char *straggler_patience; /* seconds; NULL: 60 */
   const char *notice;             /* seconds; NULL: EVENSTEP_NOTICE, else none */
+  const char *notice_from;        /* "aws", "exec:COMMAND" …; NULL: EVENSTEP_NOTICE_FROM, else nobody is asked */
   const char *on_nonfinite;       /* "report", "skip", "stop"; NULL: EVENSTEP_ON_NONFINITE, else report */
   const char *check_parameters;   /* steps, "off"; NULL: EVENSTEP_CHECK_PARAMETERS, else 100 */
   const char *on_difference;      /* "report", "stop"; NULL: EVENSTEP_ON_DIFFERENCE, else report */

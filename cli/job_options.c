@@ -86,6 +86,10 @@ size_t even_job_options_declare(even_job_options *o, even_option *table) {
        "tell of a loss so many deviations above the median of the last 128 (default 10)", 0, 0},
       {0, "notice", EVEN_OPTION_TEXT, &o->notice, "SECONDS",
        "at SIGTERM or SIGUSR1 save the state after the step under way and end with 75, within so long", 0, 0},
+      {0, "notice-from", EVEN_OPTION_TEXT, &o->notice_from, "PLACE|off",
+       "each host asks for its own whether its machine ends soon, and takes that as notice: aws, gcp, azure, auto (the "
+       "one of these that answers), http://ADDRESS:PORT/PATH, or exec:COMMAND (exit code 0)",
+       0, 0},
       {0, "on-nonfinite", EVEN_OPTION_TEXT, &o->on_nonfinite, "report|skip|stop",
        "a loss or gradient that is not finite: tell it (default), leave its step out too, or end the job", 0, 0},
       {0, "check-parameters", EVEN_OPTION_TEXT, &o->check_parameters, "K|off",

@@ -62,8 +62,10 @@ typedef struct even_job_setup {
   double straggler_gain; /* of a step; this and what follows: 0: as the agent has it */
   double straggler_seconds;
   double straggler_pause_seconds;
-  double notice_seconds; /* 0: none */
-  double loss_spike;     /* deviations; 0: as the monitor has it; INFINITY: off */
+  double notice_seconds;   /* 0: none */
+  const char *notice_from; /* NULL: nobody */
+  double notice_every_seconds;
+  double loss_spike; /* deviations; 0: as the monitor has it; INFINITY: off */
   even_monitor_limits watches;
   bool shrink;
   bool replace;

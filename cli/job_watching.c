@@ -2,6 +2,7 @@
 #include "cli/job_setup.h"
 
 #include "base/fail.h"
+#include "orchestrator/notice_place.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -34,19 +35,6 @@ static even_status read_hangs(const even_job_options *options, even_job_setup *s
   return EVEN_OK;
 }
 
-static even_status read_notice(const even_job_options *options, even_job_setup *setup) {
-  const char *from = NULL;
-  char *end = NULL;
-  const char *limit = even_job_given(options->notice, "--notice", "EVENSTEP_NOTICE", &from);
-  setup->notice_seconds = limit == NULL ? 0 : strtod(limit, &end);
-  bool whole = limit == NULL || (end != limit && (*end == '\0' || strcmp(end, "s") == 0));
-  if (!whole || (limit != NULL && !(setup->notice_seconds > 0 && setup->notice_seconds <= 1e6))) {
-    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
-    return even_error_fix("give seconds, fewer than the scheduler waits until it kills: --notice 60");
-  }
-  return options->notice == NULL ? EVEN_OK : even_environment_set(&setup->environment, "EVENSTEP_NOTICE", limit);
-}
-
 /* A number from `least` to `most`, of which `what` is said where it is none; 0 where none is given. */
 static even_status read_number(const char *text, const char *from, double least, double most, const char *what,
                                const char *fix, double *out) {
@@ -57,6 +45,38 @@ static even_status read_number(const char *text, const char *from, double least,
     return even_error_fix("%s", fix);
   }
   return EVEN_OK;
+}
+
+/* Whoever is announced an end without its time, and has not said how long its ranks take. */
+static const char ANNOUNCED_SECONDS[] = "30";
+
+static even_status read_notice_from(const even_job_options *options, even_job_setup *setup) {
+  const char *from = NULL;
+  even_notice_place place = {.service = EVEN_NOTICE_OFF};
+  const char *given = even_job_given(options->notice_from, "--notice-from", "EVENSTEP_NOTICE_FROM", &from);
+  if (given != NULL && even_notice_place_read(given, &place) != EVEN_OK) {
+    return even_error_prefix("%s", from);
+  }
+  setup->notice_from = place.service == EVEN_NOTICE_OFF ? NULL : given;
+  const char *every = even_job_given(NULL, "", "EVENSTEP_NOTICE_EVERY", &from);
+  return read_number(every, from, 0.05, 3600, "time", "give the seconds between two questions, from 0.05 to 3600 (2)",
+                     &setup->notice_every_seconds);
+}
+
+static even_status read_notice(const even_job_options *options, even_job_setup *setup) {
+  const char *from = NULL;
+  char *end = NULL;
+  EVEN_TRY(read_notice_from(options, setup));
+  const char *given = even_job_given(options->notice, "--notice", "EVENSTEP_NOTICE", &from);
+  const char *limit = given == NULL && setup->notice_from != NULL ? ANNOUNCED_SECONDS : given;
+  setup->notice_seconds = limit == NULL ? 0 : strtod(limit, &end);
+  bool whole = limit == NULL || (end != limit && (*end == '\0' || strcmp(end, "s") == 0));
+  if (!whole || (limit != NULL && !(setup->notice_seconds > 0 && setup->notice_seconds <= 1e6))) {
+    (void)even_fail(EVEN_ERR_USAGE, "%s %s is no time", from, limit);
+    return even_error_fix("give seconds, fewer than the scheduler waits until it kills: --notice 60");
+  }
+  bool own = limit != NULL && (options->notice != NULL || given == NULL); /* else the ranks inherit it */
+  return own ? even_environment_set(&setup->environment, "EVENSTEP_NOTICE", limit) : EVEN_OK;
 }
 
 /* After --recovery was read. */

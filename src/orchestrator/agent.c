@@ -536,14 +536,13 @@ void even_job_close(even_job *job) {
   even_usages_close(job->usages);
   even_job_generations_close(job);
   even_job_standing_close(job);
+  even_job_drain_close(job);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);
   if (job->descriptors_before != 0) {
     (void)even_descriptors_limit(job->descriptors_before);
   }
-  if (job->ranks != NULL) {
-    even_job_forget_attempt(job);
-  }
+  even_job_forget_attempt(job);
   even_free(job->ranks);
   even_free(job->order);
   even_text_free(&job->run_folder);

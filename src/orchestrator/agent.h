@@ -109,6 +109,10 @@ typedef struct even_agent_params {
   /* SIGTERM and SIGUSR1 give notice: the ranks have so long to save their state and end, and the exit code is 75 then.
    * 0: they end the job, and are passed on. Needs telemetry_fd. */
   double notice_seconds;
+  /* With notice_seconds: who announces the end of this machine without a signal (notice_place.h), asked on each host
+   * for its own, every so often (0: 2 s); what it announces is notice, too. NULL: nobody is asked. */
+  const char *notice_from;
+  double notice_every_seconds;
   bool restart_hung; /* it, with `shrink`, or the attempt is ended then, and the job restarted; else it is told alone */
   /* So long a stopped rank is waited for before calls of the others fail for it (the ranks' EVENSTEP_STOP_GRACE; 0:
    * 0.15 s; INFINITY: they never do), and from then on until it is ended: with `shrink`, for them to go on without it,

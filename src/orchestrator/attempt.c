@@ -1,6 +1,7 @@
 /* One attempt of a job: from the start of its ranks to the end of the last. */
 #include "base/fail.h"
 #include "orchestrator/adopt.h"
+#include "orchestrator/announcer.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
@@ -41,6 +42,9 @@ static even_job_rank *rank_of(even_job *job, pid_t pid) {
 
 void even_job_take_end(even_job *job, const even_process_end *end) {
   even_job_rank *rank = rank_of(job, end->pid);
+  if (rank == NULL && even_announcer_took_end(job->announcer, end)) {
+    return;
+  }
   if (rank == NULL) {
     if (end->stopped || end->continued || !even_job_hosts_reaped(job, end->pid)) {
       /* the guardian, or an orphan of a rank, adopted: reaped, and that is all */
@@ -75,7 +79,7 @@ void even_job_signals_ready(void *context, int fd) {
   int number = 0;
   (void)fd;
   while ((number = even_signals_next(&job->signals)) != 0) {
-    if (even_job_drain(job, number, "")) {
+    if (even_job_drain(job, &(even_notice){.signal = number, .what = ""}, "")) {
       continue;
     }
     switch (number) {
@@ -148,6 +152,7 @@ static void tick(even_job *job) {
     }
     even_job_hosts_tick(job);
     even_elastic_tick(job);
+    even_job_drain_tick(job);
     even_job_note_progress(job);
     even_job_check_awaited(job);
     if (even_succession_acts(job)) {
@@ -318,7 +323,7 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
 }
 
 void even_job_forget_attempt(even_job *job) {
-  for (size_t i = 0; i < job->count; i++) {
+  for (size_t i = 0; job->ranks != NULL && i < job->count; i++) {
     if (job->ranks[i].output_open) {
       even_rank_output_close(&job->ranks[i].output);
       job->ranks[i].output_open = false;

@@ -1,35 +1,67 @@
-/* Notice that the job, or one of its hosts, must end soon (--notice): the ranks save their state after the step under
- * way and end by themselves; who has not in time is ended as by that signal without notice. */
+/* Notice that the job, or one of its hosts, must end soon (--notice, --notice-from): the ranks save their state after
+ * the step under way and end by themselves; who has not in time is ended as by that signal without notice. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
+#include "orchestrator/announcer.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/job.h"
 #include "os/clock.h"
 
-bool even_job_drain(even_job *job, int number, const char *whose) {
-  double seconds = job->params->notice_seconds;
-  if (seconds <= 0 || (number != SIGTERM && number != SIGUSR1) || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+#include <math.h>
+
+const char *even_notice_words(const even_notice *notice) {
+  return notice->what[0] != '\0' ? notice->what : even_signal_name(notice->signal);
+}
+
+const char *even_notice_option(const even_notice *notice) {
+  return notice->signal == EVEN_DRAIN_ANNOUNCED ? "--notice-from" : "--notice";
+}
+
+/* A machine whose end was announced is shut down then: its first SIGTERM says nothing new. */
+static bool is_known(even_job *job, const even_notice *notice) {
+  if (job->draining != EVEN_DRAIN_ANNOUNCED || notice->signal != SIGTERM) {
     return false;
   }
+  job->draining = SIGTERM;
+  return true;
+}
+
+static bool is_notice(const even_notice *notice) {
+  return notice->signal == SIGTERM || notice->signal == SIGUSR1 || notice->signal == EVEN_DRAIN_ANNOUNCED;
+}
+
+static void tell_draining(even_job *job, const even_notice *notice, const char *whose, double seconds) {
+  even_job_notice(job, "%s%s: the training saves its state after the step under way and ends, within %g s (%s)%s",
+                  whose, even_notice_words(notice), seconds, even_notice_option(notice),
+                  notice->signal == EVEN_DRAIN_ANNOUNCED ? "" : "; again: without waiting");
+}
+
+bool even_job_drain(even_job *job, const even_notice *notice, const char *whose) {
+  double seconds = job->params->notice_seconds;
+  if (seconds <= 0 || !is_notice(notice) || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+    return false;
+  }
+  if (whose[0] == '\0' && is_known(job, notice)) {
+    return true;
+  }
   if (job->follower != NULL) {
-    return even_job_follower_drains(job, number);
+    return even_job_follower_drains(job, notice);
   }
   if (job->draining != 0) {
-    return whose[0] != '\0' || number == SIGUSR1; /* a further SIGTERM here ends it without waiting */
+    /* a further SIGTERM here ends it without waiting */
+    return whose[0] != '\0' || notice->signal != SIGTERM;
   }
   if (job->progress.reader == NULL) {
     return false; /* nobody can be asked */
   }
-  job->draining = number;
+  seconds = notice->seconds > 0 ? notice->seconds : seconds;
+  bool own = whose[0] == '\0'; /* of another machine's end this one's SIGTERM is no sign */
+  job->draining = own || notice->signal != EVEN_DRAIN_ANNOUNCED ? notice->signal : SIGTERM;
   job->drain_until_ns = even_clock_ns() + (uint64_t)(seconds * 1e9);
   even_telemetry_reader_ask_end(job->progress.reader, true);
-  even_job_notice(
-      job,
-      "%s%s: the training saves its state after the step under way and ends, within %g s (--notice); again: "
-      "without waiting",
-      whose, even_signal_name(number), seconds);
+  tell_draining(job, notice, whose, seconds);
   return true;
 }
 
@@ -41,6 +73,46 @@ bool even_job_drain_late(even_job *job) {
   even_job_notice(job, "the time of --notice is over, and %zu rank%s not ended", job->alive,
                   job->alive == 1 ? " has" : "s have");
   return true;
+}
+
+static void tell(void *context, const char *words) {
+  even_job_notice(context, "%s", words);
+}
+
+static void open_announcer(even_job *job) {
+  const even_announcer_params params = {.place = job->params->notice_from,
+                                        .loop = &job->loop,
+                                        .seconds = job->params->notice_seconds,
+                                        .every_seconds = job->params->notice_every_seconds,
+                                        .tell = tell,
+                                        .context = job};
+  if (even_announcer_open(&params, &job->announcer) != EVEN_OK) {
+    even_job_notice(job, "nobody is asked whether this machine ends soon: %s", even_error_last()->what);
+    even_error_clear();
+  }
+  job->unannounced = job->announcer == NULL;
+}
+
+void even_job_drain_tick(even_job *job) {
+  char what[EVEN_NOTICE_WORDS];
+  even_notice notice = {.signal = EVEN_DRAIN_ANNOUNCED, .what = what};
+  if (job->params->notice_from == NULL || job->params->notice_seconds <= 0 || job->unannounced || job->draining != 0) {
+    return;
+  }
+  if (job->announcer == NULL) {
+    open_announcer(job);
+  }
+  even_announcer_tick(job->announcer);
+  bool heard = job->follower == NULL || even_job_follower_is_heard(job); /* else the next leader is told */
+  if (heard && even_announcer_due(job->announcer, &notice.seconds, what)) {
+    notice.seconds = ceil(notice.seconds * 10) / 10; /* to be read; a tenth of a second is nobody's */
+    (void)even_job_drain(job, &notice, "");
+  }
+}
+
+void even_job_drain_close(even_job *job) {
+  even_announcer_close(job->announcer);
+  job->announcer = NULL;
 }
 
 void even_job_drain_ended(even_job *job, even_job_rank *rank) {

@@ -228,9 +228,9 @@ static void let_go(even_job *job, even_host_agent *agent) {
   tell_leaving(job, agent);
 }
 
-bool even_elastic_notice(even_job *job, even_host_agent *agent, int signal) {
+bool even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice) {
   double seconds = job->params->notice_seconds;
-  if (agent->came && signal == SIGINT) {
+  if (agent->came && notice->signal == SIGINT) {
     let_go(job, agent);
     return true;
   }
@@ -241,15 +241,16 @@ bool even_elastic_notice(even_job *job, even_host_agent *agent, int signal) {
     even_error_clear(); /* then all end, as they do without --min-ranks */
     return false;
   }
+  seconds = notice->seconds > 0 ? notice->seconds : seconds;
   uint64_t until = even_clock_ns() + (uint64_t)(seconds * 1e9);
   even_elastic *elastic = job->hosts->elastic;
   elastic->until_ns = elastic->until_ns == 0 || until < elastic->until_ns ? until : elastic->until_ns;
   agent->leaves = true;
   even_elastic_ask(job);
   even_job_notice(job,
-                  "host %s: %s: the training saves its state after the step under way, within %g s (--notice), and "
+                  "host %s: %s: the training saves its state after the step under way, within %g s (%s), and "
                   "goes on with %zu rank%s without that host",
-                  agent->name, even_signal_name(signal), seconds, even_elastic_ranks(job),
+                  agent->name, even_notice_words(notice), seconds, even_notice_option(notice), even_elastic_ranks(job),
                   even_elastic_ranks(job) == 1 ? "" : "s");
   return true;
 }

@@ -68,7 +68,7 @@ void even_elastic_ask(even_job *job);
 void even_elastic_tick(even_job *job);
 /* A host has notice that it must end soon, or one that has joined is asked to leave (Ctrl-C there): whether the others
  * go on without it. */
-bool even_elastic_notice(even_job *job, even_host_agent *agent, int signal);
+bool even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice);
 /* A host could not do its part: one that has joined is no reason to end the job, which restarts without it. */
 bool even_elastic_failed(even_host_agent *agent, const char *why);
 /* Before the ranks of an attempt start. */

@@ -16,7 +16,7 @@ void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, in
 void even_job_follower_tell_hung(even_job *job);
 /* The agent itself got notice that its host must end soon: the leader decides what follows. Whether it was told; once.
  */
-bool even_job_follower_drains(even_job *job, int number);
+bool even_job_follower_drains(even_job *job, const even_notice *notice);
 /* The agent itself got INT, TERM or HUP. */
 void even_job_follower_signalled(even_job *job, int number);
 

@@ -93,6 +93,7 @@ static even_status open_job(even_follower *follower) {
                                          .hang_seconds = start->hang_seconds,
                                          .restart_hung = start->restart_hung,
                                          .notice_seconds = start->notice_seconds,
+                                         .notice_every_seconds = start->notice_every_seconds,
                                          .gpu_seconds = start->gpu_seconds,
                                          .unpinned = start->unpinned,
                                          .max_restarts = start->max_restarts,
@@ -180,6 +181,7 @@ static even_status prepare_job(even_follower *follower) {
   follower->params.command = start->command;
   follower->params.run_folder = start->run_folder;
   follower->params.environment = start->environment;
+  follower->params.notice_from = start->notice_from;
   follower->params.cpu_quota = start->quota;
   job->attempt = start->attempt;
   job->late = start->late;

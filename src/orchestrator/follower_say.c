@@ -120,13 +120,18 @@ static void on_notice(void *context, const char *words) {
   even_follower_tell(context, EVEN_MESSAGE_NOTICE, &text, NULL, 0);
 }
 
-bool even_job_follower_drains(even_job *job, int number) {
+bool even_job_follower_drains(even_job *job, const even_notice *notice) {
   even_text text = EVEN_TEXT_EMPTY;
   if (job->draining != 0) {
-    return number == SIGUSR1;
+    return notice->signal == SIGUSR1;
   }
-  job->draining = number;
-  even_text_format(&text, "{\"signal\":%d}", number);
+  job->draining = notice->signal;
+  even_json json = even_json_begin(&text, 0);
+  even_json_object(&json, NULL);
+  even_json_integer(&json, "signal", notice->signal);
+  even_json_number(&json, "seconds", notice->seconds);
+  even_json_string(&json, "what", notice->what);
+  even_json_object_end(&json);
   even_follower_tell(job->follower, EVEN_MESSAGE_DRAIN, &text, NULL, 0);
   return true;
 }
@@ -135,7 +140,8 @@ void even_job_follower_signalled(even_job *job, int number) {
   even_follower *follower = job->follower;
   char words[64];
   if (number == SIGINT && follower->joins != NULL && job->draining == 0) {
-    (void)even_job_follower_drains(job, number); /* its user's own word: it would leave */
+    /* its user's own word: it would leave */
+    (void)even_job_follower_drains(job, &(even_notice){.signal = number, .what = ""});
     return;
   }
   if (number == SIGINT && follower->joins == NULL) {

@@ -156,8 +156,10 @@ typedef struct even_job {
   bool flights_told;      /* of the attempt */
   even_text flights;      /* taken, and not written yet */
   even_text flight_lines; /* the same, to be said: each with its NUL */
-  int draining;           /* the signal that gave notice that it must end soon; 0: none */
+  int draining;           /* the signal that gave notice that it must end soon, or EVEN_DRAIN_ANNOUNCED; 0: none */
   uint64_t drain_until_ns;
+  struct even_announcer *announcer; /* NULL: nobody is asked whether this machine ends soon, or nobody was yet */
+  bool unannounced;                 /* nobody can be: that was told */
   bool changing;      /* the ranks were asked to save their state and end, for the hosts to change (elastic.h) */
   size_t saved;       /* ranks that ended for either, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
@@ -190,9 +192,25 @@ void even_job_host_ended(even_job *job, size_t host, const char *why);
 void even_job_rank_failed(even_job *job, size_t rank);
 /* Somebody stopped a rank, by this signal. */
 void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal);
-/* With --notice, drain.c. Takes a signal as notice that the job must end soon (`whose`: "host there: ", "" for this
- * one's): the ranks are asked to save their state and end. False where it is none, or nobody can be asked. */
-bool even_job_drain(even_job *job, int number, const char *whose);
+/* Notice that a host must end soon: by a signal, or announced. */
+typedef struct even_notice {
+  int signal;
+  double seconds;   /* that are left; 0: those of --notice */
+  const char *what; /* announced how, in words; "" of a signal */
+} even_notice;
+
+/* In the place of a signal; the kernel sends this one to nobody by itself. */
+enum { EVEN_DRAIN_ANNOUNCED = SIGPWR, EVEN_NOTICE_WORDS = 192 };
+
+/* With --notice, drain.c. Takes notice that the job must end soon (`whose`: "host there: ", "" for this one's): the
+ * ranks are asked to save their state and end. False where it is none, or nobody can be asked. */
+bool even_job_drain(even_job *job, const even_notice *notice, const char *whose);
+/* "SIGTERM", or how it was announced; and by which option it counts. */
+const char *even_notice_words(const even_notice *notice);
+const char *even_notice_option(const even_notice *notice);
+/* About ten times a second, with --notice-from: asks for this host, and takes what is announced as notice. */
+void even_job_drain_tick(even_job *job);
+void even_job_drain_close(even_job *job);
 /* Whether the time for it is over. */
 bool even_job_drain_late(even_job *job);
 /* A rank has ended: one that did so for notice has ended well. */

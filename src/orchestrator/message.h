@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 /* Raised with every change of what follows; agents of two numbers do not work together. */
-#define EVEN_MESSAGE_PROTOCOL 14
+#define EVEN_MESSAGE_PROTOCOL 15
 
 /* X(name, number, most bytes of JSON, most bytes of data) */
 #define EVEN_MESSAGE_LIST(X)                                                                     \
@@ -35,7 +35,7 @@
   X(FAILED, 17, 4096, 0)      /* to the leader: the host could not do its part of the attempt */ \
   X(HANG, 18, 2048, 0)        /* to the leader: a rank hangs, or goes on: for the history */     \
   X(USAGE, 19, 1 << 17, 0)    /* to the leader: what its ranks' processes take of the host */    \
-  X(DRAIN, 24, 64, 0)         /* to the leader: the host has notice that it must end soon */     \
+  X(DRAIN, 24, 1024, 0)       /* to the leader: the host has notice that it must end soon */     \
   X(MEMBER, 30, 0, 64)        /* between voters: who I am, and who leads, as far as I know */    \
   X(RAFT, 31, 0, 1 << 20)     /* between voters: the log of who leads */                         \
   X(MEMBERS, 32, 1 << 18, 0)  /* to a host: who the members are, voters or not, and where */     \

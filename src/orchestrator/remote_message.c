@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "base/utf8.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/drain_move.h"
@@ -16,6 +17,8 @@
 #include "os/clock.h"
 
 #include <stdio.h>
+
+static const double MOST_NOTICE_SECONDS = 1e6;
 
 static even_job_rank *rank_in(even_job *job, const even_host_agent *agent, json_int_t rank) {
   bool its = rank >= 0 && even_host_agent_has(agent, (size_t)rank);
@@ -126,11 +129,16 @@ static even_status take_failed(even_job *job, even_host_agent *agent, const json
 /* Its host must end soon: so does the job, where it cannot go on without. */
 static void take_drain(even_job *job, even_host_agent *agent, const json_t *content) {
   char whose[EVEN_HOSTS_NAME + 16];
-  if (even_elastic_notice(job, agent, number_of(content, "signal"))) {
+  char what[EVEN_NOTICE_WORDS];
+  double seconds = json_number_value(json_object_get(content, "seconds"));
+  const even_notice notice = {.signal = number_of(content, "signal"),
+                              .seconds = seconds > 0 && seconds <= MOST_NOTICE_SECONDS ? seconds : 0,
+                              .what = even_utf8_clean(even_json_text(content, "what"), what, sizeof what)};
+  if (even_elastic_notice(job, agent, &notice)) {
     return;
   }
   (void)snprintf(whose, sizeof whose, "host %s: ", agent->name);
-  (void)even_job_drain(job, number_of(content, "signal"), whose);
+  (void)even_job_drain(job, &notice, whose);
 }
 
 /* Signal 0: it was let go on. */

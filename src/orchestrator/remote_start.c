@@ -163,6 +163,8 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_string(&json, "resume", resume);
   even_json_number(&json, "hang_seconds", params->hang_seconds);
   even_json_number(&json, "notice_seconds", params->notice_seconds);
+  even_json_string(&json, "notice_from", params->notice_from);
+  even_json_number(&json, "notice_every_seconds", params->notice_every_seconds);
   even_json_number(&json, "gpu_seconds", params->gpu_seconds); /* null: infinite */
   even_json_bool(&json, "restart_hung", params->restart_hung);
   even_json_bool(&json, "unpinned", params->unpinned);
@@ -312,6 +314,12 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   if (!(out->notice_seconds >= 0 && out->notice_seconds <= 1e7)) {
     return not_whole("notice_seconds");
   }
+  const char *notice_from = json_string_value(json_object_get(object, "notice_from"));
+  EVEN_TRY(notice_from == NULL ? EVEN_OK : even_duplicate(notice_from, &out->notice_from));
+  out->notice_every_seconds = json_number_value(json_object_get(object, "notice_every_seconds"));
+  if (!(out->notice_every_seconds >= 0 && out->notice_every_seconds <= 1e7)) {
+    return not_whole("notice_every_seconds");
+  }
   const json_t *gpu_seconds = json_object_get(object, "gpu_seconds");
   out->gpu_seconds = json_is_null(gpu_seconds) ? (double)INFINITY : json_number_value(gpu_seconds);
   bool as_an_option = out->gpu_seconds >= 0.1 && out->gpu_seconds <= 3600;
@@ -356,6 +364,7 @@ void even_remote_start_free(even_remote_start *start) {
   free_words(start->environment);
   even_free(start->run_folder);
   even_free(start->resume);
+  even_free(start->notice_from);
   even_free(start->quota);
   even_free(start->shown);
   even_free(start->used);

@@ -33,6 +33,8 @@ typedef struct even_remote_start {
   size_t *used;    /* of the devices that it has for the job, a number for each of its ranks; NULL: as before */
   double hang_seconds;
   double notice_seconds;
+  char *notice_from; /* whom this host asks for its own; NULL: nobody */
+  double notice_every_seconds;
   double gpu_seconds; /* INFINITY: its GPUs are not watched */
   bool restart_hung;
   bool unpinned;

@@ -27,6 +27,9 @@ typedef struct job_fixture {
   bool restart_always;
   double hang_seconds;
   bool restart_hung;
+  double notice_seconds;
+  const char *notice_from;
+  double notice_every_seconds;
   bool shrink;
   struct even_legacy *legacy;
 } job_fixture;

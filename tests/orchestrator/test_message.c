@@ -134,6 +134,33 @@ static void a_start_says_how_gpus_are_watched(void **state) {
   }
 }
 
+/* Whom a host asks whether its machine ends soon, and how often: nobody, where that is not said. */
+static void a_start_says_who_announces_an_end(void **state) {
+  static const struct {
+    const char *said;
+    const char *from;
+    double every;
+  } cases[] = {{"\"calls\":false", NULL, 0},
+               {"\"calls\":false,\"notice_from\":null,\"notice_every_seconds\":0", NULL, 0},
+               {"\"calls\":false,\"notice_from\":\"aws\",\"notice_every_seconds\":0.5", "aws", 0.5}};
+  char text[sizeof START + 128];
+  even_remote_start start;
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    replace(START, "\"calls\":false", cases[i].said, text, sizeof text);
+    assert_int_equal(even_remote_start_read(text, strlen(text), &start), EVEN_OK);
+    assert_true(start.notice_every_seconds == cases[i].every);
+    assert_int_equal(start.notice_from == NULL, cases[i].from == NULL);
+    if (cases[i].from != NULL) {
+      assert_string_equal(start.notice_from, cases[i].from);
+    }
+    even_remote_start_free(&start);
+  }
+  replace(START, "\"calls\":false", "\"calls\":false,\"notice_every_seconds\":-1", text, sizeof text);
+  assert_int_equal(even_remote_start_read(text, strlen(text), &start), EVEN_ERR_INPUT);
+  even_remote_start_free(&start);
+}
+
 /* Of five places the last two are spares', of which one is the host's: its quota comes after its ranks'. */
 static void a_start_with_spares_is_read(void **state) {
   char one[sizeof START + 64];
@@ -261,6 +288,7 @@ int main(void) {
       cmocka_unit_test(what_is_too_long_is_not_sent),
       cmocka_unit_test(a_start_is_read),
       cmocka_unit_test(a_start_says_how_gpus_are_watched),
+      cmocka_unit_test(a_start_says_who_announces_an_end),
       cmocka_unit_test(a_start_with_spares_is_read),
       cmocka_unit_test(a_start_of_a_host_that_joins_is_read),
       cmocka_unit_test(a_start_without_some_devices_is_read),

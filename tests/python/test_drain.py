@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import os
 import pathlib
 import re
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -104,6 +108,57 @@ def test_a_job_with_notice_is_saved_and_another_goes_on(
     goes_on(start(*words, "--resume", "auto", "train.py").finish())
 
 
+class _Metadata(http.server.BaseHTTPRequestHandler):
+    """The part of Amazon's metadata service that is asked; `ends`: the instance is to be terminated in 100 s."""
+
+    ends = False
+
+    def _answer(self, status: int, body: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_PUT(self) -> None:
+        proper = self.path == "/latest/api/token" and self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+        self._answer(*((200, "a-token") if proper else (400,)))
+
+    def do_GET(self) -> None:
+        if self.headers["X-aws-ec2-metadata-token"] != "a-token":
+            self._answer(401)
+        elif self.path == "/latest/meta-data/spot/instance-action" and type(self).ends:
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 100))
+            self._answer(200, json.dumps({"action": "terminate", "time": when}))
+        else:
+            self._answer(404)
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.mark.more
+def test_a_machine_whose_end_is_announced_saves_and_another_goes_on(
+    start: Callable[..., Job], script: Script, tmp_path: pathlib.Path
+) -> None:
+    class Played(_Metadata):
+        pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Played) as service:
+        threading.Thread(target=service.serve_forever, daemon=True).start()
+        words = ("-n", "2", "--no-pin", "--name", "a", "--log-rank", "all")
+        job = start(*words, "--notice-from", f"aws=127.0.0.1:{service.server_address[1]}", script(TRAINING))
+        job.wait_for(r"at step 8 as process (\d+)", times=2)
+        Played.ends = True
+        job.wait_for(r"aws announces the machine's end \(terminate\): the training saves its state after the step")
+        (tmp_path / "told").touch()
+        code, text = job.finish()
+        service.shutdown()
+    assert code == 75 and text.count("saves its state") == 1, text
+    assert re.search(r"the training is saved in \S+/step-0000000(8|9) and has ended", text), text
+    assert "was saved and has ended" in text and "Traceback" not in text
+    goes_on(start(*words, "--resume", "auto", "train.py").finish())
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1], ids=lambda number: number.name)
 def test_notice_to_a_host_saves_the_job(
@@ -148,3 +203,18 @@ def test_a_notice_that_is_no_time_is_refused(
 ) -> None:
     result = run(*words, script("", "t.py"))
     assert result.returncode == 2 and "is no time" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("ec2", "give aws, gcp, azure, auto, http://ADDRESS[:PORT]/PATH, exec:COMMAND or off"),
+        ("http://metadata.google.internal/", "names are not looked up"),
+        ("https://127.0.0.1/", "only plain http:// is spoken"),
+    ],
+)
+def test_who_announces_nothing_is_refused(
+    run: Callable[..., subprocess.CompletedProcess[str]], script: Script, place: str, said: str
+) -> None:
+    result = run("--notice-from", place, script("", "t.py"))
+    assert result.returncode == 2 and "--notice-from: nobody announces" in result.stderr and said in result.stderr

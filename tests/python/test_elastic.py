@@ -257,6 +257,38 @@ def test_a_host_with_notice_is_drained_alone(launched: Launched, waiting: str) -
     assert follower.finish()[0] == 0
 
 
+def test_a_host_whose_end_is_announced_is_drained_alone(
+    launched: Launched, waiting: str, tmp_path: pathlib.Path
+) -> None:
+    """Each host asks for its own. These ranks save nothing: when the time is over the job restarts, without that host."""
+    place = 'exec:test "$PLAYED" = 1 && test -e ending && echo 0.3'
+    words = (
+        "--notice-from",
+        place,
+        "--min-ranks",
+        "1",
+        "--max-restarts",
+        "1",
+        "--log-rank",
+        "all",
+        "--no-python",
+        waiting,
+    )
+    variables = {"FREE": "1", "EVENSTEP_NOTICE_EVERY": "0.1"}
+    leader, follower = (launched.place(rank, *words, PLAYED=str(rank), **variables) for rank in range(2))
+    leader.wait_for(r"rank \d of 2 attempt 0", times=2)
+    (tmp_path / "ending").touch()
+    code, text = leader.finish()
+    assert code == 0, text
+    assert re.search(
+        r"host \S+#1: exec announces the machine's end \(exit code 0\): the training saves its state after the step under "
+        r"way, within 0\.[123] s \(--notice-from\), and goes on with 1 rank without that host",
+        text,
+    ), text
+    assert text.count("announces") == 1 and "rank 0 of 1 attempt 1" in text
+    assert follower.finish()[0] == 0
+
+
 @pytest.mark.more
 def test_a_host_with_notice_leaves_and_the_training_goes_on(
     launched: Launched, script: Script, tmp_path: pathlib.Path
