@@ -1,5 +1,5 @@
-/* What a job hears from another host's agent (STARTED, HANG, SETTLED, HOLDS, LINE, NOTICE, FAILED), and what an agent
- * is asked by its leader (CHECK, CHECKPOINT), by the calls that take them. No file is there for these, no process
+/* What a job hears from another host's agent (STARTED, HANG, SETTLED, HOLDS, LINE, NOTICE, FAILED, DRAIN), and what an
+ * agent is asked by its leader (CHECK, CHECKPOINT), by the calls that take them. No file is there for these, no process
  * starts and none is signalled, nobody is connected: the table of calls (os/calls.h) says so. */
 #include "base/json_reader.h"
 #include "checkpoint/reader.h"
@@ -146,7 +146,7 @@ static void check_leader(const even_job *job, const even_host_agent *agent) {
 static bool is_for_leader(even_message_kind kind) {
   return kind == EVEN_MESSAGE_STARTED || kind == EVEN_MESSAGE_HANG || kind == EVEN_MESSAGE_SETTLED ||
          kind == EVEN_MESSAGE_HOLDS || kind == EVEN_MESSAGE_LINE || kind == EVEN_MESSAGE_NOTICE ||
-         kind == EVEN_MESSAGE_FAILED;
+         kind == EVEN_MESSAGE_FAILED || kind == EVEN_MESSAGE_DRAIN;
 }
 
 static void hear(even_follower *follower, const even_message *message) {
@@ -230,7 +230,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static even_follower follower; /* large, and its records stay zero */
-  static const even_agent_params params = {.observer = {.rank_started = on_started, .hang = on_hang, .line = on_line}};
+  static const even_agent_params params = {.notice_seconds = 5,
+                                           .observer = {.rank_started = on_started, .hang = on_hang, .line = on_line}};
   even_job_rank ranks[RANKS] = {0};
   even_link link = {.fd = -1, .peer = "10.0.0.2"};
   even_hosts hosts = {.params = {.program = "evenstep"}, .listener = -1};
