@@ -42,9 +42,10 @@ even_status even_job_patience(double *seconds) {
   return read_patience("EVENSTEP_HOSTS_PATIENCE", "hosts", 1, MOST_PATIENCE_SECONDS, seconds);
 }
 
-/* How long what is left of a job waits where it hears no majority of the hosts, */
-static even_status read_majority_patience(double *seconds) {
-  *seconds = MAJORITY_SECONDS;
+/* How long what is left of a job waits where it hears no majority of the hosts: unless somebody says it, longer than
+ * another one takes to lead and to start ranks; */
+static even_status read_majority_patience(double silence, double *seconds) {
+  *seconds = 3 * silence > MAJORITY_SECONDS ? 3 * silence : MAJORITY_SECONDS;
   return read_patience("EVENSTEP_MAJORITY_PATIENCE", "a majority of the hosts", 1, MOST_MAJORITY_SECONDS, seconds);
 }
 
@@ -72,26 +73,27 @@ static even_status read_lost_host(even_lost_host *lost) {
   return even_error_fix("give go-on, wait or end");
 }
 
-/* After how long a silent host is lost. How long a leader may act, and another one waits, is reckoned with the usual
- * time. */
+/* After how long a silent host is lost. One that takes a leader's place has heard it from that one. */
 static even_status read_silence(const even_job_options *options, double *seconds) {
   const char *text = getenv("EVENSTEP_HOST_TIMEOUT");
-  const double least = (double)EVEN_SOCKET_SILENCE_MS * 1e-3;
+  const double least = (double)EVEN_SOCKET_SHORTEST_SILENCE_MS * 1e-3;
   const double most = (double)EVEN_SOCKET_LONGEST_SILENCE_MS * 1e-3;
   char *end = NULL;
   *seconds = 0;
-  if (text == NULL || text[0] == '\0') {
+  if (text == NULL || text[0] == '\0' || options->estate != NULL) {
     return EVEN_OK;
   }
   *seconds = strtod(text, &end);
+  if (*end == '\0' && *seconds >= 0 && *seconds < least) {
+    (void)even_fail(EVEN_ERR_USAGE,
+                    "EVENSTEP_HOST_TIMEOUT=%.100s is too short: the kernel asks a silent host once a second whether it "
+                    "lives, and a slow answer would be taken for a lost host",
+                    text);
+    return even_error_fix("give %.0f s or more", least);
+  }
   if (*end != '\0' || !(*seconds >= least && *seconds <= most)) {
     (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_HOST_TIMEOUT=%.100s is no time after which a silent host is lost", text);
     return even_error_fix("give seconds, from %.0f to %.0f", least, most);
-  }
-  if ((options->replace_leader || options->witness != NULL) && *seconds > least) {
-    (void)even_fail(EVEN_ERR_USAGE, "EVENSTEP_HOST_TIMEOUT=%.100s with %s, whose leases are reckoned with %.0f s", text,
-                    options->witness != NULL ? "--witness" : "--replace-leader", least);
-    return even_error_fix("leave out one of the two");
   }
   return EVEN_OK;
 }
@@ -334,22 +336,18 @@ static int memory_copies(const even_job_options *options) {
   return options->checkpoint_memory > 0 ? (int)wanted : 0;
 }
 
-/* Also unasked, where what it brings along is in nobody's way: leases are not reckoned with a longer silence, and what
- * started processes by itself starts them again. */
-static bool replaces_unasked(const even_job_options *options, size_t count, double silence) {
+/* Also unasked, but for processes that something else started, which starts them again. */
+static bool replaces_unasked(const even_job_options *options, size_t count) {
   return !options->keep_leader && !options->replace_leader && options->witness == NULL && count >= 3 &&
-         options->launched == NULL && options->estate == NULL && silence <= (double)EVEN_SOCKET_SILENCE_MS * 1e-3 &&
-         even_voter_library() != NULL;
+         options->launched == NULL && options->estate == NULL && even_voter_library() != NULL;
 }
 
 bool even_job_replaces_leader(const even_job_options *options) {
   size_t hosts = 1;
-  double silence = 0;
   for (const char *comma = strchr(options->hosts, ','); comma != NULL; comma = strchr(comma + 1, ',')) {
     hosts++;
   }
-  return options->replace_leader || options->witness != NULL ||
-         (read_silence(options, &silence) == EVEN_OK && replaces_unasked(options, hosts, silence));
+  return options->replace_leader || options->witness != NULL || replaces_unasked(options, hosts);
 }
 
 static even_status reach(const even_job_options *options, const even_host_wish *wishes, size_t count, size_t word_count,
@@ -362,10 +360,10 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   even_lost_host lost = EVEN_LOST_GO_ON;
   EVEN_TRY(read_lost_host(&lost));
   EVEN_TRY(even_job_patience(&patience));
-  EVEN_TRY(read_majority_patience(&majority));
-  EVEN_TRY(read_least_patience(&least));
   EVEN_TRY(read_silence(options, &silence));
-  bool unasked = replaces_unasked(options, count, silence);
+  EVEN_TRY(read_majority_patience(options->estate == NULL ? silence : even_socket_silence() * 1e-3, &majority));
+  EVEN_TRY(read_least_patience(&least));
+  bool unasked = replaces_unasked(options, count);
   EVEN_TRY(find_way(options, way));
   EVEN_TRY(find_join_key(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(words[0], '/') != NULL);

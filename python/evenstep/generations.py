@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand still: one gave up
-_FAR_DOUBT_SECONDS = 11.0  # beyond host_timeout, where some are on other hosts
 _SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one that is not seen here may stand still
 _CONNECT_SECONDS = 2.0
 _STAND, _SAVE = 1, 2  # even_generation_wish
@@ -318,9 +317,9 @@ class Recovery(Joins):
                 began = time.monotonic()
                 continue
             waited = time.monotonic() - began
-            patience = _DOUBT_SECONDS if are_here(self.members) else _FAR_DOUBT_SECONDS + host_timeout()
+            patience = _DOUBT_SECONDS if are_here(self.members) else far_doubt()
             doubts = waited > patience and not has_ended(self.members)
-            if error is not None and (doubts or waited > _PATIENCE_SECONDS):
+            if error is not None and (doubts or waited > max(_PATIENCE_SECONDS, patience)):
                 raise error
 
     def _meet(self, number: int) -> tuple[_core.Comm, list[Told]]:
@@ -461,6 +460,12 @@ def _made(comm: _core.Comm | None) -> _core.Comm:
 def host_timeout() -> float:
     """Seconds after which the agents take a silent host for lost; they have checked the variable."""
     return float(os.environ.get("EVENSTEP_HOST_TIMEOUT") or 4)
+
+
+def far_doubt() -> float:
+    """What _DOUBT_SECONDS is where some are on other hosts: longer than these are silent before they are lost (S), another leader is
+    found (3/8 S, an election of at most S/2) and has gathered those that are left (8 s)."""
+    return max(15.0, 7.5 + 1.875 * host_timeout())
 
 
 def open_recovery(session: Session) -> Recovery | None:

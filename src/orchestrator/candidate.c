@@ -16,9 +16,10 @@
 enum { TURN_MS = 50, CONNECT_MS = 3000 };
 
 static const uint64_t PATIENCE_NS = 300000000000u; /* until a leader says another one */
-static const uint64_t TELL_NS = 6000000000u;       /* as long as another one usually takes */
-/* A leader that lives, and is reached by the voters, has dropped this agent: it starts another one. */
-static const uint64_t DROPPED_NS = 5000000000u;
+/* Beyond the silence after which hosts are lost: as long as another one usually takes; */
+static const uint64_t TELL_NS = 2000000000u;
+/* and a leader that lives, and is reached by the voters, has dropped this agent: it starts another one. */
+static const uint64_t DROPPED_NS = 1000000000u;
 /* One to which nothing was left yet cannot lead: it waits only for as long as another one waits for the agents. */
 static const uint64_t GATHER_NS = 20000000000u;
 
@@ -111,7 +112,8 @@ static even_status begin(even_candidate *candidate, const json_t *content, const
                               .witness = json_is_true(json_object_get(content, "witness")),
                               .waits = candidate->estate == NULL,
                               .returns = json_is_true(json_object_get(content, "returns")),
-                              .folder = json_string_value(json_object_get(content, "folder"))};
+                              .folder = json_string_value(json_object_get(content, "folder")),
+                              .silence_ms = even_socket_silence()};
   memcpy(params.key, candidate->key, sizeof params.key);
   candidate->listener = -1; /* it is the voter's now, also where that fails */
   even_status status = even_voter_open(&params, &candidate->voter);
@@ -170,6 +172,19 @@ static even_status become_member(even_candidate *candidate, const json_t *conten
   return EVEN_OK;
 }
 
+/* A witness hears it here alone (hosts_facts.c). */
+static even_status take_silence(const even_link *link, const json_t *silence_ms) {
+  json_int_t wish = json_integer_value(silence_ms);
+  if (!json_is_integer(silence_ms) || wish < EVEN_SOCKET_SHORTEST_SILENCE_MS || wish > EVEN_SOCKET_LONGEST_SILENCE_MS) {
+    return even_fail(EVEN_ERR_INPUT, "a silence of %lld ms, after which hosts are lost", (long long)wish);
+  }
+  if ((int)wish == even_socket_silence()) {
+    return EVEN_OK;
+  }
+  even_socket_silence_set((int)wish);
+  return even_socket_watch(link->fd);
+}
+
 static even_status take_members(even_candidate *candidate, even_link *link, const json_t *content) {
   const json_t *list = json_object_get(content, "members");
   size_t count = json_array_size(list);
@@ -178,6 +193,7 @@ static even_status take_members(even_candidate *candidate, even_link *link, cons
   if (patience >= 0 && patience <= 1e6) {
     candidate->patience_ns = (uint64_t)(patience * 1e9);
   }
+  EVEN_TRY(take_silence(link, json_object_get(content, "silence_ms")));
   if (count == 0 || count > EVEN_VOTER_MOST) {
     return answer(candidate, link, content, even_fail(EVEN_ERR_INPUT, "a group of %zu members", count));
   }
@@ -261,6 +277,7 @@ static even_status try_next(even_candidate *candidate, const even_voter_view *vi
 
 even_status even_candidate_await(even_candidate *candidate, even_loop *loop, const even_link_calls *calls,
                                  even_link *link, even_candidate_turn *turn) {
+  const uint64_t silence_ns = (uint64_t)even_socket_silence() * 1000000u;
   uint64_t begun = even_clock_ns();
   uint64_t alone = begun; /* since when nobody is to be expected */
   uint64_t heard = begun;
@@ -288,7 +305,7 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
     bool hope = view.voters > 1; /* else the one that votes is the leader that is gone */
     alone = next || (hope && (!view.quorum || !view.linked)) ? now : alone;
     heard = view.quorum ? now : heard;
-    if (now - heard > TELL_NS && !told) {
+    if (now - heard > silence_ns + TELL_NS && !told) {
       say_waiting(candidate);
       told = true;
     }
@@ -297,7 +314,7 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
                        "there is no leader, and no majority of the hosts that could make one: its part has ended");
       return EVEN_OK;
     }
-    if (now - alone > DROPPED_NS || (candidate->estate == NULL && now - begun > GATHER_NS)) {
+    if (now - alone > silence_ns + DROPPED_NS || (candidate->estate == NULL && now - begun > GATHER_NS)) {
       return EVEN_OK;
     }
     if (candidate->pause != NULL && !candidate->pause(candidate->pause_context)) {

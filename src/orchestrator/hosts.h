@@ -54,7 +54,7 @@ typedef struct even_hosts_params {
   bool unnamed;               /* the file's name is not this job's alone: one that is there is not replaced */
   double patience_seconds;    /* for all to be there */
   double majority_seconds;    /* how long is waited for a majority of hosts that replace a leader */
-  double silence_seconds;     /* after which a host that is silent is lost (4 to 600); 0: 4. Else nobody is replaced */
+  double silence_seconds;     /* after which a host that is silent is lost (2 to 600); 0: 4 */
   bool replaces_leader;       /* of three and more, another one takes the leader's place when it is lost; */
   bool replaces_unasked;      /* the user did not say so, and hears how it is turned off */
   int copies;                 /* other hosts that get a copy of each checkpoint */

@@ -467,7 +467,9 @@ even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
     even_signals_pipe_restore(&pipe_before);
     return made;
   }
-  even_socket_silence_set((int)(params->silence_seconds * 1e3)); /* 0: the least */
+  if (params->estate == NULL) { /* else as it was told, whatever it is here: leases are reckoned with it */
+    even_socket_silence_set((int)(params->silence_seconds * 1e3));
+  }
   *hosts = (even_hosts){.params = *params,
                         .count = params->count,
                         .loop = {.fd = -1},

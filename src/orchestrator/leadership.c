@@ -39,13 +39,32 @@ bool even_leadership_log_apply(even_leadership_log *log, const even_leadership_e
   return log->sure.generation != before;
 }
 
+even_leadership_times even_leadership_times_of(int silence_ms) {
+  static const uint64_t least_margin_ns = 500000000u; /* a guardian looks each quarter second */
+  const uint64_t silence = (uint64_t)silence_ms * 1000000u;
+  const uint64_t pace = silence < 20000000000u ? silence : 20000000000u;
+  const uint64_t margin = silence / 8 > least_margin_ns ? silence / 8 : least_margin_ns;
+  const uint64_t lease = silence / 4 * 3;
+  return (even_leadership_times){.gone_ns = silence / 8 * 3,
+                                 .silent_ns = silence / 2 * 5,
+                                 .lease_ns = lease,
+                                 .guard_ns = lease + margin,
+                                 .wait_ns = lease + 2 * margin,
+                                 .kill_ns = 5 * silence,
+                                 .election_ns = pace / 4,
+                                 .heartbeat_ns = pace / 80 * 3,
+                                 .heard_ns = pace / 2,
+                                 .ask_ns = pace / 80 * 3,
+                                 .call_ns = pace / 8};
+}
+
 static bool leader_is_lost(const even_leadership_view *view) {
   uint64_t since = view->now_ns - view->leader_ns;
-  return since > (view->leader_linked ? EVEN_LEADERSHIP_SILENT_NS : EVEN_LEADERSHIP_GONE_NS);
+  return since > (view->leader_linked ? view->times.silent_ns : view->times.gone_ns);
 }
 
 static bool has_lease(const even_leadership_view *view) {
-  return view->now_ns < view->lease_ns || view->now_ns - view->lease_ns <= EVEN_LEADERSHIP_LEASE_NS;
+  return view->now_ns < view->lease_ns || view->now_ns - view->lease_ns <= view->times.lease_ns;
 }
 
 even_leadership_move even_leadership_next(const even_leadership_view *view) {

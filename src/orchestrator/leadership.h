@@ -52,8 +52,30 @@ typedef struct even_leadership_log {
 /* `term`: Raft's, of this member, when the entry is committed here. Whether what is sure has changed. */
 bool even_leadership_log_apply(even_leadership_log *log, const even_leadership_entry *entry, uint64_t term);
 
+/* How long what takes, by the silence S after which hosts are lost (os/socket.h), which is the same on all. */
+typedef struct even_leadership_times {
+  uint64_t gone_ns;   /* a leader without connection for so long is lost: 3/8 S, */
+  uint64_t silent_ns; /* as is one that says nothing at all for so long though there is one: 2.5 S */
+  uint64_t lease_ns;  /* for so long after it sent what a majority has answered, the leader acts: 3/4 S */
+  uint64_t guard_ns;  /* then its guardian (os/guardian.h) holds its ranks (SIGSTOP), for the leader has not said by now
+                         that it may act: S/8 after the lease, at least 0.5 s. When it says so again, they go on; */
+  uint64_t wait_ns;   /* for so long after it came to lead the log, the next one starts no rank: as long again, in which
+                         the old one's are held, whatever clocks differ */
+  uint64_t kill_ns;   /* and the guardian kills them: another one leads by then, or nobody can: 5 S */
+  uint64_t election_ns;  /* Raft's, and how often who leads the log says so there: S/4 and S/27; */
+  uint64_t heartbeat_ns; /* these and what follows at most five times as long as with 4 s */
+  uint64_t heard_ns;     /* as long as an election may take to begin */
+  uint64_t ask_ns;       /* between two questions of the leader's */
+  uint64_t call_ns;      /* and two tries to reach a member */
+} even_leadership_times;
+
+/* What they are by a silence of so many milliseconds. Members with different ones must not be in one group: one's lease
+ * may be longer than another one waits. */
+even_leadership_times even_leadership_times_of(int silence_ms);
+
 /* What a voter sees. Times in nanoseconds, all of one clock. */
 typedef struct even_leadership_view {
+  even_leadership_times times;
   even_leadership newest; /* that it has heard of, by the log or otherwise */
   uint64_t applied;       /* the generation that the log surely says here */
   uint64_t self;
@@ -80,20 +102,6 @@ typedef enum even_leadership_move {
   EVEN_LEADERSHIP_YIELD,   /* give the log to the member that leads the job, or shall */
   EVEN_LEADERSHIP_PASS     /* give the log to another one, that can lead the job */
 } even_leadership_move;
-
-/* A leader without connection for so long is lost, as is one that says nothing at all though there is one. */
-#define EVEN_LEADERSHIP_GONE_NS 1500000000u
-#define EVEN_LEADERSHIP_SILENT_NS 10000000000u
-/* For so long after it sent what a majority has answered, the leader acts. */
-#define EVEN_LEADERSHIP_LEASE_NS 3000000000u
-/* For so long after it came to lead the log, the next one starts no rank: the lease, and time in which the old one's
- * ranks are held by their guardian (os/guardian.h), whatever clocks differ. */
-#define EVEN_LEADERSHIP_WAIT_NS 4000000000u
-/* When that guardian holds them (SIGSTOP): by then the leader has not said that it may act. When it says so again, they
- * go on; */
-#define EVEN_LEADERSHIP_GUARD_NS 3500000000u
-/* and now it kills them: another one leads by then, or nobody can. */
-#define EVEN_LEADERSHIP_KILL_NS 20000000000u
 
 even_leadership_move even_leadership_next(const even_leadership_view *view);
 /* Whether this member may act as the job's leader. */

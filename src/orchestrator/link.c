@@ -11,9 +11,10 @@
 
 #include <string.h>
 
-enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20, BEAT_MS = 500 };
+enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20 };
 
-static const uint64_t BEAT_NS = (uint64_t)BEAT_MS * 1000000u;
+static const uint64_t LONGEST_BEAT_NS = 5000000000u;
+static const uint64_t SILENCE_NS = 30000000000u;
 static const uint64_t FIRST_TRIP_NS = 1000000000u;
 
 /* What each end tells of its clock, so that the other can lay both on one. */
@@ -60,9 +61,19 @@ static even_status fail_broken(const even_link *link, int reason) {
   return is_loss(reason) ? even_error_means(EVEN_ERR_PEER_LOST) : status;
 }
 
-static uint64_t silence_ns(void) {
-  uint64_t of_hosts = (uint64_t)even_socket_silence() * 1000000u;
-  return of_hosts > EVEN_LINK_SILENCE_NS ? of_hosts : EVEN_LINK_SILENCE_NS;
+static uint64_t host_silence_ns(void) {
+  return (uint64_t)even_socket_silence() * 1000000u;
+}
+
+uint64_t even_link_beat_ns(void) {
+  uint64_t beat_ns = host_silence_ns() / 8;
+  return beat_ns < LONGEST_BEAT_NS ? beat_ns : LONGEST_BEAT_NS;
+}
+
+uint64_t even_link_silence_ns(void) {
+  uint64_t of_hosts = host_silence_ns();
+  uint64_t below = of_hosts * 15 / 2 < SILENCE_NS ? of_hosts * 15 / 2 : SILENCE_NS;
+  return below > 3 * of_hosts ? below : 3 * of_hosts;
 }
 
 static void watch_room(even_link *link) {
@@ -297,7 +308,7 @@ static void send_beat(even_link *link, uint64_t now) {
  * kernel's limit begins late (os/socket.h). */
 static void look_at_host(even_link *link) {
   if (link->was_ready && !link->failed && !link->broken &&
-      even_socket_silent(link->fd) > even_socket_silence() + BEAT_MS) {
+      (uint64_t)even_socket_silent(link->fd) * 1000000u > host_silence_ns() + even_link_beat_ns()) {
     (void)fail_broken(link, ETIMEDOUT);
     break_off(link);
   }
@@ -309,7 +320,7 @@ void even_link_tick(even_link *link, bool watched) {
     return;
   }
   look_at_host(link);
-  if (even_link_is_up(link) && now - link->beat_ns >= BEAT_NS) {
+  if (even_link_is_up(link) && now - link->beat_ns >= even_link_beat_ns()) {
     send_beat(link, now);
   }
   if (link->broken && !link->failed) {
@@ -319,10 +330,10 @@ void even_link_tick(even_link *link, bool watched) {
     }
     fail_link(link);
   }
-  if (watched && !link->failed && now - link->heard_ns > silence_ns()) {
+  if (watched && !link->failed && now - link->heard_ns > even_link_silence_ns()) {
     (void)even_fail(EVEN_ERR_TIMEOUT,
                     "%s has said nothing for %.0f s, though its host answers: does its agent stand still?", link->peer,
-                    (double)silence_ns() * 1e-9);
+                    (double)even_link_silence_ns() * 1e-9);
     fail_link(link);
   }
   if (link->failed && !link->ended_told) {

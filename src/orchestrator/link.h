@@ -22,9 +22,12 @@ typedef struct even_link_calls {
 
 /* So much may wait to go out before what can be left out (lines, telemetry) is. */
 enum { EVEN_LINK_ROOM = 4 << 20 };
-/* An agent that says nothing for so long, or for the silence of connections (os/socket.h) where that is longer, stands
- * still, though its host lives. */
-#define EVEN_LINK_SILENCE_NS 30000000000u
+/* Of links in this process, by the silence of connections (os/socket.h), which is S: how often each end gives a sign of
+ * life, an eighth of S, at most 5 s; */
+uint64_t even_link_beat_ns(void);
+/* and an agent that says nothing for so long stands still, though its host lives: 30 s; of an S below 4 s 7.5 S, above
+ * 10 s 3 S, which is longer than another leader is waited for (leadership.h). */
+uint64_t even_link_silence_ns(void);
 
 struct even_link {
   even_loop *loop;

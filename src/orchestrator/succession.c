@@ -11,6 +11,7 @@
 #include "os/clock.h"
 #include "os/listener.h"
 #include "os/signals.h"
+#include "os/socket.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +19,6 @@
 static const uint64_t SETTLE_NS = 10000000000u;
 static const uint64_t AGAIN_NS = 5000000000u; /* between two tries to start an agent */
 static const uint64_t END_NS = 3000000000u;
-static const uint64_t HEARD_NS = 3000000000u; /* by then a majority that is lost is known to be */
 
 static uint64_t patience_ns(const even_hosts *hosts) {
   return (uint64_t)(hosts->params.majority_seconds * 1e9);
@@ -34,7 +34,8 @@ static even_status begin_voting(even_job *job, const even_voter_member *members,
                               .members = members,
                               .count = count,
                               .first = hosts->self,
-                              .folder = even_text_string(&hosts->members_folder)};
+                              .folder = even_text_string(&hosts->members_folder),
+                              .silence_ms = even_socket_silence()};
   memcpy(params.key, hosts->key, sizeof params.key);
   even_status status = even_voter_open(&params, &hosts->voter);
   explicit_bzero(params.key, sizeof params.key);
@@ -314,7 +315,7 @@ bool even_succession_is_alone(const even_hosts *hosts) {
 /* Whether it may act because a majority has answered what was asked since then: those that have just been lost may have
  * answered before. */
 static bool has_answered(const even_voter_view *view, uint64_t since_ns) {
-  return view->acts && view->acts_until_ns > since_ns + EVEN_LEADERSHIP_LEASE_NS;
+  return view->acts && view->answered_ns > since_ns;
 }
 
 static even_status await_acting(even_job *job, bool starts) {
@@ -395,13 +396,15 @@ bool even_succession_leaves_out(even_job *job, uint64_t since_ns) {
 bool even_succession_is_cut(even_hosts *hosts) {
   even_voter_view view;
   uint64_t since = even_clock_ns();
+  /* by then a majority that is lost is known to be */
+  uint64_t known_ns = even_leadership_times_of(even_socket_silence()).heard_ns + 1000000000u;
   if (hosts->voter == NULL) {
     return false;
   }
   do {
     even_clock_sleep_ns(10000000);
     even_voter_look(hosts->voter, &view);
-  } while (view.quorum && !has_answered(&view, since) && even_clock_ns() - since < HEARD_NS);
+  } while (view.quorum && !has_answered(&view, since) && even_clock_ns() - since < known_ns);
   if (view.quorum || view.newest.generation == 0) {
     return false;
   }

@@ -4,14 +4,14 @@
 #include "orchestrator/succession.h"
 #include "orchestrator/succession_members.h"
 #include "os/clock.h"
+#include "os/socket.h"
 
 #include <signal.h>
 
 static const uint64_t APART_NS = 20000000000u;
 /* A leader that may not act: its guardian has had its time to hold the ranks; it is no moment any more; it lasts. */
-static const uint64_t GUARDED_NS = 700000000u;
+static const uint64_t GUARDED_NS = 200000000u; /* beyond its time */
 static const uint64_t MOMENT_NS = 2000000000u;
-static const uint64_t LASTS_NS = EVEN_LEADERSHIP_KILL_NS - EVEN_LEADERSHIP_LEASE_NS;
 
 bool even_succession_leads(const even_hosts *hosts, const even_voter_view *view) {
   return view->newest.generation == hosts->generation && view->newest.leader == hosts->self;
@@ -116,12 +116,14 @@ static void lapse(even_job *job) {
   uint64_t now = even_clock_ns();
   uint64_t held = 0;
   bool holds = even_guardian_holds(&job->guardian, &held);
+  const even_leadership_times times = even_leadership_times_of(even_socket_silence());
   hosts->lapsed_ns = hosts->lapsed_ns == 0 ? now : hosts->lapsed_ns;
   uint64_t since = now - hosts->lapsed_ns;
   if (since > MOMENT_NS && !hosts->cut_off) {
     even_succession_tell_cut_off(job);
   }
-  if (job->stage != EVEN_JOB_KILLED && (since > LASTS_NS || (!holds && since > GUARDED_NS))) {
+  if (job->stage != EVEN_JOB_KILLED &&
+      (since > times.kill_ns - times.lease_ns || (!holds && since > times.guard_ns - times.lease_ns + GUARDED_NS))) {
     even_job_end_ranks(job, SIGKILL, true);
   }
 }

@@ -59,6 +59,7 @@ even_status even_succession_say(even_host_agent *agent, const even_voter_member 
   even_json_unsigned(&json, "number", hosts->members_said);
   even_json_string(&json, "folder", even_text_string(&hosts->members_folder));
   even_json_number(&json, "patience_seconds", hosts->params.majority_seconds);
+  even_json_integer(&json, "silence_ms", even_socket_silence());
   even_json_bool(&json, "begins", how == EVEN_MEMBER_BEGINS);
   even_json_bool(&json, "joins", how == EVEN_MEMBER_JOINS);
   even_json_bool(&json, "returns", how == EVEN_MEMBER_RETURNS);

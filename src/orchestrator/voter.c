@@ -7,6 +7,7 @@
 #include "orchestrator/voter_log.h"
 #include "os/clock.h"
 #include "os/pipe.h"
+#include "os/socket.h"
 #include "os/thread.h"
 
 #include <pthread.h>
@@ -17,10 +18,6 @@
 
 enum { TURN_MS = 25 };
 
-static const uint64_t CALL_NS = 500000000u;
-static const uint64_t ASK_NS = 150000000u;
-static const uint64_t HEARD_NS = 2000000000u; /* as long as an election may take to begin */
-
 typedef struct member_list {
   even_voter_member *items;
   size_t count; /* 0: nobody has said */
@@ -28,6 +25,7 @@ typedef struct member_list {
 
 struct even_voter {
   pthread_t thread;
+  even_leadership_times times;
   atomic_bool stop;
   pthread_mutex_t lock; /* of what follows, up to the thread's own */
   even_voter_view view;
@@ -153,7 +151,7 @@ static void call_others(even_voter *voter, uint64_t now) {
   if (now < voter->next_call_ns) {
     return;
   }
-  voter->next_call_ns = now + CALL_NS;
+  voter->next_call_ns = now + voter->times.call_ns;
   const struct raft_server *own = even_voter_log_server(&voter->log, self);
   for (unsigned i = 0; i < all->n; i++) {
     bool votes = all->servers[i].role == RAFT_VOTER || (own != NULL && own->role == RAFT_VOTER);
@@ -186,7 +184,7 @@ static void renew_lease(even_voter *voter, bool leads, uint64_t now) {
     return;
   }
   bool ask = now >= voter->next_ask_ns;
-  voter->next_ask_ns = ask ? now + ASK_NS : voter->next_ask_ns;
+  voter->next_ask_ns = ask ? now + voter->times.ask_ns : voter->next_ask_ns;
   for (unsigned i = 0; i < all->n; i++) {
     even_voter_link *link = even_voter_links_find(&voter->links, all->servers[i].id);
     if (link != NULL && ask) {
@@ -214,7 +212,8 @@ static void see(even_voter *voter, uint64_t now, even_leadership_view *out) {
   if (link != NULL) {
     voter->leader_ns = link->link.heard_ns;
   }
-  *out = (even_leadership_view){.newest = own->newest,
+  *out = (even_leadership_view){.times = voter->times,
+                                .newest = own->newest,
                                 .applied = voter->log.says.sure.generation,
                                 .self = own->id,
                                 .first = voter->first,
@@ -326,8 +325,9 @@ static bool all_there(even_voter *voter) {
 
 static bool hears_majority(even_voter *voter, const even_leadership_view *view, bool leads_job) {
   uint64_t leader = even_voter_log_leader(&voter->log);
-  bool heard = view->raft_leads || (leader != 0 && leader != view->self && view->now_ns - voter->heard_ns < HEARD_NS);
-  return heard && (!leads_job || view->now_ns < view->lease_ns + HEARD_NS);
+  bool heard = view->raft_leads ||
+               (leader != 0 && leader != view->self && view->now_ns - voter->heard_ns < voter->times.heard_ns);
+  return heard && (!leads_job || view->now_ns < view->lease_ns + voter->times.heard_ns);
 }
 
 static void publish(even_voter *voter, const even_leadership_view *view) {
@@ -343,7 +343,7 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
       .port = (int)announced,
       .quorum = quorum,
       .linked = leads || view->leader_linked,
-      .starts_ns = leads && view->newest.generation > 1 ? voter->log.claim_ns + EVEN_LEADERSHIP_WAIT_NS : 0,
+      .starts_ns = leads && view->newest.generation > 1 ? voter->log.claim_ns + voter->times.wait_ns : 0,
       .exact = leads && view->raft_leads && view->raft_own && quorum &&
                even_voter_log_has_only(&voter->log, voter->wanted.items, voter->wanted.count),
       .settled = leads && view->raft_leads && quorum && all_there(voter),
@@ -371,8 +371,8 @@ static void tell_guardian(even_voter *voter, const even_leadership_view *seen) {
   (void)pthread_mutex_lock(&voter->lock);
   view.lease_ns = voter->lease_ns;
   if (voter->guardian != NULL && even_leadership_acts(&view)) {
-    status = even_guardian_limit(voter->guardian, view.lease_ns + EVEN_LEADERSHIP_GUARD_NS,
-                                 view.lease_ns + EVEN_LEADERSHIP_KILL_NS);
+    status = even_guardian_limit(voter->guardian, view.lease_ns + voter->times.guard_ns,
+                                 view.lease_ns + voter->times.kill_ns);
   } else if (voter->guardian != NULL && even_leadership_ended(&view.newest) &&
              view.newest.generation == voter->led + 1) {
     status = even_guardian_limit(voter->guardian, 0, UINT64_MAX);
@@ -440,6 +440,7 @@ static even_status open_all(even_voter *voter, const even_voter_params *params) 
                                     .where = where_it_listens,
                                     .leader = where_it_leads};
   memcpy(voter->links.key, params->key, sizeof voter->links.key);
+  voter->times = even_leadership_times_of(params->silence_ms > 0 ? params->silence_ms : EVEN_SOCKET_SILENCE_MS);
   voter->log.context = voter;
   voter->log.changed = on_log;
   voter->log.memory.store.lock = -1;
@@ -451,7 +452,7 @@ static even_status open_all(even_voter *voter, const even_voter_params *params) 
   EVEN_TRY(even_loop_open(&voter->loop));
   EVEN_TRY(even_voter_links_open(&voter->links));
   EVEN_TRY(open_store(params, &store, &known));
-  EVEN_TRY(even_voter_log_open(&voter->log, params, &store, known, send_raft));
+  EVEN_TRY(even_voter_log_open(&voter->log, params, &voter->times, &store, known, send_raft));
   return even_thread_start(live, voter, &voter->thread);
 }
 
@@ -509,13 +510,15 @@ const char *even_voter_library(void) {
 void even_voter_look(even_voter *voter, even_voter_view *out) {
   (void)pthread_mutex_lock(&voter->lock);
   *out = voter->view;
-  const even_leadership_view view = {.newest = out->newest,
+  const even_leadership_view view = {.times = voter->times, /* as is its number, for ever */
+                                     .newest = out->newest,
                                      .self = voter->log.raft.id, /* it never changes */
                                      .lease_ns = voter->lease_ns,
                                      .now_ns = even_clock_ns()};
   (void)pthread_mutex_unlock(&voter->lock);
   out->acts = even_leadership_acts(&view);
-  out->acts_until_ns = out->acts ? view.lease_ns + EVEN_LEADERSHIP_LEASE_NS : 0;
+  out->acts_until_ns = out->acts ? view.lease_ns + view.times.lease_ns : 0;
+  out->answered_ns = out->acts ? view.lease_ns : 0;
 }
 
 void even_voter_announce(even_voter *voter, int port) {

@@ -36,6 +36,7 @@ typedef struct even_voter_params {
   bool waits;         /* it cannot lead, and only votes, before even_voter_lead */
   bool returns;       /* it was a member before, and goes on with the log that it kept */
   const char *folder; /* in which members keep their logs (raft_store.h); NULL: in memory */
+  int silence_ms;     /* after which the job's hosts are lost, for all the same (leadership.h); 0: the usual time */
 } even_voter_params;
 
 typedef struct even_voter_view {
@@ -43,7 +44,8 @@ typedef struct even_voter_view {
   int port;                         /* where that leader takes agents, 0: it has not said it */
   char address[EVEN_VOTER_ADDRESS]; /* of its host, "" where it is not known */
   bool acts;                        /* this member leads, and may act, */
-  uint64_t acts_until_ns;           /* for at least so long */
+  uint64_t acts_until_ns;           /* for at least so long: */
+  uint64_t answered_ns;             /* a majority has answered what it asked then */
   uint64_t starts_ns;               /* of one that leads: before this no rank of another leader's may be thought dead */
   bool quorum;                      /* a majority of voters is heard */
   bool linked;                      /* there is a connection to the leader, or this is it */

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEARTBEAT_MS = 150, ELECTION_MS = 1000, ENTRY_BYTES = 24 };
+enum { ENTRY_BYTES = 24 };
 
 static const uint64_t CHANGE_NS = 500000000u;
 
@@ -215,8 +215,8 @@ static int bootstrap(even_voter_log *log, const even_voter_params *params) {
   return failed;
 }
 
-even_status even_voter_log_open(even_voter_log *log, const even_voter_params *params, const even_raft_store *store,
-                                bool known,
+even_status even_voter_log_open(even_voter_log *log, const even_voter_params *params,
+                                const even_leadership_times *times, const even_raft_store *store, bool known,
                                 bool (*send)(void *context, uint64_t member, const void *bytes, size_t count)) {
   log->machine =
       (struct raft_fsm){.version = 1, .data = log, .apply = on_apply, .snapshot = on_snapshot, .restore = on_restore};
@@ -227,8 +227,8 @@ even_status even_voter_log_open(even_voter_log *log, const even_voter_params *pa
     return raft_failed("it cannot be opened", failed);
   }
   log->open = true;
-  raft_set_heartbeat_timeout(&log->raft, HEARTBEAT_MS);
-  raft_set_election_timeout(&log->raft, ELECTION_MS);
+  raft_set_heartbeat_timeout(&log->raft, (unsigned)(times->heartbeat_ns / 1000000u));
+  raft_set_election_timeout(&log->raft, (unsigned)(times->election_ns / 1000000u));
   raft_set_snapshot_threshold(&log->raft, UINT32_MAX);
   raft_set_pre_vote(&log->raft, true);
   failed = params->joins || known ? 0 : bootstrap(log, params);

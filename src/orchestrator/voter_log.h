@@ -26,10 +26,11 @@ typedef struct even_voter_log {
   void (*changed)(void *context); /* what it surely says has */
 } even_voter_log;
 
-/* `log` is zeroed, but for `context` and `changed`; `store` is taken over. `known`: the store has a log; else it begins
- * with `members`, or with nothing where it joins. Close it also after a failure. */
-even_status even_voter_log_open(even_voter_log *log, const even_voter_params *params, const even_raft_store *store,
-                                bool known,
+/* `log` is zeroed, but for `context` and `changed`; elections take as long as `times` says; `store` is taken over.
+ * `known`: the store has a log; else it begins with `members`, or with nothing where it joins. Close it also after a
+ * failure. */
+even_status even_voter_log_open(even_voter_log *log, const even_voter_params *params,
+                                const even_leadership_times *times, const even_raft_store *store, bool known,
                                 bool (*send)(void *context, uint64_t member, const void *bytes,
                                              size_t count)) EVEN_MUST_USE;
 /* `forget`: the member is needed no more. */

@@ -26,9 +26,10 @@ enum { MOST_PROBES = 120 };
 static _Atomic int silence_ms = EVEN_SOCKET_SILENCE_MS;
 
 void even_socket_silence_set(int wish_ms) {
-  int least = EVEN_SOCKET_SILENCE_MS;
+  int least = EVEN_SOCKET_SHORTEST_SILENCE_MS;
   int most = EVEN_SOCKET_LONGEST_SILENCE_MS;
-  atomic_store(&silence_ms, wish_ms < least ? least : wish_ms > most ? most : wish_ms);
+  int wish = wish_ms == 0 ? EVEN_SOCKET_SILENCE_MS : wish_ms;
+  atomic_store(&silence_ms, wish < least ? least : wish > most ? most : wish);
 }
 
 int even_socket_silence(void) {

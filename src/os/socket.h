@@ -9,11 +9,12 @@
 #include <stddef.h>
 
 /* The kernel gives a connection up when the other host has been silent for so long: it answers the kernel's own
- * probes, once a second, also while its processes stand still. */
-enum { EVEN_SOCKET_SILENCE_MS = 4000, EVEN_SOCKET_LONGEST_SILENCE_MS = 600000 };
+ * probes, once a second, also while its processes stand still. At least two such seconds, in which the kernel repeats
+ * what was lost three times: in less, a host that is only slow to answer would be lost. */
+enum { EVEN_SOCKET_SILENCE_MS = 4000, EVEN_SOCKET_SHORTEST_SILENCE_MS = 2000, EVEN_SOCKET_LONGEST_SILENCE_MS = 600000 };
 
-/* Another time for it (between these two; what is beyond counts as these), of connections that begin in this process
- * from now on. Any thread. */
+/* Another time for it (from the shortest to the longest, which what is beyond counts as; 0: the usual one), of
+ * connections that begin in this process from now on. Any thread. */
 void even_socket_silence_set(int silence_ms);
 int even_socket_silence(void);
 /* Of a connection that is there already. */

@@ -8,6 +8,8 @@
 #include "os/signals.h"
 #include "os/socket.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -101,16 +103,14 @@ static void part(meeting *at) {
   assert_int_equal(system(path), 0); /* NOLINT(cert-env33-c, concurrency-mt-unsafe): a folder of this test */
 }
 
-/* What the leader says of member `self`; `how`: "begins", "joins", "returns", "" of one that is a member. Whether it
- * is one, by its answer. */
-static bool is_member(meeting *at, uint64_t self, const char *how) {
+/* What the leader says of member `self`; `how`: "begins", "joins", "returns", "" of one that is a member. */
+static even_status say_members(meeting *at, uint64_t self, const char *how, int silence_ms) {
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
-  uint64_t until = even_clock_ns() + LIMIT_NS;
-  int before = at->answers;
   even_json_object(&json, NULL);
   even_json_unsigned(&json, "self", self);
-  even_json_integer(&json, "number", before + 5);
+  even_json_integer(&json, "number", at->answers + 5);
+  even_json_integer(&json, "silence_ms", silence_ms);
   even_json_unsigned(&json, "first", 1);
   even_json_unsigned(&json, "generation", 1);
   even_json_string(&json, "folder", at->folder);
@@ -128,8 +128,16 @@ static bool is_member(meeting *at, uint64_t self, const char *how) {
   even_json_object_end(&json);
   assert_int_equal(even_text_status(&text), EVEN_OK);
   const even_message message = {.kind = EVEN_MESSAGE_MEMBERS, .json = text.data, .json_bytes = text.length};
-  assert_int_equal(even_candidate_take(&at->candidate, &at->agent, &message), EVEN_OK);
+  even_status status = even_candidate_take(&at->candidate, &at->agent, &message);
   even_text_free(&text);
+  return status;
+}
+
+/* Whether it is one, by its answer. */
+static bool is_member(meeting *at, uint64_t self, const char *how) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  int before = at->answers;
+  assert_int_equal(say_members(at, self, how, EVEN_SOCKET_SILENCE_MS), EVEN_OK);
   while (at->answers == before) {
     assert_true(even_clock_ns() < until);
     turn(at);
@@ -189,12 +197,33 @@ static void who_cannot_vote_says_so(void **state) {
   part(&at);
 }
 
+/* Before it votes: with another time it could be elected while the leader acts. */
+static void who_votes_bears_silence_as_its_leader_does(void **state) {
+  meeting at;
+  int borne_ms = 0;
+  socklen_t bytes = sizeof borne_ms;
+  (void)state;
+  meet(&at, INVITATION);
+  assert_int_equal(say_members(&at, 2, "begins", EVEN_SOCKET_SHORTEST_SILENCE_MS - 1), EVEN_ERR_INPUT);
+  assert_int_equal(say_members(&at, 2, "begins", EVEN_SOCKET_LONGEST_SILENCE_MS + 1), EVEN_ERR_INPUT);
+  assert_null(at.candidate.voter);
+  assert_int_equal(even_socket_silence(), EVEN_SOCKET_SILENCE_MS);
+  assert_int_equal(say_members(&at, 2, "begins", 90000), EVEN_OK);
+  assert_non_null(at.candidate.voter);
+  assert_int_equal(even_socket_silence(), 90000);
+  assert_int_equal(getsockopt(at.agent.fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &borne_ms, &bytes), 0);
+  assert_int_equal(borne_ms, 90000);
+  part(&at);
+  even_socket_silence_set(0);
+}
+
 int main(void) {
   struct sigaction before;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(who_has_forgotten_its_log_is_another_member),
       cmocka_unit_test(only_one_that_begins_makes_a_log),
       cmocka_unit_test(who_cannot_vote_says_so),
+      cmocka_unit_test(who_votes_bears_silence_as_its_leader_does),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;

@@ -17,7 +17,7 @@
  * likes, comes in any order, and is committed then. One that leads the job may have another one lead it (HAND). Each
  * member applies the log at its own pace, and hears of others' news or not. */
 
-enum { MEMBERS = 3, ENTRIES = 3 };
+enum { MEMBERS = 3, ENTRIES = 3, SILENCE_MS = 4000 };
 
 typedef struct member {
   even_leadership applied;
@@ -37,7 +37,8 @@ typedef struct world {
 
 static even_leadership_view view_of(const world *now, size_t i, bool leads_log, bool leader_lost) {
   const member *one = &now->members[i];
-  return (even_leadership_view){.newest = one->newest,
+  return (even_leadership_view){.times = even_leadership_times_of(SILENCE_MS),
+                                .newest = one->newest,
                                 .applied = one->applied.generation,
                                 .self = i + 1,
                                 .first = 1,
@@ -164,7 +165,8 @@ static void the_search_finds_what_is_broken(void **state) {
 /* ---- single rules ---- */
 
 static even_leadership_view usual(void) {
-  return (even_leadership_view){.newest = {3, 2},
+  return (even_leadership_view){.times = even_leadership_times_of(SILENCE_MS),
+                                .newest = {3, 2},
                                 .applied = 3,
                                 .self = 1,
                                 .first = 1,
@@ -180,7 +182,7 @@ static void slow_is_not_lost(void **state) {
   even_leadership_view view = usual();
   (void)state;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
-  view.now_ns += EVEN_LEADERSHIP_SILENT_NS;
+  view.now_ns += view.times.silent_ns;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
   view.now_ns++;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_SUCCEED);
@@ -188,7 +190,7 @@ static void slow_is_not_lost(void **state) {
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
   view = usual();
   view.leader_linked = false;
-  view.now_ns += EVEN_LEADERSHIP_GONE_NS;
+  view.now_ns += view.times.gone_ns;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
   view.now_ns++;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_SUCCEED);
@@ -215,7 +217,7 @@ static void the_first_leads_by_its_own_word(void **state) {
   view.newest = (even_leadership){0, 0};
   view.applied = 0;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_FIRST);
-  view.now_ns += EVEN_LEADERSHIP_LEASE_NS + 1;
+  view.now_ns += view.times.lease_ns + 1;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
   view.self = 2;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
@@ -229,7 +231,7 @@ static void who_only_votes_gives_the_log_away(void **state) {
   view.witness = true;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_YIELD);
   view.leader_linked = false;
-  view.now_ns += EVEN_LEADERSHIP_GONE_NS + 1;
+  view.now_ns += view.times.gone_ns + 1;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_PASS);
 }
 
@@ -247,7 +249,7 @@ static void after_the_end_nobody_leads(void **state) {
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
   view.self = 1;
   view.leader_linked = false;
-  view.now_ns += 2 * EVEN_LEADERSHIP_SILENT_NS;
+  view.now_ns += 2 * view.times.silent_ns;
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
   assert_false(even_leadership_apply(&view.newest, &next));
   /* the leader of generation 3 is obeyed until it is gone, the one before is not */
@@ -276,10 +278,41 @@ static void a_lease_ends(void **state) {
   assert_false(even_leadership_acts(&view));
   view.self = 2;
   assert_true(even_leadership_acts(&view));
-  view.now_ns += EVEN_LEADERSHIP_LEASE_NS;
+  view.now_ns += view.times.lease_ns;
   assert_true(even_leadership_acts(&view));
   view.now_ns++;
   assert_false(even_leadership_acts(&view));
+}
+
+/* Of each silence that hosts may have: no rank is started while an old one may run, whoever looks late by a guardian's
+ * pause; and no leader is lost sooner than a connection that is up. */
+static void times_follow_the_silence(void **state) {
+  static const uint64_t look_ns = 250000000u; /* a guardian's */
+  const even_leadership_times usual_times = even_leadership_times_of(4000);
+  (void)state;
+  assert_int_equal(usual_times.lease_ns, 3000000000u);
+  assert_int_equal(usual_times.guard_ns, 3500000000u);
+  assert_int_equal(usual_times.wait_ns, 4000000000u);
+  assert_int_equal(usual_times.gone_ns, 1500000000u);
+  assert_int_equal(usual_times.silent_ns, 10000000000u);
+  assert_int_equal(usual_times.kill_ns, 20000000000u);
+  assert_int_equal(usual_times.election_ns, 1000000000u);
+  assert_int_equal(usual_times.heartbeat_ns, 150000000u);
+  for (int ms = 2000; ms <= 600000; ms += ms < 30000 ? 250 : 9500) {
+    const even_leadership_times its = even_leadership_times_of(ms);
+    const uint64_t silence = (uint64_t)ms * 1000000u;
+    const bool longer = ms > 4000;
+    assert_true(its.lease_ns + look_ns < its.guard_ns && its.guard_ns + look_ns < its.wait_ns);
+    assert_true((its.wait_ns - its.guard_ns) * 9 > its.guard_ns); /* clocks that differ by a tenth */
+    assert_true(its.wait_ns < its.silent_ns && its.silent_ns > silence && its.silent_ns + silence < its.kill_ns);
+    assert_true(its.heartbeat_ns * 4 < its.election_ns && its.ask_ns * 8 < its.lease_ns);
+    assert_true(its.call_ns < its.gone_ns && its.heard_ns >= 2 * its.election_ns);
+    assert_true(ms == 4000 ||
+                ((its.lease_ns > usual_times.lease_ns) == longer && (its.wait_ns > usual_times.wait_ns) == longer &&
+                 (its.gone_ns > usual_times.gone_ns) == longer && (its.silent_ns > usual_times.silent_ns) == longer &&
+                 (its.kill_ns > usual_times.kill_ns) == longer &&
+                 (its.election_ns > usual_times.election_ns) == longer && (its.ask_ns > usual_times.ask_ns) == longer));
+  }
 }
 
 /* ---- members ---- */
@@ -366,6 +399,7 @@ int main(void) {
       cmocka_unit_test(after_the_end_nobody_leads),
       cmocka_unit_test(a_majority_has_answered),
       cmocka_unit_test(a_lease_ends),
+      cmocka_unit_test(times_follow_the_silence),
       cmocka_unit_test(every_group_becomes_every_other),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "orchestrator/invitation.h"
+#include "orchestrator/leadership.h"
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/listener.h"
@@ -252,7 +253,7 @@ static void a_watched_link_ends_when_nothing_comes_for_long(void **state) {
   assert_int_equal(open_listener(&at), EVEN_OK);
   assert_int_equal(call_leader(&at, KEY), EVEN_OK);
   assert_int_equal(talk(&at), EVEN_OK);
-  clock_ahead_set(EVEN_LINK_SILENCE_NS + 1000000000u);
+  clock_ahead_set(even_link_silence_ns() + 1000000000u);
   even_link_tick(&at.leader.link, false); /* nobody waits for anything: silence is allowed */
   assert_false(at.leader.ended);
   even_link_tick(&at.leader.link, true);
@@ -299,6 +300,22 @@ static void a_link_ends_when_nothing_comes_from_the_other_host(void **state) {
   even_link_tick(&at.agent.link, false); /* it stood still, and hears what was said before */
   assert_true(at.agent.heard && at.agent.ended);
   part(&at);
+}
+
+/* Both ways: with each silence of hosts some signs of life may be lost, and an agent that stands still is waited for
+ * longer than another leader is. */
+static void signs_of_life_follow_the_silence(void **state) {
+  static const int said[] = {EVEN_SOCKET_SHORTEST_SILENCE_MS, 4000, 9000, 20000, EVEN_SOCKET_LONGEST_SILENCE_MS};
+  static const int beats_ms[] = {250, 500, 1125, 2500, 5000};
+  static const int stands_ms[] = {15000, 30000, 30000, 60000, 1800000};
+  (void)state;
+  for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+    even_socket_silence_set(said[i]);
+    assert_int_equal(even_link_beat_ns(), (uint64_t)beats_ms[i] * 1000000u);
+    assert_int_equal(even_link_silence_ns(), (uint64_t)stands_ms[i] * 1000000u);
+    assert_true(even_link_silence_ns() > even_leadership_times_of(said[i]).silent_ns);
+  }
+  even_socket_silence_set(0);
 }
 
 /* ---- an agent's way to its leader ---- */
@@ -411,6 +428,7 @@ int main(void) {
       cmocka_unit_test_teardown(each_lack_of_memory_ends_a_link, teardown),
       cmocka_unit_test_teardown(a_watched_link_ends_when_nothing_comes_for_long, teardown),
       cmocka_unit_test_teardown(a_link_ends_when_nothing_comes_from_the_other_host, teardown),
+      cmocka_unit_test(signs_of_life_follow_the_silence),
       cmocka_unit_test(what_was_said_before_the_end_is_heard),
       cmocka_unit_test_teardown(the_leader_is_found_behind_an_address_where_it_is_not, teardown),
       cmocka_unit_test_teardown(a_try_that_fails_leaves_no_connection, teardown),

@@ -29,6 +29,7 @@ typedef struct cluster {
   even_voter_member members[MOST];
   int listeners[MOST];
   even_voter *voters[MOST]; /* NULL: it is dead, or has not begun */
+  int silence_ms;           /* 0: the usual */
   size_t count;
 } cluster;
 
@@ -52,7 +53,8 @@ static void begin(cluster *all, size_t i, size_t known, beginning how) {
                               .joins = how == JOINS,
                               .waits = how == WAITS,
                               .returns = how == RETURNS,
-                              .folder = all->folder[0] == '\0' ? NULL : all->folder};
+                              .folder = all->folder[0] == '\0' ? NULL : all->folder,
+                              .silence_ms = all->silence_ms};
   assert_int_equal(even_voter_open(&params, &all->voters[i]), EVEN_OK);
 }
 
@@ -216,7 +218,7 @@ static void the_first_leads_and_another_succeeds_it(void **state) {
   end(&all, 3 - next);
   uint64_t alone = even_clock_ns();
   until = alone + LIMIT_NS;
-  while (look(&all, next).acts_until_ns <= alone + EVEN_LEADERSHIP_LEASE_NS) { /* by what was answered since */
+  while (look(&all, next).answered_ns <= alone) {
     assert_true(even_clock_ns() < until);
     even_clock_sleep_ns(5000000);
   }
@@ -268,6 +270,29 @@ static void one_that_comes_later_votes_too(void **state) {
   size_t next = await_leader(&all, 2);
   assert_true(next == 1 || next == 3);
   close_group(&all);
+}
+
+/* However long hosts may be silent, another one leads; a leader acts, and another one waits, for as long as that says.
+ */
+static void with_any_silence_another_one_succeeds(void **state) {
+  static const int silences_ms[] = {EVEN_SOCKET_SHORTEST_SILENCE_MS, 6000};
+  (void)state;
+  for (size_t i = 0; i < sizeof silences_ms / sizeof silences_ms[0]; i++) {
+    cluster all;
+    const even_leadership_times times = even_leadership_times_of(silences_ms[i]);
+    memset(&all, 0, sizeof all);
+    all.silence_ms = silences_ms[i];
+    open_some(&all, 3);
+    assert_int_equal(await_leader(&all, 1), 0);
+    even_voter_view first = look(&all, 0);
+    assert_true(!first.acts || first.acts_until_ns == first.answered_ns + times.lease_ns);
+    end(&all, 0);
+    uint64_t killed = even_clock_ns();
+    size_t next = await_leader(&all, 2);
+    assert_true(even_clock_ns() - killed >= times.gone_ns);
+    assert_true(look(&all, next).starts_ns >= killed + times.wait_ns);
+    close_group(&all);
+  }
 }
 
 static void of_five_two_may_die_one_after_the_other(void **state) {
@@ -352,7 +377,8 @@ static void after_its_end_nobody_leads_a_job(void **state) {
     assert_int_equal(look(&all, i).newest.generation, 2);
   }
   end(&all, 0);
-  even_clock_sleep_ns(EVEN_LEADERSHIP_GONE_NS + 1500000000u); /* the claim is that nothing changes */
+  even_clock_sleep_ns(even_leadership_times_of(EVEN_SOCKET_SILENCE_MS).gone_ns +
+                      1500000000u); /* the claim is that nothing changes */
   for (size_t i = 1; i < 3; i++) {
     assert_int_equal(look(&all, i).newest.generation, 2);
     assert_false(look(&all, i).acts);
@@ -389,7 +415,8 @@ static void what_was_handed_over_is_not_taken_back(void **state) {
   assert_int_equal(look(&all, 0).newest.leader, 3);
   assert_false(look(&all, 0).acts);
   end(&all, 2);
-  even_clock_sleep_ns(EVEN_LEADERSHIP_GONE_NS + 2500000000u); /* the claim is that nothing changes */
+  even_clock_sleep_ns(even_leadership_times_of(EVEN_SOCKET_SILENCE_MS).gone_ns +
+                      2500000000u); /* the claim is that nothing changes */
   assert_int_equal(look(&all, 0).newest.generation, 2);
   even_voter_lead(all.voters[1]);
   assert_int_equal(await_leader(&all, 3), 1);
@@ -403,6 +430,7 @@ int main(void) {
       cmocka_unit_test(the_first_leads_and_another_succeeds_it),
       cmocka_unit_test(one_that_cannot_lead_yet_does_not),
       cmocka_unit_test(one_that_comes_later_votes_too),
+      cmocka_unit_test(with_any_silence_another_one_succeeds),
       cmocka_unit_test(of_five_two_may_die_one_after_the_other),
       cmocka_unit_test(those_that_come_back_are_a_majority_again),
       cmocka_unit_test(after_its_end_nobody_leads_a_job),

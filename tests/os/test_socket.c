@@ -237,8 +237,12 @@ static void assert_borne(int fd, int silence_ms) {
 }
 
 static void silence_is_borne_for_as_long_as_is_said(void **state) {
-  static const int said[][2] = {
-      {0, EVEN_SOCKET_SILENCE_MS}, {9500, 9500}, {60000, 60000}, {1 << 30, EVEN_SOCKET_LONGEST_SILENCE_MS}};
+  static const int said[][2] = {{0, EVEN_SOCKET_SILENCE_MS},
+                                {1, EVEN_SOCKET_SHORTEST_SILENCE_MS},
+                                {2500, 2500},
+                                {9500, 9500},
+                                {60000, 60000},
+                                {1 << 30, EVEN_SOCKET_LONGEST_SILENCE_MS}};
   (void)state;
   for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
     ends at;

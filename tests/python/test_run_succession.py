@@ -203,7 +203,11 @@ def test_where_the_user_says_so_the_job_ends_with_its_leader(hosts: Hosts, tmp_p
     assert hosts.log("a").count("the ranks here have ended, and their agent ends") == 2, hosts.log("a")
 
 
-def test_a_leader_that_is_cut_off_waits_and_is_none_when_it_comes_back(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("silence", ["", *(pytest.param(one, marks=pytest.mark.more) for one in ("2", "10"))])
+def test_a_leader_that_is_cut_off_waits_and_is_none_when_it_comes_back(
+    hosts: Hosts, tmp_path: pathlib.Path, silence: str
+) -> None:
+    hosts.environment = hosts.environment | {"EVENSTEP_HOST_TIMEOUT": silence}
     job, ranks = _wait(hosts, tmp_path)
     with _cut_off(hosts.names[0]):
         job.wait_for("cut off from the majority of the hosts")
