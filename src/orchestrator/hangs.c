@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/last_call.h"
 #include "orchestrator/openings.h"
 #include "orchestrator/silence.h"
 #include "orchestrator/waiting.h"
@@ -10,10 +11,8 @@
 #include "os/file.h"
 #include "os/process.h"
 #include "os/process_threads.h"
-#include "os/shared_memory.h"
 #include "telemetry/stacks.h"
 
-#include <evenstep/flight.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -41,6 +40,7 @@ typedef struct rank_watch {
   uint64_t asked_ns;
   even_stacks_request stacks;
   char words[160];
+  even_last_call last; /* its collective when it was told */
 } rank_watch;
 
 struct even_hangs {
@@ -192,38 +192,14 @@ static bool is_late(rank_watch *watch, pid_t pid, uint64_t least_ns, uint64_t no
   return !at_work;
 }
 
-typedef struct group_search {
-  long process;
-  bool waits;
-} group_search;
-
-static bool look_at_group(void *context, int fd, uint64_t identity) {
-  group_search *search = context;
-  even_flight *flight = NULL;
-  (void)identity;
-  if (even_flight_open(fd, &flight) != EVEN_OK) {
-    return true;
-  }
-  for (int rank = 0; rank < even_flight_ranks(flight); rank++) {
-    even_flight_call call;
-    if (even_flight_process(flight, rank) == search->process && even_flight_read(flight, rank, &call, 1) == 1) {
-      search->waits = search->waits || call.state == EVEN_FLIGHT_BEGUN;
-    }
-  }
-  even_flight_close(flight);
-  return !search->waits;
-}
-
 /* Also in collectives that the script calls itself, in whatever it is at. */
 static bool waits_in_a_collective(const rank_watch *watch, pid_t pid) {
-  group_search search = {.process = (long)pid};
+  even_last_call last;
   if (watch->silence.activity == EVEN_ACTIVITY_COLLECTIVE) {
     return true;
   }
-  if (even_shared_memory_each(pid, "evenstep-group", look_at_group, &search) != EVEN_OK) {
-    even_error_clear();
-  }
-  return search.waits;
+  even_last_call_read(pid, &last);
+  return last.waits;
 }
 
 /* ---- telling ---- */
@@ -259,6 +235,7 @@ static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, 
   char activity[64];
   char others[64] = "";
   char limit[96];
+  char call[EVEN_FLIGHT_CALL_BYTES + EVEN_FLIGHT_SITE_BYTES + 64] = "";
   double limit_seconds = (double)even_silence_limit_ns(&watch->silence, hangs->least_ns) * 1e-9;
   describe_activity(watch, activity, sizeof activity);
   if (even_silence_known(&watch->silence)) {
@@ -278,13 +255,18 @@ static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, 
   if (hangs->everywhere) {
     (void)snprintf(others, sizeof others, "; all ranks of all hosts wait in collectives");
   }
+  even_last_call_read(job->ranks[rank].pid, &watch->last);
+  if (watch->last.waits) {
+    even_last_call_describe(&watch->last, call, sizeof call);
+  }
+  const char *in = call[0] == '\0' ? "" : "; in ";
   watch->told = true;
   (void)snprintf(watch->words, sizeof watch->words, "no progress for %.3g s in %s", silent_seconds(watch, now_ns),
                  activity);
-  even_job_notice(job, "rank %zu (%s, process %ld) hangs: %s (%s)%s", rank, job->params->devices->items[rank].name,
-                  (long)job->ranks[rank].pid, watch->words, limit, others);
-  char words[240];
-  (void)snprintf(words, sizeof words, "rank %zu hangs: %s%s", rank, watch->words, others);
+  even_job_notice(job, "rank %zu (%s, process %ld) hangs: %s (%s)%s%s%s", rank, job->params->devices->items[rank].name,
+                  (long)job->ranks[rank].pid, watch->words, limit, others, in, call);
+  char words[512];
+  (void)snprintf(words, sizeof words, "rank %zu hangs: %s%s%s%s", rank, watch->words, others, in, call);
   observe(job, rank, false, words);
   watch->asked = true;
   watch->asked_ns = now_ns;
@@ -312,6 +294,19 @@ static void show(even_job *job, const char *text) {
   }
 }
 
+/* By its group's flight record: where none was kept (torch's own groups), nothing is said. */
+static void add_last_call(const rank_watch *watch, even_text *out) {
+  char call[EVEN_FLIGHT_CALL_BYTES + EVEN_FLIGHT_SITE_BYTES + 64];
+  even_last_call_describe(&watch->last, call, sizeof call);
+  if (watch->last.known) {
+    even_text_format(out, "%s: %s\nWhat the ranks of that group reached (its own numbers): %s\n\n",
+                     watch->last.waits                              ? "It waits in a collective"
+                     : watch->last.call.state == EVEN_FLIGHT_FAILED ? "Its last collective, which failed"
+                                                                    : "Its last collective, which is done",
+                     call, watch->last.reached);
+  }
+}
+
 static void write_stacks(even_hangs *hangs, even_job *job, size_t rank) {
   rank_watch *watch = &hangs->ranks[rank];
   even_text text = EVEN_TEXT_EMPTY;
@@ -319,6 +314,7 @@ static void write_stacks(even_hangs *hangs, even_job *job, size_t rank) {
   bool told = even_stacks_told(&watch->stacks);
   even_text_format(&text, "rank %zu (process %ld), attempt %d: %s\n\n", rank, (long)job->ranks[rank].pid, job->attempt,
                    watch->words);
+  add_last_call(watch, &text);
   size_t head = text.length;
   even_stacks_take(&watch->stacks, &text);
   if (!told) {

@@ -1,5 +1,6 @@
 /* What is said and written of a failing job's collectives: of ranks that stand in one, as long as one of them lives. */
 #include "orchestrator/job.h"
+#include "orchestrator/last_call.h"
 #include "os/file.h"
 #include "support/folder.h"
 
@@ -49,6 +50,27 @@ static void wait_until_inside(int fd) {
   even_flight_close(flight);
 }
 
+/* As a hang tells it of each rank. */
+static void assert_last_calls(const even_job_rank *ranks) {
+  even_last_call last;
+  char words[400];
+  even_last_call_read(ranks[0].pid, &last);
+  assert_true(last.known && last.waits);
+  even_last_call_describe(&last, words, sizeof words);
+  assert_string_equal(words, "call 3 (all_reduce of 8 F32 elements with SUM) of a group of 2 ranks, at train.c:41");
+  assert_string_equal(last.reached,
+                      "rank 0 in call 3 (all_reduce of 8 F32 elements with SUM) at train.c:41, rank 1 done "
+                      "with call 2 (barrier)");
+  even_last_call_read(ranks[1].pid, &last);
+  assert_true(last.known && !last.waits);
+  even_last_call_describe(&last, words, sizeof words);
+  assert_string_equal(words, "call 2 (barrier) of a group of 2 ranks");
+  even_last_call_read(getpid(), &last); /* it is in none */
+  assert_false(last.known || last.waits);
+  even_last_call_describe(&last, words, sizeof words);
+  assert_string_equal(words, "");
+}
+
 static void the_collectives_of_a_failing_job_are_kept(void **state) {
   char folder[FOLDER_BYTES];
   char path[128];
@@ -72,6 +94,7 @@ static void the_collectives_of_a_failing_job_are_kept(void **state) {
     }
   }
   wait_until_inside(fd);
+  assert_last_calls(ranks);
   (void)close(fd);
   even_job_flights_tell(&job);
   assert_non_null(strstr(seen.data, "rank 0 in call 3 (all_reduce of 8 F32 elements with SUM) at train.c:41"));

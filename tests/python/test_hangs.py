@@ -92,6 +92,10 @@ def test_a_hung_rank_is_ended_and_the_job_goes_on(
     assert text.count("made 10 steps") == 2
     stacks = (tmp_path / "runs/a/logs/hang-rank-1.txt").read_text()
     assert line in stacks and line in text  # Python's
+    if where == "lock":
+        assert re.search(r"\nIts last collective, which is done: call \d+ \(\w+.*\) of a group of 2 ranks", stacks), (
+            stacks
+        )
     assert re.search(r"#\d+ +\S+\+0x[0-9a-f]+ \(libpython|#\d+ +PyThread|#\d+ +_PyEval|#\d+ +Py", stacks)  # and C's
     assert "in futex()" in stacks or "in poll()" in stacks or "not told" in stacks  # and the kernel's
 

@@ -46,8 +46,13 @@ def test_where_all_ranks_of_all_hosts_wait_it_is_told_and_ended(
     )
     code, text = job.finish()
     assert code == 0, text
-    all_wait = r"no progress for \S+ s in .*; all ranks of all hosts wait in collectives"
+    its_call = r"; in call \d+ \(all_reduce of 1 F32 elements with SUM\) of a group of 2 ranks"
+    all_wait = r"no progress for \S+ s in .*; all ranks of all hosts wait in collectives" + its_call
     assert re.search(r"evenstep: rank 0 \(cpu.*\) hangs: " + all_wait, text), text
     assert re.search(rf"host {hosts.names[1]}: rank 1 \(cpu.*\) hangs: " + all_wait, text), text
-    assert "line 20 in <module>" in (tmp_path / "runs/a/logs/hang-rank-1.txt").read_text()
+    written = (tmp_path / "runs/a/logs/hang-rank-1.txt").read_text()
+    assert "line 20 in <module>" in written and "\nIt waits in a collective: call " in written
+    assert re.search(
+        r"\nWhat the ranks of that group reached \(its own numbers\): .*rank 1 in call \d+ \(all_red", written
+    ), written
     assert text.count("trained to step 8") == 2 and "restart 1 of 1" in text
