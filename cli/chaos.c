@@ -1,10 +1,8 @@
 /* evenstep chaos: trains once undisturbed and once under injected faults, and compares what came out. */
-#include "cli/chaos.h"
+#include "cli/chaos_command.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "base/json_writer.h"
-#include "cli/job.h"
 #include "os/clock.h"
 #include "os/path.h"
 
@@ -15,40 +13,7 @@
 #include <string.h>
 
 /* EXIT_BROKEN: all went well with chaos itself, and the promise was not kept. */
-enum { EXIT_BROKEN = 11, MOST_FAULTS = 1000, MOST_WORDS = 4096, MOST_OWN_WORDS = 48, MOST_SPARES = 64 };
-
-typedef struct chaos {
-  even_job_options job;
-  int64_t seed; /* -1: chosen */
-  int64_t count;
-  const char *kinds;
-  double tolerance;
-  double hold;         /* --hold, seconds */
-  const char *against; /* --against; NULL: an undisturbed run of its own */
-  bool namespaces;     /* --namespaces: several hosts, */
-  int64_t hosts;       /* --hosts: so many */
-  bool replace_leader; /* --replace-leader: another host takes a killed one's place */
-  bool restart_agent;  /* --restart-agent: the agent alone is killed, and another goes on with its ranks */
-  bool json;
-  /* ---- */
-  even_chaos_network network;
-  uint32_t kinds_set;
-  char names[2][160]; /* of the runs: undisturbed, disturbed */
-  char restarts[24];
-  char least[24];
-  const char *more[8]; /* words of the disturbed run alone */
-  size_t more_count;
-  long spares;
-  even_text program;
-  const char *words[MOST_WORDS];
-  size_t word_count;
-  size_t script;
-  even_chaos_fault *plan;
-  even_chaos_done *done;
-  double seconds[2];
-  even_chaos_verdict verdict;
-  char broken[768]; /* why the promise was not kept; "": it was */
-} chaos;
+enum { EXIT_BROKEN = 11, MOST_FAULTS = 1000, MOST_OWN_WORDS = 48, MOST_SPARES = 64 };
 
 static const even_usage usage = {
     .command = "chaos",
@@ -74,7 +39,7 @@ static const even_usage usage = {
         "  out-of-memory  a rank gets no more memory for 5 s (--hold; RLIMIT_AS)\n"
         "  nan         a gradient of a rank is NaN in one backward; the runs have --on-nonfinite stop\n"
         "  twin        a second process claims to be a rank, and must be refused\n"
-        "  partition   the link of a host of --namespaces is cut for 8 s\n"
+        "  partition   the link of a host of --namespaces is cut for 8 s, of the one that leads, too\n"
         "\n"
         "exit codes:\n"
         "  0 the promise was kept; 11 it was not: other parameters, a failed or hanging run; else as of `evenstep "
@@ -87,11 +52,11 @@ static const even_usage usage = {
     .stop_at_operand = true,
 };
 
-static void add(chaos *on, const char *word) {
+static void add(even_chaos_command *on, const char *word) {
   on->words[on->word_count++] = word;
 }
 
-static void add_pair(chaos *on, const char *option, const char *value) {
+static void add_pair(even_chaos_command *on, const char *option, const char *value) {
   if (value != NULL) {
     add(on, option);
     add(on, value);
@@ -99,8 +64,8 @@ static void add_pair(chaos *on, const char *option, const char *value) {
 }
 
 /* What both runs are started with. */
-static even_status make_words(chaos *on, size_t count, char **words) {
-  if (count > MOST_WORDS - MOST_OWN_WORDS) {
+static even_status make_words(even_chaos_command *on, size_t count, char **words) {
+  if (count > EVEN_CHAOS_MOST_WORDS - MOST_OWN_WORDS) {
     return even_fail(EVEN_ERR_USAGE, "chaos: %zu words are more than it passes on", count);
   }
   EVEN_TRY(even_program_path(&on->program));
@@ -146,7 +111,7 @@ static even_status make_words(chaos *on, size_t count, char **words) {
 
 /* What the disturbed run is started with, beside: nobody is lost in the other one, so that nothing is to be survived.
  */
-static even_status make_more(chaos *on) {
+static even_status make_more(even_chaos_command *on) {
   const char *recovery = on->job.recovery;
   bool replaces = strcmp(recovery, "replace") == 0;
   if (strcmp(recovery, "restart") == 0) {
@@ -180,7 +145,7 @@ static even_status make_more(chaos *on) {
   return EVEN_OK;
 }
 
-static even_status prepare(chaos *on, size_t count, char **words) {
+static even_status prepare(even_chaos_command *on, size_t count, char **words) {
   uint64_t now = even_clock_wall_ns();
   char chosen[32];
   EVEN_TRY(even_chaos_parse(on->kinds, &on->kinds_set));
@@ -225,7 +190,7 @@ static even_status prepare(chaos *on, size_t count, char **words) {
   return EVEN_NEW_ARRAY(&on->done, (size_t)on->count);
 }
 
-static even_chaos_job job_of(const chaos *on, int which) {
+static even_chaos_job job_of(const even_chaos_command *on, int which) {
   return (even_chaos_job){.words = on->words,
                           .word_count = on->word_count,
                           .script = on->script,
@@ -238,7 +203,7 @@ static even_chaos_job job_of(const chaos *on, int which) {
 }
 
 /* A run of before may have had another number of them than -n says. */
-static int own_ranks(const chaos *on, int ranks) {
+static int own_ranks(const even_chaos_command *on, int ranks) {
   char *end = NULL;
   long said = on->job.ranks == NULL ? 0 : strtol(on->job.ranks, &end, 10);
   if (said < 1 || said > INT_MAX / EVEN_CHAOS_HOSTS || *end != '\0') {
@@ -248,7 +213,7 @@ static int own_ranks(const chaos *on, int ranks) {
 }
 
 /* One of before, which has ended well. */
-static even_status look_at_undisturbed(chaos *on, int *ranks, long *steps) {
+static even_status look_at_undisturbed(even_chaos_command *on, int *ranks, long *steps) {
   even_text folder = EVEN_TEXT_EMPTY;
   even_history *history = NULL;
   even_text_format(&folder, "%s/%s", on->job.runs_folder, on->names[0]);
@@ -268,7 +233,7 @@ static even_status look_at_undisturbed(chaos *on, int *ranks, long *steps) {
 }
 
 /* Of the run that nothing disturbs: whatever goes wrong is the job's own. */
-static even_status run_undisturbed(chaos *on, int *ranks, long *steps) {
+static even_status run_undisturbed(even_chaos_command *on, int *ranks, long *steps) {
   even_chaos_job job = job_of(on, 0);
   uint64_t began = even_clock_ns();
   even_status status = even_chaos_run(&job);
@@ -286,24 +251,13 @@ static even_status run_undisturbed(chaos *on, int *ranks, long *steps) {
   return status;
 }
 
-static void tell(const chaos *on, const char *format, ...) EVEN_PRINTF(2, 3);
-static void tell(const chaos *on, const char *format, ...) {
-  va_list arguments;
-  if (!on->json) {
-    va_start(arguments, format);
-    (void)vprintf(format, arguments);
-    va_end(arguments);
-    (void)fflush(stdout);
-  }
-}
-
-static void break_promise(chaos *on, const char *why) {
+static void break_promise(even_chaos_command *on, const char *why) {
   if (on->broken[0] == '\0') {
     (void)snprintf(on->broken, sizeof on->broken, "%s", why);
   }
 }
 
-static even_status run_disturbed(chaos *on, int ranks, long steps) {
+static even_status run_disturbed(even_chaos_command *on, int ranks, long steps) {
   /* each fault may cost a restart, and the training from its beginning */
   const double patience = 120 + on->seconds[0] * (double)(on->count + 2);
   even_chaos_job job = job_of(on, 1);
@@ -344,7 +298,7 @@ static even_status run_disturbed(chaos *on, int ranks, long steps) {
   return status;
 }
 
-static even_status compare(chaos *on) {
+static even_status compare(even_chaos_command *on) {
   even_text folders[2] = {EVEN_TEXT_EMPTY, EVEN_TEXT_EMPTY};
   char why[768];
   for (int i = 0; i < 2; i++) {
@@ -375,129 +329,10 @@ static even_status compare(chaos *on) {
   return status;
 }
 
-static size_t injected(const chaos *on) {
-  size_t count = 0;
-  for (int64_t i = 0; i < on->count; i++) {
-    count += on->done[i].injected;
-  }
-  return count;
-}
-
-static even_status print_json(const chaos *on) {
-  even_text text = EVEN_TEXT_EMPTY;
-  even_json json = even_json_begin(&text, 1);
-  even_json_object(&json, NULL);
-  even_json_bool(&json, "kept", on->broken[0] == '\0');
-  even_json_string(&json, "broken", on->broken[0] == '\0' ? NULL : on->broken);
-  even_json_integer(&json, "seed", on->seed);
-  even_json_string(&json, "recovery", on->job.recovery);
-  even_json_unsigned(&json, "planned", (uint64_t)on->count);
-  even_json_unsigned(&json, "injected", injected(on));
-  even_json_number(&json, "undisturbed_seconds", on->seconds[0]);
-  even_json_number(&json, "disturbed_seconds", on->seconds[1]);
-  even_json_unsigned(&json, "tensors", on->verdict.tensors);
-  even_json_unsigned(&json, "numbers_that_differ", on->verdict.different);
-  even_json_number(&json, "largest_relative_norm", on->verdict.largest);
-  even_json_array(&json, "faults");
-  for (int64_t i = 0; i < on->count; i++) {
-    even_json_object(&json, NULL);
-    even_json_string(&json, "kind", even_chaos_name(on->plan[i].kind));
-    even_json_integer(&json, "rank", on->done[i].injected ? on->done[i].rank : on->plan[i].rank);
-    even_json_number(&json, "planned_at", on->plan[i].when);
-    even_json_bool(&json, "injected", on->done[i].injected);
-    even_json_bool(&json, "impossible", on->done[i].impossible);
-    even_json_integer(&json, "at_ns", on->done[i].injected ? (int64_t)on->done[i].at_ns : -1);
-    even_json_integer(&json, "noticed_ns", (int64_t)on->done[i].noticed_ns);
-    even_json_string(&json, "unnoticed", on->done[i].unnoticed);
-    even_json_integer(&json, "gone_ns", (int64_t)on->done[i].gone_ns);
-    even_json_integer(&json, "step", on->done[i].injected ? on->done[i].step : -1);
-    even_json_string(&json, "what", on->done[i].words);
-    even_json_integer(&json, "again_from", on->done[i].again_from);
-    even_json_integer(&json, "made_again", on->done[i].made_again);
-    even_json_integer(&json, "held", on->done[i].held);
-    even_chaos_outcome_json(&on->done[i], &json);
-    even_json_object_end(&json);
-  }
-  even_json_array_end(&json);
-  even_json_object_end(&json);
-  even_status status = even_text_status(&text);
-  if (status == EVEN_OK) {
-    (void)printf("%s\n", even_text_string(&text));
-  }
-  even_text_free(&text);
-  return status;
-}
-
-static void print_survival(const chaos *on) {
-  even_text text = EVEN_TEXT_EMPTY;
-  if (on->more_count > 0 && even_chaos_outcome_sum(on->done, (size_t)on->count, &text) == EVEN_OK) {
-    tell(on, "--recovery %s: %s\n", on->job.recovery, even_text_string(&text));
-  }
-  even_text_free(&text);
-}
-
-static void print_again(const chaos *on) {
-  even_text text = EVEN_TEXT_EMPTY;
-  even_chaos_tended_sum(on->done, (size_t)on->count, &text);
-  tell(on, "%s", even_text_string(&text));
-  even_text_clear(&text);
-  even_chaos_again_sum(on->done, (size_t)on->count, &text);
-  if (text.length > 0) {
-    tell(on, "%s (a checkpoint every %s)\n", even_text_string(&text), on->job.checkpoint_every);
-  }
-  even_text_free(&text);
-}
-
-/* Whoever reads the last line alone is not to think that more was shown than was. */
-static void print_kept(const chaos *on) {
-  size_t came = injected(on);
-  if (came == 0) {
-    tell(on, "NOTHING WAS SHOWN: none of the faults came (why: above)\n");
-  } else if (came < (size_t)on->count) {
-    tell(on,
-         "kept under %zu of %" PRId64 " faults; the others DID NOT COME (why: above), and nothing is said of them: ",
-         came, on->count);
-  } else {
-    tell(on, "kept: ");
-  }
-}
-
-static void print_words(const chaos *on, long steps) {
-  char others[256];
-  for (int64_t i = 0; i < on->count; i++) {
-    const even_chaos_done *done = &on->done[i];
-    even_chaos_outcome_words(done, others, sizeof others);
-    if (done->injected) {
-      tell(on, "  step %6ld  %-13s  %s%s\n", done->step, even_chaos_name(on->plan[i].kind), done->words, others);
-    } else if (done->impossible) {
-      tell(on, "  not here     %-13s  %s\n", even_chaos_name(on->plan[i].kind), done->words);
-    } else {
-      tell(on,
-           "  not at all   %-13s  the training had come to its end before it could be (planned for step %.0f)%s%s\n",
-           even_chaos_name(on->plan[i].kind), on->plan[i].when * (double)steps, done->words[0] == '\0' ? "" : ": ",
-           done->words);
-    }
-  }
-  tell(on, "disturbed: %.1f s, %zu of %" PRId64 " faults injected\n", on->seconds[1], injected(on), on->count);
-  print_survival(on);
-  print_again(on);
-  if (on->broken[0] != '\0') {
-    tell(on, "NOT KEPT: %s\n", on->broken);
-    return;
-  }
-  print_kept(on);
-  if (on->verdict.different == 0) {
-    tell(on, "%zu tensors are the same to the bit\n", on->verdict.tensors);
-  } else {
-    tell(on, "%zu tensors, the largest difference in %s: relative norm %.3g (%.3g is allowed)\n", on->verdict.tensors,
-         on->verdict.where, on->verdict.largest, on->tolerance);
-  }
-}
-
 /* The leader is lost first: only then do the others surely vote, and all other faults come under the next one. */
 static void lose_leader_first(even_chaos_fault *plan, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    if (plan[i].kind == EVEN_CHAOS_AGENT) {
+    if (plan[i].kind == EVEN_CHAOS_AGENT || even_chaos_cuts_leader(&plan[i])) {
       even_chaos_fault lost = plan[i];
       lost.when = plan[0].when;
       memmove(&plan[1], &plan[0], i * sizeof *plan);
@@ -507,13 +342,14 @@ static void lose_leader_first(even_chaos_fault *plan, size_t count) {
   }
 }
 
-static even_status disturb(chaos *on) {
+static even_status disturb(even_chaos_command *on) {
   int ranks = 0;
   long steps = 0;
   EVEN_TRY(on->against == NULL ? run_undisturbed(on, &ranks, &steps) : look_at_undisturbed(on, &ranks, &steps));
   ranks = own_ranks(on, ranks);
-  tell(on, "undisturbed: %ld steps on %d rank%s, %.1f s\n", steps, ranks, ranks == 1 ? "" : "s", on->seconds[0]);
-  tell(on, "%" PRId64 " faults, seed %" PRId64 ":\n", on->count, on->seed);
+  even_chaos_say(on, "undisturbed: %ld steps on %d rank%s, %.1f s\n", steps, ranks, ranks == 1 ? "" : "s",
+                 on->seconds[0]);
+  even_chaos_say(on, "%" PRId64 " faults, seed %" PRId64 ":\n", on->count, on->seed);
   even_chaos_plan((uint64_t)on->seed, on->kinds_set, ranks + (int)on->spares, (size_t)on->count, on->plan);
   if (on->replace_leader) {
     lose_leader_first(on->plan, (size_t)on->count);
@@ -522,14 +358,10 @@ static even_status disturb(chaos *on) {
   if (on->broken[0] == '\0') {
     EVEN_TRY(compare(on));
   }
-  if (on->json) {
-    return print_json(on);
-  }
-  print_words(on, steps);
-  return EVEN_OK;
+  return even_chaos_report(on, steps);
 }
 
-static int run(chaos *on, size_t count, char **words) {
+static int run(even_chaos_command *on, size_t count, char **words) {
   even_status status = prepare(on, count, words);
   if (status == EVEN_OK) {
     status = disturb(on);
@@ -545,7 +377,7 @@ static int run(chaos *on, size_t count, char **words) {
 }
 
 /* Of a job's options those that mean something here, and our own. */
-static size_t declare(chaos *on, even_option *table) {
+static size_t declare(even_chaos_command *on, even_option *table) {
   static const char *const kept[] = {"ranks",    "devices",          "name",      "runs-dir", "policy",
                                      "profile",  "checkpoint-every", "cpu-quota", "no-pin",   "python",
                                      "recovery", "spares",           "min-ranks", "module"};
@@ -561,7 +393,9 @@ static size_t declare(chaos *on, even_option *table) {
        "several hosts, made of network namespaces (root), with -n ranks each: for partition", 0, 0},
       {0, "hosts", EVEN_OPTION_INTEGER, &on->hosts, "N", "of --namespaces: 2 (default) or 3", 2, EVEN_CHAOS_HOSTS},
       {0, "replace-leader", EVEN_OPTION_FLAG, &on->replace_leader, NULL,
-       "of --hosts 3: another host takes the place of the killed agent, once (default: it is started again)", 0, 0},
+       "of --hosts 3: another host takes the place of the agent that is killed, or cut off, once (default: it is "
+       "started again, or waits for the others)",
+       0, 0},
       {0, "restart-agent", EVEN_OPTION_FLAG, &on->restart_agent, NULL,
        "of one host: `agent` comes to the agent alone, and another one goes on with its ranks", 0, 0},
       {0, "hold", EVEN_OPTION_NUMBER, &on->hold, "SECONDS",
@@ -578,11 +412,11 @@ static size_t declare(chaos *on, even_option *table) {
 }
 
 int even_cli_chaos(int argc, char **argv) {
-  static chaos on; /* thousands of words */
+  static even_chaos_command on; /* thousands of words */
   even_option table[EVEN_JOB_OPTION_ROOM + 11];
   int operand = 0;
   int code = 0;
-  on = (chaos){.seed = -1, .count = 3, .kinds = "all", .hold = 5, .hosts = 2};
+  on = (even_chaos_command){.seed = -1, .count = 3, .kinds = "all", .hold = 5, .hosts = 2};
   even_job_options_defaults(&on.job);
   on.job.policy = "equal";
   on.job.checkpoint_every = "10";

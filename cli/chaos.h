@@ -215,8 +215,14 @@ typedef struct even_chaos_job {
   even_chaos_agent successor;
   uint64_t cut_until_ns; /* 0: the hosts are linked */
   int cut_host;
-  bool succeeded; /* one has (chaos_leader.c): it is the agent from now on, and no child of this process; */
+  even_chaos_done
+      *leader_cut;           /* the leader's own link is, or was, and what comes of it is not seen yet; NULL: not so */
+  uint64_t leader_linked_ns; /* and since when it is up again; 0: it is not */
+  bool succeeded;            /* one has (chaos_leader.c): it is the agent from now on, and no child of this process; */
   even_chaos_process leader;
+  uint64_t led_ns;       /* when it was found */
+  pid_t led_before;      /* the one whose link was cut */
+  even_text led_folder;  /* its history: not in the job's where the first leader lives still; "": those */
   size_t leader_taken;   /* so much of its words was handed out, */
   even_text leader_line; /* and the last line of them */
   int starts;            /* of the agent */
@@ -230,6 +236,8 @@ even_status even_chaos_run(even_chaos_job *job) EVEN_MUST_USE;
 void even_chaos_close(even_chaos_job *job);
 /* Reads what came since, of the agent that was started last: what is not there yet is read at the next look. */
 void even_chaos_read_history(even_chaos_job *job);
+/* Where the history of the one that leads is. */
+const char *even_chaos_led_folder(const even_chaos_job *job);
 /* The last step that its history tells, -1: none yet. */
 long even_chaos_last_step(const even_chaos_job *job);
 
@@ -266,8 +274,14 @@ even_status even_chaos_judge(even_chaos_job *job) EVEN_MUST_USE;
 even_chaos_process even_chaos_owner_of(const char *folder, pid_t killed);
 /* Whether the leader has said that another one takes its place. */
 bool even_chaos_is_voted_for(const even_chaos_job *job);
-/* The fault before job->next has killed the leader; waits until another one leads. EVEN_ERR_TIMEOUT: none does. */
+/* The fault before job->next has killed the leader, or cut it off; waits until another one leads. EVEN_ERR_TIMEOUT:
+ * none does. */
 even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) EVEN_MUST_USE;
+/* At each look, where the leader's own link was cut: whether another one leads, or the first one goes on. */
+void even_chaos_leader_look(even_chaos_job *job);
+/* The agent ends: whether that is because it was cut off, and another one leads; the promise is broken where it is
+ * for anything else. */
+bool even_chaos_is_superseded(even_chaos_job *job);
 /* As even_dialogue_hear, of that one. */
 even_status even_chaos_hear_leader(even_chaos_job *job, int64_t timeout_ms, const char **line) EVEN_MUST_USE;
 /* Ends it where it still runs. Also where there is none. */
@@ -332,6 +346,8 @@ void even_chaos_remember(even_chaos_job *job, const even_process_stat *rank);
 void even_chaos_forget(even_chaos_job *job);
 /* A host's link to the others. */
 even_status even_chaos_cut(even_chaos_job *job) EVEN_MUST_USE;
+/* Of three hosts: whether the fault cuts the link of the one that leads first. */
+bool even_chaos_cuts_leader(const even_chaos_fault *fault);
 /* At each look: what goes on, and what is over; `all`: everything is. */
 even_status even_chaos_host_look(even_chaos_job *job) EVEN_MUST_USE;
 void even_chaos_host_relent(even_chaos_job *job, bool all);

@@ -6,11 +6,15 @@ long even_chaos_last_step(const even_chaos_job *job) {
   return job->history == NULL ? -1 : even_history_state(job->history)->last_step;
 }
 
+const char *even_chaos_led_folder(const even_chaos_job *job) {
+  return even_text_string(job->led_folder.length > 0 ? &job->led_folder : &job->folder);
+}
+
 /* Where an agent was killed, its history and agent.json lie there still when the next one has the folder, until that
  * one writes its own: whoever opens it then reads of nothing that happens. */
 static void open_history(even_chaos_job *job) {
-  if (!even_history_alive(even_text_string(&job->folder)) ||
-      even_history_open(even_text_string(&job->folder), &job->history) != EVEN_OK) {
+  if (!even_history_alive(even_chaos_led_folder(job)) ||
+      even_history_open(even_chaos_led_folder(job), &job->history) != EVEN_OK) {
     even_error_clear(); /* it is not there yet, or is being written */
     return;
   }

@@ -73,11 +73,12 @@ static even_status look(even_chaos_job *job) {
   even_chaos_read_history(job);
   even_chaos_members_look(job);
   even_chaos_agent_look(job);
+  even_chaos_leader_look(job);
   even_chaos_checkpoints_look(job);
   even_chaos_relent(job, false);
   EVEN_TRY(even_chaos_host_look(job));
-  return !watching && job->history != NULL && !job->agent_killed && is_due(job, job->next) ? even_chaos_inject(job)
-                                                                                           : EVEN_OK;
+  bool stands = watching || job->agent_killed || job->leader_cut != NULL;
+  return !stands && job->history != NULL && is_due(job, job->next) ? even_chaos_inject(job) : EVEN_OK;
 }
 
 static void take_outcome(even_chaos_job *job, const char *line) {
@@ -184,14 +185,15 @@ even_status even_chaos_run(even_chaos_job *job) {
     EVEN_TRY(even_chaos_judge(job));
     EVEN_TRY(even_chaos_judge_again(job));
     pid_t killed = job->agent.process.pid;
+    bool superseded = even_chaos_is_superseded(job);
     end_agent(job);
-    if (!job->agent_killed) {
+    if (!job->agent_killed && !superseded) {
       break;
     }
     EVEN_TRY(go_on(job, killed));
   }
   even_chaos_read_history(job);
-  if (job->history == NULL && even_history_open(even_text_string(&job->folder), &job->history) != EVEN_OK) {
+  if (job->history == NULL && even_history_open(even_chaos_led_folder(job), &job->history) != EVEN_OK) {
     even_error_clear();
   }
   even_chaos_relent(job, true);
@@ -208,4 +210,5 @@ void even_chaos_close(even_chaos_job *job) {
   even_chaos_checkpoints_close(job);
   even_history_close(job->history);
   even_text_free(&job->folder);
+  even_text_free(&job->led_folder);
 }

@@ -1,5 +1,5 @@
-/* A leader that `evenstep chaos` has killed, and the host that takes its place: found by the run's folder, heard by the
- * log that it keeps there, for it is no child of this process. */
+/* A leader that `evenstep chaos` has killed, or cut off, and the host that takes its place: found by the run's folder,
+ * heard by the log that it keeps there, for it is no child of this process. */
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "cli/chaos.h"
@@ -16,8 +16,16 @@
 #define ENDS_NS ((uint64_t)30 * 1000000000u)
 #define LOOK_NS ((uint64_t)20 * 1000000u)
 enum { LARGEST_LOG = 64 << 20, LARGEST_FILE = 1 << 16 };
-/* What the leader says once the others vote. */
+/* What the leader says once the others vote; */
 static const char votes[] = "another one takes its place (3 of 3 vote)";
+/* when it is cut off; and, where nobody took its place meanwhile, when it is not any more. */
+static const char cut_off[] = "cut off from the majority of the hosts";
+static const char *const goes_on[] = {"the majority of the hosts is heard again",
+                                      "the ranks here were held meanwhile, and go on"};
+/* One that was cut off for some seconds and does not say so has not noticed it, or goes on without a word. */
+#define SAYS_NS ((uint64_t)60 * 1000000000u)
+/* What one says at its end whose place another one has. */
+static const char *const superseded[] = {" leads this job since generation ", "the job has ended on other hosts"};
 
 bool even_chaos_is_voted_for(const even_chaos_job *job) {
   return job->agent.complaint.length > 0 && strstr(job->agent.complaint.data, votes) != NULL;
@@ -50,23 +58,47 @@ even_chaos_process even_chaos_owner_of(const char *folder, pid_t killed) {
   return found;
 }
 
+/* Who leads in place of the one that was killed, or cut off; one that does while that one lives has a folder beside
+ * its. */
+static void find_leader(even_chaos_job *job, pid_t killed) {
+  const bool cut = job->leader_cut != NULL;
+  const pid_t before = cut ? job->led_before : killed;
+  even_text beside = EVEN_TEXT_EMPTY;
+  if (job->leader.pid != 0) {
+    return;
+  }
+  even_text_format(&beside, "%s.1", even_text_string(&job->folder));
+  if (cut && even_text_status(&beside) == EVEN_OK) {
+    job->leader = even_chaos_owner_of(even_text_string(&beside), before);
+  }
+  if (job->leader.pid != 0) {
+    even_text_free(&job->led_folder);
+    job->led_folder = beside;
+  } else {
+    even_text_free(&beside);
+    job->leader = even_chaos_owner_of(even_text_string(&job->folder), before);
+  }
+  job->led_ns = even_clock_ns();
+}
+
 even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) {
   even_chaos_done *done = &job->done[job->next - 1];
   uint64_t began = even_clock_ns();
   for (;;) {
-    job->leader = even_chaos_owner_of(even_text_string(&job->folder), killed);
+    find_leader(job, killed);
     if (job->leader.pid != 0) {
       break;
     }
     if (even_clock_ns() - began > COMES_NS) {
-      return even_fail(EVEN_ERR_TIMEOUT,
-                       "%s hangs: its leader (process %ld) was killed, and none took its place in %.0f s", job->name,
-                       (long)killed, (double)COMES_NS * 1e-9);
+      return even_fail(EVEN_ERR_TIMEOUT, "%s hangs: its leader (process %ld) was %s, and none took its place in %.0f s",
+                       job->name, (long)killed, job->leader_cut != NULL ? "cut off" : "killed",
+                       (double)COMES_NS * 1e-9);
     }
     even_clock_sleep_ns(LOOK_NS);
   }
-  done->noticed_ns = even_clock_ns();
-  done->tended = EVEN_CHAOS_REPLACED;
+  done->noticed_ns = done->noticed_ns == 0 ? job->led_ns : done->noticed_ns;
+  done->tended = job->leader_cut == NULL ? EVEN_CHAOS_REPLACED : EVEN_CHAOS_NOT_TENDED; /* no agent was killed */
+  job->exit_code = -1;
   job->succeeded = true;
   job->agent_killed = false;
   job->agent.complaint = (even_text)EVEN_TEXT_EMPTY;
@@ -74,8 +106,60 @@ even_status even_chaos_await_leader(even_chaos_job *job, pid_t killed) {
   job->started_ns = done->at_ns;
   size_t length = strlen(done->words);
   (void)snprintf(done->words + length, sizeof done->words - length, "; process %ld led after %.2f s",
-                 (long)job->leader.pid, (double)(done->noticed_ns - done->at_ns) * 1e-9);
+                 (long)job->leader.pid, (double)(job->led_ns - done->at_ns) * 1e-9);
+  job->leader_cut = NULL;
   return EVEN_OK;
+}
+
+/* ---- a leader that is cut off ---- */
+
+static bool has_said(const even_chaos_job *job, const char *words) {
+  const even_text *said = &job->agent.complaint;
+  size_t heard = job->leader_cut->heard;
+  return said->length > heard && strstr(said->data + heard, words) != NULL;
+}
+
+static void break_promise(even_chaos_job *job, const char *why) {
+  even_chaos_done *done = job->leader_cut;
+  size_t length = strlen(done->words);
+  (void)snprintf(done->words + length, sizeof done->words - length, "; %s", why);
+  done->broken = true;
+}
+
+void even_chaos_leader_look(even_chaos_job *job) {
+  if (job->leader_cut == NULL) {
+    return;
+  }
+  uint64_t now = even_clock_ns();
+  job->leader_linked_ns = job->cut_until_ns != 0 ? 0 : job->leader_linked_ns == 0 ? now : job->leader_linked_ns;
+  find_leader(job, job->agent.process.pid);
+  if (job->leader.pid != 0) {
+    return; /* it ends when it hears of that one */
+  }
+  bool on = has_said(job, goes_on[0]) || has_said(job, goes_on[1]);
+  if (on) {
+    size_t length = strlen(job->leader_cut->words);
+    (void)snprintf(job->leader_cut->words + length, sizeof job->leader_cut->words - length,
+                   "; it leads again, before another one did");
+    job->leader_cut = NULL;
+  } else if (job->leader_linked_ns != 0 && now - job->leader_linked_ns > SAYS_NS) {
+    break_promise(job, has_said(job, cut_off) ? "it neither went on nor ended" : "it did not say that it was cut off");
+    job->leader_cut = NULL;
+  }
+}
+
+bool even_chaos_is_superseded(even_chaos_job *job) {
+  if (job->leader_cut == NULL) {
+    return false;
+  }
+  find_leader(job, job->agent.process.pid);
+  if (has_said(job, superseded[0]) || has_said(job, superseded[1])) {
+    return true;
+  }
+  if (job->leader.pid != 0) {
+    break_promise(job, "it ended otherwise than by hearing of the next one");
+  }
+  return job->leader.pid != 0;
 }
 
 /* What it has said since then, behind what it had. */

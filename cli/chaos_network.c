@@ -13,6 +13,9 @@
 #include <unistd.h>
 
 #define CUT_NS ((uint64_t)8 * 1000000000u)
+/* Of the host that leads, where another one takes its place, which it does after 6 s at the earliest; its ranks are
+ * ended after 20 s. */
+#define LEADER_CUT_NS ((uint64_t)16 * 1000000000u)
 enum { READY_MS = 60000 };
 static const char holds[] = "ip link set lo up && echo ready && exec sleep infinity";
 
@@ -25,7 +28,7 @@ static const char shell[] =
     "shift\n"
     "exec 3<&0\n"
     "case $name in here) net=%s ;; there) net=%s ;; *) net=%s ;; esac\n"
-    "EVENSTEP_HOST_ID=chaos-$name nsenter --net=$net \"$@\" <&3 3<&- &\n"
+    "EVENSTEP_HOST_ID=chaos-$name setsid nsenter --net=$net \"$@\" <&3 3<&- &\n"
     "wait $!\n";
 
 static even_status lacks_tools(void) {
@@ -156,15 +159,37 @@ void even_chaos_network_close(even_chaos_network *network) {
   even_text_free(&network->names);
 }
 
-/* Its ranks may end by it. */
+static bool leads(const even_chaos_job *job, int host) {
+  return even_net_namespace_same(job->agent.process.pid, job->network->holders[host].process.pid);
+}
+
+/* Ranks that may end by it: those of the host; where that one leads, and nobody takes its place, those of all others,
+ * which wait until they are started again. */
 static void add_ranks_of(even_chaos_job *job, int host) {
   const even_state *state = even_history_state(job->history);
+  bool others = leads(job, host) && !job->succeeds;
   for (int i = 0; i < state->ranks; i++) {
-    if (state->rank[i].pid > 0 &&
-        even_net_namespace_same(state->rank[i].pid, job->network->holders[host].process.pid)) {
-      even_chaos_add_victim(job, state->rank[i].pid);
+    pid_t pid = state->rank[i].pid;
+    if (pid > 0 && even_net_namespace_same(pid, job->network->holders[host].process.pid) != others) {
+      even_chaos_add_victim(job, pid);
     }
   }
+}
+
+bool even_chaos_cuts_leader(const even_chaos_fault *fault) {
+  return fault->kind == EVEN_CHAOS_CUT && fault->dice % EVEN_CHAOS_HOSTS == 0;
+}
+
+/* Any of them. Once another one leads there are two, and the link of the other one is cut: from the leader's side
+ * neither would have a majority. */
+static int choose_host(const even_chaos_job *job) {
+  uint64_t dice = job->plan[job->next].dice;
+  int host = (int)(dice % (uint64_t)job->network->hosts);
+  if (!job->succeeded) {
+    return host;
+  }
+  host = host == 0 ? 1 + (int)(dice / 3 % 2) : host;
+  return even_net_namespace_same(job->leader.pid, job->network->holders[host].process.pid) ? 3 - host : host;
 }
 
 even_status even_chaos_cut(even_chaos_job *job) {
@@ -176,17 +201,26 @@ even_status even_chaos_cut(even_chaos_job *job) {
     return EVEN_OK; /* it is */
   }
   char words[96];
-  int host = 1 + (int)(job->plan[job->next].dice % (uint64_t)(job->network->hosts - 1));
-  if (job->succeeded && even_net_namespace_same(job->leader.pid, job->network->holders[host].process.pid)) {
-    host = 3 - host; /* of the other two: this one leads now, and a third one would */
+  const size_t fault = job->next;
+  const int host = choose_host(job);
+  const bool leader = leads(job, host);
+  if (leader && job->succeeds && !even_chaos_is_voted_for(job)) {
+    return EVEN_OK; /* the others may not know yet that they are to */
   }
   EVEN_TRY(run_there(job->network, host, "ip link set eth0 down"));
   job->cut_host = host;
-  job->cut_until_ns = even_clock_ns() + CUT_NS;
-  (void)snprintf(words, sizeof words, "the link of host %s, for 8 s", hosts[host]);
+  const uint64_t lasts_ns = leader && job->succeeds ? LEADER_CUT_NS : CUT_NS;
+  job->cut_until_ns = even_clock_ns() + lasts_ns;
+  (void)snprintf(words, sizeof words, "the link of host %s%s, for %.0f s", hosts[host], leader ? ", which leads" : "",
+                 (double)lasts_ns * 1e-9);
   job->victim = -1;
   add_ranks_of(job, host);
   even_chaos_tell(job, words);
+  if (leader && job->succeeds) {
+    job->leader_cut = &job->done[fault];
+    job->leader_linked_ns = 0;
+    job->led_before = even_chaos_owner_of(even_text_string(&job->folder), 0).pid;
+  }
   return EVEN_OK;
 }
 

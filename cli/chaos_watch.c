@@ -8,7 +8,8 @@
 #define LONGEST_WATCH_NS ((uint64_t)20 * 1000000000u)
 
 /* What the agent tells of ranks that were killed or stand still, and of hosts (src/orchestrator). */
-static const char *const tellings[] = {" has ended by ", " stands still: ", " is lost: ", " on without "};
+static const char *const tellings[] = {" has ended by ", " stands still: ", " is lost: ", " on without ",
+                                       "cut off from the majority"};
 
 bool even_chaos_lives(const even_chaos_process *process) {
   even_process_stat now;

@@ -1,0 +1,49 @@
+/* What `evenstep chaos` was told, what it has done, and how that is reported. */
+#ifndef EVEN_CLI_CHAOS_COMMAND_H
+#define EVEN_CLI_CHAOS_COMMAND_H
+
+#include "cli/chaos.h"
+#include "cli/job.h"
+
+enum { EVEN_CHAOS_MOST_WORDS = 4096 };
+
+typedef struct even_chaos_command {
+  even_job_options job;
+  int64_t seed; /* -1: chosen */
+  int64_t count;
+  const char *kinds;
+  double tolerance;
+  double hold;         /* --hold, seconds */
+  const char *against; /* --against; NULL: an undisturbed run of its own */
+  bool namespaces;     /* --namespaces: several hosts, */
+  int64_t hosts;       /* --hosts: so many */
+  bool replace_leader; /* --replace-leader: another host takes a killed one's place */
+  bool restart_agent;  /* --restart-agent: the agent alone is killed, and another goes on with its ranks */
+  bool json;
+  /* ---- */
+  even_chaos_network network;
+  uint32_t kinds_set;
+  char names[2][160]; /* of the runs: undisturbed, disturbed */
+  char restarts[24];
+  char least[24];
+  const char *more[8]; /* words of the disturbed run alone */
+  size_t more_count;
+  long spares;
+  even_text program;
+  const char *words[EVEN_CHAOS_MOST_WORDS];
+  size_t word_count;
+  size_t script;
+  even_chaos_fault *plan;
+  even_chaos_done *done;
+  double seconds[2];
+  even_chaos_verdict verdict;
+  char broken[768]; /* why the promise was not kept; "": it was */
+} even_chaos_command;
+
+/* While it is at work, unless JSON was asked for. */
+void even_chaos_say(const even_chaos_command *on, const char *format, ...) EVEN_PRINTF(2, 3);
+/* At the end: every fault, what became of it, whether the promise was kept; in words or as JSON. `steps`: of the
+ * training. */
+even_status even_chaos_report(const even_chaos_command *on, long steps) EVEN_MUST_USE;
+
+#endif
