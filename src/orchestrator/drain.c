@@ -28,7 +28,7 @@ static bool is_known(even_job *job, const even_notice *notice) {
   return true;
 }
 
-static bool is_notice(const even_notice *notice) {
+bool even_notice_is_one(const even_notice *notice) {
   return notice->signal == SIGTERM || notice->signal == SIGUSR1 || notice->signal == EVEN_DRAIN_ANNOUNCED;
 }
 
@@ -40,13 +40,14 @@ static void tell_draining(even_job *job, const even_notice *notice, const char *
 
 bool even_job_drain(even_job *job, const even_notice *notice, const char *whose) {
   double seconds = job->params->notice_seconds;
-  if (seconds <= 0 || !is_notice(notice) || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
+  bool runs = job->stage == EVEN_JOB_RUNS && job->alive > 0;
+  if (seconds <= 0 || !even_notice_is_one(notice) || (!runs && job->follower == NULL)) {
     return false;
   }
   if (whose[0] == '\0' && is_known(job, notice)) {
     return true;
   }
-  if (job->follower != NULL) {
+  if (job->follower != NULL) { /* also between two attempts: the leader keeps it */
     return even_job_follower_drains(job, notice);
   }
   if (job->draining != 0) {

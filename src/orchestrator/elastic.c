@@ -95,8 +95,7 @@ static even_status may_leave(const even_job *job, const even_host_agent *agent) 
              : even_fail(EVEN_ERR_UNSUPPORTED, "the ranks of this job cannot be asked to save their state");
 }
 
-/* And its ranks with it. */
-static even_status may_go(const even_job *job, const even_host_agent *agent) {
+even_status even_elastic_may_go(const even_job *job, const even_host_agent *agent) {
   size_t all = even_elastic_ranks(job) + even_guests_ranks(job->hosts);
   size_t left = all - (even_elastic_stays(agent) ? agent->count : 0);
   EVEN_TRY(may_leave(job, agent));
@@ -138,12 +137,6 @@ void even_elastic_ask(even_job *job) {
   even_telemetry_reader_ask_end(job->progress.reader, true);
   job->changing = true;
   job->hosts->elastic->told_ns = even_clock_ns();
-}
-
-static void tell_leaving(even_job *job, const even_host_agent *agent) {
-  even_job_notice(job,
-                  "host %s leaves: the training saves its state after the step under way, and goes on with %zu rank%s",
-                  agent->name, even_elastic_ranks(job), even_elastic_ranks(job) == 1 ? "" : "s");
 }
 
 static even_status take_command(void *context, const json_t *command, char subject[EVEN_CONTROL_SUBJECT]) {
@@ -201,6 +194,7 @@ void even_elastic_tick(even_job *job) {
   }
   even_elastic *elastic = job->hosts->elastic;
   even_move_tick(job);
+  even_elastic_heed(job);
   even_elastic_look_back(job);
   even_elastic_ask(job);
   uint64_t now = even_clock_ns();
@@ -214,45 +208,6 @@ void even_elastic_tick(even_job *job) {
   if (elastic->until_ns != 0 && now > elastic->until_ns) {
     end_late(job);
   }
-}
-
-/* Ctrl-C where `evenstep join` was typed. */
-static void let_go(even_job *job, even_host_agent *agent) {
-  if (may_go(job, agent) != EVEN_OK) {
-    even_job_notice(job, "host %s would leave, and may not: %s", agent->name, even_error_last()->what);
-    even_error_clear();
-    return;
-  }
-  agent->leaves = true;
-  even_elastic_ask(job);
-  tell_leaving(job, agent);
-}
-
-bool even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice) {
-  double seconds = job->params->notice_seconds;
-  if (agent->came && notice->signal == SIGINT) {
-    let_go(job, agent);
-    return true;
-  }
-  if (job->hosts->params.least_ranks == 0 || !(seconds > 0) || job->stage != EVEN_JOB_RUNS || job->alive == 0) {
-    return false;
-  }
-  if (may_go(job, agent) != EVEN_OK) {
-    even_error_clear(); /* then all end, as they do without --min-ranks */
-    return false;
-  }
-  seconds = notice->seconds > 0 ? notice->seconds : seconds;
-  uint64_t until = even_clock_ns() + (uint64_t)(seconds * 1e9);
-  even_elastic *elastic = job->hosts->elastic;
-  elastic->until_ns = elastic->until_ns == 0 || until < elastic->until_ns ? until : elastic->until_ns;
-  agent->leaves = true;
-  even_elastic_ask(job);
-  even_job_notice(job,
-                  "host %s: %s: the training saves its state after the step under way, within %g s (%s), and "
-                  "goes on with %zu rank%s without that host",
-                  agent->name, even_notice_words(notice), seconds, even_notice_option(notice), even_elastic_ranks(job),
-                  even_elastic_ranks(job) == 1 ? "" : "s");
-  return true;
 }
 
 bool even_elastic_failed(even_host_agent *agent, const char *why) {
@@ -387,6 +342,7 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
   *changed = false;
   if (job->hosts != NULL) {
     even_move_settle(job);
+    even_elastic_heed_between(job);
   }
   for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
     job->hosts->agents[i].leaves = job->hosts->agents[i].leaves || job->hosts->agents[i].fallen;

@@ -66,9 +66,15 @@ void even_elastic_begin(even_job *job);
 void even_elastic_ask(even_job *job);
 /* The same, and looks after the time; about ten times a second. */
 void even_elastic_tick(even_job *job);
-/* A host has notice that it must end soon, or one that has joined is asked to leave (Ctrl-C there): whether the others
- * go on without it. */
-bool even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice);
+/* A host has notice that it must end soon, or one that has joined is asked to leave (Ctrl-C there): the others go on
+ * without it, or, where they cannot, all save their state and end. While no ranks run it is kept: */
+void even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice);
+/* before the next attempt is made up, the host leaves, if the others can go on without it; */
+void even_elastic_heed_between(even_job *job);
+/* else it counts as soon as ranks run, from when it came. */
+void even_elastic_heed(even_job *job);
+/* Whether a host may leave, its ranks with it. */
+even_status even_elastic_may_go(const even_job *job, const even_host_agent *agent) EVEN_MUST_USE;
 /* A host could not do its part: one that has joined is no reason to end the job, which restarts without it. */
 bool even_elastic_failed(even_host_agent *agent, const char *why);
 /* Before the ranks of an attempt start. */
@@ -123,7 +129,7 @@ even_status even_elastic_too_few(const even_job *job, double waited_seconds);
 /* One of that name, which had so many ranks. */
 void even_elastic_seek(even_hosts *hosts, const char *name, size_t ranks);
 /* It goes out of the list of hosts: by ssh it is started again from time to time. */
-void even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent);
+bool even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent);
 /* Says which there are. */
 void even_elastic_tell_sought(even_job *job);
 /* Starts them, and asks the ranks to save their state when one is there; while an attempt runs whose ranks step in

@@ -40,10 +40,12 @@ void even_elastic_seek(even_hosts *hosts, const char *name, size_t ranks) {
   }
 }
 
-void even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent) {
-  if (agent->away && hosts->params.shell != NULL && agent->count > 0) {
+bool even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent) {
+  bool sought = agent->away && hosts->params.shell != NULL && agent->count > 0;
+  if (sought) {
     even_elastic_seek(hosts, agent->name, agent->count);
   }
+  return sought;
 }
 
 void even_elastic_tell_sought(even_job *job) {

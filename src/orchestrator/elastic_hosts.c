@@ -5,6 +5,7 @@
 #include "orchestrator/bring.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/legacy.h"
 #include "os/clock.h"
 #include "os/host.h"
 #include "os/pipe.h"
@@ -77,7 +78,8 @@ static void part_all(even_job *job) {
     for (size_t i = 1; i < hosts->count; i++) {
       even_host_agent *agent = &hosts->agents[i];
       if (agent->leaves && !agent->parted) {
-        even_elastic_look_for(hosts, agent);
+        bool sought = even_elastic_look_for(hosts, agent);
+        even_legacy_part(job->params->legacy, agent->name, sought); /* first: from here on it is gone */
         say_goodbye(agent);
         tell_left(job, agent);
         any = true;

@@ -23,6 +23,16 @@ typedef struct even_host_next {
   even_device_list devices; /* theirs, one each */
 } even_host_next;
 
+enum { EVEN_HOST_NOTICE_WORDS = 192 };
+
+/* Notice that came while no ranks ran. */
+typedef struct even_host_notice {
+  int signal; /* as of even_notice (job.h); 0: there is none */
+  double seconds;
+  char what[EVEN_HOST_NOTICE_WORDS];
+  uint64_t at_ns;
+} even_host_notice;
+
 typedef struct even_host_agent {
   struct even_hosts *hosts;
   size_t index; /* among the job's hosts */
@@ -69,6 +79,7 @@ typedef struct even_host_agent {
   bool came;                /* it joined the job while it ran, by itself: it is not started again (elastic.h) */
   bool grows;               /* and shall take part in the attempt that runs (growth.h) */
   bool leaves;              /* it shall have no part in the next attempt */
+  even_host_notice notice;  /* that it must end soon, which came while no ranks ran */
   bool away;                /* for it could not be reached: where the others are too few it is started again */
   size_t lacked;            /* it had so many ranks under the agent before, and has not come to this one; else 0 */
   bool fallen;              /* lost while nobody led: it has no part in the next attempt, whatever comes of it */

@@ -205,6 +205,8 @@ enum { EVEN_DRAIN_ANNOUNCED = SIGPWR, EVEN_NOTICE_WORDS = 192 };
 /* With --notice, drain.c. Takes notice that the job must end soon (`whose`: "host there: ", "" for this one's): the
  * ranks are asked to save their state and end. False where it is none, or nobody can be asked. */
 bool even_job_drain(even_job *job, const even_notice *notice, const char *whose);
+/* Whether it is one: other signals say something else. */
+bool even_notice_is_one(const even_notice *notice);
 /* "SIGTERM", or how it was announced; and by which option it counts. */
 const char *even_notice_words(const even_notice *notice);
 const char *even_notice_option(const even_notice *notice);

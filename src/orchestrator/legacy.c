@@ -145,6 +145,28 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   return EVEN_OK;
 }
 
+/* In the other place, as each attempt's: who is killed meanwhile has parted with nobody. */
+void even_legacy_part(even_legacy *legacy, const char *host, bool away) {
+  if (legacy == NULL || !even_legacy_is_left(legacy)) {
+    return;
+  }
+  uint32_t next = atomic_load(&legacy->page->left) + 1;
+  even_legacy_job *it = &legacy->page->jobs[next % 2];
+  *it = *last(legacy);
+  size_t kept = 0;
+  for (size_t i = 0; i < it->host_count; i++) {
+    even_legacy_host one = it->hosts[i];
+    bool its = strcmp(one.name, host) == 0;
+    one.wish = its ? (int)one.ranks : one.wish; /* as of all that are looked for */
+    one.away = one.away || its;
+    if (!its || away) {
+      it->hosts[kept++] = one;
+    }
+  }
+  it->host_count = kept;
+  atomic_store(&legacy->page->left, next);
+}
+
 static even_status read_text(const char *from, even_text *out) {
   even_text_clear(out);
   even_text_add(out, from);

@@ -89,6 +89,9 @@ const even_legacy_host *even_legacy_hosts(const even_legacy *legacy, size_t *cou
 
 /* At the beginning of each attempt. `legacy` NULL: nobody is started in this one's place. */
 even_status even_legacy_leave(even_legacy *legacy, const struct even_job *job) EVEN_MUST_USE;
+/* Before a host is told to leave: whoever is started in this one's place has it no more, or, where it is `away` (left
+ * out, and looked for), among those that are looked for. `legacy` NULL, or no attempt has begun: nothing. */
+void even_legacy_part(even_legacy *legacy, const char *host, bool away);
 /* Some times a second: how far the ranks are. */
 void even_legacy_progress(even_legacy *legacy, const even_progress *progress);
 /* Whether the training has come further since this was asked last: by a checkpoint or, where its ranks live on, by any

@@ -126,19 +126,14 @@ static even_status take_failed(even_job *job, even_host_agent *agent, const json
   return EVEN_OK;
 }
 
-/* Its host must end soon: so does the job, where it cannot go on without. */
+/* Its host must end soon. */
 static void take_drain(even_job *job, even_host_agent *agent, const json_t *content) {
-  char whose[EVEN_HOSTS_NAME + 16];
   char what[EVEN_NOTICE_WORDS];
   double seconds = json_number_value(json_object_get(content, "seconds"));
   const even_notice notice = {.signal = number_of(content, "signal"),
                               .seconds = seconds > 0 && seconds <= MOST_NOTICE_SECONDS ? seconds : 0,
                               .what = even_utf8_clean(even_json_text(content, "what"), what, sizeof what)};
-  if (even_elastic_notice(job, agent, &notice)) {
-    return;
-  }
-  (void)snprintf(whose, sizeof whose, "host %s: ", agent->name);
-  (void)even_job_drain(job, &notice, whose);
+  even_elastic_notice(job, agent, &notice);
 }
 
 /* Signal 0: it was let go on. */

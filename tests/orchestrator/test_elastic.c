@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/bring.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/pipe.h"
@@ -33,6 +34,7 @@ typedef struct scene {
   even_device_list devices;
   even_loop_watch watch;
   int held; /* ends the shell of the host that leaves when it is closed */
+  even_legacy legacy;
   char told[512];
 } scene;
 
@@ -105,10 +107,23 @@ static void add_guest(scene *at, size_t place, const char *name) {
   (*guest)->link->fd = -1; /* nothing comes by it */
 }
 
+/* Whether the agent that is started in this one's place, were it killed now, has that host. */
+static bool would_have(const scene *at, const char *name, bool away) {
+  size_t count = 0;
+  const even_legacy_host *hosts = even_legacy_hosts(&at->legacy, &count);
+  bool found = false;
+  for (size_t i = 0; i < count; i++) {
+    found = found || (strcmp(hosts[i].name, name) == 0 && hosts[i].away == away);
+  }
+  return found;
+}
+
 /* While z leaves: y is drained, x is lost, and hosts come. */
 static void much_happens(void *context, int fd) {
   static const char *const names[GUESTS] = {"u", "v", "w"};
   scene *at = context;
+  assert_false(would_have(at, "z", false) || would_have(at, "z", true)); /* before it is told to go */
+  assert_true(would_have(at, "x", false) && would_have(at, "y", false));
   even_loop_remove(&at->hosts.loop, &at->watch);
   even_pipe_close(fd);
   for (size_t i = 0; i < GUESTS; i++) {
@@ -157,7 +172,13 @@ static void what_comes_while_a_host_leaves_is_kept(void **state) {
       even_loop_add(&at->hosts.loop, &at->hosts.agents[1].watches[0], said[0], heard, &at->hosts.agents[1]), EVEN_OK);
   assert_int_equal(even_loop_add(&at->hosts.loop, &at->watch, wake[0], much_happens, at), EVEN_OK);
   assert_int_equal(write(wake[1], "!", 1), 1);
+  assert_int_equal(even_legacy_open(&at->legacy), EVEN_OK);
+  assert_int_equal(even_legacy_leave(&at->legacy, &at->job), EVEN_OK);
+  at->params.legacy = &at->legacy;
+  assert_true(would_have(at, "z", false));
   assert_int_equal(even_elastic_rearrange(&at->job), EVEN_OK);
+  assert_true(would_have(at, "x", false) && !would_have(at, "y", false));
+  even_legacy_close(&at->legacy);
 
   static const char *const names[] = {"here", "x", "u", "v", "w"};
   assert_int_equal(at->hosts.count, 2 + GUESTS);

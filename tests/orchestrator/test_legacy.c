@@ -173,6 +173,17 @@ static void the_next_one_knows_the_hosts(void **state) {
   assert_string_equal(its[2].name, "f");
   assert_int_equal(its[2].ranks, 4);
   assert_true(its[2].away);
+  even_legacy_part(&legacy, "c", true);  /* it is left out, and looked for; */
+  even_legacy_part(&legacy, "b", false); /* and this one is drained */
+  even_legacy_part(&legacy, "nobody", false);
+  even_legacy_part(NULL, "c", false);
+  its = even_legacy_hosts(&legacy, &count);
+  assert_int_equal(count, 2);
+  assert_string_equal(its[0].name, "c");
+  assert_true(its[0].away);
+  assert_string_equal(its[1].name, "f");
+  assert_string_equal(even_legacy_job_id(&legacy), job.id); /* all else is as it was */
+  assert_true(even_legacy_is_left(&legacy));
   end(&job);
   even_legacy_close(&legacy);
 }

@@ -305,6 +305,26 @@ def test_a_host_with_notice_leaves_and_the_training_goes_on(
     assert follower.finish()[0] == 0
 
 
+@pytest.mark.more
+def test_notice_in_the_pause_before_a_restart_is_kept(
+    launched: Launched, script: Script, tmp_path: pathlib.Path
+) -> None:
+    """Two ranks die in each attempt; one alone ends well. The host with notice has no part in the next one."""
+    name = script('#!/bin/sh\n[ "$WORLD_SIZE" = 1 ] || kill -9 $$\necho "rank $RANK is alone"\n', "dies.sh")
+    (tmp_path / name).chmod(0o755)
+    launched.environment.pop("EVENSTEP_RESTART_PAUSE")
+    words = ("--notice", "60", "--min-ranks", "1", "--max-restarts", "9", "--log-rank", "all", "--no-python")
+    leader, follower = launched.both(*words, f"./{name}")
+    leader.wait_for("the next one begins in 4 s")
+    os.kill(follower.process.pid, signal.SIGTERM)
+    code, text = leader.finish()
+    assert code == 0 and "rank 0 is alone" in text and "is lost" not in text, text
+    if "no ranks run now" in text:  # else the pause was over before the signal came
+        assert re.search(r"host \S+#1 has notice: the job goes on with 1 rank without that host", text), text
+        assert "restart 4 of 9" in text and "restart 5 of 9" not in text, text
+    assert follower.finish()[0] == 0
+
+
 def test_ctrl_c_asks_to_leave(alone: Alone, waiting: str) -> None:
     """These ranks save nothing: the second one ends it at once."""
     job = alone.run("--max-ranks", "2", "--max-restarts", "2", "--no-python", waiting, FREE="2")
