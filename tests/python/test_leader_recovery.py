@@ -161,8 +161,12 @@ def test_a_spare_of_another_host_takes_the_lost_leaders_place(
 
 
 @pytest.mark.more
-def test_a_leader_that_is_cut_off_goes_on_with_nobody(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
-    """It notices that the others are lost, and may not leave them out; they leave it out."""
+@pytest.mark.parametrize("silence", ["", "2", "12"])
+def test_a_leader_that_is_cut_off_goes_on_with_nobody(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path, silence: str
+) -> None:
+    """It notices that the others are lost, and may not leave them out; they leave it out. Ranks wait for as long as that takes."""
+    hosts.environment = hosts.environment | {"EVENSTEP_HOST_TIMEOUT": silence}
     text = KILLS_AGENT.replace("os.kill(os.getppid(), 9)", "open('cut', 'w').close()")
     job = _begun(hosts, tmp_path, *SHRINK, script(text), "0@forward:4")
     wait_until(lambda: (tmp_path / "cut").exists())
