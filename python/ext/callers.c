@@ -4,8 +4,6 @@
  * sys.addaudithook that is written in Python is run all the same.) */
 #include "comm.h"
 
-#include "comm/waits.h"
-
 #include <stdio.h>
 
 /* This thread is inside a call from Python that has let the GIL go. */
@@ -296,10 +294,10 @@ static bool one_may_call(PyObject *waiting, PyObject *first) {
   return may;
 }
 
-bool even_ext_others_may_call(void *context) {
+even_waits_others even_ext_others_may_call(void *context) {
   (void)context;
   if (!from_python) {
-    return true;
+    return EVEN_WAITS_OTHERS_UNKNOWN;
   }
   PyGILState_STATE state = PyGILState_Ensure();
   bool stopped = stop_collector();
@@ -311,7 +309,7 @@ bool even_ext_others_may_call(void *context) {
   Py_XDECREF(waiting);
   let_collector_go_on(stopped);
   PyGILState_Release(state);
-  return may;
+  return may ? EVEN_WAITS_OTHERS_MAY : EVEN_WAITS_OTHERS_NONE;
 }
 
 void even_ext_get_ready_to_ask(void) {

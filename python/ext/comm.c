@@ -143,7 +143,7 @@ static PyObject *comm_others_may_call(PyObject *module, PyObject *unused) {
   (void)unused;
   even_ext_get_ready_to_ask();
   even_ext_comes_from_python(true);
-  bool may = even_ext_others_may_call(NULL);
+  bool may = even_ext_others_may_call(NULL) != EVEN_WAITS_OTHERS_NONE;
   even_ext_comes_from_python(false);
   return PyBool_FromLong(may);
 }

@@ -5,6 +5,8 @@
 #include "data.h"
 #include "ext.h"
 
+#include "comm/waits.h"
+
 #include <evenstep/comm_costs.h>
 #include <evenstep/flight.h>
 #include <stdbool.h>
@@ -57,7 +59,7 @@ void even_ext_get_ready_to_ask(void);
 bool even_ext_ask_site(void *context, char *text, size_t bytes);
 /* As even_waits_others_call: whether a thread of Python's may call that has not yet; yes where it cannot be told.
  * Without the GIL. */
-bool even_ext_others_may_call(void *context);
+even_waits_others even_ext_others_may_call(void *context);
 /* Whether this thread is inside a call from Python, and may be asked where. */
 void even_ext_comes_from_python(bool comes);
 /* The same of a call that another thread asked for, at `place` (of sites.py); NULL: it is over. */

@@ -191,9 +191,11 @@ static PyObject *exact_finish(PyObject *object, PyObject *sequence) {
   uint8_t *flags = (uint8_t *)PyBytes_AsString(used);
   even_status status = EVEN_OK;
   self->busy = 1;
+  even_ext_comes_from_python(true);
   Py_BEGIN_ALLOW_THREADS;
   status = even_exact_finish(exact, targets, flags, &report);
   Py_END_ALLOW_THREADS;
+  even_ext_comes_from_python(false);
   self->busy = 0;
   even_free((void *)targets);
   if (status != EVEN_OK) {

@@ -273,9 +273,11 @@ static PyObject *optim_step(PyObject *object, PyObject *arguments) {
                fill(self, rule_of, "rules", set_rule) != 0 || fill(self, steps, "steps", set_step) != 0;
   even_status status = EVEN_OK;
   if (!failed) {
+    even_ext_comes_from_python(true);
     Py_BEGIN_ALLOW_THREADS;
     status = even_optim_step(self->optim, &job, &report);
     Py_END_ALLOW_THREADS;
+    even_ext_comes_from_python(false);
   }
   self->busy = 0;
   even_free(rules);

@@ -317,9 +317,11 @@ static PyObject *sync_finish(PyObject *object, PyObject *unused) {
   }
   uint8_t *flags = (uint8_t *)PyBytes_AsString(used);
   self->finishing = 1;
+  even_ext_comes_from_python(true);
   Py_BEGIN_ALLOW_THREADS;
   status = even_sync_finish(sync, flags, &report);
   Py_END_ALLOW_THREADS;
+  even_ext_comes_from_python(false);
   self->finishing = 0;
   if (status != EVEN_OK) {
     Py_DECREF(used);

@@ -49,7 +49,8 @@ static stuck_process *find(const stuck_set *set, uint64_t process) {
 
 static bool has_settled(const even_process_words *words, uint64_t now_ns) {
   uint64_t then = now_ns - EVEN_WAITS_SETTLED_NS;
-  bool settled = words->whole_ns != 0 && words->whole_ns + EVEN_WAITS_SETTLED_NS <= then;
+  bool settled =
+      words->whole_ns != 0 && words->whole_ns + EVEN_WAITS_SETTLED_NS <= then && words->whole_seen_ns >= then;
   for (uint32_t i = 0; i < words->waits; i++) {
     settled = settled && words->wait[i].seen_ns >= then;
   }

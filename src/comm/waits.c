@@ -28,7 +28,8 @@ typedef struct calling_thread {
   const _Atomic uint32_t *word; /* of one that rests */
   uint32_t seen;
   even_wait_words words; /* of one that waits, */
-  const void *message;   /* and for which */
+  const void *message;   /* and for which. Of one that rests behind another, `words.site` is where */
+  const even_comm *comm; /* in which it waits, or rests behind who does; NULL: none. Not looked into */
 } calling_thread;
 
 static _Thread_local calling_thread own;
@@ -39,8 +40,9 @@ static struct {
   even_comm *groups;
   uint64_t process;
   uint64_t change;
-  uint64_t whole_change; /* at which all were seen to wait, */
-  uint64_t whole_ns;     /* since then */
+  uint64_t whole_change;  /* at which all were seen to wait, */
+  uint64_t whole_ns;      /* since then, */
+  uint64_t whole_seen_ns; /* and last then */
 } here = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static even_process_words told; /* what is there to be told, under the lock */
@@ -116,6 +118,7 @@ void even_waits_rest(const _Atomic uint32_t *word, uint32_t seen) {
     (void)pthread_mutex_lock(&here.lock);
     own.word = word;
     own.seen = seen;
+    own.comm = NULL;
     own.state = THREAD_RESTS;
     here.change++;
     (void)pthread_mutex_unlock(&here.lock);
@@ -252,23 +255,63 @@ static bool all_wait(int *threads) {
 }
 
 /* Whether one may call that has not called yet; `threads` have. */
-static bool others_may_call(int threads) {
+static even_waits_others ask_others(int threads) {
   even_process_stat facts;
   even_waits_others_call *call = atomic_load(&others_call);
   if (call != NULL) {
     return call(atomic_load(&others_context));
   }
-  return even_process_stat_read(0, &facts) != 0 || facts.threads != threads;
+  bool all = even_process_stat_read(0, &facts) == 0 && facts.threads == threads;
+  return all ? EVEN_WAITS_OTHERS_NONE : EVEN_WAITS_OTHERS_MAY;
 }
 
-static void tell_all(uint64_t whole_ns) {
+/* Whether all wait that can call. What was known before stays known to a thread that cannot ask: who could says so
+ * again for as long as it is so. */
+static void look_at_all(void) {
+  int threads = 0;
+  uint64_t looked_ns = even_clock_ns();
+  (void)pthread_mutex_lock(&here.lock);
+  uint64_t change = here.change;
+  bool whole = all_wait(&threads);
+  (void)pthread_mutex_unlock(&here.lock);
+  even_waits_others others = whole ? ask_others(threads) : EVEN_WAITS_OTHERS_MAY;
+  (void)pthread_mutex_lock(&here.lock);
+  bool known = here.whole_change == change && here.whole_ns != 0;
+  if (here.change != change || others == EVEN_WAITS_OTHERS_MAY || (others == EVEN_WAITS_OTHERS_UNKNOWN && !known)) {
+    here.whole_change = 0;
+    here.whole_ns = 0;
+  } else if (others == EVEN_WAITS_OTHERS_NONE) {
+    here.whole_change = change;
+    here.whole_ns = known ? here.whole_ns : even_clock_ns();
+    here.whole_seen_ns = looked_ns;
+  }
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+/* Where a thread rests behind the one that waits: that one has a line of the program. */
+static const char *site_behind(const calling_thread *waits) {
+  for (const calling_thread *thread = here.threads; thread != NULL; thread = thread->next) {
+    if (thread->state == THREAD_RESTS && thread->comm != NULL && thread->comm == waits->comm &&
+        thread->words.site[0] != '\0') {
+      return thread->words.site;
+    }
+  }
+  return waits->words.site;
+}
+
+static void tell_all(void) {
   even_process_words *words = &told;
-  *words = (even_process_words){
-      .process = here.process, .change = here.change, .whole_ns = whole_ns, .rank = rank_of_process()};
+  *words = (even_process_words){.process = here.process,
+                                .change = here.change,
+                                .whole_ns = here.whole_ns,
+                                .whole_seen_ns = here.whole_seen_ns,
+                                .rank = rank_of_process()};
   for (int firsts = 1; firsts >= 0; firsts--) {
     for (const calling_thread *thread = here.threads; thread != NULL; thread = thread->next) {
       if (thread->state == THREAD_WAITS && thread->words.main == (uint32_t)firsts && words->waits < EVEN_WAITS) {
-        words->wait[words->waits++] = thread->words;
+        even_wait_words *wait = &words->wait[words->waits++];
+        *wait = thread->words;
+        (void)snprintf(wait->site, sizeof wait->site, "%s", site_behind(thread));
       }
     }
   }
@@ -279,8 +322,7 @@ static void tell_all(uint64_t whole_ns) {
   }
 }
 
-static void tell(even_waiting *waiting, const even_wait_words *words, const void *message) {
-  int threads = 0;
+static void tell(const even_comm *comm, even_waiting *waiting, const even_wait_words *words, const void *message) {
   (void)pthread_mutex_lock(&here.lock);
   if (!waiting->told) {
     own.state = THREAD_WAITS;
@@ -291,19 +333,11 @@ static void tell(even_waiting *waiting, const even_wait_words *words, const void
   own.words = *words;
   own.words.number = number;
   own.message = message;
-  uint64_t change = here.change;
-  bool whole = all_wait(&threads);
+  own.comm = comm;
   (void)pthread_mutex_unlock(&here.lock);
-  whole = whole && !others_may_call(threads);
+  look_at_all();
   (void)pthread_mutex_lock(&here.lock);
-  if (!whole || here.change != change) {
-    here.whole_change = 0;
-    here.whole_ns = 0;
-  } else if (here.whole_change != change) {
-    here.whole_change = change;
-    here.whole_ns = even_clock_ns();
-  }
-  tell_all(here.whole_ns);
+  tell_all();
   if (here.whole_ns != 0) {
     even_waits_look_for_circle(here.groups, &told, even_clock_ns());
   }
@@ -318,7 +352,7 @@ void even_waits_end(even_waiting *waiting) {
     here.change++;
     here.whole_change = 0;
     here.whole_ns = 0;
-    tell_all(0);
+    tell_all();
     (void)pthread_mutex_unlock(&here.lock);
   }
 }
@@ -401,7 +435,7 @@ static bool look(even_comm *comm, even_waiting *waiting, even_wait_words *words,
     memcpy(words->site, waiting->site, sizeof words->site);
     words->main = own.first ? 1 : 0;
     name_group(comm, words->group, sizeof words->group);
-    tell(waiting, words, message);
+    tell(comm, waiting, words, message);
   }
   if (!was_found(own.words.number, &why)) {
     return false;
@@ -409,6 +443,24 @@ static bool look(even_comm *comm, even_waiting *waiting, even_wait_words *words,
   why.rank = late < 0 ? -1 : even_comm_number(comm, late);
   even_group_end_told(comm, &why);
   return !even_group_whole(comm); /* whole: another died that was about to say why */
+}
+
+void even_waits_rest_behind(even_comm *comm, even_waiting *waiting, const _Atomic uint32_t *word, uint32_t seen,
+                            uint64_t since_ns) {
+  uint64_t now_ns = even_clock_ns();
+  even_waits_rest(word, seen);
+  if (!own.known || now_ns - since_ns < EVEN_WAITS_TOLD_NS || now_ns - waiting->told_ns < EVEN_WAITS_TOLD_NS) {
+    return;
+  }
+  waiting->told_ns = now_ns;
+  if (!waiting->asked && now_ns - since_ns >= EVEN_WAITS_ASKED_NS && was_whole()) {
+    ask_site(comm, waiting, false);
+    (void)pthread_mutex_lock(&here.lock);
+    memcpy(own.words.site, waiting->site, sizeof own.words.site);
+    own.comm = comm;
+    (void)pthread_mutex_unlock(&here.lock);
+  }
+  look_at_all();
 }
 
 static void wait_for(const even_comm *comm, even_wait_words *words, int rank) {

@@ -40,7 +40,8 @@ typedef struct even_process_words {
   uint64_t process;  /* no other's */
   uint64_t change;   /* grows with each wait that begins, ends, or gets on */
   uint64_t whole_ns; /* since when it has been seen that these are all threads that can call, at this change; 0: not */
-  int32_t rank;      /* of its largest group */
+  uint64_t whole_seen_ns; /* when that was seen last */
+  int32_t rank;           /* of its largest group */
   uint32_t waits;
   even_wait_words wait[EVEN_WAITS]; /* the first thread's first */
 } even_process_words;
@@ -74,9 +75,20 @@ void even_waits_call(void);
  * goes on. */
 void even_waits_rest(const _Atomic uint32_t *word, uint32_t seen);
 void even_waits_go_on(void);
-/* Asked, on a thread that waits, whether a thread of the program that has made no call yet may make one. Without one to
- * ask, any thread of the process may. For all groups; NULL: nobody. */
-typedef bool even_waits_others_call(void *context);
+/* even_waits_rest of one that rests while another thread of the process makes its calls in `comm`, and may ask what
+ * that one cannot: who else may call, and where in the program. Some four times a second, from `since_ns` on, with no
+ * lock held. Of the calling thread's last error nothing is left. */
+void even_waits_rest_behind(even_comm *comm, even_waiting *waiting, const _Atomic uint32_t *word, uint32_t seen,
+                            uint64_t since_ns);
+/* Whether a thread of the program that has made no call yet may make one. */
+typedef enum even_waits_others {
+  EVEN_WAITS_OTHERS_NONE,
+  EVEN_WAITS_OTHERS_MAY,
+  EVEN_WAITS_OTHERS_UNKNOWN /* on this thread: what another one of the process was told last stands */
+} even_waits_others;
+/* Asked that, on a thread that waits. Without one to ask, any thread of the process may. For all groups; NULL: nobody.
+ */
+typedef even_waits_others even_waits_others_call(void *context);
 void even_waits_ask_others(even_waits_others_call *call, void *context);
 
 /* The wait goes on: tells it, and whether it was found to be one that will never end, with which the group has been

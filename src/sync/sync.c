@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "comm/waits.h"
 #include "os/clock.h"
 #include "os/futex.h"
 #include "os/thread.h"
@@ -237,6 +238,16 @@ even_status even_sync_complete(even_sync *sync) {
   return EVEN_OK;
 }
 
+/* The engine cannot ask where in the program its rank is, nor who else there may call: for that this one can. */
+static void sleep_until_closed(even_sync *sync, uint64_t began) {
+  even_waiting waiting = {0};
+  while (atomic_load(&sync->phase) == EVEN_SYNC_CLOSING) {
+    even_waits_rest_behind(sync->comm, &waiting, &sync->phase, EVEN_SYNC_CLOSING, began);
+    even_futex_wait(&sync->phase, EVEN_SYNC_CLOSING, EVEN_WAITS_TOLD_NS);
+  }
+  even_waits_go_on();
+}
+
 even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *report) {
   uint64_t began = even_clock_ns();
   if (atomic_load(&sync->phase) == EVEN_SYNC_IDLE) {
@@ -245,9 +256,7 @@ even_status even_sync_finish(even_sync *sync, uint8_t *used, even_sync_report *r
   if (atomic_load(&sync->phase) == EVEN_SYNC_ROUND) {
     EVEN_TRY(even_sync_complete(sync));
   }
-  while (atomic_load(&sync->phase) == EVEN_SYNC_CLOSING) {
-    even_futex_wait(&sync->phase, EVEN_SYNC_CLOSING, NAP_NS);
-  }
+  sleep_until_closed(sync, began);
   atomic_store(&sync->phase, EVEN_SYNC_IDLE);
   sync->report.exposed_ns = even_clock_ns() - began;
   if (report != NULL) {

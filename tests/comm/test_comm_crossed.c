@@ -51,9 +51,9 @@ static even_comm *open_group(int number, int rank, int ranks, const char *site) 
   return group;
 }
 
-static bool nobody_calls(void *context) {
+static even_waits_others nobody_calls(void *context) {
   (void)context;
-  return false;
+  return EVEN_WAITS_OTHERS_NONE;
 }
 
 /* ThreadSanitizer has a thread of its own, of which the engine cannot know that it makes no calls. */
