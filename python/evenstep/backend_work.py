@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
 
-from evenstep import _core, callers
+from evenstep import _core, callers, reducer_waits
 from evenstep.backend_futures import for_cpp, is_python
 from evenstep.errors import error_of
 from evenstep.exits import stop_at_exit
@@ -51,9 +51,10 @@ class LaterWork(dist.Work):
 
     is_for_cpp = False  # whether C++ alone has it
 
-    def __init__(self, future: Future[Any], result: Any) -> None:
+    def __init__(self, future: Future[Any], result: Any, call: Submitted | None = None) -> None:
         super().__init__()
         self._future = future
+        self._call = call  # that another thread makes
         self._written = result
         self._for_cpp = future.then(lambda done: done.value())
 
@@ -85,6 +86,8 @@ class LaterWork(dist.Work):
     def get_future(self) -> Future[Any]:
         if not self.is_for_cpp and is_python(sys._getframe().f_back, "get_future"):
             return self._for_cpp
+        if self._call is not None:
+            reducer_waits.made_by_cpp(self._call)
         return for_cpp(self._for_cpp, self._written)
 
     def is_completed(self) -> bool:
@@ -113,13 +116,15 @@ def finished(result: Any) -> LaterWork:
     return LaterWork(future, result)
 
 
-class _Submitted:
+class Submitted:
     """A call that the thread makes: a job, or one that its queue has made itself."""
 
-    __slots__ = ("future", "job", "place", "result")
+    __slots__ = ("ended", "future", "job", "of_backward", "place", "result")
 
     def __init__(self, job: Callable[[], None] | None, future: Future[Any], result: Any, place: Place | None) -> None:
         self.job, self.future, self.result, self.place = job, future, result, place
+        self.ended = False
+        self.of_backward: Any = None  # of reducer_waits.py
 
     def make(self) -> None:
         assert self.job is not None
@@ -132,6 +137,9 @@ class _Submitted:
             self.end(None)
 
     def end(self, error: BaseException | None) -> None:
+        self.ended = True
+        if self.of_backward is not None:
+            self.of_backward.end(self, failed=error is not None)
         if error is not None:
             self.future.set_exception(error)
         else:
@@ -171,7 +179,7 @@ class Worker:
 
     def submit(self, job: Callable[[], None], result: Any) -> dist.Work:
         future: Future[Any] = Future()
-        call = _Submitted(job, future, result, of_caller())
+        call = Submitted(job, future, result, of_caller())
         if self.is_mine():
             # A callback of a call that has just ended (torch runs them here), which may wait for this one: nobody else
             # would do it. It comes before those that were submitted meanwhile, on every rank.
@@ -179,16 +187,17 @@ class Worker:
             return LaterWork(future, result)
         self._last = future
         self._jobs.put(call)
-        return LaterWork(future, result)
+        return LaterWork(future, result, call)
 
     def submit_all_reduce(self, reducer: _core.Reducer, tensors: Any, options: Any) -> dist.Work | None:
         """None where the reducer does not know a call of this kind. For other threads than this."""
         future: Future[Any] = Future()
         place = of_caller()
-        if not reducer.put(self._jobs, _Submitted(None, future, tensors, place), place, tensors, options):
+        call = Submitted(None, future, tensors, place)
+        if not reducer.put(self._jobs, call, place, tensors, options):
             return None
         self._last = future
-        return LaterWork(future, tensors)
+        return LaterWork(future, tensors, call)
 
     def alive(self) -> bool:
         """Whether its thread is there: not in a process that was forked from the one that made it."""

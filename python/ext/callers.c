@@ -223,6 +223,7 @@ static const function_name waits[] = {{"threading", NULL}, {"queue", NULL}, {"se
 static const function_name idle[] = {
     {"concurrent.futures.thread", "_worker"}, /* what it works at is called from there */
     {"evenstep.backend_work", "_work"},       /* the engine knows whether it is idle */
+    {"evenstep.checkpoint_background", "_serve"},
     {"multiprocessing.queues", "_feed"},
     {"torch.utils.data._utils.pin_memory", "_pin_memory_loop"},
     {"torch.utils.data._utils.pin_memory", "do_one_step"},
@@ -253,6 +254,30 @@ static bool runs_backward(PyObject *frame) {
   return runs;
 }
 
+/* ---- the end of a backward (reducer_waits.py) ---- */
+
+/* A thread that waits there rests on this word. */
+static _Atomic uint32_t ends_over;
+/* The frame that called its backward; NULL: none waits. With the GIL held. */
+static PyObject *ends_in;
+
+void even_ext_wait_in_backward(PyObject *frame) {
+  PyObject *before = ends_in;
+  Py_INCREF(frame);
+  ends_in = frame;
+  Py_XDECREF(before);
+  even_waits_rest(&ends_over, atomic_load(&ends_over));
+}
+
+void even_ext_end_wait_in_backward(void) {
+  PyObject *before = ends_in;
+  atomic_fetch_add(&ends_over, 1u);
+  ends_in = NULL;
+  Py_XDECREF(before);
+}
+
+/* ---- who else may call, by the frames of all threads ---- */
+
 /* Whether what a thread waits for (callers.py) is over: it goes on in a moment. */
 static bool one_goes_on(PyObject *waiting) {
   PyObject *asked = PyDict_Values(waiting);
@@ -277,21 +302,28 @@ static bool rpc_runs(void) {
   return may;
 }
 
-/* Of all threads with a frame of Python's but this one, the first, and those that wait for another's call. */
+/* Of all threads with a frame of Python's but this one, the first, and those that wait for another's call. The one that
+ * is at the end of its backward has gone on where its innermost frame is another one. */
 static bool one_may_call(PyObject *waiting, PyObject *first) {
   PyObject *frames = call(PySys_GetObject("_current_frames"));
   PyObject *thread = NULL;
   PyObject *frame = NULL;
   Py_ssize_t at = 0;
+  bool ends = even_waits_rested_on(&ends_over);
+  bool ended = false;
   bool may = frames == NULL || !PyDict_Check(frames);
   while (!may && PyDict_Next(frames, &at, &thread, &frame) != 0) {
     bool known = PyLong_AsUnsignedLong(thread) == PyThread_get_thread_ident() ||
                  PyObject_RichCompareBool(thread, first, Py_EQ) == 1 || PyDict_Contains(waiting, thread) == 1;
-    may = runs_backward(frame) || (!known && !never_calls(frame));
+    if (ends && frame == ends_in) {
+      ended = true;
+    } else {
+      may = runs_backward(frame) || (!known && !never_calls(frame));
+    }
   }
   PyErr_Clear();
   Py_XDECREF(frames);
-  return may;
+  return may || ended != ends;
 }
 
 even_waits_others even_ext_others_may_call(void *context) {

@@ -138,6 +138,19 @@ static PyObject *comm_rest(PyObject *module, PyObject *rests) {
   Py_RETURN_NONE;
 }
 
+static PyObject *comm_waits_in_backward(PyObject *module, PyObject *frame) {
+  (void)module;
+  even_ext_wait_in_backward(frame);
+  Py_RETURN_NONE;
+}
+
+static PyObject *comm_backward_over(PyObject *module, PyObject *unused) {
+  (void)module;
+  (void)unused;
+  even_ext_end_wait_in_backward();
+  Py_RETURN_NONE;
+}
+
 static PyObject *comm_others_may_call(PyObject *module, PyObject *unused) {
   (void)module;
   (void)unused;
@@ -488,6 +501,10 @@ static PyMethodDef functions[] = {
      "mpi_place(library=None) -> (rank, ranks) of this process in its MPI job; starts MPI"},
     {"comm_rest", comm_rest, METH_O,
      "comm_rest(rests): this thread waits for another one's call, until it says otherwise."},
+    {"comm_waits_in_backward", comm_waits_in_backward, METH_O,
+     "comm_waits_in_backward(frame): this thread waits in C++ at the end of the backward that the frame has called."},
+    {"comm_backward_over", comm_backward_over, METH_NOARGS,
+     "comm_backward_over(): it goes on; said by another thread."},
     {"comm_others_may_call", comm_others_may_call, METH_NOARGS,
      "comm_others_may_call() -> whether another thread but the first may call that has not yet, as a rank that waits "
      "asks."},

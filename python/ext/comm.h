@@ -60,6 +60,10 @@ bool even_ext_ask_site(void *context, char *text, size_t bytes);
 /* As even_waits_others_call: whether a thread of Python's may call that has not yet; yes where it cannot be told.
  * Without the GIL. */
 even_waits_others even_ext_others_may_call(void *context);
+/* This thread waits in C++ at the end of its backward, which was called in `frame`: it makes no calls until the wait is
+ * over, which another thread says before it is, or that is no longer its innermost frame. With the GIL held. */
+void even_ext_wait_in_backward(PyObject *frame);
+void even_ext_end_wait_in_backward(void);
 /* Whether this thread is inside a call from Python, and may be asked where. */
 void even_ext_comes_from_python(bool comes);
 /* The same of a call that another thread asked for, at `place` (of sites.py); NULL: it is over. */

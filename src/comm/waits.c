@@ -131,6 +131,16 @@ void even_waits_go_on(void) {
   }
 }
 
+bool even_waits_rested_on(const _Atomic uint32_t *word) {
+  bool found = false;
+  (void)pthread_mutex_lock(&here.lock);
+  for (const calling_thread *thread = here.threads; thread != NULL && !found; thread = thread->next) {
+    found = thread->state == THREAD_RESTS && thread->word == word && atomic_load(word) == thread->seen;
+  }
+  (void)pthread_mutex_unlock(&here.lock);
+  return found;
+}
+
 void even_waits_ask_others(even_waits_others_call *call, void *context) {
   atomic_store(&others_context, context);
   atomic_store(&others_call, call);

@@ -75,6 +75,8 @@ void even_waits_call(void);
  * goes on. */
 void even_waits_rest(const _Atomic uint32_t *word, uint32_t seen);
 void even_waits_go_on(void);
+/* Whether a thread rests on that word, which has not changed since. */
+bool even_waits_rested_on(const _Atomic uint32_t *word);
 /* even_waits_rest of one that rests while another thread of the process makes its calls in `comm`, and may ask what
  * that one cannot: who else may call, and where in the program. Some four times a second, from `since_ns` on, with no
  * lock held. Of the calling thread's last error nothing is left. */

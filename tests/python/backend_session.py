@@ -1,4 +1,4 @@
-"""What the ranks of test_backend.py and test_backend_ends.py begin and end with."""
+"""What the ranks of test_backend.py, test_backend_ends.py and test_backend_crossed.py begin and end with."""
 
 from __future__ import annotations
 

@@ -180,65 +180,6 @@ def body_mismatch() -> None:
     os._exit(0)
 
 
-def body_crossed() -> None:
-    """Two groups in opposite order, after calls that ran on the groups' own threads and beside an idle one of Python's."""
-    import concurrent.futures
-
-    import torch.distributed as dist
-
-    import evenstep
-
-    rank, _ = join()
-    groups = dist.new_group(), dist.new_group()
-    for group in groups:
-        dist.all_reduce(torch.ones(4), group=group, async_op=True).wait()
-    pool = concurrent.futures.ThreadPoolExecutor(1)
-    pool.submit(int).result()
-    try:
-        dist.all_reduce(torch.ones(4 + rank), group=groups[rank])
-    except evenstep.EvenstepError as error:
-        text = str(error)
-        assert error.status == "EVEN_ERR_MISMATCH" and "ranks wait for one another" in text, text
-        assert "rank 0 is in all_reduce of 4 F32" in text and "rank 1 is in all_reduce of 5 F32" in text, text
-        circle = text.partition("; rank ")[0]
-        assert circle.count("test_backend_ends.py:") == circle.count(" in body_crossed") == 2, text
-        assert len({name.split()[0] for name in circle.split(" of group ")[1:]}) == 2, text
-    else:
-        raise AssertionError("no error")
-    os._exit(0)
-
-
-def body_crossed_later() -> None:
-    """The same with asynchronous calls: no mismatch while a rank computes beside one, but where it waits for it."""
-    import torch.distributed as dist
-
-    import evenstep
-
-    rank, _ = join()
-    one, other = dist.new_group(), dist.new_group()
-    tensor = torch.ones(4)
-    if rank == 0:
-        work = dist.all_reduce(tensor, group=one, async_op=True)
-        time.sleep(3.5)  # computes, for longer than it takes to find a circle
-        dist.all_reduce(tensor.clone(), group=other)
-        work.wait()
-    else:
-        dist.all_reduce(tensor.clone(), group=other)
-        dist.all_reduce(tensor, group=one)
-    assert tensor.tolist() == [2] * 4
-    try:
-        if rank == 0:
-            dist.all_reduce(tensor, group=one, async_op=True).wait()
-        else:
-            dist.all_reduce(tensor, group=other)
-    except evenstep.EvenstepError as error:
-        text = str(error).partition("; rank ")[0]
-        assert error.status == "EVEN_ERR_MISMATCH" and text.count(" in body_crossed_later") == 2, text
-    else:
-        raise AssertionError("no error")
-    os._exit(0)
-
-
 def body_interrupted() -> None:
     """Rank 0 gets a signal while it waits in a call, for longer than it takes until others are told: what its handler raises
     comes when the call has ended, and it does not run before."""
@@ -464,56 +405,12 @@ def test_mismatch_names_both_calls(check: Check) -> None:
     check(body_mismatch, 2)
 
 
-def test_groups_in_opposite_order_are_a_mismatch(check: Check) -> None:
-    check(body_crossed, 2)
-
-
-def test_groups_in_opposite_order_with_asynchronous_calls(check: Check) -> None:
-    check(body_crossed_later, 2)
-
-
 def test_signals_while_a_rank_waits(check: Check) -> None:
     check(body_interrupted, 2)
 
 
 def test_a_call_goes_on_beside_code_that_keeps_the_gil(check: Check) -> None:
     check(body_native, 2)
-
-
-def test_others_that_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    import concurrent.futures
-    import threading
-    import types
-
-    from evenstep import _core, callers
-
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(int).result()
-        before = _core.comm_others_may_call()  # by what pytest has
-        rpc = types.SimpleNamespace(_is_current_rpc_agent_set=dict)  # {}: not False
-        monkeypatch.setitem(sys.modules, "torch._C._distributed_rpc", rpc)
-        assert _core.comm_others_may_call()
-        rpc._is_current_rpc_agent_set = bool
-        assert _core.comm_others_may_call() == before is False
-    end = threading.Event()
-    thread = threading.Thread(target=end.wait)
-    thread.start()
-    try:
-        assert _core.comm_others_may_call()
-        assert thread.ident is not None
-        monkeypatch.setitem(callers._waiting, thread.ident, bool)
-        assert not _core.comm_others_may_call()
-        monkeypatch.setitem(callers._waiting, thread.ident, dict)
-        assert _core.comm_others_may_call()
-    finally:
-        monkeypatch.undo()
-        end.set()
-        thread.join()
-    asked = []
-    leaf = torch.ones(1, requires_grad=True)
-    leaf.register_hook(lambda _: asked.append(_core.comm_others_may_call()))
-    leaf.sum().backward()
-    assert asked == [True] and not _core.comm_others_may_call()
 
 
 def test_timeout(check: Check) -> None:
