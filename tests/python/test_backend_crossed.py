@@ -175,7 +175,7 @@ def asked_at_the_end_of_backward(calls: list[Any], inner: bool = False, then: Ca
 
     from torch.autograd import Variable
 
-    from evenstep import _core, reducer_waits
+    from evenstep import _core, callers, reducer_waits
 
     asked, end, waits = [], torch.futures.Future(), threading.Event()
     main, engine = threading.get_ident(), Variable._execution_engine
@@ -196,7 +196,8 @@ def asked_at_the_end_of_backward(calls: list[Any], inner: bool = False, then: Ca
 
     def ask() -> None:
         try:
-            waits.wait()
+            with callers.waiting_for(bool):
+                waits.wait()
             while sys._current_frames()[main].f_code is not reducer_waits._RUNS:
                 time.sleep(0.001)
             asked.append(_core.comm_others_may_call())
@@ -235,22 +236,22 @@ def test_who_waits_at_the_end_of_its_backward_calls_nothing() -> None:
     assert asked_at_the_end_of_backward([]) == [True]
 
 
-def test_a_step_of_python_at_the_end_of_backward_may_call() -> None:
-    import threading
-
+def test_who_has_left_its_backward_may_call() -> None:
+    """For a step of Python's at its end, or by an error, while what it had asked for goes on."""
     from evenstep import _core
     from evenstep.backend_work import Submitted
 
+    def ends() -> None:
+        _core.comm_waits_in_backward(sys._getframe())
+
     asked = []
-
-    def ask_elsewhere() -> None:
-        thread = threading.Thread(target=lambda: asked.append(_core.comm_others_may_call()))
-        thread.start()
-        thread.join()
-
     call = Submitted(int, torch.futures.Future(), None, None)
-    assert asked_at_the_end_of_backward([call], then=ask_elsewhere) == [False, True]
-    assert asked == [True]
+    answers = asked_at_the_end_of_backward([call], then=lambda: asked.append(_core.comm_others_may_call()))
+    assert answers == [False, True] and asked == [True]
+    ends()
+    assert _core.comm_others_may_call()
+    _core.comm_backward_over()
+    assert not _core.comm_others_may_call()
 
 
 if __name__ == "__main__":
