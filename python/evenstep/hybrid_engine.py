@@ -8,12 +8,10 @@ down, the engine's adds it up, another waits for sums, in their order, and bring
 
 from __future__ import annotations
 
-import queue
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,13 +20,11 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep.accelerators import Accelerators
 from evenstep.bucket_engine import Bucket, BucketEngine
+from evenstep.crossing import Copies, Crossing, Trip, cut
 from evenstep.device_places import Makers
 from evenstep.engine import EngineOptions, Report, SharedEngine
-from evenstep.exits import stop_at_exit
 from evenstep.group import Bootstrap, Group
 from evenstep.hosts import wanted_engine
-
-Copies = list[tuple[torch.Tensor, torch.Tensor]]  # (where to, from where)
 
 
 class HostStage:
@@ -101,57 +97,6 @@ def stage_of(device: torch.device, memory: Sequence[torch.Tensor]) -> HostStage:
     return HostStage() if device.type == "cpu" else DeviceStage(device, memory)
 
 
-_Job = Callable[[], None]
-
-
-class Waiter:
-    """A thread that does one job after the other: each waits for something. The first error ends all that follow."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[_Job, _Job | None] | threading.Event | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-        stop_at_exit(self)
-
-    def submit(self, job: _Job, after_error: _Job | None = None) -> None:
-        """after_error: what is done in its place where one before it has failed."""
-        self._jobs.put((job, after_error))
-
-    def join(self) -> None:
-        """Waits for the jobs submitted so far; raises their error."""
-        done = threading.Event()
-        self._jobs.put(done)
-        done.wait()
-        self.check()
-
-    def check(self) -> None:
-        """Raises the error of what was done so far."""
-        error = self._error
-        if error is not None:
-            raise error
-
-    def stop(self, seconds: float = 0) -> None:
-        self._jobs.put(None)
-        self._thread.join(timeout=seconds)
-
-    def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                return
-            if isinstance(job, threading.Event):
-                job.set()
-                continue
-            do = job[0] if self._error is None else job[1]
-            try:
-                if do is not None:
-                    do()
-            except BaseException as error:
-                self._error = self._error or error
-            del job, do  # nothing is kept alive while the thread waits
-
-
 @dataclass(frozen=True)
 class Team:
     """Ranks that add up among themselves on their devices. What is summed leaves by its `carriers` (numbers in the job),
@@ -172,12 +117,6 @@ class Team:
     def spread(self, flat: torch.Tensor) -> list[Any]:
         """Works by which all have the carriers' parts."""
         return [dist.broadcast(part, rank, group=self.up, async_op=True) for part, rank in self._parts(flat)]
-
-
-def cut(flat: torch.Tensor, parts: int) -> list[torch.Tensor]:
-    """Each begins at a multiple of 64 elements; the last ones may be empty."""
-    count = flat.numel() if parts == 1 else -(-flat.numel() // (64 * parts)) * 64
-    return [flat[part * count : (part + 1) * count] for part in range(parts)]
 
 
 def make_team(
@@ -204,16 +143,6 @@ def open_meeting(bootstrap: Bootstrap, teams: Sequence[Sequence[int]]) -> _core.
     return next((comm for comm in opened if comm is not None), None)
 
 
-@dataclass(frozen=True)
-class Trip:
-    """A bucket's way through the host, of what this rank brings there."""
-
-    down: Copies
-    up: Copies
-    landed: Callable[[], None]  # its sum may be formed
-    summed: Callable[[], None]  # returns when it is there
-
-
 class StagedEngine(BucketEngine):
     """Sums are formed on the host. A bucket goes down behind what the caller's stream has when it is complete, and comes up
     as soon as its sum is there, one after the other, each way on a thread of its own."""
@@ -228,9 +157,8 @@ class StagedEngine(BucketEngine):
         super().__init__(parameters, options)
         self._team = team
         self.stage = stage_of(parameters[0].device if parameters else torch.device("cpu"), memory)
-        self._down, self._up = Waiter("evenstep-hybrid"), Waiter("evenstep-hybrid-up")
-        for waiter in (self._down, self._up):
-            weakref.finalize(self, waiter.stop)
+        self._crossing = Crossing(self.stage, None if team is None else team.meeting, "evenstep-hybrid")
+        self._down, self._up = self._crossing.down, self._crossing.up
         self._told: list[Any] = []  # works by which this rank's team has sums
         self._risen: Any = None  # a mark behind what has come up
 
@@ -239,44 +167,14 @@ class StagedEngine(BucketEngine):
         raise NotImplementedError
 
     def _hand_on(self, number: int, bucket: Bucket) -> None:
-        stage = self.stage
         works = [] if self._team is None else self._team.sum_up(bucket.flat)
-        trip, mark = self._trip(number, bucket), stage.mark()
 
-        def go_down(trip: Trip) -> None:
-            stage.enter()
-            with torch.no_grad():
-                stage.land(trip.down, mark, works)
-            trip.landed()
-
-        def come_up() -> None:
-            stage.enter()
-            with torch.no_grad():
-                self._come_up(bucket, trip, works)
-
-        if trip is not None:
-            self._down.submit(partial(go_down, trip))
-        self._up.submit(come_up, partial(self._spread, bucket))
-
-    def _come_up(self, bucket: Bucket, trip: Trip | None, works: Sequence[Any]) -> None:
-        team = self._team
-        meeting = None if team is None else team.meeting
-        try:
-            if trip is not None:
-                trip.summed()
-            if meeting is not None:
-                meeting.barrier()
-            for work in works:  # they read what is written now
-                work.wait()
-            if trip is not None:
-                self.stage.rise(trip.up)
-        except BaseException:
-            if meeting is not None:
-                meeting.revoke()  # the others wait there for what does not come
+        def spread() -> None:
             self._spread(bucket)
-            raise
-        self._spread(bucket)
-        self._risen = self.stage.mark()
+            self._risen = self.stage.mark()
+
+        trip, mark = self._trip(number, bucket), self.stage.mark()
+        self._crossing.carry(trip, mark, works, spread, lambda _: self._spread(bucket))
 
     def _spread(self, bucket: Bucket) -> None:
         """Also of what has failed: another rank of the team may have begun it, and cannot be told that it never ends."""

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep.bucket_engine import BUCKET_BYTES, Bucket
 from evenstep.compression import WIRES
+from evenstep.crossing import Trip, Waiter, cut
 from evenstep.device_places import HostParts
 from evenstep.engine import EngineOptions, Report
 from evenstep.group import Bootstrap, Group
 from evenstep.group_end import wait_for
-from evenstep.hybrid_engine import HostEngine, StagedEngine, Trip, Waiter, cut, make_team, open_meeting
+from evenstep.hybrid_engine import HostEngine, StagedEngine, make_team, open_meeting
 from evenstep.sums_under_way import NarrowSum
 
 _SLOT_BYTES = 64  # slots begin at multiples of this
@@ -216,8 +217,7 @@ class LegEngine(StagedEngine):
 
     def close(self) -> None:
         """Between rounds: it is not used any more. Collective."""
-        for waiter in (self._down, self._up):
-            waiter.stop(1.0)
+        self._crossing.stop()
         for leg in self._legs.values():
             leg.close()
         if self._team is not None:

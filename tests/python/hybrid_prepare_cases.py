@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import evenstep as es
-from evenstep import bucket_sizes, device_places, hybrid_engine, over_hosts
+from evenstep import bucket_sizes, crossing, device_places, hybrid_engine, over_hosts
 from evenstep.group import Bootstrap
 
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -284,7 +284,7 @@ def lost() -> None:
     raise AssertionError("no error")
 
 
-def ends(waiter: hybrid_engine.Waiter) -> bool:
+def ends(waiter: crossing.Waiter) -> bool:
     """Whether it comes to the end of what it has."""
     done = threading.Event()
     waiter._jobs.put(done)
