@@ -6,6 +6,7 @@ tensors, torch's Gloo and NCCL beneath for what is left."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep.backend_device import DeviceCollectives
 from evenstep.backend_exchange import ExchangeMixin
+from evenstep.backend_legs import device_collectives
 from evenstep.backend_messages import MessagesMixin
 from evenstep.backend_monitored import meet
 from evenstep.backend_older import OlderNamesMixin, ended, keep_works_for_cpp, shut_down_with_torch
@@ -52,9 +54,10 @@ from evenstep.backend_watched import let_watch, modes, profiler, seen, within
 from evenstep.backend_work import Worker, absent, finished
 from evenstep.comm_debug import explain, note
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
-from evenstep.device_places import has_xccl, open_xccl
+from evenstep.device_places import agreed_over_hosts, has_xccl, open_xccl, wanted_over_hosts
 from evenstep.device_streams import CudaStreams
 from evenstep.exits import left_in_children
+from evenstep.hosts import this_host
 from evenstep.rendezvous import has_ended, open_group
 
 
@@ -98,7 +101,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         backends: dict[str, Any] = {}
         store = dist.PrefixStore(f"evenstep-{self._token()}/", self._store)
         self._device_store = dist.PrefixStore("device/", store)
-        self._device_store.set(f"engine/{self._rank}", str(engine_version() if torch.cuda.is_available() else 0))
+        version = engine_version() if torch.cuda.is_available() else 0
+        self._device_store.set(f"engine/{self._rank}", json.dumps([version, this_host(), wanted_over_hosts()]))
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), self._rank, self._size, timeout=self._timeout)
         if self._comm is None:  # what the store has of an earlier group of this name is none of this one's
             life = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
@@ -131,7 +135,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         self._devices_chosen = True
         keys = [f"engine/{rank}" for rank in range(self._size)]
         self._device_store.wait(keys, self._timeout)
-        versions = [int(self._device_store.get(key)) for key in keys]
+        versions, hosts, wishes = zip(*(json.loads(self._device_store.get(key)) for key in keys))
         without = [rank for rank, version in enumerate(versions) if version == 0]
         ours = f"our NCCL engine (NCCL {min(versions)})"
         theirs = "torch's NCCL" if self._torch_nccl is not None else "nothing"
@@ -154,7 +158,9 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
                 name=f"torch/{self._name}/device",
                 members=self._members,
             )
-            self._devices = self._beneath["cuda"] = DeviceCollectives(groups, streams)
+            self._devices = self._beneath["cuda"] = device_collectives(
+                groups, streams, hosts, agreed_over_hosts(wishes)
+            )
 
     def _under(self, tensor: torch.Tensor) -> Any:
         return self._for_device(tensor.device)

@@ -23,6 +23,7 @@ from evenstep.backend_tensors import (
     device_dtype,
     factor_of,
     landing,
+    limit_of,
     op_of,
     plain,
     root_of,
@@ -75,6 +76,11 @@ class DeviceCollectives:
         self._sites: dict[int, sites.Place | None] = {}
         self._lines: dict[tuple[int, tuple[int, int]], Line] = {}
         self._begun: list[Any] | None = None  # Works since start_coalescing
+
+    def leaves(self, call: str, peer: int | None = None) -> str:
+        """Why it leaves such a call (a message: with this rank) to the host; "" where it makes it. The same on all ranks."""
+        del call, peer
+        return ""
 
     # -- how every call runs --
 
@@ -143,7 +149,7 @@ class DeviceCollectives:
                 return
             number, factor = _weight(options)
             sources = [plain(tensor) if factor is None else plain(tensor).mul(factor) for tensor in tensors]
-            with _group(comm):
+            with as_one(comm):
                 for data, dtype in zip(sources, dtypes):
                     comm.all_reduce(data.data_ptr(), data.data_ptr(), data.numel(), dtype, op, number, stream)
             self._copy_back(tensors, sources, stream)
@@ -166,7 +172,9 @@ class DeviceCollectives:
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         op, root = _op(opts), root_of(opts, "reduce", self._size)
-        tensor = as_real([_one(tensors)], op)[0]
+        return self._reduce(as_real([_one(tensors)], op)[0], op, root, opts, list(tensors))
+
+    def _reduce(self, tensor: torch.Tensor, op: int, root: int, opts: Any, given: Any) -> Any:
         dtype = device_dtype(tensor, op)
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
@@ -179,7 +187,7 @@ class DeviceCollectives:
             elif data is not tensor:
                 self._streams.settle(stream)
 
-        return self._run(tensors, opts, body, list(tensors))
+        return self._run(given, opts, body, given)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
@@ -190,7 +198,12 @@ class DeviceCollectives:
         counts = [part.numel() for part in parts]
         if output.numel() != counts[self._rank]:
             raise ValueError(f"reduce_scatter of {counts} elements into {output.numel()} on rank {self._rank}")
-        dtype = device_dtype(output, op)
+        return self._reduce_scatter(output, parts, op, opts, list(outputs))
+
+    def _reduce_scatter(
+        self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: int, opts: Any, given: Any
+    ) -> Any:
+        dtype, counts = device_dtype(output, op), [part.numel() for part in parts]
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
             number, factor = _weight(opts)
@@ -199,7 +212,7 @@ class DeviceCollectives:
             comm.reduce_scatter(flat.data_ptr(), target.data_ptr(), counts, dtype, op, number, stream)
             self._copy_back([output], [target], stream)
 
-        return self._run([output, *parts], opts, body, list(outputs))
+        return self._run([output, *parts], opts, body, given)
 
     def reduce_scatter_single_coalesced(self, given_outputs: Any, given_inputs: Any, opts: Any = None) -> Any:
         op = _op(opts)
@@ -210,6 +223,11 @@ class DeviceCollectives:
                     f"reduce_scatter_single into {output.numel()} {output.dtype} elements on each of {self._size} ranks "
                     f"needs an input of {output.numel() * self._size}, not of {whole.numel()} {whole.dtype}"
                 )
+        return self._reduce_scatter_singles(outputs, inputs, op, opts, list(given_outputs))
+
+    def _reduce_scatter_singles(
+        self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], op: int, opts: Any, given: Any
+    ) -> Any:
         dtypes = [device_dtype(output, op) for output in outputs]
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
@@ -217,13 +235,13 @@ class DeviceCollectives:
             targets = list(map(landing, outputs))
             own = [target.nbytes * self._rank for target in targets]
             sources = all_apart([scaled(whole, factor) for whole in inputs], targets, own)
-            with _group(comm):
+            with as_one(comm):
                 for source, target, dtype in zip(sources, targets, dtypes):
                     counts = [target.numel()] * self._size
                     comm.reduce_scatter(source.data_ptr(), target.data_ptr(), counts, dtype, op, number, stream)
             self._copy_back(outputs, targets, stream)
 
-        return self._run([*outputs, *inputs], opts, body, list(given_outputs))
+        return self._run([*outputs, *inputs], opts, body, given)
 
     def reduce_scatter_single(self, output: Any, whole: Any, opts: Any = None) -> Any:
         return self.reduce_scatter_single_coalesced([output], [whole], opts)
@@ -231,8 +249,9 @@ class DeviceCollectives:
     # -- moves --
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
-        tensor, root = _one(tensors), root_of(opts, "broadcast", self._size)
+        return self._broadcast(_one(tensors), root_of(opts, "broadcast", self._size), opts)
 
+    def _broadcast(self, tensor: torch.Tensor, root: int, opts: Any) -> Any:
         def body(comm: _core.DeviceComm, stream: int) -> None:
             data = plain(tensor)
             comm.broadcast(data.data_ptr(), data.nbytes, root, stream)
@@ -247,13 +266,17 @@ class DeviceCollectives:
             _equal("all_gather", parts, own, self._size)
             if parts[self._rank].numel() != own.numel():
                 raise ValueError(f"all_gather of {own.numel()} elements into {parts[self._rank].numel()}")
+        return self._all_gather(gathers, opts, output_lists)
 
+    def _all_gather(
+        self, gathers: Sequence[tuple[Sequence[torch.Tensor], torch.Tensor]], opts: Any, result: Any
+    ) -> Any:
         def body(comm: _core.DeviceComm, stream: int) -> None:
             for parts, own in gathers:
                 self._gather_parts(comm, parts, own, stream)
 
-        every = [*inputs, *(output for outputs in output_lists for output in outputs)]
-        return self._run(every, opts, body, output_lists)
+        every = [*(own for _, own in gathers), *(part for parts, _ in gathers for part in parts)]
+        return self._run(every, opts, body, result)
 
     def _gather_parts(
         self, comm: _core.DeviceComm, parts: Sequence[torch.Tensor], own: torch.Tensor, stream: int
@@ -280,11 +303,13 @@ class DeviceCollectives:
                     f"all_gather_single of {own.numel()} {own.dtype} elements on each of {self._size} ranks needs an "
                     f"output of {own.numel() * self._size}, not of {output.numel()} {output.dtype} elements"
                 )
+        return self._all_gather_singles(outputs, inputs, opts)
 
+    def _all_gather_singles(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
         def body(comm: _core.DeviceComm, stream: int) -> None:
             targets = list(map(landing, outputs))
             sources = all_apart(list(map(plain, inputs)), targets, [-own.nbytes * self._rank for own in inputs])
-            with _group(comm):
+            with as_one(comm):
                 for source, target in zip(sources, targets):
                     comm.all_gather(source.data_ptr(), target.data_ptr(), [source.nbytes] * self._size, stream)
             self._copy_back(outputs, targets, stream)
@@ -401,12 +426,15 @@ class DeviceCollectives:
         self._groups.abort()
 
 
+def _limit(comm: _core.DeviceComm, options: Any) -> contextlib.AbstractContextManager[None]:
+    """The call's own time limit, where its options have one."""
+    return limited(comm, limit_of(options))
+
+
 @contextlib.contextmanager
-def _limit(comm: _core.DeviceComm, options: Any) -> Iterator[None]:
-    """The call's own time limit, where its options have one (torch says -1 ms where they have none)."""
-    timeout = getattr(options, "timeout", None)
-    seconds = 0.0 if timeout is None else timeout.total_seconds()
-    if seconds <= 0:
+def limited(comm: _core.DeviceComm | None, seconds: float) -> Iterator[None]:
+    """Inside, calls have this time limit; 0: that of all."""
+    if comm is None or seconds <= 0:
         yield
         return
     comm.set_call_timeout(seconds)
@@ -417,7 +445,7 @@ def _limit(comm: _core.DeviceComm, options: Any) -> Iterator[None]:
             comm.set_call_timeout(0)
 
 
-class _group:
+class as_one:
     """Calls inside are one operation of NCCL."""
 
     def __init__(self, comm: _core.DeviceComm) -> None:

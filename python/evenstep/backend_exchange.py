@@ -119,6 +119,8 @@ class ExchangeMixin:
     ) -> Any:
         """gather and scatter: `own` on every rank, one of the root's `parts` for each."""
         if self._comm is None or not all(map(is_ours, [own, *parts])):
+            if left := self._left(name, [own]):
+                return self._staged(getattr(self, name), left, (outputs, inputs), opts)
             return getattr(self._under(own), name)(outputs, inputs, *given_options(opts))
         root = root_of(opts, name, self._size)
         every: Sequence[torch.Tensor | None] = [None] * self._size
@@ -153,6 +155,8 @@ class ExchangeMixin:
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if self._comm is None or not all(map(is_ours, [*outputs, *inputs])):
+            if left := self._left("all_to_all", outputs):
+                return self._staged(self.alltoall, left, (outputs, inputs), opts)
             return self._under(outputs[0]).alltoall(outputs, inputs, *given_options(opts))
         if len(outputs) != self._size or len(inputs) != self._size:
             raise ValueError(f"all_to_all needs {self._size} inputs and outputs, not {len(inputs)} and {len(outputs)}")
@@ -162,6 +166,12 @@ class ExchangeMixin:
     def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
         comm = self._comm
         if comm is None or not is_ours(output) or not is_ours(whole):
+            if left := self._left("all_to_all_single", [whole]):
+
+                def all_to_all_single(into: Any, given: Any, *options: Any) -> Any:
+                    return self.all_to_all_single(*into, *given, outs, ins, *options)
+
+                return self._staged(all_to_all_single, left, ([output], [whole]), opts)
             call = named(self._under(whole), "all_to_all_single", "alltoall_base")
             return call(output, whole, outs, ins, *given_options(opts))
         if output.dtype != whole.dtype:
@@ -183,6 +193,7 @@ class ExchangeMixin:
 
     _run: Callable[..., Any]
     _lacking: Callable[..., str]
+    _left: Callable[..., str]
     _staged: Callable[..., Any]
     _under: Callable[..., Any]
     _under_writing: Callable[..., Any]

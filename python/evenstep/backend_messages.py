@@ -97,9 +97,9 @@ class MessagesMixin:
     _messages: list[MessageWork]
     _messages_lock: threading.Lock  # CUDA tensors' messages are sent by threads
     _under: Callable[[torch.Tensor], Any]
-    _goes_by_tag: Callable[[Any, int], bool]
-    _staged_send: Callable[[torch.Tensor, int, int], Any]
-    _staged_receive: Callable[[torch.Tensor, int | None, int], Any]
+    _by_host: Callable[[Any, int, int | None], str]
+    _staged_send: Callable[[torch.Tensor, int, int, str], Any]
+    _staged_receive: Callable[[torch.Tensor, int | None, int, str], Any]
 
     def _message(self, tensors: Any) -> torch.Tensor | None:
         """The tensor, where the engine can send or receive it."""
@@ -124,8 +124,8 @@ class MessagesMixin:
     def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
         tensor = self._message(tensors)
         if tensor is None or self._comm is None:
-            if self._goes_by_tag(tensors, tag):
-                return self._staged_send(tensors[0], destination, tag)
+            if why := self._by_host(tensors, tag, destination):
+                return self._staged_send(tensors[0], destination, tag, why)
             return self._under(tensors[0]).send(tensors, destination, tag)
         data = plain(tensor.detach())
         kind, site = kind_of(data.dtype, 0), sites.of_message()
@@ -144,16 +144,16 @@ class MessagesMixin:
         tensor = self._message(tensors)
         if tensor is not None:
             return self._receive(tensor, source, tag)
-        if self._goes_by_tag(tensors, tag):
-            return self._staged_receive(tensors[0], source, tag)
+        if why := self._by_host(tensors, tag, source):
+            return self._staged_receive(tensors[0], source, tag, why)
         return self._under(tensors[0]).recv(tensors, source, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         tensor = self._message(tensors)
         if tensor is not None:
             return self._receive(tensor, _ANY_RANK, tag)
-        if self._goes_by_tag(tensors, tag):
-            return self._staged_receive(tensors[0], None, tag)
+        if why := self._by_host(tensors, tag, None):
+            return self._staged_receive(tensors[0], None, tag, why)
         if is_on_gpu(tensors[0]):
             raise _core.EvenstepError(
                 "a CUDA tensor cannot be received from any rank without a tag: such messages go over NCCL, which has to know "

@@ -1,4 +1,5 @@
-"""Which calls of CUDA tensors a group makes through the host, and why: what NCCL lacks, and its own CPU engine has."""
+"""Which calls of CUDA tensors a group makes through the host, and why: what NCCL lacks, or legs between hosts do not carry, and its
+own CPU engine has."""
 
 # torch's stubs differ from version to version and from what it calls; what it calls is what is here.
 # mypy: disable-error-code="override,attr-defined,name-defined,call-arg,no-any-return"
@@ -87,11 +88,19 @@ class StagedMixin:
         if not tensors or not is_on_gpu(tensors[0]):
             return ""
         self._for_device(tensors[0].device)  # chooses the engine
-        return lacking(tensors, options, self._devices is None)
+        lacks = lacking(tensors, options, self._devices is None)
+        return f"NCCL has no {lacks}" if lacks else ""
+
+    def _left(self, call: str, tensors: Sequence[torch.Tensor], peer: int | None = None) -> str:
+        """What sends a call through the host that NCCL has."""
+        if not tensors or not is_on_gpu(tensors[0]):
+            return ""
+        self._for_device(tensors[0].device)
+        return "" if self._devices is None else self._devices.leaves(call, peer)
 
     def _through_host(self, call: str, why: str) -> HostCalls:
         """Says it once for each call and reason."""
-        words = f"{call} of CUDA tensors goes through the host: NCCL has no {why}"
+        words = f"{call} of CUDA tensors goes through the host: {why}"
         if words not in self._told:
             self._told.add(words)
             note(f"group torch/{self._name}: {words}", self._rank)
@@ -141,26 +150,29 @@ class StagedMixin:
 
     # -- messages --
 
-    def _goes_by_tag(self, tensors: Any, tag: int) -> bool:
-        """Only messages that have a tag: the others go over NCCL, on whose both sides nobody knows of the other's tag."""
-        if tag == 0 or len(tensors) != 1 or not is_on_gpu(tensors[0]):
-            return False
+    def _by_host(self, tensors: Any, tag: int, peer: int | None) -> str:
+        """Why a message goes there: it has a tag, or legs are between the two. The others go over NCCL, on whose both sides nobody
+        knows of the other's tag."""
+        if len(tensors) != 1 or not is_on_gpu(tensors[0]):
+            return ""
+        if tag == 0:
+            return "" if peer is None else self._left("message", tensors, peer)
         if not 0 < tag < _TAGS:
             raise ValueError(f"tag {tag}: messages of CUDA tensors have tags of 0 to {_TAGS - 1}")
         self._for_device(tensors[0].device)
-        return True
+        return "NCCL has no tags"
 
-    def _staged_send(self, tensor: torch.Tensor, destination: int, tag: int) -> Any:
+    def _staged_send(self, tensor: torch.Tensor, destination: int, tag: int, why: str) -> Any:
         post = lambda copy: self.send([copy], destination, _TAGS + tag)  # noqa: E731
-        return self._through_host("send", "tags").send(tensor, destination, post)
+        return self._through_host("send", why).send(tensor, destination, post)
 
-    def _staged_receive(self, tensor: torch.Tensor, source: int | None, tag: int) -> Any:
+    def _staged_receive(self, tensor: torch.Tensor, source: int | None, tag: int, why: str) -> Any:
         def post(copy: torch.Tensor) -> Any:
             if source is None:
                 return self.recv_anysource([copy], _TAGS + tag)
             return self.recv([copy], source, _TAGS + tag)
 
-        return self._through_host("recv", "tags").receive(tensor, post)
+        return self._through_host("recv", why).receive(tensor, post)
 
     # -- several calls as one --
 

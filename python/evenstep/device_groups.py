@@ -59,20 +59,44 @@ class DeviceGroups:
         beside: _core.Comm | None = None,
         name: str = "device",
         members: Sequence[int] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         """`beside`: a group of the same ranks on the host's memory, over which other hosts hear of failures; `name`: what
-        the communicators are called in a timeline; `members`: the ranks' numbers in the job, where it has others."""
+        the communicators are called in a timeline; `members`: the ranks' numbers in the job, where it has others; `numbers`: what errors call
+        them."""
         self.rank, self.size = rank, size
         self._store = store
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
         self._identity = identity
         self._library = library
         self._blocking = blocking
-        self._beside, self._name = beside, name
-        self._members = members or range(size)
+        self.beside, self.name = beside, name
+        self.members, self._numbers = members or range(size), numbers or range(size)
         self._opened: dict[tuple[int, tuple[int, int] | None], _core.DeviceComm] = {}
         self._counts: dict[tuple[int, int] | None, int] = {}
         self._lock = threading.Lock()
+
+    def store_of(self, words: str) -> Store:
+        """Where what is told under these words meets nothing else."""
+        from torch.distributed import PrefixStore
+
+        return PrefixStore(f"{words}/", self._store)
+
+    def some(self, ranks: Sequence[int], words: str) -> DeviceGroups:
+        """The same of some of its ranks, this one among them."""
+        return DeviceGroups(
+            self.store_of(words),
+            ranks.index(self.rank),
+            len(ranks),
+            self.timeout_seconds,
+            self._identity,
+            self._library,
+            self._blocking,
+            self.beside,
+            f"{self.name}/{words}",
+            [self.members[rank] for rank in ranks],
+            ranks,
+        )
 
     def open(self, device: int, pair: tuple[int, int] | None = None) -> _core.DeviceComm:
         """The communicator for that GPU, of all ranks or of a pair (its sender is rank 0, its receiver rank 1)."""
@@ -85,8 +109,8 @@ class DeviceGroups:
             name = f"{'all' if pair is None else f'{pair[0]}>{pair[1]}'}/{count}"
             comm = self._come_together(name, ranks.index(self.rank), ranks, device)
             if pair is None:
-                comm.go_beside(self._beside)
-            record_calls(comm, f"{self._name}/{name}")
+                comm.go_beside(self.beside)
+            record_calls(comm, f"{self.name}/{name}")
             self._opened[(device, pair)] = comm
         return comm
 
@@ -118,33 +142,33 @@ class DeviceGroups:
             device,
             shares_device=shares,
             blocking=self._blocking,
-            timeout_seconds=self._timeout_seconds,
+            timeout_seconds=self.timeout_seconds,
             library=self._library,
             gather=lambda record: self._gather(name, rank, members, record),
-            numbers=members,
+            numbers=[self._numbers[other] for other in members],
         )
 
     def _wait_for(self, keys: list[str], members: Sequence[int]) -> None:
         """Looks again and again: while one thread is in the store's own wait, no other can use the store."""
         looked = time.monotonic()
-        until = looked + self._timeout_seconds
+        until = looked + self.timeout_seconds
         pause = 0.001
-        while not has_all(self._store, keys, self._name):
+        while not has_all(self._store, keys, self.name):
             now = time.monotonic()
             if now > looked + 0.1:
                 looked = now
-                look_for_dead(self._members, members, self._name)
+                look_for_dead({self._numbers[rank]: self.members[rank] for rank in members}, self.name)
             if now > until:
                 late = [key for key in keys if not self._store.check([key])]
                 raise _core.EvenstepError(
-                    f"rank {self.rank} waited {self._timeout_seconds:.3g} s for its peers' GPUs; not there: {late}\n"
+                    f"rank {self._numbers[self.rank]} waited {self.timeout_seconds:.3g} s for its peers' GPUs; not there: {late}\n"
                     "  fix: see what the other ranks do: all of them make a group's collectives, both of a pair its messages"
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
     def set_timeout(self, seconds: float) -> None:
-        self._timeout_seconds = seconds
+        self.timeout_seconds = seconds
         for comm in list(self._opened.values()):
             comm.set_timeout(seconds)
 

@@ -148,6 +148,23 @@ class HostWork(_Rising):
         return self._for_cpp
 
 
+class Ends:
+    """A thread that brings collectives to their end where nobody waits for them."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+
+    def await_end(self, work: HostWork) -> None:
+        if self._worker is None or not self._worker.alive():
+            self._worker = Worker("evenstep-rising", row=None)
+        self._worker.submit(work.finish, None)
+
+    def stop(self) -> None:
+        if self._worker is not None:
+            self._worker.stop()
+            self._worker = None
+
+
 class HostReceive(_Rising):
     """A message that comes over the host."""
 
@@ -188,7 +205,7 @@ class HostCalls:
         """`before(job)` has `job` done before all calls of the CPU engine that are made from then on; a Work of it, or None where
         it was done at once."""
         self._streams, self._before = streams, before
-        self._rising: Worker | None = None
+        self._ends = Ends()
         self._senders: dict[int, Worker] = {}
         self._sent: list[HostSend] = []
         self._begun: list[Any] | None = None  # Works since start_coalescing
@@ -266,9 +283,7 @@ class HostCalls:
         rising = lambda: self._streams.side(device, "up")  # noqa: E731
         sparse = [tensor for tensor in outputs if tensor.is_sparse]
         work = HostWork(self._streams, device, host, up, rising, result, sparse)
-        if self._rising is None or not self._rising.alive():
-            self._rising = Worker("evenstep-rising", row=None)
-        self._rising.submit(work.finish, None)
+        self._ends.await_end(work)
         return self._noted(work)
 
     # -- messages --
@@ -327,9 +342,8 @@ class HostCalls:
 
     def stop(self) -> None:
         """When the CPU engine has ended, and its calls with it."""
-        for worker in (self._rising, *self._senders.values()):
-            if worker is not None:
-                worker.stop()
-        self._rising = None
+        self._ends.stop()
+        for worker in self._senders.values():
+            worker.stop()
         self._senders.clear()
         self._sent.clear()

@@ -178,10 +178,14 @@ class HostParts:
 def parts_of_hosts(places: Sequence[Place]) -> HostParts | None:
     """The same on all ranks; None where all are on one host, or no collectives of one kind are there for each host's."""
     known = {place.collectives for place in places}
-    hosts: dict[str, list[int]] = {}
-    for rank, place in enumerate(places):
-        hosts.setdefault(place.host, []).append(rank)
-    if len(hosts) < 2 or len(known) > 1 or "" in known:
-        return None
-    teams = tuple(map(tuple, hosts.values()))
-    return HostParts(teams, known.pop(), min(max(map(len, teams)), MOST_LANES))
+    parts = hosts_apart([place.host for place in places], "".join(known))
+    return None if len(known) > 1 or "" in known else parts
+
+
+def hosts_apart(hosts: Sequence[str], backend: str) -> HostParts | None:
+    """Of ranks on these hosts; None where there is one alone."""
+    ranks: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks.setdefault(host, []).append(rank)
+    teams = tuple(map(tuple, ranks.values()))
+    return HostParts(teams, backend, min(max(map(len, teams)), MOST_LANES)) if len(teams) > 1 else None

@@ -102,11 +102,11 @@ def _stands(rank: int, process: int, name: str) -> EvenstepError:
     return error_of("EVEN_ERR_PEER_LOST", words, f"`kill -CONT {process}` lets it go on", rank)
 
 
-def look_for_dead(members: Sequence[int], ranks: Sequence[int], name: str) -> None:
-    """Raises where one of the ranks (numbers of members) is known to have ended: one of this host, that has opened a group
-    with this one before."""
-    for rank in ranks:
-        process = _processes.get(members[rank])
+def look_for_dead(ranks: Mapping[int, int], name: str) -> None:
+    """Raises where one of the ranks is known to have ended: one of this host, that has opened a group with this one before. `ranks`:
+    of the group, and their numbers in the job."""
+    for rank, member in ranks.items():
+        process = _processes.get(member)
         if process is not None and _ended(process):
             raise _never_comes(rank, process, name)
 
@@ -416,6 +416,7 @@ def open_group(
     over: _core.Over | None = None,
     look: Callable[[], None] | None = None,
     heeds: Callable[[], None] | None = None,
+    number: int = -1,
 ) -> _core.Comm | None:
     """Opens a group over `store`; collective over its `ranks` ranks. None where only Gloo can connect them.
 
@@ -425,6 +426,7 @@ def open_group(
     engine may be chosen by measurement where it is not known which costs less. `over` tells the group, and
     `look`, called while ranks come together, raises, when it is to be opened, or used, no more; so does `heeds`, where
     the ranks would begin again without one that is lost: then they wait for none that is stopped, beyond EVENSTEP_STOP_GRACE.
+    `number`: what errors call this rank where each is on a host of its own; -1: as the group does.
     """
     limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "spin": spin}
 
@@ -467,7 +469,7 @@ def open_group(
         if engine == "shm":
             return open_shared(fd if rank == 0 else _find_segment(plan["segment"]), rank, ranks)
         if engine in ("ucx", "mpi"):
-            return network(meeting.gather, "all", rank, ranks, arena_bytes=arena_bytes, **limits)
+            return network(meeting.gather, "all", rank, ranks, arena_bytes=arena_bytes, number=number, **limits)
         return open_hosts(
             meeting.gather, open_inside, rank, plan["host_of"], messages=messages, network=network, **limits
         )

@@ -1,6 +1,6 @@
 """Random calls of `es.comm` and of backend "evenstep", compared with a plain reference, in one job: hypothesis draws the
 same examples on every rank. Run in each: `python comm_properties.py EXAMPLES [device]`, with `device` of the backend alone, whose
-tensors stand for CUDA's (fake_streams.py): over a made-up NCCL, and through the host."""
+tensors stand for CUDA's (fake_streams.py): over a made-up NCCL, by legs between hosts, and through the host."""
 
 from __future__ import annotations
 
@@ -373,7 +373,12 @@ def check_ways(face: Any) -> None:
     assert any(line.startswith("a copy down on side ") for line in logs), "no message went through the host"
     assert "a copy up on side up" in logs, "no collective went through the host"
     called = streams[0].library.fake_gpu_log().decode()
-    assert "ncclAllReduce" in called, called
+    if os.environ.get("EVENSTEP_DEVICE_HOSTS") == "legs":
+        assert "a copy up on side legs up" in logs, "no collective went by legs"
+        alone = os.environ["HOSTS"].count(os.environ["EVENSTEP_HOST_ID"]) == 1
+        assert ("ncclReduce " in called) != alone, called
+    else:
+        assert "ncclAllReduce" in called, called
     assert streams[0].violation() == "", streams[0].violation()
 
 

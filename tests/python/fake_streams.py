@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import math
 import os
 import pathlib
@@ -20,8 +21,9 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from evenstep import backend, backend_exchange, backend_messages, backend_staged, backend_tensors
-from evenstep.backend_device import DeviceCollectives
+from evenstep.backend_legs import device_collectives
 from evenstep.device_groups import DeviceGroups
+from evenstep.device_places import agreed_over_hosts
 from evenstep.device_streams import CudaStreams
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
@@ -228,7 +230,9 @@ def stand_in(group: Any, timeout_seconds: float = 60.0) -> FakeStreams:
         store, group.rank(), group.size(), timeout_seconds, streams.identity, beside=group._comm, name="stand-in"
     )
     group._reducer = group._reducer and OfHost(group._reducer)
-    host, devices = group._beneath["cpu"], DeviceCollectives(groups, streams)
+    said = [json.loads(group._device_store.get(f"engine/{rank}")) for rank in range(group.size())]
+    _, hosts, wishes = zip(*said)
+    host, devices = group._beneath["cpu"], device_collectives(groups, streams, hosts, agreed_over_hosts(wishes))
     group._devices = group._beneath["cpu"] = devices
     group._under = lambda tensor: host if is_on_host(tensor) else devices
     return streams
