@@ -25,6 +25,7 @@ from evenstep.backend_tensors import (
     factor_of,
     landing,
     limit_of,
+    of_inference,
     plain,
     wants_work,
 )
@@ -33,7 +34,7 @@ from evenstep.comm_debug import note
 from evenstep.crossing import cut
 from evenstep.device_groups import DeviceGroups
 from evenstep.device_host import Ends, HostWork
-from evenstep.device_legs import HostLegs, Passage
+from evenstep.device_legs import Call, HostLegs, Passage
 from evenstep.device_places import hosts_apart
 from evenstep.device_streams import CudaStreams
 
@@ -105,7 +106,7 @@ class LegCollectives(DeviceCollectives):
 
         host = [LaterWork(future, None)]
         work = HostWork(self._streams, device, host, up, lambda: legs.up_stream(device), result)
-        self._hand_on(device, begun, place, seconds, future)
+        self._hand_on(device, begun, Call(place, seconds, of_inference(result)), future)
         self._ends.await_end(work)
         if wants_work(options):
             return self._noted(work)
@@ -116,8 +117,7 @@ class LegCollectives(DeviceCollectives):
         self,
         device: int,
         begun: Sequence[tuple[Passage, Any]],
-        place: sites.Place | None,
-        seconds: float,
+        call: Call,
         future: Future[Any],
     ) -> None:
         left = len(begun)
@@ -135,7 +135,7 @@ class LegCollectives(DeviceCollectives):
         if not begun:
             future.set_result(None)
         for passage, mark in begun:
-            self._legs.carry(device, passage, mark, place, seconds, ended)
+            self._legs.carry(device, passage, mark, call, ended)
 
     def _copied(self, targets: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[int], None]:
         """Where what has come does not lie where it belongs: (there, here)."""
@@ -384,6 +384,7 @@ class LegCollectives(DeviceCollectives):
         elements: int,
         stream: int,
         end: Callable[[int], None],
+        kept: Sequence[torch.Tensor] = (),
     ) -> Passage:
         """All ranks' bytes, host by host in `everything`; `own` may lie at its place there."""
         legs = self._legs
@@ -411,7 +412,7 @@ class LegCollectives(DeviceCollectives):
             carried.append((lane, gather))
             up += [(parts[host][lane], there[host]) for host in self._others() if counts[host]]
         spread = self._spread([parts[host] for host in self._others()])
-        return Passage(carried, up, spread, end, [everything])
+        return Passage(carried, up, spread, end, [everything, *kept])
 
     def _others(self) -> list[int]:
         return [host for host in range(len(self._legs.hosts)) if host != self._legs.host]
@@ -457,7 +458,8 @@ class LegCollectives(DeviceCollectives):
                 if not in_order:
                     end = self._ordered(output, target, flat, everything)
                 sizes = [source.nbytes] * self._size
-                yield self._gathered(comm, _bytes(source), everything, sizes, elements_of(source), stream, end)
+                kind = elements_of(source)
+                yield self._gathered(comm, _bytes(source), everything, sizes, kind, stream, end, [flat])
 
         return self._cross([*outputs, *inputs], opts, passages, list(outputs))
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from evenstep import _core
-from evenstep.backend_tensors import check_outputs, landing, plain
+from evenstep.backend_tensors import check_outputs, landing, of_inference, plain
 from evenstep.backend_work import Worker
 from evenstep.device_streams import CudaStreams
 
@@ -66,7 +66,8 @@ class _Rising(dist.Work):
                 return
             try:
                 stream = self._stream()
-                with self._streams.use(stream), torch.no_grad():
+                writes = torch.inference_mode(of_inference(self._result))  # a mode of the caller's thread
+                with self._streams.use(stream), writes, torch.no_grad():
                     up(stream)
                     self._event = self._streams.mark(stream)
             except Exception as error:

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from evenstep import _core, sites
 from evenstep.backend_device import limited
@@ -18,12 +20,9 @@ from evenstep.device_groups import DeviceGroups
 from evenstep.device_places import HostParts
 from evenstep.device_streams import CudaStreams, Watch
 from evenstep.errors import error_of
-from evenstep.group_end import within
+from evenstep.group_end import ABORT_SECONDS, within
 from evenstep.hosts import wanted_engine
 from evenstep.rendezvous import open_group
-
-if TYPE_CHECKING:
-    import torch
 
 TELLING_SECONDS = 1.0  # for a failure's cause; the store may be gone, too
 
@@ -40,22 +39,23 @@ class Passage:
     kept: Sequence[torch.Tensor]  # memory of the GPU that was made for it
 
 
-class _Stage:
-    """Copies down are on their stream before a passage is handed on, which waits for them."""
+@dataclass(frozen=True)
+class Call:
+    """What a passage is of."""
 
-    def __init__(self, legs: HostLegs) -> None:
-        self._legs = legs
+    place: sites.Place | None
+    seconds: float  # its own limit, or 0
+    of_inference: bool  # it writes tensors that torch lets be written in that mode alone
+
+
+class _Stage:
+    """Copies down are on their stream before a passage is handed on, which waits for them; those up are its own."""
 
     def enter(self) -> None: ...
 
     def land(self, copies: Copies, mark: Any, works: Sequence[Any]) -> None: ...
 
-    def rise(self, copies: Copies) -> None:
-        if copies:
-            streams = self._legs.streams
-            with streams.use(self._legs.up_stream(streams.device(copies[0][0]))):
-                for target, source in copies:
-                    streams.copy(target, source)
+    def rise(self, copies: Copies) -> None: ...
 
 
 class _Meeting:
@@ -119,7 +119,8 @@ class HostLegs:
                     self._legs[lane] = self._between(f"leg/{lane}", ranks, self.host)
             if len(self.team) > 1 and wanted_engine() != "hosts":  # which is none for one host
                 self._meeting = _Meeting(self._between(f"meeting/{self.host}", self.team, self.place), self.team)
-            self._crossing = Crossing(_Stage(self), self._meeting, "evenstep-legs")
+            self._crossing = Crossing(_Stage(), self._meeting, "evenstep-legs")
+        self.up_stream(device)  # made in no other thread
         if len(self.team) == 1:
             return None
         down, up = self._down.open(device), self._up.open(device)
@@ -156,36 +157,36 @@ class HostLegs:
         device: int,
         passage: Passage,
         mark: Any,
-        place: sites.Place | None,
-        seconds: float,
+        call: Call,
         ended: Callable[[BaseException | None], None],
     ) -> None:
-        """`mark`: behind what goes down; `place`, `seconds`: of the call, whose limit it has of its own, or 0; `ended` is told when
-        all is on the stream that goes up, or the error. Passages come in one order on all ranks."""
+        """`mark`: behind what goes down; `ended` is told when all is on the stream that goes up, or the error. Passages come in one
+        order on all ranks."""
         landed = threading.Event()
         failed: list[BaseException] = []
 
         def land() -> None:
-            sites.make_for(place)
+            sites.make_for(call.place)
             try:
                 mark.synchronize()
                 self._watch.check()
-                for lane, call in passage.carried:
-                    with self._within(self._legs[lane], seconds):
-                        call(self._legs[lane])
+                for lane, carry in passage.carried:
+                    with self._within(self._legs[lane], call.seconds):
+                        carry(self._legs[lane])
             except BaseException as error:
                 failed.append(error)
             landed.set()
 
         def arrive() -> None:
-            sites.make_for(place)
+            sites.make_for(call.place)
             landed.wait()
             if failed:
                 raise failed[0]
 
         def spread() -> None:
             try:
-                self._go_up(device, passage, place, seconds)
+                with torch.inference_mode(call.of_inference), torch.no_grad():
+                    self._go_up(device, passage, call)
             except BaseException as error:
                 give_up(error)
                 raise
@@ -196,15 +197,17 @@ class HostLegs:
             ended(self._error)
 
         assert self._crossing is not None
-        self._crossing.carry(Trip([], passage.up, land, arrive), mark, [], spread, give_up)
+        self._crossing.carry(Trip([], [], land, arrive), mark, [], spread, give_up)
 
-    def _go_up(self, device: int, passage: Passage, place: sites.Place | None, seconds: float) -> None:
+    def _go_up(self, device: int, passage: Passage, call: Call) -> None:
         stream = self.up_stream(device)
         with self.streams.use(stream):
+            for target, source in passage.up:
+                self.streams.copy(target, source)
             if len(self.team) > 1:
                 comm = self._up.open(device)
-                comm.set_site(sites.words_of(place))
-                with limited(comm, seconds):
+                comm.set_site(sites.words_of(call.place))
+                with limited(comm, call.seconds):
                     passage.spread(comm, stream.cuda_stream)
             passage.end(stream.cuda_stream)
             for tensor in passage.kept:
@@ -239,11 +242,12 @@ class HostLegs:
             self._error = found = (
                 error or self._watch.error or _core.EvenstepError(f"{self._name}: the legs have ended")
             )
-            self._revoke()
+            self._revoke_comms()
             told = getattr(found, "status", "") == "EVEN_ERR_REVOKED"
             cause = within(TELLING_SECONDS, self._hear if told else lambda: self._tell(found))
             if isinstance(found, _core.EvenstepError) and cause is not None:
                 self._error = cause
+            within(ABORT_SECONDS, self._abort_gpus)
 
     def _tell(self, error: BaseException) -> BaseException:
         """Those who hear only that the legs were revoked; what was told first is the cause."""
@@ -260,10 +264,12 @@ class HostLegs:
         error.status, error.fix, error.rank, error.device = said["status"] or "", said["fix"], said["rank"], None
         return error
 
-    def _revoke(self) -> None:
+    def _revoke_comms(self) -> None:
         for comm in self._comms():
             if not comm.closed:
                 comm.revoke()
+
+    def _abort_gpus(self) -> None:
         for groups in (self._down, self._up):
             groups.abort()
 
@@ -278,7 +284,8 @@ class HostLegs:
             groups.set_timeout(seconds)
 
     def abort(self) -> None:
-        self._revoke()
+        self._revoke_comms()
+        self._abort_gpus()
 
     def close(self) -> None:
         """What is under way ends with it."""

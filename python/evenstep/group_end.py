@@ -39,7 +39,7 @@ _CLOSED_EVERY = 4  # looks: who asks Gloo whether a connection is closed leaves 
 _GRACE_SECONDS = 1.0  # a rank whose call ended by its time limit has closed its connections, and says so soon
 _PATIENCE_SECONDS = 3.0  # for a rank that knows the cause
 _STAY_SECONDS = 2.0  # the first rank may keep the store: the others are to hear before it goes
-_ABORT_SECONDS = 5.0  # an abort of NCCL's that hangs must not keep the error back
+ABORT_SECONDS = 5.0  # an abort of NCCL's that hangs must not keep the error back
 _STORE_SECONDS = 5.0  # beyond these, where the store does not answer
 _LEAVE_SECONDS = 1.0  # the same, at the script's end
 
@@ -67,7 +67,7 @@ def end_calls(group: Any) -> None:
         if backend == "gloo":
             _close_gloo(group)
         elif backend in ("nccl", "xccl", "evenstep") and hasattr(group, "abort"):  # not in every torch
-            within(_ABORT_SECONDS, group.abort)
+            within(ABORT_SECONDS, group.abort)
 
 
 def _close_gloo(group: Any) -> None:

@@ -140,6 +140,10 @@ def moves(job: Job) -> None:
             data = torch.full((33, 3), root == RANK)
             job.done(dist.broadcast(data, root, async_op=later))
             same(data, True)
+        with torch.inference_mode():
+            data = torch.full((SIZE, 2), float(RANK))
+            job.done(dist.all_reduce(data[:, 0], OP.AVG, async_op=later))
+            same(data[:, 0], (SIZE - 1) / 2)
         data = torch.stack([torch.full((9,), float(RANK))] * 2, 1)
         job.done(dist.broadcast(data[:, 0], SIZE - 1, async_op=later))
         same(data[:, 0], SIZE - 1)

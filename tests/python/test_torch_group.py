@@ -348,7 +348,7 @@ def test_a_store_that_does_not_answer_keeps_no_error_back(monkeypatch: pytest.Mo
 
 def test_an_abort_of_nccls_that_hangs_keeps_no_error_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_backend", lambda group: "nccl")
-    monkeypatch.setattr(group_end, "_ABORT_SECONDS", 0.05)
+    monkeypatch.setattr(group_end, "ABORT_SECONDS", 0.05)
     let_go, calls = threading.Event(), []
 
     class Hangs:
