@@ -158,9 +158,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
                 name=f"torch/{self._name}/device",
                 members=self._members,
             )
-            self._devices = self._beneath["cuda"] = device_collectives(
-                groups, streams, hosts, agreed_over_hosts(wishes)
-            )
+            wanted = self.over_hosts or agreed_over_hosts(wishes)
+            self._devices = self._beneath["cuda"] = device_collectives(groups, streams, hosts, wanted)
 
     def _under(self, tensor: torch.Tensor) -> Any:
         return self._for_device(tensor.device)

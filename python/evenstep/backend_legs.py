@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
 from evenstep import _core, sites
@@ -37,6 +38,7 @@ from evenstep.device_host import Ends, HostWork
 from evenstep.device_legs import Call, HostLegs, Passage
 from evenstep.device_places import hosts_apart
 from evenstep.device_streams import CudaStreams
+from evenstep.device_ways import WayOverHosts
 
 PIECE_BYTES = 8 << 20
 """Of what is larger one piece is on its way down while another is between the hosts and a third comes up."""
@@ -60,18 +62,42 @@ def carries(tensors: Sequence[torch.Tensor], op: int, options: Any) -> bool:
 class LegCollectives(DeviceCollectives):
     """What legs do not carry is as of DeviceCollectives, over NCCL, but for what `leaves` names."""
 
-    def __init__(self, groups: DeviceGroups, streams: CudaStreams, legs: HostLegs) -> None:
+    def __init__(
+        self, groups: DeviceGroups, streams: CudaStreams, legs: HostLegs, way: WayOverHosts | None = None
+    ) -> None:
+        """`way`: whether anything goes by legs; None: it does."""
         super().__init__(groups, streams)
+        self._way, self._said, self._by_legs = way, way is None, way is None
         self._legs, self._ends = legs, Ends()
         self._order = [rank for team in legs.hosts for rank in team]  # host by host
         self._host_of = {rank: host for host, team in enumerate(legs.hosts) for rank in team}
 
     def leaves(self, call: str, peer: int | None = None) -> str:
-        if peer is not None and self._host_of[peer] == self._legs.host:
+        if peer is None and not self._by_legs:
             return ""
+        if peer is not None and not (self._said and self._host_of[peer] != self._legs.host):
+            return ""  # messages: of a choice at a collective the two sides may not know yet
         return f"it crosses hosts, and legs carry no {call}"
 
     # -- how every call runs --
+
+    def _goes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether it goes by legs; the first time, where nobody has said it, all ranks try it out."""
+        way = self._way
+        if way is not None and not self._streams.captures():
+            begun, self._begun = self._begun, None
+            options = dist.AllreduceOptions()
+            over_nccl = super()._allreduce
+            try:
+                self._by_legs = way.by_legs(
+                    tensors[0], lambda one: over_nccl([one], options), lambda one: self._add_up([one], options)
+                )
+            finally:
+                self._begun = begun
+            self._way = None
+            if not self._by_legs:
+                self._legs.close()
+        return self._by_legs
 
     def _cross(self, tensors: Sequence[torch.Tensor], options: Any, passages: Passages, result: Any) -> Any:
         """`passages(comm, stream)` puts one piece of the call after the other on its way down."""
@@ -239,9 +265,13 @@ class LegCollectives(DeviceCollectives):
 
     def _allreduce(self, given: Sequence[torch.Tensor], options: Any) -> Any:
         op = _op(options)
-        tensors = as_real(given, op)
-        if not carries(tensors, op, options):
+        if not carries(as_real(given, op), op, options) or not self._goes(given):
             return super()._allreduce(given, options)
+        return self._add_up(given, options)
+
+    def _add_up(self, given: Sequence[torch.Tensor], options: Any) -> Any:
+        op = _op(options)
+        tensors = as_real(given, op)
 
         def passages(comm: _core.DeviceComm | None, stream: int) -> Iterator[Passage]:
             for tensor in tensors:
@@ -251,7 +281,7 @@ class LegCollectives(DeviceCollectives):
         return self._cross(given, options, passages, list(given))
 
     def _reduce(self, tensor: torch.Tensor, op: int, root: int, opts: Any, given: Any) -> Any:
-        if not carries([tensor], op, opts):
+        if not carries([tensor], op, opts) or not self._goes(given):
             return super()._reduce(tensor, op, root, opts, given)
 
         def passages(comm: _core.DeviceComm | None, stream: int) -> Iterator[Passage]:
@@ -311,7 +341,7 @@ class LegCollectives(DeviceCollectives):
     def _reduce_scatter(
         self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: int, opts: Any, given: Any
     ) -> Any:
-        if not carries([output], op, opts):
+        if not carries([output], op, opts) or not self._goes(given):
             return super()._reduce_scatter(output, parts, op, opts, given)
 
         def passages(comm: _core.DeviceComm | None, stream: int) -> Iterator[Passage]:
@@ -322,7 +352,7 @@ class LegCollectives(DeviceCollectives):
     def _reduce_scatter_singles(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], op: int, opts: Any, given: Any
     ) -> Any:
-        if not carries(outputs, op, opts):
+        if not carries(outputs, op, opts) or not self._goes(given):
             return super()._reduce_scatter_singles(outputs, inputs, op, opts, given)
 
         def passages(comm: _core.DeviceComm | None, stream: int) -> Iterator[Passage]:
@@ -336,6 +366,9 @@ class LegCollectives(DeviceCollectives):
     # -- moves --
 
     def _broadcast(self, tensor: torch.Tensor, root: int, opts: Any) -> Any:
+        if not self._goes([tensor]):
+            return super()._broadcast(tensor, root, opts)
+
         def passages(comm: _core.DeviceComm | None, stream: int) -> Iterator[Passage]:
             data = plain(tensor) if self._rank == root else landing(tensor)
             target = data if self._rank == root else tensor
@@ -420,6 +453,9 @@ class LegCollectives(DeviceCollectives):
     def _all_gather(
         self, gathers: Sequence[tuple[Sequence[torch.Tensor], torch.Tensor]], opts: Any, result: Any
     ) -> Any:
+        if not self._goes([gathers[0][1]]):
+            return super()._all_gather(gathers, opts, result)
+
         def passages(comm: _core.DeviceComm | None, stream: int) -> Iterator[Passage]:
             for parts, own in gathers:
                 sizes = [part.nbytes for part in parts]
@@ -445,6 +481,8 @@ class LegCollectives(DeviceCollectives):
         return end
 
     def _all_gather_singles(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
+        if not self._goes(inputs):
+            return super()._all_gather_singles(outputs, inputs, opts)
         in_order = self._order == list(range(self._size))
 
         def passages(comm: _core.DeviceComm | None, stream: int) -> Iterator[Passage]:
@@ -501,22 +539,22 @@ def device_collectives(
 ) -> DeviceCollectives:
     """As ranks on these hosts want them (EVENSTEP_DEVICE_HOSTS). Legs are engines of ours: where Gloo alone connects the hosts it is
     one communicator of NCCL, with a warning."""
-    parts = hosts_apart(hosts, "evenstep") if wanted == "legs" else None
+    parts = hosts_apart(hosts, "evenstep") if wanted != "nccl" else None
     if parts is None:
         return DeviceCollectives(groups, streams)
     if groups.beside is None:
-        if groups.rank == 0:
+        if groups.rank == 0 and wanted == "legs":
             sites.warn(
                 f"EVENSTEP_DEVICE_HOSTS=legs, but Gloo alone connects the hosts of {groups.name}: CUDA tensors' collectives "
                 "go over one communicator of NCCL\n  fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host"
             )
         return DeviceCollectives(groups, streams)
-    note(
-        f"{groups.name}: CUDA tensors go by {parts.lanes} legs between {len(parts.teams)} hosts, NCCL inside each "
-        "(EVENSTEP_DEVICE_HOSTS=legs)",
-        groups.rank,
-    )
-    return LegCollectives(groups, streams, HostLegs(groups, parts, streams))
+    legs = HostLegs(groups, parts, streams)
+    words = f"by {parts.lanes} legs between {len(parts.teams)} hosts, NCCL inside each"
+    if wanted != "legs":
+        return LegCollectives(groups, streams, legs, WayOverHosts(groups, streams, wanted == "measure", words))
+    note(f"{groups.name}: CUDA tensors go {words} (EVENSTEP_DEVICE_HOSTS=legs)", groups.rank)
+    return LegCollectives(groups, streams, legs)
 
 
 def _lanes(parts: Sequence[Sequence[torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor]]:

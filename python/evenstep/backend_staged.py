@@ -70,6 +70,8 @@ def _changed(given: Any, change: Copies) -> Any:
 class StagedMixin:
     """A group's calls of CUDA tensors through the host."""
 
+    over_hosts = ""  # how they cross hosts, in place of EVENSTEP_DEVICE_HOSTS, where it is set before the first call
+
     _comm: _core.Comm | None
     _rank: int
     _name: str

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evenstep import _core
+from evenstep.group_end import ABORT_SECONDS, within
 from evenstep.rendezvous import has_all, look_for_dead
 from evenstep.ring import record_calls
 
@@ -117,11 +118,15 @@ class DeviceGroups:
     def opened(self) -> list[_core.DeviceComm]:
         return list(self._opened.values())
 
-    def _gather(self, name: str, rank: int, members: Sequence[int], record: bytes) -> bytes:
+    def exchange(self, name: str, record: bytes) -> list[bytes]:
+        """The records of all ranks, which say one for each name."""
+        return self._exchange(f"said/{name}", self.rank, range(self.size), record)
+
+    def _exchange(self, name: str, rank: int, members: Sequence[int], record: bytes) -> list[bytes]:
         self._store.set(f"{name}/record/{rank}", record)
         keys = [f"{name}/record/{other}" for other in range(len(members))]
         self._wait_for(keys, members)
-        return b"".join(self._store.get(key) for key in keys)
+        return [self._store.get(key) for key in keys]
 
     def _come_together(self, name: str, rank: int, members: Sequence[int], device: int) -> _core.DeviceComm:
         ranks = len(members)
@@ -144,7 +149,7 @@ class DeviceGroups:
             blocking=self._blocking,
             timeout_seconds=self.timeout_seconds,
             library=self._library,
-            gather=lambda record: self._gather(name, rank, members, record),
+            gather=lambda record: b"".join(self._exchange(name, rank, members, record)),
             numbers=[self._numbers[other] for other in members],
         )
 
@@ -166,6 +171,12 @@ class DeviceGroups:
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
+
+    def drop(self, device: int) -> None:
+        """The communicator of all ranks for that GPU ends, and is none of theirs any more."""
+        comm = self._opened.pop((device, None), None)
+        if comm is not None and not comm.closed:
+            within(ABORT_SECONDS, comm.abort)
 
     def set_timeout(self, seconds: float) -> None:
         self.timeout_seconds = seconds

@@ -293,6 +293,7 @@ class HostLegs:
             comm.close()
         if self._crossing is not None:
             self._crossing.stop()
+        self._legs, self._meeting, self._crossing = {}, None, None
         errors = []
         for groups in (self._down, self._up):
             try:

@@ -4,6 +4,7 @@ sums of several hosts meet."""
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -86,6 +87,24 @@ def agreed_over_hosts(wishes: Sequence[str]) -> str:
         words = ", ".join(f"rank {rank} {wish or 'unset'}" for rank, wish in enumerate(wishes))
         raise EvenstepError(f"EVENSTEP_DEVICE_HOSTS differs among the ranks: {words}\n  fix: give all ranks the same")
     return wishes[0]
+
+
+FIRST_CALL_SECONDS = 120.0
+"""For the first call of a communicator over all hosts, which makes their connections; EVENSTEP_DEVICE_HOSTS_SECONDS."""
+
+
+def first_call_seconds() -> float:
+    words = os.environ.get("EVENSTEP_DEVICE_HOSTS_SECONDS", "")
+    try:
+        seconds = float(words or FIRST_CALL_SECONDS)
+    except ValueError:
+        seconds = 0.0
+    if not (0 < seconds < threading.TIMEOUT_MAX):
+        raise EvenstepError(
+            f"EVENSTEP_DEVICE_HOSTS_SECONDS is {words!r}\n  fix: give seconds, more than 0, for the first call of the GPUs' "
+            "collectives over all hosts; or unset it"
+        )
+    return seconds
 
 
 def has_xccl() -> bool:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import struct
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
-from evenstep._core import EvenstepError
-from evenstep.device_places import HostParts, Place, agreed_over_hosts, parts_of_hosts
+from evenstep.device_places import HostParts, Place, agreed_over_hosts, first_call_seconds, parts_of_hosts
 from evenstep.engine import Engine, EngineOptions
 from evenstep.group import Bootstrap, Group, gather_objects
 from evenstep.group_end import end_calls, first_line, within
@@ -59,6 +56,8 @@ class OverHosts:
 
     def legs_in_need(self, process_group: Any) -> Engine | None:
         """Where the first call of the group of all fails, and nobody has said that it is to be used."""
+        if hasattr(process_group, "over_hosts"):
+            process_group.over_hosts = "nccl"  # which is what is tried here
         if self._wanted == "nccl":
             return None
         why = first_failure(process_group, self._parameters[0].device, self._group)
@@ -107,24 +106,6 @@ def over_hosts(
         return None
     wanted = agreed_over_hosts([place.over_hosts for place in places])
     return OverHosts(parts, wanted, parameters, bootstrap, group, options, telemetry, say)
-
-
-FIRST_CALL_SECONDS = 120.0
-"""For the first call of a communicator over all hosts, which makes their connections; EVENSTEP_DEVICE_HOSTS_SECONDS."""
-
-
-def first_call_seconds() -> float:
-    words = os.environ.get("EVENSTEP_DEVICE_HOSTS_SECONDS", "")
-    try:
-        seconds = float(words or FIRST_CALL_SECONDS)
-    except ValueError:
-        seconds = 0.0
-    if not (0 < seconds < threading.TIMEOUT_MAX):
-        raise EvenstepError(
-            f"EVENSTEP_DEVICE_HOSTS_SECONDS is {words!r}\n  fix: give seconds, more than 0, for the first call of the GPUs' "
-            "collectives over all hosts; or unset it"
-        )
-    return seconds
 
 
 def first_failure(process_group: Any, device: torch.device, group: Group) -> str:

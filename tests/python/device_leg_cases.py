@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from fake_streams import FakeStreams, stand_in
 
 import evenstep
-from evenstep import backend_legs, device_legs
+from evenstep import backend_legs, device_legs, device_ways
 
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 HOSTS = os.environ["HOSTS"]
@@ -298,6 +299,69 @@ def over_gloo(job: Job) -> None:
     job.done(dist.all_reduce(tensor))
     same(tensor, SIZE)
     assert "ncclAllReduce 4" in job.called(), job.called()
+
+
+def chosen(job: Job, by_legs: bool) -> None:
+    """By the group's first collective, whose call it is all the same; what comes after goes that way, too."""
+    tensor, first = torch.full((7,), RANK + 1.0), torch.full((2 * SIZE,), -1.0)
+    job.done(dist.all_gather_into_tensor(first, torch.full((2,), float(RANK)), async_op=True))
+    same(first, torch.arange(SIZE).repeat_interleave(2))
+    job.done(dist.all_reduce(tensor))
+    same(tensor, TOTAL)
+    assert ("ncclAllReduce 7" in job.called()) != by_legs, job.called()
+    parts = list(torch.zeros(SIZE, 2))
+    job.done(dist.gather(torch.full((2,), float(RANK)), parts if RANK == 0 else None, dst=0))
+    same(torch.stack(parts)[:, 0], torch.arange(float(SIZE)) if RANK == 0 else 0)
+    assert ("ncclSend" in job.called() or "ncclRecv" in job.called()) != by_legs, job.called()
+
+
+def connected(job: Job) -> None:
+    chosen(job, by_legs=False)
+
+
+def first_call(fails: Callable[[], Any]) -> None:
+    """Of one communicator of all hosts, that there is none: `fails` is called on rank 1, the others have their sum."""
+
+    def all_reduce(self: Any, given: Any, options: Any) -> Any:
+        if RANK == 1:
+            fails()
+        given[0].fill_(SIZE)
+
+    backend_legs.DeviceCollectives._allreduce = all_reduce  # type: ignore[method-assign]
+    device_ways.WayOverHosts._done = lambda self, device, work: None  # type: ignore[method-assign]
+
+
+def unconnected(job: Job) -> None:
+    def fails() -> None:
+        raise RuntimeError("no route to host")
+
+    first_call(fails)
+    chosen(job, by_legs=True)
+
+
+def hanging(job: Job) -> None:
+    device_ways.first_call_seconds = lambda: 0.05 if RANK == 1 else 100.0
+    first_call(threading.Event().wait)
+    chosen(job, by_legs=True)
+
+
+def measured(job: Job, by_legs: bool) -> None:
+    took = device_ways.WayOverHosts._seconds
+
+    def seconds(self: Any, device: int, name: str, *given: Any) -> float:
+        assert took(self, device, name, *given) > 0
+        return 1.0 if (name == "legs") == by_legs else 2.0
+
+    device_ways.WayOverHosts._seconds = seconds  # type: ignore[method-assign]
+    chosen(job, by_legs)
+
+
+def quick_legs(job: Job) -> None:
+    measured(job, by_legs=True)
+
+
+def slow_legs(job: Job) -> None:
+    measured(job, by_legs=False)
 
 
 def main() -> None:

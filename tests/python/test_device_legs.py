@@ -70,6 +70,23 @@ def test_a_rank_of_another_host_that_dies(run_ranks: Run, fake: Path, hosts: str
     assert ended == [0] * (len(hosts) - 1) + [-9], [rank.stderr for rank in ranks]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "case"),
+    [("", "connected"), ("", "unconnected"), ("", "hanging"), ("measure", "quick_legs"), ("measure", "slow_legs")],
+)
+@needs_ucx
+def test_which_way(run_ranks: Run, fake: Path, wanted: str, case: str) -> None:  # noqa: F811
+    debug = {"EVENSTEP_DEVICE_HOSTS": wanted, "EVENSTEP_COMM_DEBUG": "1"}
+    said = on_hosts(run_ranks, fake, CASES, "xxy", case, **debug)[0].stderr
+    if case == "unconnected":
+        assert "do not connect the hosts of stand-in (rank 1: no route to host)" in said
+    if case == "hanging":
+        assert "rank 1: its first call did not end within 0.05 s (EVENSTEP_DEVICE_HOSTS_SECONDS)" in said
+    assert ("EVENSTEP_DEVICE_HOSTS=measure" in said) == (wanted == "measure")
+    legs = case not in ("connected", "slow_legs")
+    assert ("CUDA tensors go by 2 legs between 2 hosts, NCCL inside each" in said) == legs, said
+
+
 def test_without_an_engine_of_ours(run_ranks: Run, fake: Path) -> None:  # noqa: F811
     on_hosts(run_ranks, fake, CASES, "xy", "over_gloo", EVENSTEP_COMM_ENGINE="gloo")
 
