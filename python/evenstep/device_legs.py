@@ -284,11 +284,13 @@ class HostLegs:
             groups.set_timeout(seconds)
 
     def abort(self) -> None:
+        self._error = self._error or error_of("EVEN_ERR_REVOKED", f"{self._name} was aborted")
         self._revoke_comms()
         self._abort_gpus()
 
     def close(self) -> None:
         """What is under way ends with it."""
+        self._error = self._error or error_of("EVEN_ERR_STATE", f"{self._name} is closed")
         for comm in self._comms():
             comm.close()
         if self._crossing is not None:

@@ -44,6 +44,7 @@ CHECKS = [
     ("wrappers_pair", 2, "pair", 90),
     ("pipelines_pair", 2, "pair", 90),
     ("random_calls_pair", 2, "pair", 60),
+    ("random_calls_by_legs", 2, "gpu", 60),
     ("host_does_not_wait", 1, "gpu", 60),
     ("late_rank", 2, "pair", 60),
     ("dead_rank", 2, "pair", 60),

@@ -123,6 +123,10 @@ def moves(job: Job) -> None:
         own = gathered[2 * RANK : 2 * RANK + 2].fill_(RANK)
         job.done(dist.all_gather_into_tensor(gathered, own, async_op=later))
         same(gathered, every)
+        strided = torch.full((2,), RANK, dtype=torch.bfloat16)[::2]  # of one element: contiguous
+        ones = torch.zeros(SIZE, dtype=torch.bfloat16)
+        job.done(dist.all_gather(list(ones.split(1)), strided, async_op=later))
+        same(ones, torch.arange(SIZE))
         uneven = [torch.zeros(100 * rank, dtype=torch.int16) for rank in range(SIZE)]
         job.done(dist.all_gather(uneven, torch.full((100 * RANK,), RANK, dtype=torch.int16), async_op=later))
         for rank, part in enumerate(uneven):
@@ -269,9 +273,20 @@ def limited(job: Job) -> None:
     job.meet("limited")
 
 
+def aborted(job: Job) -> None:
+    """A call under way ends with its group, and says so."""
+    tensor = torch.ones(4)
+    job.done(dist.all_reduce(tensor))
+    if RANK == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        job.group.abort()
+        refused(work.wait, "EVEN_ERR_REVOKED", "was aborted")
+        refused(lambda: dist.all_reduce(tensor), "EVEN_ERR_REVOKED", "was aborted")
+    job.meet("aborted")
+
+
 def lost(job: Job) -> None:
     """The last rank dies while the others are in a call: each of them hears of it long before the time limit."""
-    device_legs.TELLING_SECONDS = 50  # others may be slow
     tensor = torch.ones(4)
     job.done(dist.all_reduce(tensor))
     job.meet("all are there")
@@ -366,6 +381,7 @@ def slow_legs(job: Job) -> None:
 
 def main() -> None:
     case = sys.argv[1]
+    device_legs.TELLING_SECONDS = 50  # others may be slow
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         job = Job(1200 if case == "lost" else 60)  # far more than the test has
@@ -379,7 +395,7 @@ def main() -> None:
     try:
         dist.destroy_process_group()
     except evenstep.EvenstepError:
-        assert case in ("differs", "limited")
+        assert case in ("differs", "limited", "aborted")
 
 
 main()

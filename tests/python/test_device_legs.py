@@ -56,7 +56,7 @@ def test_the_wrappers_of_torch(run_ranks: Run, fake: Path, tmp_path: Path) -> No
     on_hosts(run_ranks, fake, cases, "xy", str(tmp_path / "saved"))
 
 
-@pytest.mark.parametrize("case", ["differs", "limited"])
+@pytest.mark.parametrize("case", ["differs", "limited", "aborted"])
 @needs_ucx
 def test_one_gpu_a_host(run_ranks: Run, fake: Path, case: str) -> None:  # noqa: F811
     on_hosts(run_ranks, fake, CASES, "xy", case)
@@ -72,7 +72,13 @@ def test_a_rank_of_another_host_that_dies(run_ranks: Run, fake: Path, hosts: str
 
 @pytest.mark.parametrize(
     ("wanted", "case"),
-    [("", "connected"), ("", "unconnected"), ("", "hanging"), ("measure", "quick_legs"), ("measure", "slow_legs")],
+    [
+        ("", "connected"),
+        ("", "unconnected"),
+        pytest.param("", "hanging", marks=pytest.mark.more),
+        ("measure", "quick_legs"),
+        ("measure", "slow_legs"),
+    ],
 )
 @needs_ucx
 def test_which_way(run_ranks: Run, fake: Path, wanted: str, case: str) -> None:  # noqa: F811

@@ -142,8 +142,15 @@ def test_the_checks_of_torch_s_wrappers_pass_over_the_made_up_nccl(
     if fake is None:
         pytest.skip("no C compiler for the made-up NCCL")
     torch = pytest.importorskip("torch")
-    names = ["random_calls_pair", "through_host_pair", "pipelines_pair"]
+    from evenstep.hosts import ucx_state
+
+    names = ["random_calls_pair", "random_calls_by_legs", "through_host_pair", "pipelines_pair"]
     if hasattr(torch.cpu.Stream, "record_event"):  # 2.6's fully_shard trains on no CPU
         names.append("wrappers_pair")
     made_up = {name: str(fake) for name in ("EVENSTEP_NCCL_LIBRARY", "EVENSTEP_CUDA_LIBRARY")}
-    run_ranks(REAL, 2, args=(str(TREE), "made-up", *at_own_ports(names)), env={**made_up, "EVENSTEP_FAKE_GPUS": "4"})
+    env = {**made_up, "EVENSTEP_FAKE_GPUS": "4", "UCX_TLS": "tcp,self", "EVENSTEP_COMM_COSTS": "off"}
+    ranks = run_ranks(REAL, 2, args=(str(TREE), "made-up", *at_own_ports(names)), env=env)
+    rows = [json.loads(line[4:]) for line in ranks[0].stdout.splitlines() if line.startswith("ROW ")]
+    assert [row["by"] for row in rows if "by" in row] == ["DeviceCollectives"] + ["LegCollectives"] * bool(
+        ucx_state()[0]
+    )
