@@ -237,7 +237,7 @@ even_status even_job_begin_attempt(even_job *job) {
   even_job_begin_watch(job);
   EVEN_TRY(even_job_generations_begin(job));
   if (job->follower == NULL && !even_elastic_port(job)) {
-    EVEN_TRY(even_port_free(&job->master_port));
+    EVEN_TRY(even_port_hold(&job->master_port, &job->port_held));
   }
   even_status status = even_job_hosts_begin(job); /* first: what they do until their ranks run takes its time, too */
   for (size_t i = 0; status == EVEN_OK && !job->late && i < job->count; i++) {
@@ -323,6 +323,7 @@ even_fault_facts even_job_facts(const even_job *job, size_t index) {
 }
 
 void even_job_forget_attempt(even_job *job) {
+  even_port_let_go(&job->port_held);
   for (size_t i = 0; job->ranks != NULL && i < job->count; i++) {
     if (job->ranks[i].output_open) {
       even_rank_output_close(&job->ranks[i].output);

@@ -13,6 +13,7 @@
 #include "os/guardian.h"
 #include "os/loop.h"
 #include "os/oom.h"
+#include "os/port.h"
 #include "os/process.h"
 #include "os/signals.h"
 
@@ -106,6 +107,7 @@ typedef struct even_job {
   int era;         /* how often another host has taken the leader's place */
   char master_address[EVEN_JOB_ADDRESS];
   int master_port;
+  even_port_held port_held;           /* until rank 0 has bound it, and for as long as the attempt lasts */
   char interface[EVEN_JOB_INTERFACE]; /* over which hosts reach one another, "" where not known */
   struct even_hosts *hosts;           /* of the agent that leads several hosts; NULL: this is no such */
   struct even_follower *follower;     /* of an agent that serves another one; NULL: this is no such */

@@ -1,4 +1,4 @@
-/* Free ports: bind and look. */
+/* Free ports: bind and look. Who holds one has bound a name for it that is no port's, which ends with its process. */
 #include "os/port.h"
 
 #include "base/fail.h"
@@ -9,9 +9,11 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/un.h>
 
 enum { LOWEST = 10000, TRIES = 32 }; /* below it are the ports of well-known services */
 
@@ -69,17 +71,54 @@ static int try_port(int *port) {
   return error;
 }
 
-even_status even_port_free(int *out) {
+/* EADDRINUSE where another has the port's name; else 0, also where there are no such names. */
+static int name_port(int port, even_port_held *held) {
+  struct sockaddr_un address = {.sun_family = AF_UNIX}; /* a name that begins with 0 is no file's */
+  int length = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "evenstep/port/%d", port);
+  int fd = even_os.socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    return 0;
+  }
+  socklen_t bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1) + (socklen_t)length;
+  if (even_os.bind(fd, (const struct sockaddr *)&address, bytes) == 0) {
+    *held = (even_port_held){.holds = true, .fd = fd};
+    return 0;
+  }
+  int error = errno == EADDRINUSE ? EADDRINUSE : 0;
+  (void)even_os.close(fd);
+  return error;
+}
+
+even_status even_port_hold(int *out, even_port_held *held) {
   int error = EADDRINUSE;
+  even_port_let_go(held);
   for (int i = 0; i < TRIES && error == EADDRINUSE; i++) {
     EVEN_TRY(choose(out));
     error = try_port(out);
+    error = error == 0 ? name_port(*out, held) : error;
   }
   return error == 0 ? EVEN_OK : even_fail_errno(error, "no free port could be found on 127.0.0.1");
 }
 
+void even_port_let_go(even_port_held *held) {
+  if (held->holds) {
+    (void)even_os.close(held->fd);
+  }
+  *held = (even_port_held){.holds = false};
+}
+
+even_status even_port_free(int *out) {
+  even_port_held held = {.holds = false};
+  even_status status = even_port_hold(out, &held);
+  even_port_let_go(&held);
+  return status;
+}
+
 bool even_port_is_free(int port) {
-  return try_port(&port) == 0;
+  even_port_held held = {.holds = false};
+  bool is_free = try_port(&port) == 0 && name_port(port, &held) == 0;
+  even_port_let_go(&held);
+  return is_free;
 }
 
 even_status even_port_send(const char *host, int port, const void *data, size_t bytes) {

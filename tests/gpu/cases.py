@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from run import free_port
 
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 DEVICE = os.environ.get("EVENSTEP_CHECK_DEVICE", "cuda")  # "cpu": where what stands for a GPU is made up
@@ -108,17 +108,11 @@ def cpu_collectives() -> None:
     dist.destroy_process_group()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _train(device: str, out: str) -> None:
     """The demo model, with the example's own code; as a job also where there is one rank, so that samples are the same."""
     if RANKS == 1:
         os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     sys.argv = ["char_gpt.py", "--steps", "12", "--batch", "16", "--layers", "2", "--width", "64", "--length", "32"]
     sys.argv += ["--dtype", "float64", "--text-bytes", "200000", "--device", device, "--save", out]
     import char_gpt

@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import platform
+import random
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import suppress
 
 HERE = pathlib.Path(__file__).resolve().parent
 BUDGET_SECONDS = 285.0
@@ -78,9 +80,12 @@ def unpack(wheel: pathlib.Path, site: pathlib.Path) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """None that the kernel gives to who asks for any, as others do before it is bound."""
+    first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(10000, first) if first > 20000 else 0))
+            return int(probe.getsockname()[1])
 
 
 class Runner:

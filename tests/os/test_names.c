@@ -61,6 +61,42 @@ static void finds_a_port_that_can_be_bound(void **state) {
   fault_reset();
 }
 
+static int numbers;
+
+/* The first two who ask are given one number. */
+static ssize_t chosen(void *bytes, size_t count, unsigned flags) {
+  if (numbers++ >= 2) {
+    return even_os_real.getrandom(bytes, count, flags);
+  }
+  memset(bytes, 7, count);
+  return (ssize_t)count;
+}
+
+/* Of two that begin at a time, before either has bound its port. */
+static void nobody_is_given_a_port_that_another_holds(void **state) {
+  (void)state;
+  even_port_held held[2] = {{.holds = false}, {.holds = false}};
+  int port[2] = {0, 0};
+  even_os.getrandom = chosen;
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(even_port_hold(&port[i], &held[i]), EVEN_OK);
+  }
+  even_os.getrandom = even_os_real.getrandom;
+  assert_true(numbers >= 3 && port[0] != port[1]);
+  assert_false(even_port_is_free(port[0]));
+  even_port_let_go(&held[0]);
+  even_port_let_go(&held[0]); /* nothing more */
+  assert_true(even_port_is_free(port[0]));
+  int before = port[1];
+  assert_int_equal(even_port_hold(&port[1], &held[1]), EVEN_OK);
+  assert_true(port[1] == before || even_port_is_free(before)); /* one at a time */
+  even_port_let_go(&held[1]);
+  fault_os(FAULT_socket, 2, EAFNOSUPPORT); /* of a name, after the port's own */
+  assert_int_equal(even_port_hold(&port[0], &held[0]), EVEN_OK);
+  assert_false(held[0].holds);
+  fault_reset();
+}
+
 static void sends_to_a_port(void **state) {
   int port = 0;
   int fd = -1;
@@ -259,6 +295,7 @@ static void does_without_the_kernels_log(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(finds_a_port_that_can_be_bound),
+      cmocka_unit_test(nobody_is_given_a_port_that_another_holds),
       cmocka_unit_test(sends_to_a_port),
       cmocka_unit_test(gives_random_digits),
       cmocka_unit_test(makes_paths_absolute),

@@ -21,18 +21,29 @@ import pytest
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+_held: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """One that nobody gets who asks the kernel for any, as ranks of a test beside this one do meanwhile."""
+    """One that nobody gets who asks the kernel for any, as ranks of a test beside this one do meanwhile, nor another pytest or agent,
+    before it is bound: held by its name, as src/os/port.c does."""
     first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     lowest = 10000
     while True:
         port = lowest + secrets.randbelow(first - lowest) if first > 2 * lowest else 0
+        name = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
+                port = int(probe.getsockname()[1])
+                name.bind(f"\0evenstep/port/{port}")
             except OSError:
+                name.close()
                 continue
-            return int(probe.getsockname()[1])
+        if len(_held) == 64:  # those of this test are among them
+            _held.pop(0).close()
+        _held.append(name)
+        return port
 
 
 def go_without(word: str, why: str) -> NoReturn:
@@ -73,7 +84,7 @@ class Job:
         )
         self.seen = b""
 
-    def wait_for(self, pattern: str, times: int = 1, timeout: float = 150) -> list[str]:
+    def wait_for(self, pattern: str, times: int = 1, timeout: float = 300) -> list[str]:
         """Reads on until the pattern was printed so often; its first groups."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + timeout
@@ -86,7 +97,7 @@ class Job:
             self.seen += chunk
         return [each.decode() for each in found]
 
-    def finish(self, timeout: float = 150) -> tuple[int, str]:
+    def finish(self, timeout: float = 300) -> tuple[int, str]:
         """Waits for the end; everybody that holds the output must be gone, or this does not return."""
         rest, _ = self.process.communicate(timeout=timeout)
         self.seen += rest
@@ -103,7 +114,7 @@ def alive(pid: int) -> bool:
 
 def end_soon(pids: Iterable[int]) -> bool:
     """Whether all of them end: who was killed may be on its way out."""
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + 300
     left = list(pids)
     while left and time.monotonic() < deadline:
         left = [pid for pid in left if alive(pid)]
@@ -132,7 +143,7 @@ def write_checkpoint(folder: pathlib.Path, tensor: bool = False) -> None:
     writer.commit('{"step": 7, "epoch": 0, "world_size": 1}')
 
 
-def wait_until(true: Callable[[], object], seconds: float = 150) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 300) -> None:
     begun = time.monotonic()
     while not true():
         assert time.monotonic() - begun < seconds

@@ -92,6 +92,21 @@ def test_free_ports_can_be_bound(free_port):
         server.bind(("127.0.0.1", free_port))
 
 
+def test_examples_of_hypothesis_have_no_limit_of_time():
+    from hypothesis import HealthCheck, settings
+
+    for of in (settings(), settings(max_examples=3)):
+        assert of.deadline is None and HealthCheck.too_slow in of.suppress_health_check
+
+
+def test_no_port_is_given_twice_before_it_is_bound(monkeypatch):
+    import run_jobs
+
+    numbers = iter([4711, 4711, 4712, *range(5000, 6000)])
+    monkeypatch.setattr(run_jobs.secrets, "randbelow", lambda below: next(numbers) % below)
+    assert run_jobs.free_port() != run_jobs.free_port() and next(numbers) >= 4712
+
+
 def test_the_program_says_its_version(program):
     import subprocess
 
