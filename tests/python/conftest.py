@@ -50,6 +50,17 @@ def pytest_configure(config: pytest.Config) -> None:
     place = tempfile.mkdtemp(prefix="es-")  # of what tests start: killed owners of workers leave their folders
     config.add_cleanup(lambda: shutil.rmtree(place, ignore_errors=True))
     os.environ["TMPDIR"] = place
+    _examples_without_a_clock()
+
+
+def _examples_without_a_clock() -> None:
+    """Hypothesis fails an example that takes 0.2 s, or ten that are made in more than a second, which is the machine's doing; and the
+    same ones are tried each time but where further variants are asked for: what a new one finds is looked for there."""
+    from hypothesis import HealthCheck, settings
+
+    same = os.environ.get("EVENSTEP_TEST_MORE") != "1"
+    settings.register_profile("evenstep", deadline=None, derandomize=same, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("evenstep")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
