@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-SECONDS = 120  # that a test's processes may take
+SECONDS = 300  # that a test's processes may take
 
 Check = Callable[[Callable[..., None], int], None]
 

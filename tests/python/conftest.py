@@ -312,7 +312,7 @@ def _run_fresh(orders: Sequence[dict[str, Any]], timeout: float) -> tuple[list[i
 def run_ranks(tmp_path: pathlib.Path, rank_server: _RankServer, no_process_left: Watch) -> Callable[..., list[Rank]]:
     """Runs a script as several ranks with torchrun's environment, without any launcher.
 
-    run_ranks(source_or_path, ranks=2, args=(), env={}, rank_env={1: {…}}, timeout=150, check=True, fresh=False)
+    run_ranks(source_or_path, ranks=2, args=(), env={}, rank_env={1: {…}}, timeout=300, check=True, fresh=False)
     -> [Rank, …]
     A str is the script's source (dedented), a Path an existing script. Ranks run in tmp_path; when the time is up all
     are killed and the test fails with their output. check=True fails the test unless every rank ended with 0. Ranks are
@@ -327,7 +327,7 @@ def run_ranks(tmp_path: pathlib.Path, rank_server: _RankServer, no_process_left:
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         rank_env: Mapping[int, Mapping[str, str]] | None = None,
-        timeout: float = 150,
+        timeout: float = 300,
         check: bool = True,
         fresh: bool = False,
     ) -> list[Rank]:
@@ -452,7 +452,7 @@ def script(tmp_path: pathlib.Path) -> Callable[[str], str]:
 def run(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]) -> Run:
     """Runs `evenstep run --no-monitor …` to its end in the test's own folder."""
 
-    def call(*words: str, timeout: float = 150, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def call(*words: str, timeout: float = 300, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(program), "run", "--no-monitor", *words],
             cwd=tmp_path,

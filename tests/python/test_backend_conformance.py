@@ -17,7 +17,7 @@ CASES = Path(__file__).with_name("backend_conformance_cases.py")
     "part", ["reductions", "premultiplied", "movements", "objects", "functional", "layouts", "limits"]
 )
 def test_as_the_reference_and_gloo(run_ranks: Callable[..., Any], part: str) -> None:
-    run_ranks(CASES, 3, args=(part,), timeout=180)
+    run_ranks(CASES, 3, args=(part,))
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ def test_as_the_reference_and_gloo(run_ranks: Callable[..., Any], part: str) -> 
     ["premultiplied", *(pytest.param(part, marks=pytest.mark.more) for part in ("reductions", "movements", "objects"))],
 )
 def test_over_gloo(run_ranks: Callable[..., Any], part: str) -> None:
-    run_ranks(CASES, 3, args=(part,), env={"EVENSTEP_COMM_ENGINE": "gloo"}, timeout=180)
+    run_ranks(CASES, 3, args=(part,), env={"EVENSTEP_COMM_ENGINE": "gloo"})
 
 
 def test_two_ranks_move_all(run_ranks: Callable[..., Any]) -> None:
-    run_ranks(CASES, 2, args=("movements",), timeout=180)
+    run_ranks(CASES, 2, args=("movements",))

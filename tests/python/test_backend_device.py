@@ -41,13 +41,13 @@ def environment(fake: Path) -> dict[str, str]:
     ("case", "ranks"), [("all", 2), ("moves", 3), ("overlaps", 2), ("fails", 2), ("limited", 2), ("differs", 2)]
 )
 def test_collectives(run_ranks: Callable[..., Any], fake: Path, case: str, ranks: int) -> None:
-    run_ranks(CASES, ranks, args=(case,), env=environment(fake), timeout=120)
+    run_ranks(CASES, ranks, args=(case,), env=environment(fake))
     assert not list(fake.parent.glob("fake-nccl-*")), "a group's file is left: a communicator was not closed"
 
 
 @pytest.mark.parametrize("case", ["loses", "never_meets"])
 def test_a_killed_rank_is_named(run_ranks: Callable[..., Any], fake: Path, case: str) -> None:
-    ranks = run_ranks(CASES, 3, args=(case,), env=environment(fake), check=False, timeout=120)
+    ranks = run_ranks(CASES, 3, args=(case,), env=environment(fake), check=False)
     assert [rank.returncode for rank in ranks] == [0, -9, 0], [rank.stderr for rank in ranks]
     for left in fake.parent.glob("fake-nccl-*"):  # the dead could not
         left.unlink()
@@ -55,7 +55,7 @@ def test_a_killed_rank_is_named(run_ranks: Callable[..., Any], fake: Path, case:
 
 def test_the_timeline_has_gpu_calls(run_ranks: Callable[..., Any], fake: Path, tmp_path: Path) -> None:
     variables = {**environment(fake), "EVENSTEP_TIMELINE": str(tmp_path / "line.json")}
-    run_ranks(CASES, 2, args=("recorded",), env=variables, timeout=120)
+    run_ranks(CASES, 2, args=("recorded",), env=variables)
     for rank in range(2):
         text = (tmp_path / f"line.rank-{rank}.json").read_text().rstrip().rstrip(",").removesuffix("]")
         events = json.loads(f"{text}]")

@@ -15,11 +15,11 @@ FOLDER = Path(__file__).parent
 
 @pytest.mark.parametrize("part", ["rest", "absent"])
 def test_what_else_a_backend_is_asked_for(run_ranks: Callable[..., Any], part: str) -> None:
-    run_ranks(FOLDER / "backend_rest_cases.py", 3, args=(part,), timeout=150)
+    run_ranks(FOLDER / "backend_rest_cases.py", 3, args=(part,))
 
 
 def test_a_monitored_barrier_over_gloo_waits_and_names(run_ranks: Callable[..., Any]) -> None:
-    run_ranks(FOLDER / "backend_rest_cases.py", 3, args=("absent",), env={"EVENSTEP_COMM_ENGINE": "gloo"}, timeout=150)
+    run_ranks(FOLDER / "backend_rest_cases.py", 3, args=("absent",), env={"EVENSTEP_COMM_ENGINE": "gloo"})
 
 
 GROUPS = """
@@ -131,7 +131,7 @@ def test_works_of_an_older_torch_outlive_their_call(run_ranks: Callable[..., Any
 
 
 def test_the_wrappers_of_torch(run_ranks: Callable[..., Any], tmp_path: Path) -> None:
-    run_ranks(FOLDER / "backend_pattern_cases.py", 2, args=(str(tmp_path / "saved"),), timeout=170)
+    run_ranks(FOLDER / "backend_pattern_cases.py", 2, args=(str(tmp_path / "saved"),))
 
 
 @pytest.mark.more

@@ -23,4 +23,4 @@ def test_as_on_gloo(run_ranks: Callable[..., Any], part: str) -> None:
 
 
 def test_callbacks_of_float16_may_wait(run_ranks: Callable[..., Any]) -> None:
-    run_ranks(CASES, 2, args=("callbacks",), fresh=True, timeout=100)
+    run_ranks(CASES, 2, args=("callbacks",), fresh=True)

@@ -21,7 +21,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
 def test_same_parameters_and_statistics_as_one_process(
     run_ranks: Callable[..., list[Any]], ranks: int, dtype: str
 ) -> None:
-    results = run_ranks(SCRIPT, ranks=ranks, args=(dtype,), timeout=170)
+    results = run_ranks(SCRIPT, ranks=ranks, args=(dtype,))
     line = next(line for line in results[0].stdout.splitlines() if line.startswith("RESULTS "))
     cases = json.loads(line.removeprefix("RESULTS "))
     assert len(cases) > 20

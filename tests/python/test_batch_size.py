@@ -183,10 +183,10 @@ def test_wrong_use_says_what_to_do(options: dict[str, Any], words: str) -> None:
     "case", ["all_is_as_before", "the_process_limit_is_found", "memory_that_runs_out_is_recovered"]
 )
 def test_under_a_limit_of_the_process(run_ranks: Callable[..., list[Any]], case: str) -> None:
-    (rank,) = run_ranks(SCRIPT, ranks=1, args=[case], timeout=170)
+    (rank,) = run_ranks(SCRIPT, ranks=1, args=[case])
     assert "FOUND" in rank.stdout
 
 
 def test_in_a_group(run_ranks: Callable[..., list[Any]]) -> None:
-    for rank in run_ranks(SCRIPT, args=["each_rank_has_its_own_figures"], timeout=170):
+    for rank in run_ranks(SCRIPT, args=["each_rank_has_its_own_figures"]):
         assert "FOUND" in rank.stdout

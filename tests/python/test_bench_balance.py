@@ -103,7 +103,7 @@ def test_a_bench_that_is_interrupted_tells_what_it_had_measured(program, environ
         try:
             assert any("4:1" in line for line in iter(job.stderr.readline, ""))
             job.send_signal(signal.SIGINT)
-            table, _ = job.communicate(timeout=120)
+            table, _ = job.communicate(timeout=300)
         finally:
             job.kill()
     assert job.returncode == 130

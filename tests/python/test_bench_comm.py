@@ -33,7 +33,7 @@ def test_measures_beside_its_peers(program, environment, tmp_path, mpirun):
         env={**environment, "PATH": f"{mpirun}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -74,7 +74,7 @@ def test_the_fastest_of_several_mpis_is_shown_for_each_exchange(program, environ
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     shown = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.startswith(tuple(ROWS))}
@@ -121,7 +121,7 @@ def test_ranks_of_mpi_without_mpi4py_say_so(tmp_path):
     (tmp_path / "mpi4py.py").write_text("raise ImportError('made up')")  # whatever is installed here
     command = [sys.executable, "-m", "evenstep.bench_comm", "--mpi", "--sizes", "1024"]
     given = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)["missing"]
     assert sys.executable in said and "made up" in said
@@ -131,7 +131,7 @@ def test_what_mpi_lacks_stands_in_the_note(program, environment, tmp_path, mpiru
     (mpirun / "mpirun").write_text('#!/bin/sh\necho \'{"missing": "no mpi4py"}\'\n')
     words = ["bench", "comm", "--sizes", "1K", "--collectives", "all_reduce", "--rounds", "1"]
     given = {**environment, "PATH": f"{mpirun}:{os.environ['PATH']}"}
-    done = subprocess.run([program, *words], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([program, *words], cwd=tmp_path, env=given, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "MPI not measured: no mpi4py\n" in done.stdout
 

@@ -261,10 +261,10 @@ def test_same_bits_where_a_rank_is_told_to_hold_less(run_ranks: Callable[..., li
 @pytest.mark.more
 def test_same_bits_where_memory_limits_a_rank(run_ranks: Callable[..., list[Any]]) -> None:
     """By what is measured: some three samples fewer than its part, and two runs' memory is never the same."""
-    free = [rank.stdout.splitlines() for rank in run_ranks(LIMITED, timeout=120)]
+    free = [rank.stdout.splitlines() for rank in run_ranks(LIMITED)]
     assert free[0][:2] == [free[1][0], "[[8, 8], [8, 8], []]"]
     limit = {"EVENSTEP_MEMORY_LIMIT": str(int(free[1][2]) - 3 * 2**24)}
-    first, second = (rank.stdout.splitlines() for rank in run_ranks(LIMITED, rank_env={1: limit}, timeout=120))
+    first, second = (rank.stdout.splitlines() for rank in run_ranks(LIMITED, rank_env={1: limit}))
     assert first[0] == second[0] == free[0][0]
     begins, ends, told = ast.literal_eval(first[1])
     assert begins == [8, 8] and sum(ends) == 16, first

@@ -11,7 +11,7 @@ from run_jobs import write_checkpoint
 
 
 def ckpt(program: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program, "ckpt", *map(str, words)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([program, "ckpt", *map(str, words)], capture_output=True, text=True, timeout=300)
 
 
 def damage(path: Path) -> None:

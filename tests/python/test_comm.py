@@ -57,7 +57,7 @@ ENGINES = """
 def test_ranks_that_name_different_engines_are_told_at_once(run_ranks: Callable[..., Any], zero: str, one: str) -> None:
     """All three, long before the time limit; the last to come, too."""
     names = {0: {"EVENSTEP_COMM_ENGINE": zero}, 1: {"EVENSTEP_COMM_ENGINE": one}, 2: {"EVENSTEP_COMM_ENGINE": zero}}
-    run_ranks(ENGINES.format(zero=zero, one=one), 3, rank_env=names, timeout=150)
+    run_ranks(ENGINES.format(zero=zero, one=one), 3, rank_env=names)
 
 
 def test_two_jobs_of_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_under_evenstep_run(run: Callable[..., subprocess.CompletedProcess[str]]
 def test_random_calls_are_as_a_plain_reference(run_ranks: Callable[..., Any]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("hypothesis")
-    run_ranks(Path(__file__).with_name("comm_properties.py"), 3, args=("200",), timeout=150)
+    run_ranks(Path(__file__).with_name("comm_properties.py"), 3, args=("200",))
 
 
 WITHOUT_MEMFD = """

@@ -173,7 +173,7 @@ def test_measured_at_first_use_and_remembered(run_ranks: Callable[..., Any], tmp
 @pytest.mark.parametrize("way", ["parts", "whole"])
 def test_a_way_that_is_asked_for(run_ranks: Callable[..., Any], way: str) -> None:
     env = {**TCP, "EVENSTEP_COMM_ALGORITHM": way, "EVENSTEP_COMM_ENGINE": "ucx"}
-    ranks = run_ranks(JOB, 2, env=env, timeout=120)
+    ranks = run_ranks(JOB, 2, env=env)
     assert f"all_reduce: {way}, as asked for" in ranks[0].stdout
 
 

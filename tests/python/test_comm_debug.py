@@ -43,7 +43,7 @@ def test_the_engine_of_gradients(
     run_ranks: Callable[..., Any], engine: str | None, variables: dict[str, str], words: str
 ) -> None:
     env = {**variables, "EVENSTEP_COMM_DEBUG": "1"}
-    first, second = run_ranks(PREPARED.format(engine=repr(engine)), 2, env=env, timeout=120)
+    first, second = run_ranks(PREPARED.format(engine=repr(engine)), 2, env=env)
     assert first.stderr.count(LINE) == 1 and f"{LINE}{words}\n" in first.stderr, first.stderr
     assert "evenstep: comm:" not in second.stderr
 
@@ -56,7 +56,7 @@ def test_groups_over_gloo(run_ranks: Callable[..., Any]) -> None:
         dist.destroy_process_group()
     """
     env = {"EVENSTEP_COMM_ENGINE": "gloo", "EVENSTEP_COMM_DEBUG": "all"}
-    for rank, result in enumerate(run_ranks(script, 2, env=env, timeout=120)):
+    for rank, result in enumerate(run_ranks(script, 2, env=env)):
         words = f"rank {rank}, at its opening: Gloo through torch, 2 ranks: EVENSTEP_COMM_ENGINE=gloo\n"
         assert result.stderr.count("evenstep: comm: group torch/") == 1 and words in result.stderr, result.stderr
 

@@ -27,7 +27,7 @@ SCRIPT = pathlib.Path(__file__).parent / "compression_cases.py"
 
 
 def test_on_two_ranks_with_changing_shares(run_ranks: Callable[..., list[Any]]) -> None:
-    lines = run_ranks(SCRIPT, timeout=170)[0].stdout.splitlines()
+    lines = run_ranks(SCRIPT)[0].stdout.splitlines()
     cases = dict(json.loads(line) for line in lines if line.startswith("["))
     for name, case in cases.items():
         kind, choice, *_ = name.split()
@@ -61,7 +61,7 @@ def check_equal(choice: str, case: dict[str, Any], parts: bool) -> None:
 
 def test_sums_of_parts_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> None:
     way = {"EVENSTEP_COMPRESSION_WAY": "parts"}
-    lines = run_ranks(SCRIPT, 3, args=("parts",), env=way, timeout=170)[0].stdout.splitlines()
+    lines = run_ranks(SCRIPT, 3, args=("parts",), env=way)[0].stdout.splitlines()
     cases = dict(json.loads(line) for line in lines if line.startswith("["))
     for name, case in cases.items():
         kind, choice, *_ = name.split()
@@ -123,7 +123,7 @@ BETWEEN_HOSTS = """
 def test_one_encoding_a_host(run_ranks: Callable[..., list[Any]]) -> None:
     """Four ranks on two hosts: each host sends one encoding to the other, and its first rank keeps what that leaves out."""
     payload = -(-40000 // 1024) * (4 + 1024 // 8)
-    ranks = run_ranks(BETWEEN_HOSTS, 4, env=TCP, rank_env=on_hosts("a", "a", "b", "b"), timeout=170)
+    ranks = run_ranks(BETWEEN_HOSTS, 4, env=TCP, rank_env=on_hosts("a", "a", "b", "b"))
     for number, rank in enumerate(ranks):
         assert f"engine hosts EncodedEngine {[payload] * 2} {number % 2 == 0}" in rank.stdout
 

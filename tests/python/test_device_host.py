@@ -22,7 +22,7 @@ CASES = Path(__file__).with_name("device_host_cases.py")
     ("case", "ranks"), [("all_of_it", 2), ("all_of_it", 3), ("a_late_send", 2), ("differs", 2), ("breaks", 2)]
 )
 def test_through_the_host(run_ranks: Callable[..., Any], fake: Path, case: str, ranks: int) -> None:  # noqa: F811
-    run_ranks(CASES, ranks, args=(case,), env=environment(fake), timeout=150)
+    run_ranks(CASES, ranks, args=(case,), env=environment(fake))
     if case not in ("differs", "breaks"):
         assert not list(fake.parent.glob("fake-nccl-*")), "a group's file is left: a communicator was not closed"
     for left in fake.parent.glob("fake-nccl-*"):
@@ -31,24 +31,24 @@ def test_through_the_host(run_ranks: Callable[..., Any], fake: Path, case: str, 
 
 def test_over_gloo(run_ranks: Callable[..., Any], fake: Path) -> None:  # noqa: F811
     variables = {**environment(fake), "EVENSTEP_COMM_ENGINE": "gloo"}
-    run_ranks(CASES, 2, args=("over_gloo",), env=variables, timeout=150)
+    run_ranks(CASES, 2, args=("over_gloo",), env=variables)
 
 
 @pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.more)])
 def test_random_calls(run_ranks: Callable[..., Any], fake: Path, ranks: int) -> None:  # noqa: F811
     pytest.importorskip("hypothesis")
     cases = CASES.with_name("comm_properties.py")
-    run_ranks(cases, ranks, args=("150", "device"), env=environment(fake), timeout=150)
+    run_ranks(cases, ranks, args=("150", "device"), env=environment(fake))
 
 
 def test_the_wrappers_of_torch(run_ranks: Callable[..., Any], fake: Path, tmp_path: Path) -> None:  # noqa: F811
     cases = CASES.with_name("device_pattern_cases.py")
-    run_ranks(cases, 2, args=(str(tmp_path / "saved"),), env=environment(fake), timeout=170)
+    run_ranks(cases, 2, args=(str(tmp_path / "saved"),), env=environment(fake))
 
 
 def test_it_says_what_goes_there_and_why(run_ranks: Callable[..., Any], fake: Path) -> None:  # noqa: F811
     variables = {**environment(fake), "EVENSTEP_COMM_DEBUG": "1"}
-    first, second = run_ranks(CASES, 2, args=("messages",), env=variables, timeout=150)
+    first, second = run_ranks(CASES, 2, args=("messages",), env=variables)
     said = [line for line in first.stderr.splitlines() if "through the host" in line]
     assert said == [
         "evenstep: comm: group torch/0: send of CUDA tensors goes through the host: NCCL has no tags",

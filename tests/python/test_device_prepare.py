@@ -18,4 +18,4 @@ CASES = Path(__file__).with_name("device_prepare_cases.py")
 @pytest.mark.parametrize(("dtype", "ranks"), [("double", 3), ("float", 2)])
 def test_equals_one_device(run_ranks: Callable[..., Any], fake: Path, dtype: str, ranks: int) -> None:  # noqa: F811
     variables = {**environment(fake), "EVENSTEP_DEVICE_ENGINE": "evenstep"}
-    run_ranks(CASES, ranks, args=(dtype,), env=variables, timeout=120)
+    run_ranks(CASES, ranks, args=(dtype,), env=variables)

@@ -13,7 +13,7 @@ import pytest
 
 
 def doctor(program: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([program, "doctor", *arguments], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([program, "doctor", *arguments], capture_output=True, text=True, timeout=300, check=False)
 
 
 def checks(program: pathlib.Path, *arguments: str) -> dict[str, dict[str, Any]]:

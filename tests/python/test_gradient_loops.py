@@ -20,7 +20,7 @@ SCRIPT = pathlib.Path(__file__).parent / "gradient_cases.py"
     ("ranks", "engine"), [pytest.param(2, "default", marks=pytest.mark.more), (3, "default"), (2, "torch")]
 )
 def test_same_parameters_as_one_process(run_ranks: Callable[..., list[Any]], ranks: int, engine: str) -> None:
-    results = run_ranks(SCRIPT, ranks=ranks, args=(engine,), timeout=170)
+    results = run_ranks(SCRIPT, ranks=ranks, args=(engine,))
     line = next(line for line in results[0].stdout.splitlines() if line.startswith("RESULTS "))
     cases = json.loads(line.removeprefix("RESULTS "))
     assert cases

@@ -20,11 +20,11 @@ CASES = Path(__file__).with_name("hybrid_cases.py")
 
 @pytest.mark.parametrize("makers", ["a,b", "a,b,a,a"])
 def test_sums_over_makers(run_ranks: Callable[..., Any], makers: str) -> None:
-    run_ranks(CASES, makers.count(",") + 1, args=(makers,), timeout=120)
+    run_ranks(CASES, makers.count(",") + 1, args=(makers,))
 
 
 def test_makers_without_collectives_go_through_the_host(run_ranks: Callable[..., Any]) -> None:
-    run_ranks(CASES, 3, args=("a,a,b", "without"), timeout=120)
+    run_ranks(CASES, 3, args=("a,a,b", "without"))
 
 
 @pytest.mark.parametrize("engine", [pytest.param("", marks=needs_ucx), pytest.param("gloo", marks=pytest.mark.more)])
@@ -32,13 +32,13 @@ def test_sums_over_makers_on_several_hosts(run_ranks: Callable[..., Any], engine
     """Each maker's ranks of each host are together."""
     hosts = {rank: {"EVENSTEP_HOST_ID": name} for rank, name in enumerate("xxyy")}
     variables = {**TCP, "EVENSTEP_COMM_ENGINE": engine, "EVENSTEP_COMM_COSTS": "off", "HOSTS": "xxyy"}
-    run_ranks(CASES, 4, args=("a,b,a,a",), env=variables, rank_env=hosts, timeout=120)
+    run_ranks(CASES, 4, args=("a,b,a,a",), env=variables, rank_env=hosts)
 
 
 @pytest.mark.parametrize("makers", ["a,b", pytest.param("a,b,a", marks=pytest.mark.more)])
 def test_pieces_in_pinned_memory(run_ranks: Callable[..., Any], makers: str) -> None:
     """The stage of accelerators itself, over a made-up one whose streams are as late as they may be."""
-    run_ranks(CASES, makers.count(",") + 1, args=(makers, "pinned"), timeout=120)
+    run_ranks(CASES, makers.count(",") + 1, args=(makers, "pinned"))
 
 
 Told = tuple[str, int, str, bool]

@@ -48,32 +48,32 @@ def test_gradients_in_pinned_memory(run_ranks: Run, makers: str) -> None:
 
 @pytest.mark.parametrize("makers", ["a,cpu", "cpu,a,a", pytest.param("a,x", marks=pytest.mark.more)])
 def test_sums_come_up_while_others_are_on_their_way(run_ranks: Run, makers: str) -> None:
-    run_ranks(CASES, makers.count(",") + 1, args=("early", makers), timeout=120)
+    run_ranks(CASES, makers.count(",") + 1, args=("early", makers))
 
 
 @pytest.mark.parametrize("makers", ["x,cpu", "a,cpu,a,cpu"])
 def test_sums_are_formed_in_order(run_ranks: Run, makers: str) -> None:
-    run_ranks(CASES, makers.count(",") + 1, args=("bits", makers), timeout=120)
+    run_ranks(CASES, makers.count(",") + 1, args=("bits", makers))
 
 
 @pytest.mark.parametrize("makers", ["x,cpu", "cpu,a,a"])
 def test_the_hosts_ranks_measure_no_sizes_of_buckets(run_ranks: Run, makers: str) -> None:
     """The others' engines take no part in that."""
-    run_ranks(CASES, makers.count(",") + 1, args=("many_rounds", makers), timeout=120)
+    run_ranks(CASES, makers.count(",") + 1, args=("many_rounds", makers))
 
 
 def test_compression_between_the_makers(run_ranks: Run) -> None:
-    run_ranks(CASES, 3, args=("rounded", "a,cpu,a"), timeout=120)
+    run_ranks(CASES, 3, args=("rounded", "a,cpu,a"))
 
 
 def test_parameters_are_averaged_alike(run_ranks: Run) -> None:
-    run_ranks(CASES, 3, args=("local", "a,cpu,a"), timeout=120)
+    run_ranks(CASES, 3, args=("local", "a,cpu,a"))
 
 
 @pytest.mark.parametrize("makers", ["cpu,a,a", pytest.param("a,cpu", marks=pytest.mark.more)])
 def test_a_rank_that_dies(run_ranks: Run, makers: str) -> None:
     ranks = makers.count(",") + 1
-    told = run_ranks(CASES, ranks, args=("lost", makers), timeout=120)
+    told = run_ranks(CASES, ranks, args=("lost", makers))
     for rank in told[:-1]:
         words = json.loads(rank.stdout.strip().splitlines()[-1])
         assert f"rank {ranks - 1}" in words and "EVEN_ERR_PEER_LOST" in words
@@ -92,7 +92,7 @@ def check_failed(told: list[Any], failing: int) -> None:
 # a rank of a team that carries nothing; one that does; the host's; two makers without teams
 @pytest.mark.parametrize(("makers", "failing"), [("cpu,a,a", 2), ("cpu,a,a", 1), ("cpu,a,a", 0), ("x,cpu", 0)])
 def test_a_backward_that_fails_leaves_no_rank_waiting(run_ranks: Run, makers: str, failing: int) -> None:
-    told = run_ranks(CASES, makers.count(",") + 1, args=("fails", makers, str(failing)), timeout=120)
+    told = run_ranks(CASES, makers.count(",") + 1, args=("fails", makers, str(failing)))
     check_failed(told, failing)
 
 
@@ -101,7 +101,7 @@ def test_a_backward_that_fails_leaves_no_rank_waiting(run_ranks: Run, makers: st
     [("engine", "cpu,cpu", "SharedEngine"), ("enginetorch", "a,cpu", "TorchEngine"), ("engineshared", "x,cpu", "")],
 )
 def test_which_engine(run_ranks: Run, case: str, makers: str, engine: str) -> None:
-    told = [json.loads(rank.stdout) for rank in run_ranks(CASES, 2, args=(case, makers), timeout=150)]
+    told = [json.loads(rank.stdout) for rank in run_ranks(CASES, 2, args=(case, makers))]
     assert told == ([engine] * 2 if engine else ["HybridEngine", "SharedEngine"])
 
 

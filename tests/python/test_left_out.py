@@ -98,7 +98,7 @@ STEPS, WITH = 12, 3
 
 def ran(run_ranks: Callable[..., list[Any]], ranks: int, *args: str) -> tuple[list[list[str]], list[float]]:
     """What each rank counted, and what became of the model, the same on all."""
-    out = [rank.stdout.split(maxsplit=2) for rank in run_ranks(SCRIPT, ranks=ranks, args=list(args), timeout=120)]
+    out = [rank.stdout.split(maxsplit=2) for rank in run_ranks(SCRIPT, ranks=ranks, args=list(args))]
     assert len({one[2] for one in out}) == 1, out
     return [one[:2] for one in out], json.loads(out[0][2])
 

@@ -53,7 +53,7 @@ def test_of_two_hosts_cut_apart_the_first_goes_on_and_the_other_comes_back(
     hosts: Hosts, script: Script, tmp_path: pathlib.Path
 ) -> None:
     there = hosts.names[1]
-    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "1"}
+    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "6"}
     words = (*WORDS, "--checkpoint-every", "4", "--checkpoint-dir", "saved", script(TRAINING))
     job = hosts.start(*words, before="setsid")  # no signal of the first host's reaches what runs there
     job.wait_for("at step 8 as process", times=2)

@@ -313,7 +313,7 @@ if "most" in sys.argv:
 
 
 def test_a_limited_rank_gets_what_fits_and_all_ranks_know(run_ranks: Callable[..., list[Any]]) -> None:
-    first, second = (rank.stdout.splitlines() for rank in run_ranks(SCRIPT, args=["limit"], timeout=120))
+    first, second = (rank.stdout.splitlines() for rank in run_ranks(SCRIPT, args=["limit"]))
     assert first[:2] == second[:2]
     (_, share), caps = eval(first[0]), eval(first[1])
     assert share < 8 and caps[1] < 8 and caps[0] > 16, first
@@ -322,7 +322,7 @@ def test_a_limited_rank_gets_what_fits_and_all_ranks_know(run_ranks: Callable[..
 
 
 def test_a_batch_that_no_split_fits_ends_training_with_the_way_out(run_ranks: Callable[..., list[Any]]) -> None:
-    for rank in run_ranks(SCRIPT, args=["both"], timeout=120, check=False):
+    for rank in run_ranks(SCRIPT, args=["both"], check=False):
         assert rank.returncode != 0
         assert "memory does not hold the global batch (rank 0 " in rank.stderr
         assert "fix: use a global batch of at most" in rank.stderr and "accumulate over" in rank.stderr
@@ -335,7 +335,7 @@ def test_a_batch_that_no_split_fits_ends_training_with_the_way_out(run_ranks: Ca
 def test_a_batch_that_may_shrink_becomes_what_memory_holds(
     run_ranks: Callable[..., list[Any]], words: str, ranks: int
 ) -> None:
-    told = run_ranks(SCRIPT, args=[words, "adapt"], ranks=ranks, timeout=120)
+    told = run_ranks(SCRIPT, args=[words, "adapt"], ranks=ranks)
     sizes = [one.stdout.partition("BATCH ")[2].split() for one in told]
     batch, factor = int(sizes[0][0]), float(sizes[0][1])
     assert sizes == [sizes[0]] * ranks and ranks <= batch < 16 and factor == batch / 16, sizes
@@ -347,20 +347,20 @@ def test_a_batch_that_may_shrink_becomes_what_memory_holds(
 
 @pytest.mark.more
 def test_a_batch_that_may_not_shrink_so_far(run_ranks: Callable[..., list[Any]]) -> None:
-    for rank in run_ranks(SCRIPT, args=["nobody", "adapt", "least"], timeout=120, check=False):
+    for rank in run_ranks(SCRIPT, args=["nobody", "adapt", "least"], check=False):
         error = "holds 6 samples, 10 fewer than the global batch of 16, and fewer than"
         assert rank.returncode != 0 and error in rank.stderr, rank.stderr
 
 
 def test_the_script_says_what_a_rank_holds(run_ranks: Callable[..., list[Any]]) -> None:
     """And how many its kernels work on at once."""
-    told = [rank.stdout.splitlines() for rank in run_ranks(SCRIPT, args=["most"], timeout=120)]
+    told = [rank.stdout.splitlines() for rank in run_ranks(SCRIPT, args=["most"])]
     assert {(one[0], one[-1]) for one in told} == {("[11, 5]", "[6, 11]")}
     for words, error in (
         ("nobody", "the caps of all ranks hold 6 samples, 10 fewer than the batch of 16"),
         ("word", "es.prepare(most_samples='5'): give a whole number"),
     ):
-        for rank in run_ranks(SCRIPT, args=[words], timeout=120, check=False):
+        for rank in run_ranks(SCRIPT, args=[words], check=False):
             assert rank.returncode != 0 and error in rank.stderr, rank.stderr
 
 

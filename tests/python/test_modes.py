@@ -34,9 +34,7 @@ def own_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_two_ranks_with_changing_shares(run_ranks: Callable[..., list[Any]], tmp_path: pathlib.Path) -> None:
-    lines = run_ranks(SCRIPT, timeout=170, env={"EVENSTEP_CHECKPOINT_DIR": str(tmp_path / "due")})[
-        0
-    ].stdout.splitlines()
+    lines = run_ranks(SCRIPT, env={"EVENSTEP_CHECKPOINT_DIR": str(tmp_path / "due")})[0].stdout.splitlines()
     cases = dict(json.loads(line) for line in lines if line.startswith("["))
     assert cases.pop("due") == {"steps": [6, 9, 12]}
     assert "accumulate under es.no_sync" in cases.pop("twice")["words"]

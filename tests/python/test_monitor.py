@@ -63,7 +63,7 @@ class Watched:
     def _address(self) -> tuple[str, str]:
         assert self.process.stdout is not None
         seen = b""
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             if select.select([self.process.stdout], [], [], 1)[0]:
                 seen += os.read(self.process.stdout.fileno(), 65536)
@@ -73,9 +73,9 @@ class Watched:
         raise AssertionError(f"no address was printed: {seen!r}")
 
     def until(self, condition: Any) -> None:
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 300
         while not condition():
-            assert time.monotonic() < deadline, "the run did not come so far in 150 s"
+            assert time.monotonic() < deadline, "the run did not come so far in 300 s"
             time.sleep(0.05)
 
     def get(self, path: str, **headers: str) -> tuple[int, str, str]:

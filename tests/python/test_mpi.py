@@ -159,7 +159,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(shell, 0)[1]))
 
 @pytest.mark.parametrize(("where", "what"), [(a, b) for a in ("terminal", "none") for b in ("job", "first")])
 def test_a_job_of_a_shell_at_a_terminal_is_typed(where: str, what: str) -> None:
-    done = subprocess.run([sys.executable, "-c", TYPED, where, what], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", TYPED, where, what], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == str(int((where, what) == ("terminal", "job"))), done.stderr
 
 

@@ -26,7 +26,7 @@ CASES = pathlib.Path(__file__).parent / "nonfinite_cases.py"
 
 
 def test_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> None:
-    ranks = run_ranks(CASES, ranks=3, timeout=170)
+    ranks = run_ranks(CASES, ranks=3)
     told = [dict(json.loads(line) for line in one.stdout.splitlines() if line.startswith("[")) for one in ranks]
     assert told[0] == told[1] == told[2]  # all ranks decide alike
     cases, said = told[0], ranks[0].stderr

@@ -26,7 +26,7 @@ def said_in(text: str, name: str) -> list[str]:
 
 
 def test_a_flipped_bit_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> None:
-    ranks = run_ranks(CASES, ranks=3, timeout=170)
+    ranks = run_ranks(CASES, ranks=3)
     told = [dict(json.loads(line) for line in one.stdout.splitlines() if line.startswith("[")) for one in ranks]
     assert told[0] == told[1] == told[2]
     said = {name: said_in(ranks[0].stderr, name) for name in told[0]}

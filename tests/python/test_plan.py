@@ -237,7 +237,7 @@ print(before >> 20, peak_memory("cpu:0") - before >> 20)
 
 
 def test_peak_memory_sees_a_block():
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, timeout=300, check=True)
     before, more = map(int, done.stdout.split())
     assert before < 100 and 60 <= more < 80
 

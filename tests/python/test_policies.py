@@ -46,18 +46,18 @@ print(f"{[p.double().sum().item() for p in model.parameters()]}")
 
 
 def test_shares_are_those_of_the_policy(run_ranks: Callable[..., list[Any]]) -> None:
-    out = [rank.stdout for rank in run_ranks(SCRIPT, timeout=120)]
+    out = [rank.stdout for rank in run_ranks(SCRIPT)]
     assert out[0] == out[1]
 
 
 def test_ranks_that_split_a_batch_differently_are_told(run_ranks: Callable[..., list[Any]]) -> None:
-    for rank in run_ranks(SCRIPT, args=["differ"], timeout=120, check=False):
+    for rank in run_ranks(SCRIPT, args=["differ"], check=False):
         assert rank.returncode != 0
         assert "or split them differently: rank 1 differs" in rank.stderr
         assert "a policy of your own must depend on what it is told alone" in rank.stderr
 
 
 def test_a_policy_that_raises_ends_training_by_name(run_ranks: Callable[..., list[Any]]) -> None:
-    for rank in run_ranks(SCRIPT, args=["raise"], timeout=120, check=False):
+    for rank in run_ranks(SCRIPT, args=["raise"], check=False):
         assert rank.returncode != 0
         assert "the policy quarter failed for a batch of 16 after 2 steps: ZeroDivisionError: no time" in rank.stderr

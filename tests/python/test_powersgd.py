@@ -98,4 +98,4 @@ def test_float16_needs_no_thread_of_torch(run_ranks: Callable[..., list[Any]]) -
         assert all(one.isfinite().all() for one in got) and len(got) == 4, number
     assert engine()._sums is not None and not engine()._sums.error
     """
-    run_ranks(BOTH + code, fresh=True, timeout=100)
+    run_ranks(BOTH + code, fresh=True)

@@ -30,7 +30,7 @@ def test_same_parameters_as_one_process(
     run_ranks: Callable[..., list[Any]], ranks: int, dtype: str, engine: tuple[str, ...], steps: int
 ) -> None:
     words, env = ("all", dtype, *engine), {"STEPS": str(steps)}
-    results = run_ranks(SCRIPT, ranks=ranks, args=words, env=env, timeout=170, fresh=dtype == "float32")
+    results = run_ranks(SCRIPT, ranks=ranks, args=words, env=env, fresh=dtype == "float32")
     line = next(line for line in results[0].stdout.splitlines() if line.startswith("RESULTS "))
     cases = json.loads(line.removeprefix("RESULTS "))
     assert cases

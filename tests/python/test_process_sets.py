@@ -77,7 +77,7 @@ def test_bad_input(run_ranks: Run) -> None:
 
 
 def test_a_member_that_never_calls(run_ranks: Run) -> None:
-    first = run_ranks(CASES, 3, args=("never",), timeout=150)[0]
+    first = run_ranks(CASES, 3, args=("never",))[0]
     words = json.loads(first.stdout)
     assert "process set 'pair': its ranks 0 … 1 are the job's 0, 2" in words
     assert "rank 1" in words

@@ -20,7 +20,7 @@ def profile(program: pathlib.Path, folder: pathlib.Path, *arguments: str) -> sub
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -137,7 +137,7 @@ def test_the_worker_answers_errors_and_goes_on() -> None:
         pass_fds=[read],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     os.close(read)

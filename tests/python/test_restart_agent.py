@@ -357,7 +357,7 @@ while agent() in (0, first):
 """
     )
     words = ["sh", "-c", 'exec "$0" "$@" >&-', str(program), "run", "-n", "1", "--name", "a", str(name)]
-    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=150)
     assert done.returncode == 0 and "rank 0 trains on" in done.stderr, done.stderr
     assert "restart" not in done.stderr, done.stderr
 

@@ -533,7 +533,7 @@ def test_the_majority_goes_on_without_a_host_and_takes_it_back(
     hosts: Hosts, script: Script, tmp_path: pathlib.Path
 ) -> None:
     """As where no leader can be lost (test_lost_hosts.py); it is a member again, and leads when the leader is killed."""
-    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "1"}
+    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "6"}
     text = TRAINING.replace("attempt == 0 and es.step() >= 8", "es.step() >= 8 and not os.path.exists(f'on-{attempt}')")
     job = hosts.start("--name", "a", "--checkpoint-every", "5", "--log-rank", "all", script(text))
     job.wait_for(r"attempt 0 rank \d of 3 begins at step 0", times=COUNT)

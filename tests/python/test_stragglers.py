@@ -116,7 +116,7 @@ neighbours = []
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(3)])
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
 model, optimizer, loader = es.prepare(model, optimizer, DataLoader(Data(), batch_size=32))
-limit = time.monotonic() + 120
+limit = time.monotonic() + 240
 for epoch in es.epochs(1000000):
     for x in loader:
         model(x).square().mean().backward()
@@ -162,7 +162,7 @@ def test_the_cause_of_a_slow_rank_is_told(
     start: Callable[..., Job], script: Callable[[str], str], tmp_path: Path, how: str, cause: str, words: str
 ) -> None:
     job = start("-n", "2", "--name", "a", "--policy", "equal", script(DISTURBED), how, monitor=True)
-    told = job.wait_for(rf"rank 1 \(cpu:\d on \S+\) is (\S+)x slower since step \d+: {words}", timeout=120)
+    told = job.wait_for(rf"rank 1 \(cpu:\d on \S+\) is (\S+)x slower since step \d+: {words}", timeout=240)
     assert float(told[0]) >= 1.5
     (tmp_path / "told").touch()
     code, text = job.finish()

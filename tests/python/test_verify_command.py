@@ -66,7 +66,7 @@ def in_ranks(run_ranks: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 
     def call(words: Sequence[str], **options: Any) -> list[Any]:
         code = "import sys; from evenstep.verify_command import main; sys.exit(main())"
-        return run_ranks(code, args=words, check=False, timeout=170, **options)
+        return run_ranks(code, args=words, check=False, **options)
 
     return call
 
@@ -206,7 +206,7 @@ def test_nothing_to_verify(run_ranks: Callable[..., list[Any]], script: Callable
             assert main() == 3, target
         assert words in told.getvalue() and "fix: " in told.getvalue(), told.getvalue()
     """
-    run_ranks(code, ranks=1, timeout=170)
+    run_ranks(code, ranks=1)
 
 
 @pytest.mark.more
