@@ -40,8 +40,7 @@ _GRACE_SECONDS = 1.0  # a rank whose call ended by its time limit has closed its
 _PATIENCE_SECONDS = 3.0  # for a rank that knows the cause
 _STAY_SECONDS = 2.0  # the first rank may keep the store: the others are to hear before it goes
 ABORT_SECONDS = 5.0  # an abort of NCCL's that hangs must not keep the error back
-_STORE_SECONDS = 5.0  # beyond these, where the store does not answer
-_LEAVE_SECONDS = 1.0  # the same, at the script's end
+_STORE_SECONDS = 5.0  # beyond these, where the store does not answer; a rank that ends on a busy host is not lost
 
 
 def _others(group: Any) -> list[int]:
@@ -294,7 +293,7 @@ class GroupEnd:
     def leaves(self) -> None:
         """At the end of this rank's script: it makes no call any more, and is not lost."""
         if self.error is None and self._process == os.getpid():
-            within(_LEAVE_SECONDS, self._write_left)
+            within(_STORE_SECONDS, self._write_left)
 
     def _write_left(self) -> None:
         key = f"{self._place}/left/{self._rank}"

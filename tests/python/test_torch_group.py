@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_jobs import wait_until
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
@@ -238,12 +239,31 @@ def test_a_call_goes_on_without_the_store_which_is_asked_once_while_it_hangs(mon
 
     played.ends[1]._store = Cut()
     played.ends[1].wait(Slow(5))
+    wait_until(lambda: asked)  # by a thread, which may not have come so far
     assert len(asked) == 1
     let_go.set()
     assert played.ends[1]._look is not None
     played.ends[1]._look.within(60)
     played.ends[1].wait(Slow(5))
-    assert len(asked) > 1
+    wait_until(lambda: len(asked) > 1)
+
+
+def test_a_store_that_is_slow_to_answer_hears_that_a_rank_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its process has no CPU for a while: else the others would hear of a rank that is lost."""
+    played = Played(monkeypatch)
+    plain = played.store.set
+
+    class Late:
+        def set(self, *words: str) -> None:
+            threading.Event().wait(1.5)
+            plain(*words)
+
+        def check(self, keys: list[str]) -> bool:
+            return bool(played.store.check(keys))
+
+    played.ends[2]._store = Late()
+    played.ends[2].leaves()
+    assert played.store.check(["place/left/2"])
 
 
 @pytest.mark.parametrize("opens", [False, True])
