@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 
-# Rank 1 comes half a second late to the backward of steps 4, 5 and 6; equal shares are said to have won at step 7.
+# Rank 1 comes a second late to the backward of steps 4, 5 and 6; equal shares are said to have won at step 7.
 TRAIN = """
     import os, time
     import torch
@@ -22,7 +22,7 @@ TRAIN = """
     for (x,) in loader:
         loss = model(x).square().mean()
         if os.environ["RANK"] == "1" and es.session().step in (4, 5, 6):
-            time.sleep(0.5)
+            time.sleep(1)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
