@@ -85,13 +85,14 @@ size_t even_job_options_declare_some(even_job_options *options, const char *cons
  * calling (main) thread; call it before other threads are started. */
 int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words);
 /* Before even_job_start: the agent is a child of this process, and another one is started when it is killed
- * (job_restart.c). True in each agent, whose `options` are changed for it; false in the calling process once the job is
- * over, with its exit code. Where another host takes a killed one's place, with --hosts auto and with
+ * (job_restart.c), of one that does not lead, too. True in each agent, whose `options` are changed for it; false in the
+ * calling process once the job is over, with its exit code. Where another host takes a killed one's place, and with
  * EVENSTEP_RESTART_AGENT=0: true, in the calling process. */
 bool even_job_supervise(even_job_options *options, int *code);
 /* Whether another one of the hosts that `options` names takes this one's place when it is lost. */
 bool even_job_replaces_leader(const even_job_options *options);
-/* The same for a process of --hosts auto that does not lead: does its part of the job, and returns its exit code. */
+/* The same for a process of --hosts auto that does not lead: does its part of the job, and returns its exit code. With
+ * a `legacy` it looks for another leader where that is lost, whose agent is started again as this one is. */
 int even_job_follow(const even_job_options *options, size_t count, char **words);
 
 /* In an agent whose host leads a job from now on (orchestrator/estate.h): goes on with that job, and returns its exit

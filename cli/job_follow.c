@@ -2,9 +2,11 @@
 #include "base/fail.h"
 #include "cli/job_setup.h"
 #include "orchestrator/hosts.h"
+#include "orchestrator/legacy.h"
 #include "os/clock.h"
 #include "os/signals.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const uint64_t PAUSE_NS = 250000000u;
@@ -50,6 +52,20 @@ static bool may_come(even_status status, bool invited, bool in_file) {
           (status == EVEN_ERR_INPUT || status == EVEN_ERR_MISMATCH || (status == EVEN_ERR_PERMISSION && invited)));
 }
 
+/* It had served a leader, whose agent may be started again, as this one would be. */
+static bool may_lead_again(const even_job_options *options, even_status status, bool met) {
+  return options->legacy != NULL && met &&
+         (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT || status == EVEN_ERR_SYSTEM);
+}
+
+static void tell_lost(double patience) {
+  char words[512];
+  (void)snprintf(words, sizeof words,
+                 "the leader of this job is lost (%.300s): its next agent is looked for, for %.0f s",
+                 even_error_last()->what, patience);
+  even_cli_say(NULL, words);
+}
+
 static even_status tell_late(const even_rendezvous *rendezvous, double patience) {
   const even_error last = *even_error_last();
   if (last.status == EVEN_ERR_PERMISSION) {
@@ -69,15 +85,21 @@ static even_status follow(const even_job_options *options, int *code) {
   even_rendezvous rendezvous = {.path = EVEN_TEXT_EMPTY};
   char key[EVEN_KEY_DIGITS + 1] = "";
   bool invited = false;
-  bool met = false;
+  bool once = false;
+  bool *met = options->legacy == NULL ? &once : even_legacy_taken(options->legacy);
   double patience = 0;
   EVEN_TRY(even_job_patience(&patience));
   uint64_t until = even_clock_ns() + (uint64_t)(patience * 1e9);
   even_status status = even_job_meet(options, &rendezvous, key);
   bool again = status == EVEN_OK;
   while (again) {
-    status = try_once(options, &rendezvous, key, &invited, &met, code);
-    again = status != EVEN_OK && !met && may_come(status, invited, rendezvous.address[0] == '\0');
+    status = try_once(options, &rendezvous, key, &invited, met, code);
+    if (may_lead_again(options, status, *met)) {
+      tell_lost(patience);
+      until = even_clock_ns() + (uint64_t)(patience * 1e9);
+      *met = false;
+    }
+    again = status != EVEN_OK && !*met && may_come(status, invited, rendezvous.address[0] == '\0');
     if (again && even_signals_end_pending() != 0) {
       *code = 128 + even_signals_end_pending();
       status = EVEN_OK;
@@ -89,7 +111,7 @@ static even_status follow(const even_job_options *options, int *code) {
       even_clock_sleep_ns(PAUSE_NS);
     }
   }
-  if (status == EVEN_ERR_PERMISSION && invited && !met) {
+  if (status == EVEN_ERR_PERMISSION && invited && !*met) {
     (void)even_error_fix("give all hosts the same key");
   }
   explicit_bzero(key, sizeof key);

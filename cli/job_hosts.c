@@ -374,6 +374,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .rendezvous = way->rendezvous.path.data,
                                     .unnamed = options->launched != NULL && options->launched->job[0] == '\0',
                                     .returns = options->launched != NULL && options->launched->returns,
+                                    .restarts = options->launched != NULL && options->legacy != NULL,
                                     .key = way->key[0] == '\0' ? NULL : way->key,
                                     .port = way->rendezvous.port != 0 ? way->rendezvous.port : (int)options->join_port,
                                     .program = way->program.data,

@@ -1,9 +1,10 @@
-/* The process that the user has started keeps the terminal, its signals and the exit code, and starts the job's agent,
- * which may be killed (for lack of memory, say), as often as --max-restarts allows. Ranks of one host outlast it where
- * they can (orchestrator/outlast.h): what they need for that this process keeps. Where they cannot, the job is started
- * again. */
+/* The process that the user, srun or mpirun has started keeps the terminal, its signals and the exit code, and starts
+ * the job's agent, which may be killed (for lack of memory, say), as often as --max-restarts allows. Ranks of one host
+ * outlast it where they can (orchestrator/outlast.h): what they need for that this process keeps. Where they cannot,
+ * the job is started again. */
 #include "base/fail.h"
 #include "cli/job.h"
+#include "orchestrator/launched.h"
 #include "orchestrator/outlast.h"
 #include "os/clock.h"
 #include "os/supervisor.h"
@@ -22,7 +23,8 @@ static const uint64_t SECOND_NS = 1000000000u;
 typedef struct supervised {
   even_supervisor supervisor;
   even_legacy legacy;
-  bool alone; /* no other hosts: ranks do not end with the agent by themselves */
+  bool alone;        /* no other hosts: ranks do not end with the agent by themselves */
+  const char *whose; /* agent it is */
   int most;
   int starts;  /* of an agent, without the first, */
   int since;   /* and how many of them before the training last came further */
@@ -37,10 +39,17 @@ static const char *variable(void) {
   return value == NULL || getenv("EVENSTEP_JOB") != NULL ? "" : value;
 }
 
-/* Whether another host takes this one's place when its agent is lost, or what started the agent starts it again, and
- * all of its kind with it (srun, mpirun). */
+/* Whether another host takes this one's place when its agent is lost. */
 static bool others_see_to_it(const even_job_options *options) {
-  return options->hosts != NULL && (strcmp(options->hosts, "auto") == 0 || even_job_replaces_leader(options));
+  return options->hosts != NULL && even_job_replaces_leader(options);
+}
+
+static bool is_alone(const even_job_options *options) {
+  return options->launched == NULL ? options->hosts == NULL : options->launched->count == 1;
+}
+
+static bool follows(const even_job_options *options) {
+  return options->launched != NULL && options->launched->place > 0;
 }
 
 /* The first at once: the ranks train meanwhile, and nobody sees to them. */
@@ -62,15 +71,15 @@ static bool may_again(supervised *on, const even_process_end *end, bool lives) {
   used = used > on->starts - on->since ? used : on->starts - on->since;
   if (used >= on->most) {
     (void)snprintf(words, sizeof words,
-                   "the job's agent (process %ld) was ended by %s, and no restart is left (--max-restarts %d)",
+                   "%s agent (process %ld) was ended by %s, and no restart is left (--max-restarts %d)", on->whose,
                    (long)end->pid, even_signal_name(end->signal), on->most);
     even_cli_say(NULL, words);
     return false;
   }
   choose_pause(on, lives);
   (void)snprintf(when, sizeof when, on->waits_s == 0 ? "now" : "in %d s", on->waits_s);
-  (void)snprintf(words, sizeof words, "the job's agent (process %ld) was ended by %s: another one is started %s, %s",
-                 (long)end->pid, even_signal_name(end->signal), when,
+  (void)snprintf(words, sizeof words, "%s agent (process %ld) was ended by %s: another one is started %s, %s",
+                 on->whose, (long)end->pid, even_signal_name(end->signal), when,
                  lives ? "and its ranks train on" : "once its ranks are gone");
   even_cli_say(NULL, words);
   return true;
@@ -165,7 +174,8 @@ bool even_job_supervise(even_job_options *options, int *code) {
   }
   on = (supervised){.legacy = {.memory = {.fd = -1}},
                     .supervisor = {.signals = {.fd = -1}, .custody = {.socket = -1}, .child = -1},
-                    .alone = options->hosts == NULL,
+                    .alone = is_alone(options),
+                    .whose = follows(options) ? "this host's" : "the job's",
                     .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
   even_status status = even_legacy_open(&on.legacy);
   if (status == EVEN_OK) {

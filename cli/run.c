@@ -35,18 +35,31 @@ static const char *place_of_user(void) {
   return getenv("EVENSTEP_JOB") == NULL ? getenv("EVENSTEP_CHECKPOINT_TO") : NULL;
 }
 
+static int start(even_job_options *options, size_t count, char **words) {
+  int code = 0;
+  if (!even_job_supervise(options, &code)) {
+    return code;
+  }
+  if (options->launched == NULL) {
+    return even_job_start(options, NULL, count, words);
+  }
+  even_launched_forget();
+  return options->launched->place == 0 ? even_job_start(options, NULL, count, words)
+                                       : even_job_follow(options, count, words);
+}
+
 /* Started once a host by another program: the first process leads, the others follow. */
 static int start_launched(even_job_options *options, size_t count, char **words) {
   even_launched launched;
-  if (even_launched_find(getenv, &launched) != EVEN_OK) {
-    even_launched_free(&launched);
-    return even_cli_fail();
+  int code = 0;
+  if (even_launched_find(getenv, &launched) == EVEN_OK) {
+    options->launched = &launched;
+    code = start(options, count, words);
+    options->launched = NULL;
+  } else {
+    code = even_cli_fail();
   }
-  even_launched_forget();
-  options->launched = &launched;
-  int code = launched.place == 0 ? even_job_start(options, NULL, count, words) : even_job_follow(options, count, words);
   even_launched_free(&launched);
-  options->launched = NULL;
   return code;
 }
 
@@ -71,12 +84,8 @@ int even_cli_run(int argc, char **argv) {
   if (options.checkpoint_to == NULL) {
     options.checkpoint_to = place_of_user();
   }
-  int code = 0;
-  if (!even_job_supervise(&options, &code)) {
-    return code;
-  }
   if (options.hosts != NULL && strcmp(options.hosts, "auto") == 0) {
     return start_launched(&options, (size_t)(argc - operand), argv + operand);
   }
-  return even_job_start(&options, NULL, (size_t)(argc - operand), argv + operand);
+  return start(&options, (size_t)(argc - operand), argv + operand);
 }

@@ -48,10 +48,12 @@ static void note_cut_off(const even_follower *follower) {
   if (follower->candidate.voter != NULL || follower->start.run_folder == NULL) {
     return;
   }
-  (void)snprintf(words, sizeof words,
-                 "the leader is lost, or this host is cut off from it (%.500s): the ranks here have ended, and their "
-                 "agent ends; a leader that lives goes on, and starts this host again when it reaches it",
-                 follower->why.what);
+  (void)snprintf(
+      words, sizeof words, "the leader is lost, or this host is cut off from it (%.500s): the ranks here have ended%s",
+      follower->why.what,
+      follower->launched ? ""
+                         : ", and their agent ends; a leader that lives goes on, and starts this host again when it "
+                           "reaches it");
   even_estate_note_in(follower->start.run_folder, words);
 }
 
@@ -174,6 +176,8 @@ even_status even_hosts_serve(const char *invitation, const even_join_wish *joins
     return ignored;
   }
   follower->joins = joins;
+  follower->met = met;
+  follower->launched = joins == NULL && estate == NULL;
   follower->link.fd = -1;
   follower->loop.fd = -1;
   follower->telemetry_fd = -1;

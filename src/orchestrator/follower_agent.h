@@ -24,11 +24,13 @@ struct even_follower {
   int host;                    /* its number among the job's */
   const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
   bool gone;
-  bool ended;   /* the leader said so */
-  bool refused; /* and why: `why` */
-  bool taken;   /* the leader has begun to look at this host: it waited for it */
-  bool asked;   /* an attempt shall be started */
-  int recalled; /* the signal that shall end it before it was; 0: none */
+  bool ended;    /* the leader said so */
+  bool refused;  /* and why: `why` */
+  bool taken;    /* the leader has begun to look at this host: it waited for it; */
+  bool *met;     /* the same, for the caller, at once; NULL: it does not ask */
+  bool launched; /* by a program that is none of the leader's, which looks for the leader itself */
+  bool asked;    /* an attempt shall be started */
+  int recalled;  /* the signal that shall end it before it was; 0: none */
   even_error why;
   even_remote_start start;
   even_device_list own;   /* that take part, */

@@ -72,9 +72,16 @@ static even_status watch_leader(even_follower *follower, const json_t *silence_m
   return follower->link.fd < 0 ? EVEN_OK : even_socket_watch(follower->link.fd);
 }
 
+static void note_taken(even_follower *follower) {
+  follower->taken = true;
+  if (follower->met != NULL) {
+    *follower->met = true;
+  }
+}
+
 even_status even_follower_check(even_follower *follower, const json_t *content) {
   even_text facts = EVEN_TEXT_EMPTY;
-  follower->taken = true;
+  note_taken(follower);
   const char *folder = json_string_value(json_object_get(content, "folder"));
   const char *script = json_string_value(json_object_get(content, "script"));
   json_int_t ranks = json_integer_value(json_object_get(content, "ranks"));

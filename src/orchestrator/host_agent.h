@@ -36,6 +36,7 @@ typedef struct even_host_notice {
 typedef struct even_host_agent {
   struct even_hosts *hosts;
   size_t index; /* among the job's hosts */
+  int place;    /* the number that what started its agent has told that, and it greets with; 0: none has */
   char name[EVEN_HOSTS_NAME];
   int wish;
   bool witness;       /* it only votes */
@@ -189,9 +190,11 @@ even_status even_hosts_listen(even_hosts *hosts) EVEN_MUST_USE;
 even_status even_hosts_announce(even_hosts *hosts) EVEN_MUST_USE;
 /* Removes it, where it is there still and its own. */
 void even_hosts_unannounce(even_hosts *hosts);
+/* The same once nobody is waited for any more who may have been started again. */
+void even_hosts_announce_tick(even_hosts *hosts);
 /* A host that has come is called what it calls itself. */
 void even_hosts_name_agent(even_host_agent *agent);
-/* An agent that is lost may come again, if anything starts it; else EVEN_ERR_PEER_LOST. */
+/* An agent that is lost may come again, if anything starts it, and finds this one then; else EVEN_ERR_PEER_LOST. */
 even_status even_hosts_await_again(even_host_agent *agent) EVEN_MUST_USE;
 /* It did not come. */
 void even_hosts_missing(even_host_agent *agent, even_status status, const char *how);

@@ -41,7 +41,8 @@ typedef struct even_hosts_params {
   size_t count;                /* 2 … EVEN_HOSTS_MOST; 1 where others may join */
   char *const *shell;          /* {"ssh", …, NULL}: runs a program on a host, given the name and the command; NULL: */
   const char *rendezvous;      /* the agents are there already, and find this one by this file; NULL: they know where */
-  bool returns;                /* one that is lost is started again by what started it */
+  bool returns;                /* one that is lost is started again by what started it, */
+  bool restarts;               /* or, where its host is not lost, by the process there that started it */
   const char *key;             /* its digits, where all hosts have it; NULL: a new one is made */
   int port;                    /* to listen at; 0: any */
   const char *program;         /* the path of evenstep on every host */

@@ -14,10 +14,11 @@ static const even_legacy_host *inherited(const even_hosts *hosts, size_t *count)
   return hosts->params.before == NULL ? NULL : even_legacy_hosts(hosts->params.before, count);
 }
 
-static void add(even_hosts *hosts, const char *name, int wish, bool witness) {
+static void add(even_hosts *hosts, const char *name, int wish, size_t place, bool witness) {
   even_host_agent *agent = &hosts->agents[hosts->count];
   *agent = (even_host_agent){.hosts = hosts,
                              .index = hosts->count++,
+                             .place = hosts->params.shell == NULL ? (int)place : 0,
                              .wish = wish,
                              .witness = witness,
                              .shell = {.pid = -1},
@@ -35,13 +36,13 @@ even_status even_hosts_list(even_hosts *hosts) {
   hosts->count = 0;
   for (size_t i = 0; i < (before == NULL ? count : 1); i++) {
     const even_host_wish *wish = &hosts->params.hosts[i];
-    add(hosts, wish->name, wish->ranks, wish->witness);
+    add(hosts, wish->name, wish->ranks, i, wish->witness);
   }
   for (size_t i = 0; i < left; i++) {
     if (before[i].away) {
       even_elastic_seek(hosts, before[i].name, before[i].ranks);
     } else {
-      add(hosts, before[i].name, before[i].wish, false);
+      add(hosts, before[i].name, before[i].wish, (size_t)before[i].place, false);
     }
   }
   return EVEN_OK;

@@ -29,6 +29,16 @@ even_status even_hosts_announce(even_hosts *hosts) {
   return status;
 }
 
+void even_hosts_announce_tick(even_hosts *hosts) {
+  bool awaited = !hosts->begun || hosts->params.returns;
+  for (size_t i = 1; !awaited && hosts->announced.length > 0 && i < hosts->count; i++) {
+    awaited = !hosts->agents[i].lost && !hosts->agents[i].fits;
+  }
+  if (!awaited && hosts->announced.length > 0) {
+    even_hosts_unannounce(hosts);
+  }
+}
+
 void even_hosts_unannounce(even_hosts *hosts) {
   const even_error kept = *even_error_last();
   if (hosts->announced.length > 0) {
@@ -55,12 +65,25 @@ void even_hosts_name_agent(even_host_agent *agent) {
   }
 }
 
+/* The file may be gone: it is there only while anybody may look for it. */
+static even_status announce_again(even_host_agent *agent) {
+  even_hosts *hosts = agent->hosts;
+  if (hosts->announced.length > 0 || even_hosts_announce(hosts) == EVEN_OK) {
+    return EVEN_OK;
+  }
+  (void)even_error_prefix("host %s is lost, and where another agent there would find this one cannot be written",
+                          agent->name);
+  return even_error_means(EVEN_ERR_PEER_LOST);
+}
+
 even_status even_hosts_await_again(even_host_agent *agent) {
-  if (!agent->hosts->params.returns) {
+  const even_hosts_params *params = &agent->hosts->params;
+  if (!params->returns && !params->restarts) {
     (void)even_fail(EVEN_ERR_PEER_LOST, "host %s is lost (%.300s), and only what started its agent can start another",
                     agent->name, agent->lost_words);
     return even_error_fix("start the job again: --name NAME --resume auto goes on from its newest whole checkpoint");
   }
+  EVEN_TRY(announce_again(agent));
   agent->lost = false;
   agent->fits = false;
   return EVEN_OK;

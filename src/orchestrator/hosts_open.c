@@ -98,6 +98,16 @@ even_status even_hosts_check_version(const even_hosts *hosts, const json_t *gree
   return even_error_fix("install one version on all hosts; %s is what runs there", hosts->params.program);
 }
 
+/* Who was started by another program has the number that it was given there, whoever has left the job since. */
+static json_int_t index_of_place(const even_hosts *hosts, json_int_t place) {
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (hosts->agents[i].place != 0 && hosts->agents[i].place == place) {
+      return (json_int_t)i;
+    }
+  }
+  return hosts->params.shell == NULL && hosts->params.estate == NULL ? -1 : place;
+}
+
 /* Who served another leader before has the number that it had in the voters' group. */
 static json_int_t index_of(const even_hosts *hosts, const json_t *greeting) {
   json_int_t member = json_integer_value(json_object_get(greeting, "member"));
@@ -106,7 +116,7 @@ static json_int_t index_of(const even_hosts *hosts, const json_t *greeting) {
       return (json_int_t)i;
     }
   }
-  return hosts->gathering ? -1 : json_integer_value(json_object_get(greeting, "host"));
+  return hosts->gathering ? -1 : index_of_place(hosts, json_integer_value(json_object_get(greeting, "host")));
 }
 
 static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {
@@ -301,6 +311,7 @@ void even_hosts_tick(even_hosts *hosts) {
     }
   }
   even_guests_tick(hosts);
+  even_hosts_announce_tick(hosts);
   even_parcels_tick(hosts->parcels);
 }
 

@@ -75,7 +75,8 @@ void even_legacy_progress(even_legacy *legacy, const even_progress *progress) {
 bool even_legacy_advanced(even_legacy *legacy, bool lives) {
   uint64_t steps = atomic_load(&legacy->page->steps);
   int64_t saved = atomic_load(&legacy->page->saved);
-  bool advanced = saved > legacy->saved || (lives && steps > legacy->steps);
+  bool advanced = saved > legacy->saved || (lives && steps > legacy->steps) || legacy->page->taken;
+  legacy->page->taken = false;
   legacy->steps = steps;
   legacy->saved = saved;
   return advanced;
@@ -90,10 +91,10 @@ static even_status write_text(const even_text *text, char out[EVEN_LEGACY_TEXT])
   return EVEN_OK;
 }
 
-static void add_host(even_legacy_job *it, const char *name, int wish, size_t ranks, bool away) {
+static void add_host(even_legacy_job *it, const char *name, even_legacy_host facts) {
   if (it->host_count < EVEN_LEGACY_HOSTS) {
     even_legacy_host *host = &it->hosts[it->host_count++];
-    *host = (even_legacy_host){.wish = wish, .ranks = ranks, .away = away};
+    *host = facts;
     (void)snprintf(host->name, sizeof host->name, "%s", name);
   }
 }
@@ -104,13 +105,14 @@ static void write_hosts(const even_hosts *hosts, even_legacy_job *it) {
     const even_host_agent *agent = &hosts->agents[i];
     if (!agent->came && !agent->witness) {
       size_t whole = agent->whole.count > 0 ? agent->whole.count : agent->count; /* also what is set aside */
-      add_host(it, agent->name, agent->wish, whole > 0 ? whole : agent->lacked, false);
+      size_t ranks = whole > 0 ? whole : agent->lacked;
+      add_host(it, agent->name, (even_legacy_host){.wish = agent->wish, .place = agent->place, .ranks = ranks});
     }
   }
   for (size_t i = 0; hosts != NULL && i < hosts->elastic->left_count; i++) {
     const even_elastic_left *left = &hosts->elastic->left[i];
     if (!left->in) {
-      add_host(it, left->name, (int)left->ranks, left->ranks, true);
+      add_host(it, left->name, (even_legacy_host){.wish = (int)left->ranks, .ranks = left->ranks, .away = true});
     }
   }
 }
@@ -193,6 +195,10 @@ void even_legacy_finish(even_legacy *legacy, int exit_code) {
   if (legacy != NULL) {
     atomic_store(&legacy->page->over, exit_code + 1);
   }
+}
+
+bool *even_legacy_taken(even_legacy *legacy) {
+  return &legacy->page->taken;
 }
 
 bool even_legacy_is_over(const even_legacy *legacy, int *exit_code) {

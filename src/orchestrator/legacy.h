@@ -24,6 +24,7 @@ enum { EVEN_LEGACY_NAME = 256, EVEN_LEGACY_TEXT = 512, EVEN_LEGACY_HOSTS = EVEN_
 typedef struct even_legacy_host {
   char name[EVEN_HOSTS_NAME];
   int wish;     /* as even_host_wish.ranks */
+  int place;    /* the number that what started its agent has told that (launched.h); 0: none has */
   size_t ranks; /* that it has, or had */
   bool away;    /* it was left out, and is looked for */
 } even_legacy_host;
@@ -52,6 +53,7 @@ typedef struct even_legacy_page {
   _Atomic int64_t saved;  /* the furthest step of which it has seen a checkpoint be whole */
   _Atomic bool shares;    /* ranks were seen to step with a global batch */
   _Atomic bool whole;     /* the next agent can go on with the ranks that run (outlast.h) */
+  bool taken;             /* an agent that does not lead was taken by its leader */
   _Atomic int over;       /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
   pid_t keeper;           /* of the folder in which they keep checkpoints in memory; */
   char memory[EVEN_LEGACY_TEXT]; /* "": there is none */
@@ -95,7 +97,7 @@ void even_legacy_part(even_legacy *legacy, const char *host, bool away);
 /* Some times a second: how far the ranks are. */
 void even_legacy_progress(even_legacy *legacy, const even_progress *progress);
 /* Whether the training has come further since this was asked last: by a checkpoint or, where its ranks live on, by any
- * step. */
+ * step; of an agent that does not lead, whether its leader has taken it. */
 bool even_legacy_advanced(even_legacy *legacy, bool lives);
 /* Makes `job` the same one, at its next attempt. */
 even_status even_legacy_take(const even_legacy *legacy, struct even_job *job) EVEN_MUST_USE;
@@ -103,6 +105,8 @@ even_status even_legacy_take(const even_legacy *legacy, struct even_job *job) EV
 even_status even_legacy_continue(const even_legacy *legacy, struct even_job *job) EVEN_MUST_USE;
 /* Whether the attempt's ranks could be gone on with, were this agent killed now. */
 void even_legacy_whole(even_legacy *legacy, bool whole);
+/* Of an agent that does not lead: where it notes that its leader has taken it. */
+bool *even_legacy_taken(even_legacy *legacy);
 /* The job is over, whatever ends this agent from now on. `legacy` may be NULL. */
 void even_legacy_finish(even_legacy *legacy, int exit_code);
 /* Whether it is, and with which exit code. */

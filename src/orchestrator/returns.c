@@ -28,8 +28,8 @@ static bool goes_on(const even_job *job) {
 
 static bool is_awaited(const even_host_agent *agent) {
   const even_hosts_params *params = &agent->hosts->params;
-  return (params->shell != NULL || params->returns) && !agent->witness && !agent->came && !agent->leaves &&
-         !agent->parted && agent->count > 0;
+  return (params->shell != NULL || params->returns || params->restarts) && !agent->witness && !agent->came &&
+         !agent->leaves && !agent->parted && agent->count > 0;
 }
 
 /* It is lost as it was; `why` may be its own words. */

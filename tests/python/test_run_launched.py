@@ -42,6 +42,11 @@ class Launched:
     def both(self, *words: str, **variables: str) -> list[Job]:
         return [self.place(rank, *words, **variables) for rank in range(2)]
 
+    def of_slurm(self, *words: str, **variables: str) -> list[Job]:
+        slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
+        variables = slurm | variables
+        return [self.start(self.command(*words), **variables, SLURM_PROCID=str(rank)) for rank in range(2)]
+
     def meeting(self) -> list[str]:
         return [each.name for each in self.folder.glob(".evenstep*")]
 
@@ -56,6 +61,7 @@ def launched(program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[st
 # Says its place and waits, in the first attempt, until it is ended.
 WAITING = """
     echo "rank $RANK of $WORLD_SIZE host $GROUP_RANK attempt $TORCHELASTIC_RESTART_COUNT process $$"
+    echo "agent of rank $RANK: process $PPID"
     echo "key ${EVENSTEP_JOB_KEY-none} place ${EVENSTEP_HOST_RANK-none}${PMI_RANK-}${OMPI_COMM_WORLD_RANK-}"
     if [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; then exec sleep 600; fi
 """
@@ -134,22 +140,82 @@ def test_a_follower_that_is_killed_is_waited_for(launched: Launched, waiting: st
     assert end_soon(ranks)
 
 
-def test_of_slurm_a_lost_host_ends_the_job(launched: Launched, waiting: str) -> None:
-    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "n[1-2]"}
-    command = launched.command("--max-restarts", "1", *SHELL, waiting)
-    leader, follower = (launched.start(command, **slurm, SLURM_PROCID=str(rank)) for rank in range(2))
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"EVENSTEP_RESTART_AGENT": "0"}, "only what started its agent can start another"),
+        pytest.param({"EVENSTEP_HOSTS_PATIENCE": "30"}, "its agent did not come here", marks=pytest.mark.more),
+    ],
+)
+def test_of_slurm_a_lost_host_ends_the_job(
+    launched: Launched, waiting: str, variables: dict[str, str], said: str
+) -> None:
+    leader, follower = launched.of_slurm("--max-restarts", "1", *SHELL, waiting, **variables)
     ranks = processes(leader)
     os.kill(follower.process.pid, signal.SIGKILL)
     code, text = leader.finish()
     assert code == 7, text
-    assert "only what started its agent can start another" in text
+    assert said in text
     follower.finish()
     assert end_soon(ranks) and launched.meeting() == []
 
 
+def kill_agent(job: Job, rank: int) -> str:
+    agent = job.wait_for(rf"agent of rank {rank}: process (\d+)")[0]
+    os.kill(int(agent), signal.SIGKILL)
+    return f"agent (process {agent}) was ended by SIGKILL: another one is started in 1 s, once its ranks are gone"
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_an_agent_that_is_killed_is_started_again(launched: Launched, waiting: str, rank: int) -> None:
+    leader, follower = launched.of_slurm("--max-restarts", "1", "--name", "a", *SHELL, waiting)
+    ranks = processes(leader)
+    said = kill_agent(leader, rank)
+    code, text = leader.finish()
+    assert code == 0, text
+    code, there = follower.finish()
+    assert code == 0, there
+    assert (("the job's " if rank == 0 else "this host's ") + said) in (text, there)[rank]
+    assert ("the leader of this job is lost" in there) == (rank == 0), there
+    if rank == 0:
+        assert "the agent before was killed: restart 1 of 1 from the beginning" in text
+    else:
+        assert "its agent is waited for again" in text and "restart 1 of 1" in text
+    assert text.count("attempt 1 process") == 2
+    assert end_soon(ranks) and launched.meeting() == []
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("rank", range(2))
+@pytest.mark.parametrize("mpirun", FOUND or [NONE])
+def test_of_mpirun_an_agent_that_is_killed_is_started_again(
+    launched: Launched, waiting: str, mpirun: str, rank: int
+) -> None:
+    assert mpirun
+    words = launched.command("--max-restarts", "1", *SHELL, waiting)
+    job = launched.start([mpirun, "-n", "2", *words], **QUIET)
+    ranks = processes(job)
+    said = kill_agent(job, rank)
+    code, text = job.finish()
+    assert code == 0, text
+    assert said in text and text.count("attempt 1 process") == 2
+    assert end_soon(ranks) and launched.meeting() == []
+
+
+def test_who_looks_for_a_leader_that_does_not_come_can_be_ended(launched: Launched, waiting: str) -> None:
+    leader, follower = launched.of_slurm("--max-restarts", "1", *SHELL, waiting)
+    ranks = processes(leader)
+    leader.process.kill()
+    leader.finish()
+    follower.wait_for("the leader of this job is lost")
+    assert end_soon(ranks)
+    follower.process.terminate()
+    assert follower.finish()[0] == 143
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_the_leaders_end_ends_all(launched: Launched, waiting: str, number: signal.Signals) -> None:
-    leader, follower = launched.both(*SHELL, waiting)
+    leader, follower = launched.both(*SHELL, waiting, EVENSTEP_RESTART_AGENT="0")
     ranks = processes(leader)
     leader.process.send_signal(number)
     code, text = follower.finish()  # which also waits for its guardian
@@ -163,6 +229,7 @@ def test_a_file_that_a_killed_leader_left_misleads_nobody(launched: Launched, wa
     processes(leader)
     leader.process.kill()
     leader.finish()
+    follower.process.terminate()
     follower.finish()
     assert launched.meeting() == [".evenstep-test"]
     late = launched.place(1, *SHELL, waiting)  # it finds the old file, and nobody there
