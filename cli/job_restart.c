@@ -64,23 +64,24 @@ static void choose_pause(supervised *on, bool lives) {
 
 /* Whether another agent is to be started, and after which pause; `lives`: the job's ranks outlast this one. */
 static bool may_again(supervised *on, const even_process_end *end, bool lives) {
+  char how[64];
   char words[320];
   char when[32];
   int used = even_legacy_is_left(&on->legacy) && !lives ? even_legacy_restarts(&on->legacy) : 0;
   on->since = even_legacy_advanced(&on->legacy, lives) ? on->starts : on->since;
   used = used > on->starts - on->since ? used : on->starts - on->since;
+  (void)snprintf(how, sizeof how, "%s%s", end->signal == 0 ? "could not go on with its ranks" : "was ended by ",
+                 end->signal == 0 ? "" : even_signal_name(end->signal));
   if (used >= on->most) {
-    (void)snprintf(words, sizeof words,
-                   "%s agent (process %ld) was ended by %s, and no restart is left (--max-restarts %d)", on->whose,
-                   (long)end->pid, even_signal_name(end->signal), on->most);
+    (void)snprintf(words, sizeof words, "%s agent (process %ld) %s, and no restart is left (--max-restarts %d)",
+                   on->whose, (long)end->pid, how, on->most);
     even_cli_say(NULL, words);
     return false;
   }
   choose_pause(on, lives);
   (void)snprintf(when, sizeof when, on->waits_s == 0 ? "now" : "in %d s", on->waits_s);
-  (void)snprintf(words, sizeof words, "%s agent (process %ld) was ended by %s: another one is started %s, %s",
-                 on->whose, (long)end->pid, even_signal_name(end->signal), when,
-                 lives ? "and its ranks train on" : "once its ranks are gone");
+  (void)snprintf(words, sizeof words, "%s agent (process %ld) %s: another one is started %s, %s", on->whose,
+                 (long)end->pid, how, when, lives ? "and its ranks train on" : "once its ranks are gone");
   even_cli_say(NULL, words);
   return true;
 }
@@ -132,7 +133,7 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     }
     EVEN_TRY(even_supervisor_wait(&on->supervisor, &end));
     *code = end.signal == 0 ? end.code : 128 + end.signal;
-    if (end.signal == 0) {
+    if (end.signal == 0 && !even_legacy_asks_again(&on->legacy)) {
       return EVEN_OK;
     }
     if (even_legacy_is_over(&on->legacy, code)) {

@@ -174,6 +174,13 @@ even_status even_adopt_hosts(even_hosts *hosts) {
   return EVEN_OK;
 }
 
+long even_hosts_first_rank(const even_hosts *hosts, size_t host) {
+  if (!hosts->adopts) {
+    return -1;
+  }
+  return (long)(host == 0 ? even_hold_job(hosts->params.estate->holds)->first : hosts->agents[host].first);
+}
+
 even_status even_hosts_held_devices(const even_hosts *hosts, even_device_list *out) {
   const even_job *job = even_hold_job(hosts->params.estate->holds);
   *out = (even_device_list){0};

@@ -82,6 +82,10 @@ static even_status serve_leaders(even_follower *follower, bool *leads) {
     }
     if (follower->leads || follower->gave_up) {
       next = follower->leads ? EVEN_CANDIDATE_LEAD : EVEN_CANDIDATE_END;
+    } else if (even_follower_may_wait(follower)) {
+      EVEN_TRY(even_follower_wait(follower));
+    } else if (follower->checks != NULL) {
+      EVEN_TRY(even_follower_answer_late(follower));
     } else if (!follower->ended && even_follower_is_leaderless(follower)) {
       EVEN_TRY(find_next(follower, &next));
     }
@@ -177,6 +181,7 @@ even_status even_hosts_serve(const char *invitation, const even_join_wish *joins
   }
   follower->joins = joins;
   follower->met = met;
+  follower->invitation = invitation;
   follower->launched = joins == NULL && estate == NULL;
   follower->link.fd = -1;
   follower->loop.fd = -1;

@@ -22,6 +22,7 @@ struct even_follower {
   even_bring_take *brings;
   even_bring_kept kept;        /* of checkpoints that came */
   int host;                    /* its number among the job's */
+  const char *invitation;      /* as it was written to this host */
   const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
   bool gone;
   bool ended;    /* the leader said so */
@@ -41,18 +42,22 @@ struct even_follower {
   even_job job;
   bool open;             /* the job is */
   bool running;          /* an attempt of it */
+  bool settled;          /* nothing of the last one is left here, which was said */
   even_loop_watch watch; /* of `loop`, in the job's */
   int telemetry_fd;
   even_telemetry_reader *reader;
-  even_link_calls calls; /* of the links to its leaders */
-  even_text facts;       /* as a leader was told them last */
-  bool held;             /* the attempt outlasts its leader: what becomes of it the next one says */
-  uint64_t led;          /* the generation of that leader */
-  bool stopped;          /* meanwhile it has come to its end here, */
-  bool gave_up;          /* or nobody led for too long */
-  bool leads;            /* this host takes the leader's place */
-  bool handed_over;      /* the attempt is that of the job that it leads (even_follower_hand_over) */
-  json_t *checks;        /* what the next leader asks, once nothing of the attempt is left; NULL: nothing */
+  even_link_calls calls;  /* of the links to its leaders */
+  even_text facts;        /* as a leader was told them last */
+  bool held;              /* the attempt outlasts its leader: what becomes of it the next one says */
+  uint64_t wait_until_ns; /* until when the leader's next agent is waited for, held; 0: it is not */
+  uint64_t look_ns;       /* when it is looked for again */
+  bool waited;            /* in vain */
+  uint64_t led;           /* the generation of that leader */
+  bool stopped;           /* meanwhile it has come to its end here, */
+  bool gave_up;           /* or nobody led for too long */
+  bool leads;             /* this host takes the leader's place */
+  bool handed_over;       /* the attempt is that of the job that it leads (even_follower_hand_over) */
+  json_t *checks;         /* what the next leader asks, once nothing of the attempt is left; NULL: nothing */
   json_t *pointed; /* of one that would join: where the leader is, as another host of the job says; NULL: nobody did */
   json_t *named;   /* the hosts that its user named, which may be asked; NULL: it was waited for */
   size_t asked_hosts;     /* so often one of them was asked again */
@@ -95,6 +100,10 @@ void even_follower_interface(const even_follower *follower, char out[EVEN_JOB_IN
 /* ---- follower_attempt.c ---- */
 /* The one that was asked for, to its end, or until this host leads it (then it is `running` still). */
 even_status even_follower_run_attempt(even_follower *follower) EVEN_MUST_USE;
+/* Nothing of the attempt is left here. */
+void even_follower_say_settled(even_follower *follower);
+/* What the next leader has asked is answered, once nothing of the attempt is left. */
+even_status even_follower_answer_late(even_follower *follower) EVEN_MUST_USE;
 /* Nobody can say what shall become of this host's ranks. */
 void even_follower_end_ranks(even_follower *follower);
 /* Its leader is gone, or must be obeyed no more. */
@@ -110,6 +119,12 @@ bool even_follower_may_hold(const even_follower *follower);
 even_status even_follower_outlast(even_follower *follower) EVEN_MUST_USE;
 /* The next leader goes on with the attempt (ADOPT), in which this host has this number from now on. */
 even_status even_follower_adopted(even_follower *follower, const json_t *content) EVEN_MUST_USE;
+/* ---- follower_wait.c: ranks outlast the agent of their leader, and train on ---- */
+/* Whether another agent may come where the leader's is gone. */
+bool even_follower_may_wait(const even_follower *follower);
+/* In each turn meanwhile: looks for it; `gone`, and `waited`, where there is none. */
+even_status even_follower_wait(even_follower *follower) EVEN_MUST_USE;
+
 /* The next leader begins anew: once the ranks have ended, it is told what it asks. */
 void even_follower_yield(even_follower *follower, const json_t *asks);
 

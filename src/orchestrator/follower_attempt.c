@@ -29,7 +29,7 @@ static void on_tick(void *context) {
   even_follower_say_places(follower);
   even_parcels_tick(follower->parcels);
   even_bring_take_tick(follower->brings);
-  if (even_follower_is_leaderless(follower) && !even_follower_may_hold(follower)) {
+  if (even_follower_is_leaderless(follower) && !even_follower_may_hold(follower) && !even_follower_may_wait(follower)) {
     even_follower_end_ranks(follower);
   }
 }
@@ -132,7 +132,7 @@ void even_follower_close_job(even_follower *follower) {
   if (follower->open) {
     even_job_close(&follower->job);
   }
-  follower->open = false;
+  follower->open = follower->settled = false;
   even_telemetry_reader_close(follower->reader);
   follower->reader = NULL;
   even_pipe_close(follower->telemetry_fd);
@@ -198,7 +198,7 @@ static even_status prepare_job(even_follower *follower) {
   return even_text_status(&job->resume);
 }
 
-static void say_settled(even_follower *follower) {
+void even_follower_say_settled(even_follower *follower) {
   even_text text = EVEN_TEXT_EMPTY;
   even_follower_words_settled(&follower->job, &text);
   even_follower_tell(follower, EVEN_MESSAGE_SETTLED, &text, NULL, 0);
@@ -226,10 +226,12 @@ static void settle_recalled(even_follower *follower) {
 static even_status run_ranks(even_follower *follower) {
   even_job *job = &follower->job;
   even_status status = even_job_begin_attempt(job);
-  while (status == EVEN_OK && even_job_attempt_lives(job) && !follower->leads) {
+  while (status == EVEN_OK && (even_job_attempt_lives(job) || even_follower_may_wait(follower)) && !follower->leads) {
     status = even_job_turn(job);
     if (status == EVEN_OK && even_follower_is_leaderless(follower) && even_follower_may_hold(follower)) {
       status = even_follower_outlast(follower);
+    } else if (status == EVEN_OK && even_follower_may_wait(follower)) {
+      status = even_follower_wait(follower);
     }
   }
   if (status == EVEN_OK && follower->leads && even_job_attempt_lives(job)) {
@@ -245,18 +247,21 @@ static void say_end(even_follower *follower, even_status status) {
   bool known = !follower->held;
   follower->held = false;
   if (known && status == EVEN_OK) {
-    say_settled(follower);
+    even_follower_say_settled(follower);
+    follower->settled = true;
   } else if (known) {
     even_follower_say_error(follower, EVEN_MESSAGE_FAILED, even_error_last());
   }
 }
 
-static even_status answer_late(even_follower *follower) {
+even_status even_follower_answer_late(even_follower *follower) {
   json_t *asks = follower->checks;
   follower->checks = NULL;
   if (asks == NULL) {
     return EVEN_OK;
   }
+  follower->held = false;
+  follower->wait_until_ns = 0;
   even_follower_close_job(follower);
   even_status status = even_follower_check(follower, asks);
   json_decref(asks);
@@ -279,5 +284,5 @@ even_status even_follower_run_attempt(even_follower *follower) {
   }
   even_follower_forward_records(follower);
   say_end(follower, status);
-  return answer_late(follower);
+  return even_follower_answer_late(follower);
 }

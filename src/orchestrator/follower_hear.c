@@ -179,6 +179,7 @@ static even_status take_start(even_follower *follower, const even_message *messa
   tell_joined(follower);
   even_candidate_settle(&follower->candidate);
   follower->asked = true;
+  follower->settled = false;
   follower->recalled = 0;
   return EVEN_OK;
 }

@@ -99,10 +99,14 @@ even_status even_follower_adopted(even_follower *follower, const json_t *content
   EVEN_TRY(even_gifts_open(&follower->job));
   EVEN_TRY(even_gifts_begin(&follower->job));
   follower->held = false;
+  follower->wait_until_ns = 0;
   follower->taken = true;
   even_boards_retell(&follower->job);
   even_usages_retell(follower->job.usages);
   even_follower_say_ranks(follower);
+  if (!follower->running) {
+    even_follower_say_settled(follower);
+  }
   return EVEN_OK;
 }
 

@@ -52,7 +52,7 @@ void even_follower_words_settled(even_job *job, even_text *out) {
 }
 
 void even_follower_words_attempt(const even_job *job, uint64_t led, const char *facts, even_text *out) {
-  uint32_t newest = even_generation_number(job->generation);
+  uint32_t newest = job->generation == NULL ? 0 : even_generation_number(job->generation);
   even_json json = even_json_begin(out, 0);
   even_json_object(&json, NULL);
   even_json_integer(&json, "attempt", job->attempt);
@@ -71,7 +71,8 @@ void even_follower_words_attempt(const even_job *job, uint64_t led, const char *
   }
   even_json_array_end(&json);
   even_json_array(&json, "generations");
-  for (uint32_t number = newest < BOARDS ? 0 : newest - BOARDS + 1; number <= newest; number++) {
+  for (uint32_t number = newest < BOARDS ? 0 : newest - BOARDS + 1; job->generation != NULL && number <= newest;
+       number++) {
     even_text board = EVEN_TEXT_EMPTY;
     even_boards_write(job, number, &board);
     even_json_raw(&json, NULL, even_text_string(&board));

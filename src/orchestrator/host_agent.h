@@ -192,6 +192,9 @@ even_status even_hosts_announce(even_hosts *hosts) EVEN_MUST_USE;
 void even_hosts_unannounce(even_hosts *hosts);
 /* The same once nobody is waited for any more who may have been started again. */
 void even_hosts_announce_tick(even_hosts *hosts);
+/* The index of the agent that greets with this number: who was started by another program has the one that it was given
+ * there, whoever has left the job since. -1: none. */
+json_int_t even_hosts_index_of(const even_hosts *hosts, json_int_t place);
 /* A host that has come is called what it calls itself. */
 void even_hosts_name_agent(even_host_agent *agent);
 /* An agent that is lost may come again, if anything starts it, and finds this one then; else EVEN_ERR_PEER_LOST. */

@@ -48,6 +48,15 @@ void even_hosts_unannounce(even_hosts *hosts) {
   forget(&hosts->announced);
 }
 
+json_int_t even_hosts_index_of(const even_hosts *hosts, json_int_t place) {
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (hosts->agents[i].place != 0 && hosts->agents[i].place == place) {
+      return (json_int_t)i;
+    }
+  }
+  return hosts->params.shell == NULL && hosts->params.estate == NULL ? -1 : place;
+}
+
 void even_hosts_name_agent(even_host_agent *agent) {
   const even_hosts *hosts = agent->hosts;
   bool taken = strcmp(agent->node, hosts->agents[0].name) == 0;

@@ -7,8 +7,8 @@
 #include "orchestrator/aside_hosts.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
-#include "orchestrator/hold.h"
 #include "orchestrator/job.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/host.h"
@@ -98,25 +98,26 @@ even_status even_hosts_check_version(const even_hosts *hosts, const json_t *gree
   return even_error_fix("install one version on all hosts; %s is what runs there", hosts->params.program);
 }
 
-/* Who was started by another program has the number that it was given there, whoever has left the job since. */
-static json_int_t index_of_place(const even_hosts *hosts, json_int_t place) {
-  for (size_t i = 1; i < hosts->count; i++) {
-    if (hosts->agents[i].place != 0 && hosts->agents[i].place == place) {
-      return (json_int_t)i;
-    }
-  }
-  return hosts->params.shell == NULL && hosts->params.estate == NULL ? -1 : place;
-}
-
 /* Who served another leader before has the number that it had in the voters' group. */
 static json_int_t index_of(const even_hosts *hosts, const json_t *greeting) {
   json_int_t member = json_integer_value(json_object_get(greeting, "member"));
-  for (size_t i = 1; hosts->gathering && i < hosts->count; i++) {
+  bool voters = hosts->gathering && hosts->params.estate != NULL;
+  for (size_t i = 1; voters && i < hosts->count; i++) {
     if ((json_int_t)hosts->agents[i].member == member) {
       return (json_int_t)i;
     }
   }
-  return hosts->gathering ? -1 : index_of_place(hosts, json_integer_value(json_object_get(greeting, "host")));
+  return voters ? -1 : even_hosts_index_of(hosts, json_integer_value(json_object_get(greeting, "host")));
+}
+
+/* One that keeps ranks for this job would ask again; what a new leader waits for comes by itself (gathering). */
+static even_status dismiss(const even_hosts *hosts, even_link *link) {
+  const even_error why = *even_error_last();
+  if (!hosts->gathering) {
+    even_hosts_refuse(link, &why);
+    even_link_flush(link, 1000);
+  }
+  return even_error_restore(&why);
 }
 
 static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {
@@ -130,8 +131,9 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
   }
   if (index < 1 || index >= (json_int_t)hosts->count || hosts->agents[index].link != NULL ||
       hosts->agents[index].lost) {
-    return even_fail(EVEN_ERR_INPUT, "%s says that it is host %lld, which is none that is waited for", link->peer,
-                     (long long)index);
+    even_status unknown = even_fail(EVEN_ERR_INPUT, "%s says that it is host %lld, which is none that is waited for",
+                                    link->peer, (long long)index);
+    return json_is_true(json_object_get(greeting, "holds")) ? dismiss(hosts, link) : unknown;
   }
   even_host_agent *agent = &hosts->agents[index];
   even_status status = even_hosts_check_version(hosts, greeting, agent->name);
@@ -453,6 +455,9 @@ static even_status open_all(even_hosts *hosts) {
   if (hosts->params.estate != NULL) {
     return even_succession_take(hosts);
   }
+  if (even_outlast_due(hosts->params.before)) {
+    return even_outlast_hosts_meet(hosts);
+  }
   EVEN_TRY(even_hosts_announce(hosts));
   for (size_t i = 1; i < hosts->count; i++) {
     EVEN_TRY(even_host_agent_launch(&hosts->agents[i]));
@@ -589,11 +594,4 @@ const char *even_hosts_name(const even_hosts *hosts, size_t host) {
 
 const even_device_list *even_hosts_devices(const even_hosts *hosts, size_t host) {
   return &hosts->agents[host].devices;
-}
-
-long even_hosts_first_rank(const even_hosts *hosts, size_t host) {
-  if (!hosts->adopts) {
-    return -1;
-  }
-  return (long)(host == 0 ? even_hold_job(hosts->params.estate->holds)->first : hosts->agents[host].first);
 }

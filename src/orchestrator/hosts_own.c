@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "orchestrator/estate.h"
 #include "orchestrator/host_agent.h"
+#include "orchestrator/outlast.h"
 #include "os/listener.h"
 #include "os/random.h"
 
@@ -11,6 +12,8 @@
 even_status even_hosts_make_key(even_hosts *hosts) {
   if (hosts->params.key != NULL) {
     (void)snprintf(hosts->key_digits, sizeof hosts->key_digits, "%s", hosts->params.key);
+  } else if (even_outlast_due(hosts->params.before)) {
+    memcpy(hosts->key_digits, hosts->params.before->page->key, sizeof hosts->key_digits);
   } else if (hosts->params.estate != NULL) {
     memcpy(hosts->key_digits, hosts->params.estate->key_digits, sizeof hosts->key_digits);
   } else {
@@ -19,8 +22,13 @@ even_status even_hosts_make_key(even_hosts *hosts) {
   return even_tls_key_read(hosts->key_digits, hosts->key);
 }
 
-/* At the port of a leader that is lost this host's own member may answer already, and points to this one. */
+/* Where the agent before did, which was killed, and whose ranks are gone on with; at the port of a leader that is lost
+ * this host's own member may answer already, and points to this one. */
 even_status even_hosts_listen(even_hosts *hosts) {
+  hosts->listener = even_outlast_due(hosts->params.before) ? even_outlast_listener(hosts->params.before) : -1;
+  if (hosts->listener >= 0) {
+    return even_listener_port(hosts->listener, &hosts->port);
+  }
   const char *where = hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address;
   const even_estate *estate = hosts->params.estate;
   int join = estate == NULL ? 0 : even_estate_join_port(estate);

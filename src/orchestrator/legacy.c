@@ -175,6 +175,10 @@ static even_status read_text(const char *from, even_text *out) {
   return even_text_status(out);
 }
 
+int even_legacy_attempt(const even_legacy *legacy) {
+  return last(legacy)->attempt;
+}
+
 const char *even_legacy_job_id(const even_legacy *legacy) {
   return even_legacy_is_left(legacy) ? last(legacy)->id : NULL;
 }
@@ -195,6 +199,17 @@ void even_legacy_finish(even_legacy *legacy, int exit_code) {
   if (legacy != NULL) {
     atomic_store(&legacy->page->over, exit_code + 1);
   }
+}
+
+void even_legacy_ask_again(const even_legacy *legacy) {
+  atomic_store(&legacy->page->whole, false);
+  legacy->page->again = true;
+}
+
+bool even_legacy_asks_again(even_legacy *legacy) {
+  bool asked = legacy->page->again;
+  legacy->page->again = false;
+  return asked;
 }
 
 bool *even_legacy_taken(even_legacy *legacy) {

@@ -18,7 +18,7 @@
 
 struct even_job;
 
-enum { EVEN_LEGACY_NAME = 256, EVEN_LEGACY_TEXT = 512, EVEN_LEGACY_HOSTS = EVEN_HOSTS_MOST + 16 };
+enum { EVEN_LEGACY_NAME = 256, EVEN_LEGACY_TEXT = 512, EVEN_LEGACY_HOSTS = EVEN_HOSTS_MOST + 16, EVEN_LEGACY_KEY = 80 };
 
 /* A host of the job, other than this one. One that was drained is none. */
 typedef struct even_legacy_host {
@@ -49,13 +49,15 @@ typedef struct even_legacy_page {
   char run_name[EVEN_LEGACY_NAME];
   _Atomic uint32_t left; /* how often; the last one lies in jobs[left % 2]: who is killed while it writes spoils none */
   even_legacy_job jobs[2];
-  _Atomic uint64_t steps; /* that the ranks have made, as far as the agent has seen */
-  _Atomic int64_t saved;  /* the furthest step of which it has seen a checkpoint be whole */
-  _Atomic bool shares;    /* ranks were seen to step with a global batch */
-  _Atomic bool whole;     /* the next agent can go on with the ranks that run (outlast.h) */
-  bool taken;             /* an agent that does not lead was taken by its leader */
-  _Atomic int over;       /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
-  pid_t keeper;           /* of the folder in which they keep checkpoints in memory; */
+  _Atomic uint64_t steps;    /* that the ranks have made, as far as the agent has seen */
+  _Atomic int64_t saved;     /* the furthest step of which it has seen a checkpoint be whole */
+  _Atomic bool shares;       /* ranks were seen to step with a global batch */
+  char key[EVEN_LEGACY_KEY]; /* of a job of several hosts: its digits */
+  bool again;                /* this agent cannot go on with the ranks that run: another one begins without them */
+  _Atomic bool whole;        /* the next agent can go on with the ranks that run (outlast.h) */
+  bool taken;                /* an agent that does not lead was taken by its leader */
+  _Atomic int over;          /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
+  pid_t keeper;              /* of the folder in which they keep checkpoints in memory; */
   char memory[EVEN_LEGACY_TEXT]; /* "": there is none */
 } even_legacy_page;
 
@@ -81,6 +83,8 @@ const char *even_legacy_run_name(const even_legacy *legacy);
 /* Of the job's attempts so far those that count among --max-restarts: none where a checkpoint that is further was
  * written since the last began. */
 int even_legacy_restarts(const even_legacy *legacy);
+/* The number of the attempt that began last. */
+int even_legacy_attempt(const even_legacy *legacy);
 /* The id of the job; NULL: no attempt has begun. */
 const char *even_legacy_job_id(const even_legacy *legacy);
 /* Whether an attempt has begun. */
@@ -105,6 +109,11 @@ even_status even_legacy_take(const even_legacy *legacy, struct even_job *job) EV
 even_status even_legacy_continue(const even_legacy *legacy, struct even_job *job) EVEN_MUST_USE;
 /* Whether the attempt's ranks could be gone on with, were this agent killed now. */
 void even_legacy_whole(even_legacy *legacy, bool whole);
+/* Of several hosts' ranks some cannot be gone on with, for the reason that this agent ends with: none can then, and
+ * another agent begins as if the one before had left none. */
+void even_legacy_ask_again(const even_legacy *legacy);
+/* Whether the agent that has ended asked for that; once. */
+bool even_legacy_asks_again(even_legacy *legacy);
 /* Of an agent that does not lead: where it notes that its leader has taken it. */
 bool *even_legacy_taken(even_legacy *legacy);
 /* The job is over, whatever ends this agent from now on. `legacy` may be NULL. */

@@ -4,7 +4,9 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/aside.h"
+#include "orchestrator/host_agent.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/standing.h"
 #include "os/clock.h"
 #include "os/pipe.h"
 #include "os/process_stat.h"
@@ -143,8 +145,8 @@ static void watch(even_job *job, pid_t pid) {
 }
 
 static bool may_be(const even_job *job) {
-  return job->params->legacy != NULL && job->params->legacy->custody != NULL && job->hosts == NULL &&
-         job->follower == NULL;
+  return job->params->legacy != NULL && job->params->legacy->custody != NULL && job->follower == NULL &&
+         even_outlast_hosts_may(job);
 }
 
 static void news_ready(void *context, int fd) {
@@ -192,12 +194,23 @@ static void keep_memory(even_job *job) {
   keep(job, EVEN_OUTLAST_KEEPER, 0, memory->keeper.pipe);
 }
 
+/* By which other hosts come to the next agent. */
+static void keep_way(even_job *job) {
+  if (job->hosts != NULL) {
+    char *key = job->outlast->legacy->page->key;
+    memcpy(key, job->hosts->key_digits, sizeof job->hosts->key_digits);
+    keep(job, EVEN_OUTLAST_LISTENER, 0, job->hosts->listener);
+  }
+}
+
 void even_outlast_keep(even_job *job) {
   if (job->outlast != NULL) {
     keep_memory(job);
     keep(job, EVEN_OUTLAST_ROLL, 0, job->outlast->memory.fd);
     keep(job, EVEN_OUTLAST_TELEMETRY, 0, job->params->telemetry_fd);
     keep(job, EVEN_OUTLAST_GENERATION, 0, job->generation_fd);
+    keep(job, EVEN_OUTLAST_STANDING, 0, even_job_standing_fd(job));
+    keep_way(job);
     even_outlast_guarded(job);
   }
 }
@@ -239,7 +252,7 @@ void even_outlast_started(even_job *job, size_t rank, const even_process *proces
 }
 
 void even_outlast_ended(even_job *job, size_t rank) {
-  if (job->outlast == NULL) {
+  if (job->outlast == NULL || job->ranks[rank].elsewhere) {
     return;
   }
   drop(job, EVEN_OUTLAST_OUTPUT, rank);
@@ -311,7 +324,8 @@ void even_outlast_settle(even_job *job) {
   uint32_t next = atomic_load(&outlast->page->written) + 1;
   write_roll(job, place_of(outlast, next), &fits);
   bool calm = job->stage == EVEN_JOB_RUNS && job->draining == 0 && !job->changing && job->interrupted == 0 &&
-              job->failure.status == EVEN_OK && (job->params->aside == NULL || job->params->aside->count == 0);
+              job->failure.status == EVEN_OK && even_outlast_hosts_calm(job) &&
+              (job->params->aside == NULL || job->params->aside->count == 0);
   bool whole = fits && calm && are_all_there(job);
   if (!whole) { /* first: never with a roll that it does not go with */
     even_legacy_whole(outlast->legacy, false);
@@ -348,6 +362,14 @@ int even_outlast_generation(even_job *job) {
   return even_custody_claim(custody_of(job), EVEN_OUTLAST_GENERATION, 0);
 }
 
+int even_outlast_standing(even_job *job) {
+  return even_custody_claim(custody_of(job), EVEN_OUTLAST_STANDING, 0);
+}
+
+int even_outlast_listener(const even_legacy *legacy) {
+  return even_custody_claim(legacy->custody, EVEN_OUTLAST_LISTENER, 0);
+}
+
 /* Once the roll is called. */
 void even_outlast_guardian(even_job *job) {
   int pipe = even_custody_claim(custody_of(job), EVEN_OUTLAST_GUARDIAN, 0);
@@ -356,11 +378,8 @@ void even_outlast_guardian(even_job *job) {
   }
 }
 
-static even_status take_rank(even_job *job, size_t rank, const roll_rank *from) {
+static void take_facts(even_job *job, size_t rank, const roll_rank *from) {
   even_job_rank *own = &job->ranks[rank];
-  int output = even_custody_claim(custody_of(job), EVEN_OUTLAST_OUTPUT, (uint32_t)rank);
-  int error = even_custody_claim(custody_of(job), EVEN_OUTLAST_ERROR, (uint32_t)rank);
-  job->snapshots[rank] = even_custody_claim(custody_of(job), EVEN_OUTLAST_SNAPSHOT, (uint32_t)rank);
   own->pid = (pid_t)from->pid;
   own->start_time = from->start_time;
   own->alive = from->alive;
@@ -370,6 +389,18 @@ static even_status take_rank(even_job *job, size_t rank, const roll_rank *from) 
   if (from->order > 0 && from->order <= job->count) {
     job->order[from->order - 1] = rank;
   }
+}
+
+static even_status take_rank(even_job *job, size_t rank, const roll_rank *from) {
+  even_job_rank *own = &job->ranks[rank];
+  take_facts(job, rank, from);
+  if (own->elsewhere) { /* its host says what has become of it */
+    job->alive += own->alive ? 1 : 0;
+    return EVEN_OK;
+  }
+  int output = even_custody_claim(custody_of(job), EVEN_OUTLAST_OUTPUT, (uint32_t)rank);
+  int error = even_custody_claim(custody_of(job), EVEN_OUTLAST_ERROR, (uint32_t)rank);
+  job->snapshots[rank] = even_custody_claim(custody_of(job), EVEN_OUTLAST_SNAPSHOT, (uint32_t)rank);
   if (output < 0 || error < 0) {
     even_pipe_close(output);
     even_pipe_close(error);
@@ -408,9 +439,9 @@ static void miss(even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     even_process_stat facts;
     even_job_rank *own = &job->ranks[i];
-    bool there = own->alive && even_process_stat_read(own->pid, &facts) == 0 &&
+    bool there = own->alive && !own->elsewhere && even_process_stat_read(own->pid, &facts) == 0 &&
                  (own->start_time == 0 || own->start_time == facts.start_time); /* else its number is another's */
-    if (own->alive && !there) {
+    if (own->alive && !own->elsewhere && !there) {
       const even_process_end end = {.pid = own->pid, .signal = SIGKILL}; /* most likely */
       even_job_take_end(job, &end);
     }
@@ -448,6 +479,7 @@ even_status even_outlast_adopt(even_job *job) {
   }
   tell(job);
   even_job_tell_main_rank(job);
+  EVEN_TRY(even_outlast_hosts_adopt(job));
   if (job->generation != NULL) {
     even_generation_retell(job->generation);
   }

@@ -1,9 +1,13 @@
-/* Ranks that outlast their agent, in a job of one host (cli/job_restart.c). Whatever the agent has of them it also
+/* Ranks that outlast their agent (cli/job_restart.c). Whatever the agent has of them it also
  * leaves with the process that starts agents (os/custody.h): the ends of their pipes, the memory that they share with
  * it, the guardian's pipe, and a roll, in shared memory, of which process is at which place and how others have ended.
  * The agent that is started in a killed one's place goes on from there; meanwhile the ranks train, and whoever prints
  * more than a pipe holds waits. While ranks start, or are ended, none of that is whole: then they go with their agent,
- * and the job ends, or is started again from its newest checkpoint. */
+ * and the job ends, or is started again from its newest checkpoint.
+ *
+ * Of several hosts (outlast_hosts.c) the socket at which the leader's agent listens is left, too: as long as anybody
+ * has it, another agent may come, and the others' keep their ranks and ask there again and again (follower_wait.c).
+ * Where nobody has it any more they end them, as they do at once where the leader's host cannot be reached. */
 #ifndef EVEN_ORCHESTRATOR_OUTLAST_H
 #define EVEN_ORCHESTRATOR_OUTLAST_H
 
@@ -23,7 +27,9 @@ typedef enum even_outlast_kind {
   EVEN_OUTLAST_ERROR,
   EVEN_OUTLAST_SNAPSHOT,
   EVEN_OUTLAST_MEMORY, /* the lock of its folder, */
-  EVEN_OUTLAST_KEEPER
+  EVEN_OUTLAST_KEEPER,
+  EVEN_OUTLAST_LISTENER,
+  EVEN_OUTLAST_STANDING
 } even_outlast_kind;
 
 /* ---- the agent before may have been killed ---- */
@@ -36,15 +42,32 @@ int even_outlast_telemetry(const even_legacy *legacy);
 even_status even_outlast_memory(const even_legacy *legacy, even_host_memory **out) EVEN_MUST_USE;
 /* The memory of the ranks' generations, the caller's from now on; -1: there is none. */
 int even_outlast_generation(even_job *job);
+/* What the ranks look at for those that stand still on other hosts; the caller's from now on; -1: there is none. */
+int even_outlast_standing(even_job *job);
 /* The guardian that was started before. */
 void even_outlast_guardian(even_job *job);
 /* In place of the start of the ranks: those that run, and those that have ended meanwhile. */
 even_status even_outlast_adopt(even_job *job) EVEN_MUST_USE;
 
+/* ---- of several hosts, before the agent before's ranks are gone on with ---- */
+
+/* The socket at which it listened, the caller's from now on; -1: there is none. */
+int even_outlast_listener(const even_legacy *legacy);
+/* In place of the start of the other hosts' agents: waits for those that keep their ranks. EVEN_ERR_PEER_LOST: not all
+ * have come; the agent is to end then, and the next one begins without ranks (even_legacy_ask_again). */
+even_status even_outlast_hosts_meet(even_hosts *hosts) EVEN_MUST_USE;
+/* They hear that the attempt goes on, and say what has become of their ranks. */
+even_status even_outlast_hosts_adopt(even_job *job) EVEN_MUST_USE;
+
 /* ---- this one may be ---- */
 
+/* Whether the ranks of the job's hosts may ever outlast it, */
+bool even_outlast_hosts_may(const even_job *job);
+/* and whether they would now. */
+bool even_outlast_hosts_calm(const even_job *job);
+
 /* Once the job's loop is open. job->outlast stays NULL where the ranks go with their agent: nobody starts another one,
- * or there are other hosts. */
+ * or there are hosts that may change, or lead. */
 even_status even_outlast_open(even_job *job) EVEN_MUST_USE;
 /* Leaves what the job has by itself, once it is open. */
 void even_outlast_keep(even_job *job);

@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/host_agent.h"
+#include "orchestrator/outlast.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -165,6 +166,7 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
   even_json_number(&json, "notice_seconds", params->notice_seconds);
   even_json_string(&json, "notice_from", params->notice_from);
   even_json_number(&json, "notice_every_seconds", params->notice_every_seconds);
+  even_json_number(&json, "outlast_seconds", even_outlast_holds(job) ? job->hosts->params.patience_seconds : 0);
   even_json_number(&json, "gpu_seconds", params->gpu_seconds); /* null: infinite */
   even_json_bool(&json, "restart_hung", params->restart_hung);
   even_json_bool(&json, "unpinned", params->unpinned);
@@ -319,6 +321,10 @@ static even_status read_all(const json_t *object, even_remote_start *out) {
   out->notice_every_seconds = json_number_value(json_object_get(object, "notice_every_seconds"));
   if (!(out->notice_every_seconds >= 0 && out->notice_every_seconds <= 1e7)) {
     return not_whole("notice_every_seconds");
+  }
+  out->outlast_seconds = json_number_value(json_object_get(object, "outlast_seconds"));
+  if (!(out->outlast_seconds >= 0 && out->outlast_seconds <= 3600)) {
+    return not_whole("outlast_seconds");
   }
   const json_t *gpu_seconds = json_object_get(object, "gpu_seconds");
   out->gpu_seconds = json_is_null(gpu_seconds) ? (double)INFINITY : json_number_value(gpu_seconds);

@@ -35,7 +35,8 @@ typedef struct even_remote_start {
   double notice_seconds;
   char *notice_from; /* whom this host asks for its own; NULL: nobody */
   double notice_every_seconds;
-  double gpu_seconds; /* INFINITY: its GPUs are not watched */
+  double outlast_seconds; /* for so long ranks outlast the leader's agent (follower_wait.c); 0: they do not */
+  double gpu_seconds;     /* INFINITY: its GPUs are not watched */
   bool restart_hung;
   bool unpinned;
   bool shrink;  /* ranks that are lost end nobody else, */

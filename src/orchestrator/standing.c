@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "fault/standing.h"
 #include "orchestrator/follower.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "os/clock.h"
 #include "os/host.h"
@@ -51,7 +52,10 @@ even_status even_job_standing_open(even_job *job) {
   even_host_identity(identity, sizeof identity);
   job->standing->host = identity[0] == '\0' ? 0 : even_host_mark(identity, sizeof identity);
   EVEN_TRY(EVEN_NEW_ARRAY(&job->standing->words, job->count));
-  EVEN_TRY(even_standing_create((int)job->count, &job->standing->fd));
+  job->standing->fd = job->outlast != NULL && job->adopted ? even_outlast_standing(job) : -1;
+  if (job->standing->fd < 0) {
+    EVEN_TRY(even_standing_create((int)job->count, &job->standing->fd));
+  }
   return even_standing_open(job->standing->fd, &job->standing->memory);
 }
 

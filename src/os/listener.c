@@ -13,8 +13,18 @@
 /* Of the largest job every host may come at once; the kernel has a limit of its own (net.core.somaxconn). */
 enum { BACKLOG = 1024 };
 
-static even_status listen_at(int fd, struct sockaddr_in *where, const char *address, int *port) {
-  socklen_t bytes = sizeof *where;
+even_status even_listener_port(int fd, int *port) {
+  struct sockaddr_in where;
+  socklen_t bytes = sizeof where;
+  memset(&where, 0, sizeof where);
+  if (even_os.getsockname(fd, (struct sockaddr *)&where, &bytes) != 0) {
+    return even_fail_errno(errno, "the port of a socket cannot be read");
+  }
+  *port = ntohs(where.sin_port);
+  return EVEN_OK;
+}
+
+static even_status listen_at(int fd, const struct sockaddr_in *where, const char *address, int *port) {
   int on = 1;
   /* connections of a run that has just ended do not keep the port */
   if (even_os.setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) != 0) {
@@ -23,11 +33,7 @@ static even_status listen_at(int fd, struct sockaddr_in *where, const char *addr
   if (even_os.bind(fd, (const struct sockaddr *)where, sizeof *where) != 0 || even_os.listen(fd, BACKLOG) != 0) {
     return even_fail_errno(errno, "port %d of %s cannot be listened at", *port, address);
   }
-  if (even_os.getsockname(fd, (struct sockaddr *)where, &bytes) != 0) {
-    return even_fail_errno(errno, "the port of a socket cannot be read");
-  }
-  *port = ntohs(where->sin_port);
-  return EVEN_OK;
+  return even_listener_port(fd, port);
 }
 
 even_status even_listener_open(const char *address, int *port, int *fd) {

@@ -8,6 +8,9 @@
  * (close-on-exec) is the caller's. EVEN_ERR_IN_USE where the port is taken, EVEN_ERR_ARGUMENT for no address. */
 even_status even_listener_open(const char *address, int *port, int *fd) EVEN_MUST_USE;
 
+/* At which port it listens. */
+even_status even_listener_port(int fd, int *port) EVEN_MUST_USE;
+
 void even_listener_close(int fd);
 
 #endif

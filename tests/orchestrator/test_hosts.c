@@ -547,6 +547,20 @@ static void who_leaves_has_no_part_under_the_leader_that_it_is_handed_to(void **
   even_text_free(&left.run_folder);
 }
 
+/* Whoever has left the job since. */
+static void who_was_launched_is_known_by_its_place(void **state) {
+  char *shell[] = {NULL};
+  even_host_agent agents[3] = {{.name = "here"}, {.name = "c", .place = 2}, {.name = "d", .place = 3}};
+  even_hosts hosts = {.agents = agents, .count = 3};
+  (void)state;
+  assert_int_equal(even_hosts_index_of(&hosts, 1), -1);
+  assert_int_equal(even_hosts_index_of(&hosts, 2), 1);
+  assert_int_equal(even_hosts_index_of(&hosts, 3), 2);
+  hosts.params.shell = shell; /* started from here, each has its number among the hosts */
+  agents[1].place = agents[2].place = 0;
+  assert_int_equal(even_hosts_index_of(&hosts, 1), 1);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_rank_has_the_quota_of_the_one_in_its_place),
@@ -566,6 +580,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(who_takes_ranks_over_knows_what_they_run_on),
       cmocka_unit_test(each_fault_ends_the_opening_and_leaves_nothing),
       cmocka_unit_test(each_lack_of_memory_ends_the_opening),
+      cmocka_unit_test(who_was_launched_is_known_by_its_place),
   };
   return argc > 4 ? play(argv[1]) : cmocka_run_group_tests(tests, NULL, NULL);
 }

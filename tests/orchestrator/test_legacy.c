@@ -145,7 +145,7 @@ static void what_is_not_whole_takes_nothing_away(void **state) {
 static void the_next_one_knows_the_hosts(void **state) {
   (void)state;
   even_host_agent agents[5] = {{.name = "here"},
-                               {.name = "b", .wish = 0, .count = 2},
+                               {.name = "b", .wish = 0, .place = 3, .count = 2},
                                {.name = "c", .wish = 1, .lacked = 1, .lost = true},
                                {.name = "d", .wish = 1, .count = 1, .came = true},
                                {.name = "e", .witness = true}};
@@ -167,6 +167,7 @@ static void the_next_one_knows_the_hosts(void **state) {
   assert_string_equal(its[0].name, "b");
   assert_int_equal(its[0].wish, 0);
   assert_int_equal(its[0].ranks, 2);
+  assert_int_equal(its[0].place, 3);
   assert_false(its[0].away);
   assert_string_equal(its[1].name, "c");
   assert_int_equal(its[1].ranks, 1);

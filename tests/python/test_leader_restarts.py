@@ -1,5 +1,5 @@
-"""The agent of a job of several hosts is killed where the job has not all of its hosts: the next one begins with those
-that are left."""
+"""The agent of a job of several hosts is killed: the ranks train on; where the job has not all of its hosts, the next one
+begins with those that are left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 from run_jobs import Job
 from test_elastic import drain_of
-from test_restart_agent import children
+from test_restart_agent import TRAINING as KILLED
+from test_restart_agent import children, expect_same_end, expect_same_processes
 from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
 from test_run_hosts import names as names  # a fixture
@@ -40,6 +41,8 @@ TRAINING = """
         time.sleep(0.02)
 """
 
+# Where copies of checkpoints may be on their way ranks do not outlast the agent.
+ALONE = ("--checkpoint-copies", "1")
 WORDS = ("--name", "a", "--log-rank", "all", "--checkpoint-every", "4", "--checkpoint-dir", "saved")
 
 
@@ -57,6 +60,22 @@ def kill_leader(job: Job) -> None:
         if b"guardian" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
     )
     os.kill(leader, signal.SIGKILL)
+
+
+@pytest.mark.more
+def test_ranks_of_two_hosts_outlast_a_killed_leader(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    name = script(KILLED)
+    code, text = hosts.run(name, "whole", "0")
+    assert code == 0, text
+    job = hosts.start("--json", name, "a", "2", monitor=True)
+    for step in (8, 9):
+        os.kill(int(job.wait_for(rf"in step {step} agent (\d+)")[0]), signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    assert text.count("the agent before was killed: ranks 0 and 1 train on\n") == 2
+    expect_same_end(tmp_path, "a")
+    expect_same_processes(tmp_path, "a", 2)
+    assert not hosts.agents()
 
 
 def cut_off(hosts: Hosts) -> int:
@@ -90,7 +109,7 @@ def test_a_host_that_does_not_come_to_the_next_agent(
     hosts: Hosts, script: Script, tmp_path: pathlib.Path, words: list[str]
 ) -> None:
     there = hosts.names[1]
-    job = start(hosts, script, *words)
+    job = start(hosts, script, *ALONE, *words)
     cut_off(hosts)
     kill_leader(job)
     job.wait_for(f"host {there} is left out: .*No route to host")
@@ -104,7 +123,7 @@ def test_a_host_that_does_not_come_to_the_next_agent(
 
 @pytest.mark.more
 def test_a_drained_host_stays_away(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
-    job = start(hosts, script)
+    job = start(hosts, script, *ALONE)
     drain = drain_of(hosts, hosts.names[1], "--no-move")
     job.wait_for("trains with 1")
     assert drain.finish()[0] == 0

@@ -8,11 +8,12 @@ import pathlib
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 
 import pytest
-from run_jobs import Job, end_all, end_soon
+from run_jobs import Job, alive, end_all, end_soon
 from test_mpi import FOUND, NONE, QUIET, TORCHRUN
+from test_restart_agent import children
 from test_run_hosts import SAYS_ITS_PLACE
 
 Script = Callable[..., str]
@@ -166,9 +167,13 @@ def kill_agent(job: Job, rank: int) -> str:
     return f"agent (process {agent}) was ended by SIGKILL: another one is started in 1 s, once its ranks are gone"
 
 
+# Copies of checkpoints on their way are what ranks of several hosts do not outlast their agent with.
+ALONE = ("--checkpoint-copies", "1")
+
+
 @pytest.mark.parametrize("rank", range(2))
 def test_an_agent_that_is_killed_is_started_again(launched: Launched, waiting: str, rank: int) -> None:
-    leader, follower = launched.of_slurm("--max-restarts", "1", "--name", "a", *SHELL, waiting)
+    leader, follower = launched.of_slurm("--max-restarts", "1", "--name", "a", *ALONE, *SHELL, waiting)
     ranks = processes(leader)
     said = kill_agent(leader, rank)
     code, text = leader.finish()
@@ -192,7 +197,7 @@ def test_of_mpirun_an_agent_that_is_killed_is_started_again(
     launched: Launched, waiting: str, mpirun: str, rank: int
 ) -> None:
     assert mpirun
-    words = launched.command("--max-restarts", "1", *SHELL, waiting)
+    words = launched.command("--max-restarts", "1", *ALONE, *SHELL, waiting)
     job = launched.start([mpirun, "-n", "2", *words], **QUIET)
     ranks = processes(job)
     said = kill_agent(job, rank)
@@ -200,6 +205,130 @@ def test_of_mpirun_an_agent_that_is_killed_is_started_again(
     assert code == 0, text
     assert said in text and text.count("attempt 1 process") == 2
     assert end_soon(ranks) and launched.meeting() == []
+
+
+# Says what it is asked for, and stays until it is told to end.
+STAYING = """
+    echo "rank $RANK of $WORLD_SIZE host $GROUP_RANK attempt $TORCHELASTIC_RESTART_COUNT process $$"
+    asked=1
+    until [ -e told ]; do
+        if [ -e ask-$asked ]; then echo "rank $RANK heard $asked"; asked=$((asked + 1)); fi
+        sleep 0.05
+    done
+    echo "rank $RANK ends in attempt $TORCHELASTIC_RESTART_COUNT"
+"""
+
+
+@pytest.fixture
+def staying(script: Script, tmp_path: pathlib.Path) -> str:
+    name = script("#!/bin/sh\n" + STAYING.replace("\n    ", "\n"), "stay.sh")
+    (tmp_path / name).chmod(0o755)
+    return f"./{name}"
+
+
+def ask(launched: Launched, leader: Job, number: int) -> None:
+    """All that was said before was heard by the leader's agent then, and it has looked how all stands."""
+    (launched.folder / f"ask-{number}").touch()
+    for rank in range(2):
+        leader.wait_for(f"rank {rank} heard {number}\n")
+
+
+def agent_of(job: Job, before: Set[int] = frozenset()) -> int:
+    """`before`: what agents that were killed have left to their first process."""
+    (agent,) = children(job.process.pid) - before
+    return agent
+
+
+@pytest.mark.parametrize("start", [Launched.of_slurm, pytest.param(Launched.both, marks=pytest.mark.more)])
+def test_ranks_of_all_hosts_outlast_a_killed_leader(
+    launched: Launched, staying: str, start: Callable[..., list[Job]]
+) -> None:
+    leader, follower = start(launched, "--name", "a", *SHELL, staying)
+    ranks = processes(leader)
+    before: set[int] = set()
+    for number in (1, 2):
+        ask(launched, leader, number)
+        agent = agent_of(leader, before)
+        before |= children(agent) | {agent}
+        os.kill(agent, signal.SIGKILL)
+        leader.wait_for("the agent before was killed: ranks 0 and 1 train on", times=number)
+    ask(launched, leader, 3)
+    assert all(map(alive, ranks))
+    (launched.folder / "told").touch()
+    code, text = leader.finish()
+    assert code == 0, text
+    assert follower.finish() == (0, "")
+    assert text.count("attempt 0 process") == 2 and text.count("ends in attempt 0") == 2
+    assert launched.meeting() == []
+
+
+def test_a_rank_elsewhere_that_ends_while_nobody_leads_is_known_to_the_next(launched: Launched, staying: str) -> None:
+    """Of two there one ends, with an error: the job restarts, for that reason, and its host has the same agent."""
+    leader, follower = launched.of_slurm("--name", "a", "-n", "2", "--max-restarts", "1", *SHELL, staying)
+    pids = [int(leader.wait_for(rf"rank {rank} of 4 .* attempt 0 process (\d+)")[0]) for rank in range(4)]
+    (launched.folder / "ask-1").touch()
+    for rank in range(4):
+        leader.wait_for(f"rank {rank} heard 1\n")
+    agent = agent_of(leader)
+    os.kill(agent, signal.SIGSTOP)  # it hears of nothing
+    os.kill(pids[3], signal.SIGKILL)
+    assert end_soon(pids[3:])
+    os.kill(agent, signal.SIGKILL)
+    leader.wait_for("rank 3 .*was killed by SIGKILL")
+    for rank in range(4):
+        leader.wait_for(f"rank {rank} of 4 .* attempt 1 process")
+    (launched.folder / "told").touch()
+    code, text = leader.finish()
+    assert code == 0, text
+    assert "the agent before was killed: ranks 0, 1, 2 and 3 train on" in text
+    assert follower.finish() == (0, "")
+
+
+def test_ranks_that_end_while_nobody_leads_have_ended_well(launched: Launched, staying: str) -> None:
+    leader, follower = launched.of_slurm("--name", "a", *SHELL, staying)
+    ranks = processes(leader)
+    ask(launched, leader, 1)
+    agent = agent_of(leader)
+    os.kill(agent, signal.SIGSTOP)
+    (launched.folder / "told").touch()
+    assert end_soon(ranks)
+    os.kill(agent, signal.SIGKILL)
+    code, text = leader.finish()
+    assert code == 0, text
+    assert "attempt 1" not in text and follower.finish() == (0, "")
+    assert "ends in attempt 0" in (launched.folder / "runs/a/logs/rank-1.log").read_text()
+
+
+@pytest.mark.more
+def test_who_does_not_come_to_the_next_agent_has_all_begin_again(launched: Launched, staying: str) -> None:
+    leader, follower = launched.of_slurm("--name", "a", *SHELL, staying)
+    ranks = processes(leader)
+    ask(launched, leader, 1)
+    os.kill(agent_of(follower), signal.SIGSTOP)
+    os.kill(agent_of(leader), signal.SIGKILL)
+    os.kill(agent_of(follower), signal.SIGKILL)
+    for rank in range(2):
+        leader.wait_for(f"rank {rank} of 2 host {rank} attempt 1 process")
+    assert end_soon(ranks)
+    (launched.folder / "told").touch()
+    code, text = leader.finish()
+    assert code == 0, text
+    assert "could not go on with its ranks: another one is started in " in text
+    assert follower.finish()[0] == 0
+
+
+@pytest.mark.more
+def test_ranks_do_not_wait_for_ever_for_an_agent_that_does_not_come(launched: Launched, staying: str) -> None:
+    leader, follower = launched.of_slurm("--name", "a", *SHELL, staying, EVENSTEP_HOSTS_PATIENCE="30")
+    ranks = processes(leader)
+    ask(launched, leader, 1)
+    agent = agent_of(leader)
+    os.kill(leader.process.pid, signal.SIGSTOP)
+    os.kill(agent, signal.SIGKILL)
+    assert end_soon(ranks[1:]) and alive(ranks[0])
+    follower.wait_for("the leader of this job is lost")
+    os.kill(leader.process.pid, signal.SIGKILL)
+    assert end_soon(ranks)
 
 
 def test_who_looks_for_a_leader_that_does_not_come_can_be_ended(launched: Launched, waiting: str) -> None:

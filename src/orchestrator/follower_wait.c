@@ -1,0 +1,86 @@
+/* The leader's agent was killed, and another one may be started beside the ranks that outlast it there (outlast.h):
+ * this host's train on, and the next agent is asked at the socket of the one before, which lives as long as one may
+ * come. */
+#include "base/fail.h"
+#include "base/json_reader.h"
+#include "orchestrator/follower_agent.h"
+#include "os/clock.h"
+#include "os/socket.h"
+
+#include <stdint.h>
+#include <string.h>
+
+enum { CONNECT_MS = 3000 };
+
+/* Between two tries. */
+static const uint64_t PAUSE_NS = 200000000u;
+
+bool even_follower_may_wait(const even_follower *follower) {
+  const even_job *job = &follower->job;
+  bool due = follower->gone || follower->wait_until_ns != 0;
+  bool has = follower->running || follower->settled; /* that all have ended the leader may not have heard */
+  return due && has && follower->start.outlast_seconds > 0 && !follower->waited && !follower->ended &&
+         !follower->refused && follower->checks == NULL && follower->candidate.voter == NULL &&
+         job->generation == NULL && job->stage == EVEN_JOB_RUNS && job->draining == 0;
+}
+
+static void begin(even_follower *follower) {
+  even_warm_part_close(&follower->next); /* who asked for it is gone */
+  even_follower_close_parcels(follower);
+  follower->job.parcels = NULL;
+  follower->held = true;
+  follower->wait_until_ns = even_clock_ns() + (uint64_t)(follower->start.outlast_seconds * 1e9);
+  follower->look_ns = 0;
+}
+
+/* With the next turn the ranks are ended. */
+static void give_up(even_follower *follower) {
+  even_link_close(&follower->link);
+  follower->gone = follower->waited = true;
+  follower->wait_until_ns = 0;
+}
+
+/* At once where nobody listens there any more, or no way leads there. */
+static even_status connect_again(even_follower *follower, const char *address, const json_t *invitation) {
+  unsigned char key[EVEN_TLS_KEY_BYTES];
+  int port = (int)json_integer_value(json_object_get(invitation, "port"));
+  int fd = -1;
+  EVEN_TRY(even_tls_key_read(even_json_text(invitation, "key"), key));
+  even_status status = even_socket_connect(address, port, CONNECT_MS, &fd);
+  if (status == EVEN_OK) {
+    status = even_link_open(&follower->link, &follower->loop, fd, false, key, &follower->calls);
+  }
+  explicit_bzero(key, sizeof key);
+  return status;
+}
+
+static even_status look(even_follower *follower) {
+  char address[sizeof follower->link.peer];
+  json_t *invitation = NULL;
+  memcpy(address, follower->link.peer, sizeof address);
+  even_link_close(&follower->link);
+  EVEN_TRY(even_json_parse("the leader's invitation", follower->invitation, strlen(follower->invitation), &invitation));
+  even_status status = connect_again(follower, address, invitation);
+  const char *digits = even_json_text(invitation, "key");
+  explicit_bzero((char *)(uintptr_t)digits, strlen(digits));
+  json_decref(invitation);
+  return status;
+}
+
+even_status even_follower_wait(even_follower *follower) {
+  uint64_t now = even_clock_ns();
+  if (follower->wait_until_ns == 0) {
+    begin(follower);
+  }
+  if (now > follower->wait_until_ns) {
+    give_up(follower);
+  } else if (follower->gone && now >= follower->look_ns) {
+    follower->look_ns = now + PAUSE_NS;
+    follower->gone = look(follower) != EVEN_OK;
+    if (follower->gone) {
+      even_error_clear(); /* why the leader was lost is the news */
+      give_up(follower);
+    }
+  }
+  return EVEN_OK;
+}
