@@ -26,7 +26,7 @@ class MessageWork(dist.Work):
     def __init__(self, request: _core.Request, data: torch.Tensor, target: torch.Tensor | None) -> None:
         super().__init__()
         self._request = request
-        self._data = data
+        self._data: torch.Tensor | None = data  # until the message has ended
         self._target = target
         self._rank = _ANY_RANK
         self._recorded: Future[Any] | None = None
@@ -48,10 +48,11 @@ class MessageWork(dist.Work):
         finally:
             if self._recorded is not None and self._request.done():
                 self.end_record()
-        if self._target is not None:
-            with torch.inference_mode() if self._target.is_inference() else torch.no_grad():
-                self._target.copy_(self._data)
-            self._target = None
+        data, target = self._data, self._target
+        if data is not None and target is not None:
+            with torch.inference_mode() if target.is_inference() else torch.no_grad():
+                target.copy_(data)
+        self._data = self._target = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self._end(0 if timeout is None else timeout.total_seconds())
@@ -69,6 +70,7 @@ class MessageWork(dist.Work):
                 self._end(0)
             except _core.EvenstepError:
                 pass  # whoever waits is told
+        self._data = None
         return True
 
     def is_success(self) -> bool:

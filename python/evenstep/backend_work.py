@@ -9,6 +9,7 @@ import contextlib
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -154,7 +155,9 @@ class Worker:
         """`row`: the thread's in a timeline; None: one of its own, if it needs any."""
         self._row = row
         self._jobs = _core.CallQueue()
-        self._last: Future[Any] | None = None
+        self._last: weakref.ref[Future[Any]] | None = (
+            None  # it has the tensors, and is there while its call is under way
+        )
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
         stop_at_exit(self)
@@ -185,7 +188,7 @@ class Worker:
             # would do it. It comes before those that were submitted meanwhile, on every rank.
             call.make()
             return LaterWork(future, result)
-        self._last = future
+        self._last = weakref.ref(future)
         self._jobs.put(call)
         return LaterWork(future, result, call)
 
@@ -196,28 +199,32 @@ class Worker:
         call = Submitted(None, future, tensors, place)
         if not reducer.put(self._jobs, call, place, tensors, options):
             return None
-        self._last = future
+        self._last = weakref.ref(future)
         return LaterWork(future, tensors, call)
 
     def alive(self) -> bool:
         """Whether its thread is there: not in a process that was forked from the one that made it."""
         return self._thread.is_alive()
 
+    def _last_call(self) -> Future[Any] | None:
+        """Of the calls submitted so far, where it may be under way."""
+        return None if self._last is None else self._last()
+
     def idle(self) -> bool:
         """Whether all calls submitted so far are done."""
-        return self._last is None or self._last.done()
+        last = self._last_call()
+        return last is None or last.done()
 
     def settle(self) -> None:
         """Waits for the calls submitted so far; their errors belong to their own Works. In a callback on the thread itself
         nothing is under way."""
         if self.is_mine():
             return
-        if self._last is not None:
-            try:
-                self._last.wait()
-            except Exception:
-                pass
-            self._last = None
+        last = self._last_call()
+        if last is not None:
+            with contextlib.suppress(Exception):
+                last.wait()
+        self._last = None
 
     def stop(self, seconds: float = 10) -> None:
         if self.alive():  # a forked child may have no more than the queue, with its lock held

@@ -81,15 +81,20 @@ class Request:
 
     def __init__(self, request: _core.Request, data: Data, array: Any) -> None:
         self._request = request
-        self._kept = (data, array)
+        self._kept: tuple[Data, Any] | None = (data, array)
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
-        return self._request.done()
+        done = self._request.done()
+        if done:
+            self._kept = None
+        return done
 
     def wait(self, timeout: float = 0.0) -> int:
         """Returns when it is done, with the rank at the other end; `timeout` in seconds, 0: the group's."""
-        return self._request.wait(timeout)
+        rank = self._request.wait(timeout)
+        self._kept = None
+        return rank
 
 
 class Group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -249,6 +250,24 @@ def inference() -> None:
             assert bool((got == (RANK - 1) % SIZE + 1).all()) and not whole.any()
 
 
+def given_back() -> None:
+    """Who has waited has its tensors' memory again once it lets go of them; no later call is needed for that."""
+    import numpy as np
+
+    arrays = [np.ones(1 << 18, dtype=np.float32) for _ in range(3)]  # messages that are longer than a ring
+    held = [weakref.ref(array) for array in arrays]
+    summed, sent, got = (torch.from_numpy(array) for array in arrays)
+    message = dist.isend(sent, (RANK + 1) % SIZE)
+    dist.recv(got, (RANK - 1) % SIZE)
+    message.wait()
+    dist.all_reduce(summed, async_op=True).wait()
+    del arrays, summed, sent, got, message
+    late = time.monotonic() + 30  # the group's thread lets go of its call after it has told of it
+    while any(array() is not None for array in held) and time.monotonic() < late:
+        time.sleep(0.001)
+    assert [array() is None for array in held] == [True] * 3
+
+
 def meshes() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -284,7 +303,7 @@ def forked() -> None:
 
 
 def rest() -> None:
-    for part in (sparse, odd_dtypes, refusals, overlaps, lazy, inference, meshes, forked, aborted):
+    for part in (sparse, odd_dtypes, refusals, overlaps, lazy, inference, given_back, meshes, forked, aborted):
         part()
     dist.barrier()
     dist.destroy_process_group()

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import subprocess
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,22 @@ def test_without_a_launcher_a_group_has_one_rank() -> None:
     with es.comm.open() as group:
         assert group.size == 1
         assert group.all_reduce(np.ones(3)).tolist() == [1, 1, 1]
+
+
+def test_messages_that_have_ended_keep_no_array() -> None:
+    import numpy as np
+
+    import evenstep as es
+
+    with es.comm.open() as group:
+        arrays = [np.ones(1 << 20), np.zeros(1 << 20)]
+        held = [weakref.ref(array) for array in arrays]
+        sent = group.isend(arrays[0], 0)
+        group.recv(arrays[1], 0)
+        sent.wait()
+        assert arrays[1].all()
+        del arrays, sent
+        assert [array() for array in held] == [None, None]
 
 
 def test_ranks_of_several_hosts_meet_at_the_store_of_torch(run_ranks: Callable[..., Any]) -> None:
