@@ -98,9 +98,9 @@ soak: ## 1,000 faults of all kinds within an hour, then an hour of 8 ranks on 2 
 	@scripts/bootstrap.sh test
 	@scripts/soak.sh $(ARGS)
 
-large: ## collectives of more than 4 GiB, checked byte by byte (18 GB of memory)
+large: ## collectives and a checkpoint of more than 4 GiB, checked byte by byte (14 GB of memory, one part of it 18; ARGS="torch ucx": parts)
 	@scripts/bootstrap.sh test
-	@scripts/large.sh
+	@scripts/large.sh $(ARGS)
 
 clean: ## removes what was built; keeps .venv and runs
 	rm -rf build dist python/evenstep/_core.abi3.so

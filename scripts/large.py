@@ -1,197 +1,144 @@
-"""Collectives and messages of more than 4 GiB between two or three ranks, each checked to the last byte: `make large`. Takes
-9 GB of memory, 18 GB over `hosts`, and a minute or two for each engine; not a part of `make test`.
+"""Collectives and messages of more than 4 GiB, and of more than 2^31 elements, between two or three ranks, and a checkpoint of as
+much, each checked to the last byte: `make large`. Each part has ranks of its own, one after the other, and takes a minute or two;
+not a part of `make test`.
 
-    python scripts/large.py [shm] [ucx] [hosts] [mpi]     # without names: shm, and the others where they are found
+    python scripts/large.py [PART …]     # without names: all that can be had here
 
-MPI needs a launcher: EVENSTEP_TEST_MPIRUN, else an `mpirun` on the path.
+Parts: `plain`, `arena` and `chain` (es.comm in shared memory: of the ranks' own memory, of the group's, and of ranks that share one
+core), `torch` (torch.distributed on backend evenstep), `ucx`, `hosts`, `hosts-scatter` (its reduce-scatter, which takes the
+memory twice), `mpi`, `checkpoint`. What memory each needs stands below; where that is not free the part is not run, and that is
+said; so it is of what is not installed. MPI needs a launcher: EVENSTEP_TEST_MPIRUN, else an `mpirun` in build/mpi or on the path.
+A checkpoint goes where temporary files do, or to EVENSTEP_LARGE_FOLDER.
 """
 
 from __future__ import annotations
 
 import os
+import pathlib
 import shutil
 import socket
 import subprocess
 import sys
-from typing import Any
+import time
+from dataclasses import dataclass
 
-BYTES = (4 << 30) + 70_001  # one more than 32 bits can count, and no round number
-PIECE = 64 << 20
+SCRIPTS = pathlib.Path(__file__).resolve().parent
+ROOT = SCRIPTS.parent
+sys.path.insert(0, str(ROOT / "bench"))
 
-CALLS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send")
+from heading import print_heading  # noqa: E402
 
-PLACES: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
-    "shm": (("aa", CALLS),),
-    "ucx": (("aa", CALLS),),
-    "mpi": (("aa", CALLS),),
-    # A reduce-scatter takes as much memory again where a rank speaks for its host.
-    "hosts": (("aab", tuple(call for call in CALLS if call != "reduce_scatter")), ("ab", ("reduce_scatter",))),
+BESIDE_SCATTER = ("all_reduce", "broadcast", "all_gather", "all_to_all", "send")
+ALL = (*BESIDE_SCATTER, "reduce_scatter")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Ranks of one program, and what they need."""
+
+    gib: float
+    """Of free memory, all ranks together."""
+    words: tuple[str, ...]
+    engine: str = "shm"
+    hosts: str = "aa"
+    """Where each rank is."""
+    one_core: bool = False
+
+
+def comm(gib: float, *calls: str, memory: str = "plain", engine: str = "shm", hosts: str = "aa") -> Part:
+    return Part(gib, ("large_comm.py", memory, *calls), engine, hosts)
+
+
+PARTS = {
+    "plain": comm(9.5, *ALL),
+    "arena": comm(9.5, *ALL, memory="arena"),
+    "chain": Part(9.5, ("large_comm.py", "plain", *ALL), one_core=True),
+    "torch": Part(13, ("large_torch.py",)),
+    "ucx": comm(9.5, *ALL, engine="ucx"),
+    "hosts": comm(13, *BESIDE_SCATTER, engine="hosts", hosts="aab"),
+    # It takes as much memory again where a rank speaks for its host.
+    "hosts-scatter": comm(17.5, "reduce_scatter", engine="hosts", hosts="ab"),
+    "mpi": comm(9.5, *ALL, engine="mpi"),
+    "checkpoint": Part(13, ("large_checkpoint.py",), hosts="a"),
 }
-"""Of each engine: on which hosts its ranks are, and what they call."""
-
-
-def pattern(begin: int, length: int, rank: int) -> Any:
-    """Bytes that tell their place, beyond 32 bits too, and their rank."""
-    import numpy as np
-
-    places = np.arange(begin // 8, (begin + length) // 8 + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return (places + np.uint64(rank)).view(np.uint8)[begin % 8 : begin % 8 + length]
-
-
-def fill(data: Any, rank: int, begin: int = 0) -> None:
-    for at in range(0, len(data), PIECE):
-        part = data[at : at + PIECE]
-        part[:] = pattern(begin + at, len(part), rank)
-
-
-def check(data: Any, wanted: Any, what: str) -> None:
-    """`wanted(begin, length)` says what must be there."""
-    for at in range(0, len(data), PIECE):
-        part = data[at : at + PIECE]
-        if not (part == wanted(at, len(part))).all():
-            raise SystemExit(f"large: {what}: wrong between bytes {at} and {at + len(part)}")
-    print(f"  ok  {what}", flush=True)
-
-
-def xor(ranks: int, begin: int, length: int) -> Any:
-    data = pattern(begin, length, 0)
-    for rank in range(1, ranks):
-        data = data ^ pattern(begin, length, rank)
-    return data
-
-
-def all_reduce(group: Any, data: Any, say: Any) -> None:
-    import numpy as np
-
-    signed = data.view(np.int8)
-    fill(data, group.rank)
-    group.all_reduce(data, "bxor")
-    check(data, lambda at, n: xor(group.size, at, n), say("all_reduce"))
-    fill(data, group.rank)
-    group.all_reduce(signed, "max")
-
-    def largest(at: int, n: int) -> Any:
-        return np.max([pattern(at, n, rank).view(np.int8) for rank in range(group.size)], axis=0)
-
-    check(signed, largest, say("all_reduce of signed bytes"))
-
-
-def broadcast(group: Any, data: Any, say: Any) -> None:
-    fill(data, group.rank)
-    group.broadcast(data, root=1)
-    check(data, lambda at, n: pattern(at, n, 1), say("broadcast"))
-
-
-def divide(group: Any, data: Any) -> tuple[list[int], Any, int]:
-    """All but ten bytes are rank 0's, ten rank 1's; each part is in place."""
-    begin = [0, BYTES - 10, BYTES][group.rank]
-    end = [BYTES - 10, BYTES, BYTES][group.rank]
-    return [BYTES - 10, 10, 0][: group.size], data[begin:end], begin
-
-
-def all_gather(group: Any, data: Any, say: Any) -> None:
-    counts, own, begin = divide(group, data)
-    data[:] = 0
-    fill(own, group.rank, begin)
-    group.all_gather(own, data, counts)
-    check(data[: BYTES - 10], lambda at, n: pattern(at, n, 0), say("all_gather, the large part"))
-    check(data[BYTES - 10 :], lambda at, n: pattern(BYTES - 10 + at, n, 1), say("all_gather, the small one"))
-
-
-def reduce_scatter(group: Any, data: Any, say: Any) -> None:
-    counts, own, begin = divide(group, data)
-    fill(data, group.rank)
-    group.reduce_scatter(data, own, counts, "bxor")
-    check(own, lambda at, n: xor(group.size, begin + at, n), say("reduce_scatter"))
-
-
-def all_to_all(group: Any, data: Any, say: Any) -> None:
-    """Rank 0 gives, the last takes: another host's, where there are several."""
-    nothing, last = data[:0], group.size - 1
-    sent, taken = [nothing] * group.size, [nothing] * group.size
-    fill(data, group.rank)
-    if group.rank == 0:
-        sent[last] = data
-    elif group.rank == last:
-        taken[0] = data
-    group.all_to_all(sent, taken)
-    check(data, lambda at, n: pattern(at, n, 0 if group.rank == last else group.rank), say("all_to_all"))
-
-
-def send(group: Any, data: Any, say: Any) -> None:
-    last = group.size - 1
-    fill(data, group.rank)
-    if group.rank == 0:
-        group.send(data, last)
-    elif group.rank == last:
-        group.recv(data, 0)
-        check(data, lambda at, n: pattern(at, n, 0), say("send and receive"))
-
-
-def run_rank(calls: list[str]) -> None:
-    import numpy as np
-
-    import evenstep as es
-
-    with es.comm.open(arena_bytes=0, timeout=600) as group:
-        data = np.empty(BYTES, dtype=np.uint8)
-
-        def say(what: str) -> str:
-            return f"{os.environ['EVENSTEP_COMM_ENGINE']}, rank {group.rank} of {group.size}: {what}"
-
-        for call in calls:
-            globals()[call](group, data, say)
-        group.barrier()
 
 
 def mpirun() -> str | None:
-    return os.environ.get("EVENSTEP_TEST_MPIRUN", "").split(":")[0] or shutil.which("mpirun")
+    built = sorted(str(path) for path in (ROOT / "build" / "mpi").glob("*/bin/mpirun"))
+    return os.environ.get("EVENSTEP_TEST_MPIRUN", "").split(":")[0] or shutil.which("mpirun") or next(iter(built), None)
 
 
-def found() -> list[str]:
-    """The engines that can be had here."""
+def free_gib() -> float:
+    """What the machine has, and what this process's control group allows."""
+    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) / 2**20
+    group = pathlib.Path("/sys/fs/cgroup/memory.max")
+    limit = group.read_text().strip() if group.exists() else "max"
+    if limit != "max":
+        free = min(free, (int(limit) - int(group.with_name("memory.current").read_text())) / 2**30)
+    return free
+
+
+def missing(part: Part) -> str | None:
+    """Why it cannot run here."""
     from evenstep.hosts import ucx_state
 
-    engines = ["shm"]
     version, why = ucx_state()
-    if version:
-        engines += ["ucx", "hosts"]
-    else:
-        print(f"large: not over UCX: {why}")
-    return [*engines, "mpi"] if mpirun() else engines
+    if part.engine in ("ucx", "hosts") and not version:
+        return f"no UCX: {why}"
+    if part.engine == "mpi" and mpirun() is None:
+        return "no mpirun (EVENSTEP_TEST_MPIRUN, scripts/install_mpi.sh)"
+    free = free_gib()
+    return f"{part.gib} GiB of memory are needed, {free:.1f} are free" if free < part.gib else None
 
 
-def run(engine: str, hosts: str, calls: tuple[str, ...]) -> int:
-    """The worst exit code of the ranks, one on each of these hosts."""
+def run(part: Part) -> int:
+    """The worst exit code of the ranks."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "EVENSTEP_COMM_ENGINE": engine}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "EVENSTEP_COMM_ENGINE": part.engine}
     environment = {**os.environ, **place, "EVENSTEP_COMM_COSTS": "off"}
-    own = [sys.executable, __file__, "rank", *calls]
-    if engine == "mpi":
+    own = [sys.executable, str(SCRIPTS / part.words[0]), *part.words[1:]]
+    if part.engine == "mpi":
         allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         launcher = mpirun()
-        if launcher is None:
-            raise SystemExit("large: no mpirun (EVENSTEP_TEST_MPIRUN)")
-        return subprocess.run([launcher, "-n", str(len(hosts)), *own], env={**environment, **allowed}).returncode
+        assert launcher is not None
+        return subprocess.run([launcher, "-n", str(len(part.hosts)), *own], env={**environment, **allowed}).returncode
     ranks = []
-    for rank, host in enumerate(hosts):
-        at = {"WORLD_SIZE": str(len(hosts)), "RANK": str(rank)}
-        at |= {"EVENSTEP_HOST_ID": host} if engine == "hosts" else {}
-        ranks.append(subprocess.Popen(own, env={**environment, **at}))
+    for rank, host in enumerate(part.hosts):
+        at = {"WORLD_SIZE": str(len(part.hosts)), "RANK": str(rank)}
+        at |= {"EVENSTEP_HOST_ID": host} if part.engine == "hosts" else {}
+        words = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *own] if part.one_core else own
+        ranks.append(subprocess.Popen(words, env={**environment, **at}))
     return max(abs(rank.wait()) for rank in ranks)
 
 
-def main() -> int:
-    if sys.argv[1:2] == ["rank"]:
-        run_rank(sys.argv[2:])
-        return 0
-    engines = sys.argv[1:] or found()
-    wrong = [engine for engine in engines if any(run(engine, *part) != 0 for part in PLACES[engine])]
-    print(f"large: wrong over {', '.join(wrong)}" if wrong else "large: all well")
-    return int(bool(wrong))
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in PARTS]
+    if unknown:
+        print(f"large: no part {', '.join(unknown)}: {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    print_heading("More than 4 GiB on each rank, checked byte by byte")
+    wrong, left = [], []
+    for name in names or PARTS:
+        part = PARTS[name]
+        why = missing(part)
+        if why is not None:
+            print(f"{name}: not run: {why}", flush=True)
+            left.append(name)
+            continue
+        print(f"{name}:", flush=True)
+        began = time.monotonic()
+        if run(part) != 0:
+            wrong.append(name)
+        print(f"      {time.monotonic() - began:.0f} s", flush=True)
+    print(f"large: wrong: {', '.join(wrong)}" if wrong else "large: all well", flush=True)
+    if left:
+        print(f"large: not run: {', '.join(left)}")
+    return int(bool(wrong) or bool(names and left))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
