@@ -4,6 +4,8 @@
 #include "balancer/state.h"
 #include "base/fail.h"
 
+#include <math.h>
+
 enum { MOST_CUTS = 12 };
 
 /* Waiting for one rank alone that is worth a trial, as a part of a step. */
@@ -31,12 +33,18 @@ void even_floors_forget(even_balancer *b) {
   }
 }
 
+/* Whether the rank is busy for less of the steps than it would be without stops, by their mean and by that of the same
+ * steps: where the machine becomes faster, the last ones alone are shorter than the others. */
+static bool waits(const even_guard *g, size_t rank, double mean) {
+  return g->busy[rank] < mostly_waits * fmin(mean, g->busy_of);
+}
+
 /* Whether the rank is fast on the whole, and stopped now and then: by the spread of its times, for chance alone does
  * not make a third of the mean. */
 static bool stopped(const even_balancer *b, size_t rank, double mean) {
   const even_guard *g = &b->guard;
   double spread = EVEN_GUARD_FAR * g->busy[rank];
-  return b->current[rank] > 0 && g->busy[rank] < mostly_waits * mean && g->scatter[rank] > spread * spread;
+  return b->current[rank] > 0 && waits(g, rank, mean) && g->scatter[rank] > spread * spread;
 }
 
 /* The worst rank gets less; not at the cost of others that are stopped, too, unless it is tried alone. */
@@ -54,7 +62,7 @@ even_status even_floors_caution(even_balancer *b, bool *begun) {
   size_t worst = b->ranks;
   double most = 0.0;
   for (size_t r = 0; r < b->ranks; r++) {
-    bool blamed = g->blame[r] > least_blame * mean * g->blame_weight && g->busy[r] < mostly_waits * mean;
+    bool blamed = g->blame[r] > least_blame * mean * g->blame_weight && waits(g, r, mean);
     if (blamed && g->scatter[r] > most && b->current[r] > 0) {
       worst = r;
       most = g->scatter[r];

@@ -133,13 +133,13 @@ static bool whole(const even_balancer *b, const even_step_timing *timings) {
 /* The slowest rank is blamed for what the others waited for it alone. */
 static void blame(even_balancer *b, const even_step_timing *timings) {
   even_guard *g = &b->guard;
+  double part = g->blame_weight > 0.0 ? 1.0 - memory : 1.0;
   double longest = 0.0;
   double second = 0.0;
   size_t slowest = 0;
   for (size_t r = 0; r < b->ranks; r++) {
     double seconds = timings[r].busy_seconds;
     g->blame[r] *= memory;
-    double part = g->blame_weight > 0.0 ? 1.0 - memory : 1.0;
     double off = seconds - g->busy[r];
     g->bursts[r] += ((fabs(off) > EVEN_GUARD_FAR * g->busy[r] ? 1.0 : 0.0) - g->bursts[r]) * (1.0 - memory);
     g->busy[r] += off * part;
@@ -152,6 +152,7 @@ static void blame(even_balancer *b, const even_step_timing *timings) {
       second = seconds;
     }
   }
+  g->busy_of += (longest - g->busy_of) * part;
   g->blame[slowest] += (longest - second) * (1.0 - memory);
   g->blame_weight += (1.0 - g->blame_weight) * (1.0 - memory);
 }

@@ -35,6 +35,7 @@ typedef struct even_guard {
   double *blame;        /* seconds that the others waited for each rank alone, of late */
   double blame_weight;  /* how much of a memory it has */
   double *busy;         /* mean busy seconds of each rank, of late */
+  double busy_of;       /* and the steps', in the same mean: a machine that becomes faster leaves no rank idle */
   double *scatter;      /* and their variance */
   double *bursts;       /* how often each rank's time is far from its mean */
   double recent;        /* mean seconds of the last dozen steps */
