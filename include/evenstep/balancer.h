@@ -129,8 +129,11 @@ typedef struct even_balancer_params {
 EVEN_PUBLIC even_status even_balancer_open(const even_balancer_params *params, even_balancer **out) EVEN_MUST_USE;
 /* NULL is allowed. */
 EVEN_PUBLIC void even_balancer_close(even_balancer *balancer);
-/* Takes the timings of one step, one per rank. Robust to single outliers; follows real changes within a few steps. A
- * timing that is not finite or negative: EVEN_ERR_ARGUMENT and nothing is learned. */
+/* Takes the timings of one step, one per rank. Robust to single outliers; follows real changes within a few steps.
+ * Where all ranks become slower or faster together (of up to 16; the machine's frequency, a neighbour on its host),
+ * what was measured before counts as if it had been so then: such a drift is neither a change of one rank nor what
+ * other shares cost, and even_balancer_predict is of today's level. A change of one rank stays its own, of two ranks as
+ * well. A timing that is not finite or negative: EVEN_ERR_ARGUMENT and nothing is learned. */
 EVEN_PUBLIC even_status even_balancer_observe(even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
 /* The same, where ranks without samples may have left out a part of their dummy batch's work, as backward: spared[r]
  * (NULL: none). Such a step tells what t(0) is, and how much faster or slower the rank has become; not what a sample

@@ -188,6 +188,7 @@ even_status even_balancer_observe_exchange(even_balancer *b, const even_step_tim
     even_guard_pass(b, timings);
     return EVEN_OK;
   }
+  even_level_take(&b->level, b->models, &b->replay, timings, b->ranks);
   even_scatter_take(&b->scatter, b->models, timings, b->ranks);
   even_replay_take(&b->replay, timings, b->ranks);
   for (size_t r = 0; r < b->ranks; r++) {

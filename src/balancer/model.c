@@ -172,6 +172,25 @@ static void rescale(even_rank_model *model, double factor) {
   even_shape_move(&model->shape, factor, 0.0);
 }
 
+void even_model_follow(even_rank_model *model, double factor, double kept) {
+  double left = 1.0;
+  for (int i = model->count - 1; i >= 0; i--) {
+    for (int step = 0; step < model->block && left > 0.001; step++) {
+      left *= kept;
+    }
+    double seconds = model->seconds[i] * (1.0 + (factor - 1.0) * (1.0 - left));
+    model->seconds[i] = larger(shortest_seconds, smaller(seconds, longest_seconds));
+  }
+  model->fixed_seconds *= factor;
+  model->seconds_per_sample *= factor;
+  model->known_seconds *= factor;
+  model->idle_reference *= factor;
+  for (int i = 0; i < model->idle_count; i++) {
+    model->idle[i] *= factor;
+  }
+  even_shape_move(&model->shape, factor, 0.0);
+}
+
 static void shift(double *values, int count, double seconds) {
   for (int i = 0; i < count; i++) {
     values[i] = larger(shortest_seconds, values[i] + seconds);

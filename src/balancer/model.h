@@ -60,6 +60,9 @@ void even_model_set_pieces(even_rank_model *model, int64_t micro_batch, double p
 /* All that was measured, a dummy batch too, took so many seconds more (< 0: fewer), whatever the share: the fixed part
  * is larger by them. */
 void even_model_shift(even_rank_model *model, double seconds);
+/* The rank takes `factor` times as long since its last steps: what was measured k steps ago, the last one as k = 1, as
+ * much of that as is not there yet, kept^k. */
+void even_model_follow(even_rank_model *model, double factor, double kept);
 /* Whether its dummy batches are spared, so that they are less than a sample's work. */
 bool even_model_idles(const even_rank_model *model);
 /* Whether what its sizes took is believed instead of the line. */

@@ -61,6 +61,18 @@ void even_replay_shift(even_replay *replay, size_t rank, size_t ranks, double se
   }
 }
 
+void even_replay_follow(even_replay *replay, size_t ranks, double factor, double kept) {
+  int64_t steps = replay->taken < EVEN_REPLAY_STEPS ? replay->taken : EVEN_REPLAY_STEPS;
+  double left = 1.0;
+  for (int64_t i = 0; i < steps; i++) {
+    double *step = &replay->seconds[(size_t)((replay->taken - 1 - i) % EVEN_REPLAY_STEPS) * ranks];
+    left *= left > 0.001 ? kept : 1.0;
+    for (size_t r = 0; r < ranks; r++) {
+      step[r] *= 1.0 + (factor - 1.0) * (1.0 - left);
+    }
+  }
+}
+
 /* Larger sizes are cut, as in the models: a double may be more than an int64_t holds. */
 static const double most_samples = 0x1p53;
 

@@ -35,6 +35,8 @@ void even_replay_close(even_replay *replay);
 void even_replay_take(even_replay *replay, const even_step_timing *timings, size_t ranks);
 /* The rank's steps took so many seconds more than was taken (< 0: fewer). */
 void even_replay_shift(even_replay *replay, size_t rank, size_t ranks, double seconds);
+/* As even_model_follow, of all ranks. */
+void even_replay_follow(even_replay *replay, size_t ranks, double factor, double kept);
 /* How many of the last steps speak of the ranks as they are now, and are replayed by what follows; 0: fewer than
  * `least` (at least EVEN_REPLAY_FEW), or ranks that are stopped rather than scatter. */
 int even_replay_begin(even_replay *replay, const even_rank_model *models, const int64_t *shares, size_t ranks,

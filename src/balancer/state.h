@@ -5,6 +5,7 @@
 #include "balancer/change.h"
 #include "balancer/exchange.h"
 #include "balancer/guard.h"
+#include "balancer/level.h"
 #include "balancer/model.h"
 #include "balancer/replay.h"
 #include "balancer/scatter.h"
@@ -36,6 +37,7 @@ struct even_balancer {
   double *scatters;    /* variances, beside the fastest rank, as the tables have them … */
   int64_t scatters_at; /* … after so many steps */
   even_replay replay;
+  even_level level;
   even_change change;
   even_exchange exchange;
   even_step_timing *last; /* the last step that was observed, as it was told */

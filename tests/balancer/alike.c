@@ -76,8 +76,8 @@ static void equal_ranks_keep_equal_shares(void **context) {
   } cases[] = {/* of the models alone 0.007, 0.014, 0.27, 0.04 and 0.17 */
                {0.03, 0, nothing, 0.0035},
                {0.03, 0.01, nothing, 0.009},
-               {0.05, 0, machine_comes_and_goes, 0.20},
-               {0.02, 0, machine_comes_and_goes, 0.005},
+               {0.05, 0, machine_comes_and_goes, 0.04},
+               {0.02, 0, machine_comes_and_goes, 0.002},
                {0.02, 0, neighbours_come_and_go, 0.008}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     const even_cluster c = pair(1.0, cases[i].lognormal, cases[i].wander);
