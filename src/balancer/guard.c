@@ -31,6 +31,8 @@ static const double trial_cost[EVEN_GUARD_QUESTIONS] = {
 static const double least_gain = 0.015;
 /* Where the models promise so much more than they did as a fixed split was measured faster, that is no longer true. */
 static const double against_it = 1.15;
+/* A fixed split that the models say to take so many times as long is not believed to be faster at once. */
+static const double far_slower = 1.1;
 /* A gain that is hoped for, and worth a trial. */
 static const double hoped_gain = 0.02;
 /* What is remembered of blame from one step to the next. */
@@ -57,7 +59,7 @@ even_status even_guard_open(even_guard *g, even_balancer *b) {
   for (int i = 0; i < EVEN_GUARD_QUESTIONS; i++) {
     g->next[i] = g->pause[i] = first_pause[i];
   }
-  g->in_force = EVEN_FIXED_NONE;
+  g->in_force = g->doubted = EVEN_FIXED_NONE;
   EVEN_TRY(even_fixed_open(g->fixed, b->ranks));
   return even_fixed_split(b);
 }
@@ -247,9 +249,25 @@ static bool on_fixed(even_guard_question question) {
   return question == EVEN_GUARD_EQUAL || question == EVEN_GUARD_PRIOR || question == EVEN_GUARD_RETURN;
 }
 
+/* Whether a fixed split has won by chance, maybe: where ranks come and go, a trial of 32 steps may have met their best
+ * ones. What won a second time has won. */
+static bool doubts(even_balancer *b, bool won) {
+  even_guard *g = &b->guard;
+  bool first = g->doubted != g->compared;
+  g->doubted = EVEN_FIXED_NONE;
+  if (won && first && g->question == about(g->compared) && against(b, g->compared) > far_slower) {
+    g->doubted = g->compared;
+    begin_window(b);
+  }
+  return g->doubted != EVEN_FIXED_NONE;
+}
+
 static void conclude(even_balancer *b, bool won) {
   even_guard *g = &b->guard;
   even_guard_question question = g->question;
+  if (on_fixed(question) && doubts(b, won)) {
+    return;
+  }
   wait(b, question, won);
   if (on_fixed(question)) {
     answer_both(b, won);
@@ -354,6 +372,9 @@ static void compare(even_balancer *b, even_fixed_name name, bool *begun) {
 static bool is_due(even_balancer *b, even_fixed_name name, double mean) {
   even_guard *g = &b->guard;
   even_guard_question question = about(name);
+  if (g->doubted == name) {
+    return true;
+  }
   if (b->steps < g->next[question]) {
     return even_fixed_was_faster(&g->fixed[name], mean) && even_fixed_asked(b, name);
   }

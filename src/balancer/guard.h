@@ -44,6 +44,7 @@ typedef struct even_guard {
   even_fixed fixed[EVEN_FIXED_COUNT];
   even_fixed_name in_force; /* a fixed split: the models' was measured slower */
   even_fixed_name compared; /* in the last trial of a fixed split against the models' */
+  even_fixed_name doubted;  /* it won a trial, though the models say that it is far slower: it is tried again at once */
   double against;           /* how many times the models' step the one in force took by the models, as it won */
   even_trial trial;
   even_stops stops;                   /* in the challenger's steps */

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "balancer/floors.h"
+#include "balancer/pseudo_random.h"
 #include "balancer/state.h"
 
 #include "late.h"
@@ -400,6 +401,37 @@ static void a_floor_goes_with_the_speed_it_was_learned_at(void **context) {
   even_balancer_close(b);
 }
 
+/* A rank is three times slower for 10 to 40 steps, and as fast as before for 10 to 80: a trial of equal shares may meet
+ * its best ones, and those around it its worst. */
+static void a_fixed_split_does_not_win_by_chance(void **context) {
+  (void)context;
+  const double speeds[2] = {2.0, 1.0};
+  int off = 0;
+  for (uint64_t seed = 1; seed <= 4 * SEEDS; seed++) {
+    const even_balancer_params params = {
+        .size = sizeof params, .policy = EVEN_POLICY_AUTO, .ranks = 2, .batch = BATCH, .speeds = speeds};
+    even_cluster c = {.ranks = 2, .first_step = 3.0};
+    c.rank[0] = (even_cluster_rank){.fixed = 0.003, .per_sample = 0.001, .lognormal = 0.05};
+    c.rank[1] = (even_cluster_rank){.fixed = 0.006, .per_sample = 0.002, .lognormal = 0.05};
+    uint64_t state = seed * 104729;
+    int64_t until = 0;
+    bool slow = true;
+    late_job j;
+    late_open(&j, &params, &c, seed * 7919);
+    for (int64_t step = 0; step < 1200; step++) {
+      if (step >= until) {
+        until = step + even_pseudo_random_between(&state, 10, slow ? 80 : 40);
+        slow = !slow;
+      }
+      j.ranks.rank[1].slower = slow ? 3.0 : 1.0;
+      (void)go(&j, 1);
+      off += even_balancer_choice(j.balancer, NULL, NULL) != EVEN_POLICY_HYBRID;
+    }
+    late_close(&j);
+  }
+  assert_true(25 * off <= 2 * 4 * SEEDS * 1200); /* one in seven steps where one trial was enough */
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_trial_is_not_measured_with_a_probe),
@@ -414,6 +446,7 @@ int main(void) {
       cmocka_unit_test(an_answer_holds_for_a_while),
       cmocka_unit_test(what_models_remember_wrongly_is_tried),
       cmocka_unit_test(a_rank_slows_under_equal_shares),
+      cmocka_unit_test(a_fixed_split_does_not_win_by_chance),
       cmocka_unit_test(a_floor_goes_with_the_speed_it_was_learned_at),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
