@@ -6,6 +6,7 @@
 #include "cli/job.h"
 #include "orchestrator/launched.h"
 #include "orchestrator/outlast.h"
+#include "orchestrator/pauses.h"
 #include "os/clock.h"
 #include "os/supervisor.h"
 #include "os/sweep.h"
@@ -26,10 +27,10 @@ typedef struct supervised {
   bool alone;        /* no other hosts: ranks do not end with the agent by themselves */
   const char *whose; /* agent it is */
   int most;
-  int starts;  /* of an agent, without the first, */
-  int since;   /* and how many of them before the training last came further */
-  int pause_s; /* the last one, */
-  int waits_s; /* and what of it is waited */
+  int starts;    /* of an agent, without the first, */
+  int since;     /* and how many of them before the training last came further */
+  unsigned soon; /* of them, the last that ended early one after the other */
+  int waits_s;   /* before the next */
   uint64_t started_ns;
 } supervised;
 
@@ -56,10 +57,9 @@ static bool follows(const even_job_options *options) {
 static void choose_pause(supervised *on, bool lives) {
   uint64_t again_s = lives ? PAUSE_AGAIN_LIVES_S : PAUSE_AGAIN_S;
   bool lasted = even_clock_ns() - on->started_ns > again_s * SECOND_NS;
-  bool first = on->pause_s == 0 || lasted;
-  on->pause_s = first ? 1 : on->pause_s * 2;
-  on->pause_s = on->pause_s > LONGEST_PAUSE_S ? LONGEST_PAUSE_S : on->pause_s;
-  on->waits_s = first && lives ? 0 : on->pause_s;
+  on->soon = lasted ? 1 : on->soon + 1;
+  uint64_t pause_ns = even_pause_after(SECOND_NS, LONGEST_PAUSE_S * SECOND_NS, on->soon);
+  on->waits_s = on->soon == 1 && lives ? 0 : (int)(pause_ns / SECOND_NS);
 }
 
 /* Whether another agent is to be started, and after which pause; `lives`: the job's ranks outlast this one. */

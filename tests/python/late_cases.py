@@ -333,9 +333,9 @@ def breaks_off() -> None:
     say({"made": made, "error": error})
 
 
-def passes_by() -> None:
-    """A parameter differs on rank 1 in step 6 alone, before all ranks have others."""
-    es.session().parameter_checks.every = 6
+def _apart(every: int, then: Callable[[nn.Module], None]) -> None:
+    """A parameter of rank 1 differs from step 6 on, and `then` comes at that step's end."""
+    es.session().parameter_checks.every = every
     model, optimizer, loader = prepared(es.Stale(steps=K), STEPS)
     for number, (x,) in enumerate(loader):
         if number == 6 and RANK == 1:
@@ -344,24 +344,23 @@ def passes_by() -> None:
         optimizer.step()
         optimizer.zero_grad()
         if number == 6:
-            for parameter in model.parameters():
-                parameter.data.zero_()
+            then(model)
     say({"step": es.step()})
+
+
+def passes_by() -> None:
+    """It differs in step 6 alone, before all ranks have others."""
+
+    def anew(model: nn.Module) -> None:
+        for parameter in model.parameters():
+            parameter.data.zero_()
+
+    _apart(6, anew)
 
 
 def stays_apart() -> None:
-    """One differs from step 6 on: a checkpoint in step 7 finds it, and sums of before are still to come."""
-    es.session().parameter_checks.every = 1
-    model, optimizer, loader = prepared(es.Stale(steps=K), STEPS)
-    for number, (x,) in enumerate(loader):
-        if number == 6 and RANK == 1:
-            model[0].bias.data[0] += 1.0
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if number == 6:
-            es.checkpoint("apart")
-    say({"step": es.step()})
+    """A checkpoint in step 7 finds it, and sums of before are still to come."""
+    _apart(1, lambda _model: es.checkpoint("apart"))
 
 
 def buffers() -> None:
