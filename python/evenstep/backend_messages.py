@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -65,12 +66,11 @@ class MessageWork(dist.Work):
         if not self._request.done():
             return False
         self.end_record()
-        if self._target is not None:
-            try:
+        if self._data is not None or self._target is not None:
+            with contextlib.suppress(
+                _core.EvenstepError
+            ):  # whoever waits is told; a transfer that failed may still write
                 self._end(0)
-            except _core.EvenstepError:
-                pass  # whoever waits is told
-        self._data = None
         return True
 
     def is_success(self) -> bool:

@@ -128,10 +128,11 @@ class Submitted:
         self.of_backward: Any = None  # of reducer_waits.py
 
     def make(self) -> None:
-        assert self.job is not None
+        job, self.job = self.job, None  # it has the call's tensors, and who keeps the Work keeps this
+        assert job is not None
         make_for(self.place)
         try:
-            self.job()
+            job()
         except Exception as error:
             self.end(error)
         else:

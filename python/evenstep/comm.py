@@ -16,6 +16,7 @@ memory, elements one after the other. The GIL is released while a call moves dat
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Sequence
@@ -86,8 +87,11 @@ class Request:
     def done(self) -> bool:
         """Whether it has ended, well or not."""
         done = self._request.done()
-        if done:
-            self._kept = None
+        if done and self._kept is not None:
+            with contextlib.suppress(
+                _core.EvenstepError
+            ):  # whoever waits is told; a transfer that failed may still write
+                self.wait()
         return done
 
     def wait(self, timeout: float = 0.0) -> int:

@@ -261,11 +261,16 @@ def given_back() -> None:
     dist.recv(got, (RANK - 1) % SIZE)
     message.wait()
     dist.all_reduce(summed, async_op=True).wait()
-    del arrays, summed, sent, got, message
+    out, parts = torch.zeros(2), [torch.ones(2) for _ in range(SIZE)]
+    held += [weakref.ref(part) for part in parts]
+    work = dist.reduce_scatter(out, parts, async_op=True)
+    work.wait()
+    del arrays, summed, sent, got, message, parts  # who keeps the Work keeps none of them
     late = time.monotonic() + 30  # the group's thread lets go of its call after it has told of it
     while any(array() is not None for array in held) and time.monotonic() < late:
         time.sleep(0.001)
-    assert [array() is None for array in held] == [True] * 3
+    assert all(array() is None for array in held), [array() is None for array in held]
+    assert work.is_success()
 
 
 def meshes() -> None:
