@@ -176,6 +176,7 @@ static void begin_window(even_balancer *b) {
 /* The ranks' speeds are others: how often they were far from their means says nothing of these. */
 static void begin_other_speeds(even_balancer *b) {
   memset(b->guard.bursts, 0, b->ranks * sizeof *b->guard.bursts);
+  b->guard.doubted = EVEN_FIXED_NONE; /* the trial that it won was of the speeds before */
   begin_window(b);
 }
 
@@ -186,6 +187,7 @@ void even_guard_shift(even_guard *g, size_t rank, double seconds) {
 void even_guard_begin_anew(even_balancer *b) {
   even_guard *g = &b->guard;
   g->trial.state = EVEN_TRIAL_IDLE;
+  g->doubted = EVEN_FIXED_NONE;
   for (int name = 0; name < EVEN_FIXED_COUNT; name++) {
     g->fixed[name].first_steps = 0;
   }
@@ -194,6 +196,7 @@ void even_guard_begin_anew(even_balancer *b) {
 
 even_status even_guard_caps_changed(even_balancer *b) {
   b->guard.trial.state = EVEN_TRIAL_IDLE;
+  b->guard.doubted = EVEN_FIXED_NONE;
   EVEN_TRY(even_fixed_split(b));
   begin_window(b);
   return EVEN_OK;
@@ -358,6 +361,7 @@ static void compare(even_balancer *b, even_fixed_name name, bool *begun) {
   even_guard_question question = back ? EVEN_GUARD_RETURN : about(name);
   if (!even_fixed_asked(b, name)) {
     g->next[question] = b->steps + EVEN_GUARD_SETTLED;
+    g->doubted = EVEN_FIXED_NONE;
     return;
   }
   *begun = true;

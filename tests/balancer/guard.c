@@ -432,6 +432,34 @@ static void a_fixed_split_does_not_win_by_chance(void **context) {
   assert_true(25 * off <= 2 * 4 * SEEDS * 1200); /* one in seven steps where one trial was enough */
 }
 
+/* It would be asked in each step, or of other speeds. */
+static void a_doubt_ends_with_its_question(void **context) {
+  (void)context;
+  const int64_t caps[2] = {BATCH - 1, BATCH - 1};
+  even_cluster c = {.ranks = 2, .first_step = 3.0};
+  c.rank[0] = c.rank[1] = (even_cluster_rank){.fixed = 0.003, .per_sample = 0.001, .lognormal = 0.01};
+  late_job j;
+  start(&j, &c, 7);
+  (void)go(&j, 100);
+  even_guard *g = &j.balancer->guard;
+  g->doubted = EVEN_FIXED_EQUAL; /* which the models' is */
+  (void)go(&j, 1);
+  assert_int_equal(g->doubted, EVEN_FIXED_NONE);
+  g->doubted = EVEN_FIXED_EQUAL;
+  even_guard_begin_anew(j.balancer);
+  assert_int_equal(g->doubted, EVEN_FIXED_NONE);
+  g->doubted = EVEN_FIXED_EQUAL;
+  assert_int_equal(even_balancer_set_caps(j.balancer, caps), EVEN_OK);
+  assert_int_equal(g->doubted, EVEN_FIXED_NONE);
+  (void)go(&j, 24);
+  g->doubted = EVEN_FIXED_EQUAL;
+  j.ranks.rank[0].slower = j.ranks.rank[1].slower = 100.0;
+  (void)go(&j, 4);
+  assert_true(even_series_count(&g->trial.before) < EVEN_TRIAL_CHALLENGE); /* nothing was asked */
+  assert_int_equal(g->doubted, EVEN_FIXED_NONE);
+  late_close(&j);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_trial_is_not_measured_with_a_probe),
@@ -447,6 +475,7 @@ int main(void) {
       cmocka_unit_test(what_models_remember_wrongly_is_tried),
       cmocka_unit_test(a_rank_slows_under_equal_shares),
       cmocka_unit_test(a_fixed_split_does_not_win_by_chance),
+      cmocka_unit_test(a_doubt_ends_with_its_question),
       cmocka_unit_test(a_floor_goes_with_the_speed_it_was_learned_at),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
