@@ -172,12 +172,20 @@ static void rescale(even_rank_model *model, double factor) {
   even_shape_move(&model->shape, factor, 0.0);
 }
 
-void even_model_follow(even_rank_model *model, double factor, double kept) {
+/* kept^steps. */
+static double kept_for(double kept, int steps) {
   double left = 1.0;
+  for (int step = 0; step < steps; step++) {
+    left *= kept;
+  }
+  return left;
+}
+
+void even_model_follow(even_rank_model *model, double factor, double kept) {
+  double left = kept_for(kept, model->pending);
+  model->pending_seconds *= 1.0 + (factor - 1.0) * (1.0 - left);
   for (int i = model->count - 1; i >= 0; i--) {
-    for (int step = 0; step < model->block && left > 0.001; step++) {
-      left *= kept;
-    }
+    left *= left > 0.001 ? kept_for(kept, model->block) : 1.0;
     double seconds = model->seconds[i] * (1.0 + (factor - 1.0) * (1.0 - left));
     model->seconds[i] = larger(shortest_seconds, smaller(seconds, longest_seconds));
   }
