@@ -154,16 +154,21 @@ static even_status check_timings(const even_balancer *b, const even_step_timing 
   return EVEN_OK;
 }
 
-/* What runs is the caller's affair: what is believed of a rank beyond its share begins from there. */
-static void take_current(even_balancer *b, const even_step_timing *timings) {
+bool even_balancer_whole(const even_balancer *b, const even_step_timing *timings) {
   int64_t left = b->batch;
   for (size_t r = 0; r < b->ranks; r++) {
     if (timings[r].samples > left) {
-      return;
+      return false;
     }
     left -= timings[r].samples;
   }
-  for (size_t r = 0; left == 0 && r < b->ranks; r++) {
+  return left == 0;
+}
+
+/* What runs is the caller's affair: what is believed of a rank beyond its share begins from there. */
+static void take_current(even_balancer *b, const even_step_timing *timings) {
+  bool whole = even_balancer_whole(b, timings);
+  for (size_t r = 0; whole && r < b->ranks; r++) {
     b->current[r] = timings[r].samples;
   }
 }
@@ -188,7 +193,9 @@ even_status even_balancer_observe_exchange(even_balancer *b, const even_step_tim
     even_guard_pass(b, timings);
     return EVEN_OK;
   }
-  even_level_take(&b->level, b->models, &b->replay, timings, b->ranks);
+  if (even_balancer_whole(b, timings)) {
+    even_level_take(&b->level, b->models, &b->replay, timings, b->ranks);
+  }
   even_scatter_take(&b->scatter, b->models, timings, b->ranks);
   even_replay_take(&b->replay, timings, b->ranks);
   for (size_t r = 0; r < b->ranks; r++) {

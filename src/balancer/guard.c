@@ -121,17 +121,6 @@ static uint64_t distance(const even_balancer *b, const even_step_timing *timings
   return sum;
 }
 
-static bool whole(const even_balancer *b, const even_step_timing *timings) {
-  int64_t left = b->batch;
-  for (size_t r = 0; r < b->ranks; r++) {
-    if (timings[r].samples > left) {
-      return false;
-    }
-    left -= timings[r].samples;
-  }
-  return left == 0;
-}
-
 /* The slowest rank is blamed for what the others waited for it alone. */
 static void blame(even_balancer *b, const even_step_timing *timings) {
   even_guard *g = &b->guard;
@@ -458,7 +447,7 @@ static even_status ask(even_balancer *b) {
 
 even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
   even_guard *g = &b->guard;
-  if (!whole(b, timings)) {
+  if (!even_balancer_whole(b, timings)) {
     return EVEN_OK;
   }
   if (!running(g) && changed(g)) {

@@ -11,10 +11,10 @@ enum {
   MOVES = 64     /* for which the level is followed, once it was seen to move */
 };
 
-/* One rank's step further off than this is a stall. */
-static const double furthest = 0.5;
-/* No machine changes by more at once: what is further off is taken for so much. */
-static const double most_common = 0.2;
+/* A step further off, to either side, is taken for so much: 1.6 times as long, or as short. A rank's is a stall; all
+ * ranks' is a machine that is another one, and followed by forgetting. */
+static const double furthest = 0.6;
+static const double least = -0.375;
 /* Ranks that scatter further are stopped: they say nothing of the others. */
 static const double stopped = 0.2;
 /* Of what a step is off, the part by which the level goes on; of the last few steps' mean, a step's. */
@@ -23,6 +23,9 @@ static const double recent_part = 0.125;
 /* Standard errors that are no chance: each step is looked at. Less than this part of a step is not followed. */
 static const double certain = 3.0;
 static const double least_move = 0.004;
+/* A rank goes with the others where it is off by this part of what is common, in the mean of the last few steps. */
+static const double with_it = 0.5;
+static const double few_part = 0.25;
 
 /* By what part the rank took longer than its model says; whether that says something. */
 static bool off_by(const even_rank_model *model, const even_step_timing *timing, double *off) {
@@ -30,7 +33,7 @@ static bool off_by(const even_rank_model *model, const even_step_timing *timing,
               model->noise < stopped;
   if (says) {
     double ratio = timing->busy_seconds / even_model_at(model, timing->samples);
-    *off = fmax(-furthest, fmin(ratio - 1.0, furthest));
+    *off = fmax(least, fmin(ratio - 1.0, furthest));
   }
   return says;
 }
@@ -70,10 +73,27 @@ static int common_part(const even_rank_model *models, const even_step_timing *ti
   }
   double low = sorted[(count - 1) / 2];
   double high = sorted[count / 2];
-  double nearest = low > 0.0 ? low : (high < 0.0 ? high : 0.0);
-  *common = fmax(-most_common, fmin(nearest, most_common));
+  *common = low > 0.0 ? low : (high < 0.0 ? high : 0.0);
   *own = fmax(0.0, (squares - sum * sum / count) / (count - 1));
   return count;
+}
+
+/* Whether all ranks but an eighth go with one another (of 4 to 11 one may not): most of them may be one host's. */
+static bool agree(even_level *level, const even_rank_model *models, const even_step_timing *timings, size_t ranks,
+                  double common) {
+  int say = 0;
+  int alone = 0;
+  level->common += few_part * (common - level->common);
+  double enough = with_it * level->common;
+  for (size_t r = 0; r < ranks; r++) {
+    double off = 0.0;
+    if (off_by(&models[r], &timings[r], &off)) {
+      level->off[r] += few_part * (off - level->off[r]);
+      say++;
+      alone += level->common > 0.0 ? level->off[r] < enough : level->off[r] > enough;
+    }
+  }
+  return 8 * alone <= say + 4;
 }
 
 /* Whether the step has the shares of the one before. */
@@ -113,9 +133,9 @@ void even_level_take(even_level *level, even_rank_model *models, even_replay *re
   if (say < 2) {
     return;
   }
+  bool all = agree(level, models, timings, ranks, common);
   if (!same) {
     level->since = 0; /* a change costs all ranks something, maybe */
-    level->usual = level->recent = 0.0;
     return;
   }
   if (moves(level, say, common, own)) {
@@ -125,6 +145,9 @@ void even_level_take(even_level *level, even_rank_model *models, even_replay *re
     return;
   }
   level->moves--;
+  if (!all || common >= furthest || common <= least) {
+    return;
+  }
   for (size_t r = 0; r < ranks; r++) {
     even_model_follow(&models[r], 1.0 + gain * common, 1.0 - gain);
   }

@@ -51,6 +51,8 @@ struct even_balancer {
   size_t probed;      /* the rank that is, or was last, tried */
 };
 
+/* Whether the step was one of a whole batch, not of a last one that is smaller. */
+bool even_balancer_whole(const even_balancer *b, const even_step_timing *timings);
 /* Whether the policy follows what is measured. */
 bool even_balancer_measured(const even_balancer *b);
 /* Whether every rank that has samples was measured. */
