@@ -71,7 +71,8 @@ void even_elastic_tick(even_job *job);
 void even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice);
 /* before the next attempt is made up, the host leaves, if the others can go on without it; */
 void even_elastic_heed_between(even_job *job);
-/* else it counts as soon as ranks run, from when it came. */
+/* else it counts as soon as ranks run, from when it came, or, where its time is over by then, from now on. Of an agent
+ * that is lost it is forgotten with that: the next one there has none. */
 void even_elastic_heed(even_job *job);
 /* Whether a host may leave, its ranks with it. */
 even_status even_elastic_may_go(const even_job *job, const even_host_agent *agent) EVEN_MUST_USE;

@@ -105,6 +105,13 @@ void even_elastic_heed_between(even_job *job) {
   }
 }
 
+/* Of a machine that is there still when its time is over, the new ranks have that once more: ended in their first tick
+ * they would have saved nothing, and the job would end as if nobody had given notice. */
+static uint64_t counts_from(const even_job *job, const even_notice *notice, uint64_t came_ns) {
+  uint64_t now = even_clock_ns();
+  return now - came_ns < (uint64_t)(seconds_of(job, notice) * 1e9) ? came_ns : now;
+}
+
 void even_elastic_heed(even_job *job) {
   for (size_t i = 1; is_running(job) && i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
@@ -112,7 +119,7 @@ void even_elastic_heed(even_job *job) {
     const even_notice notice = {.signal = kept.signal, .seconds = kept.seconds, .what = kept.what};
     agent->notice.signal = 0;
     if (kept.signal != 0 && !agent->lost) { /* of one that is lost there is nothing to be saved in time */
-      heed(job, agent, &notice, kept.at_ns);
+      heed(job, agent, &notice, counts_from(job, &notice, kept.at_ns));
     }
   }
 }

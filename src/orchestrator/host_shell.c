@@ -179,6 +179,7 @@ even_status even_host_agent_launch(even_host_agent *agent) {
   }
   agent->input = ends[1];
   agent->lost = false;
+  agent->notice.signal = 0; /* it was the one's before */
   agent->fits = false;
   status = even_loop_add(loop, &agent->watches[0], agent->shell.output, output_ready, agent);
   if (status == EVEN_OK) {
@@ -209,6 +210,7 @@ void even_host_agent_drop(even_host_agent *agent) {
   }
   agent->input = -1;
   agent->fits = false;
+  agent->notice.signal = 0;
   agent->joins = false; /* another process has its own voter */
   agent->asked = false;
   agent->cannot_vote = false;

@@ -94,6 +94,7 @@ even_status even_hosts_await_again(even_host_agent *agent) {
   }
   EVEN_TRY(announce_again(agent));
   agent->lost = false;
+  agent->notice.signal = 0; /* it was the one's before */
   agent->fits = false;
   return EVEN_OK;
 }

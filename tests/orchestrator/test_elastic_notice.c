@@ -179,6 +179,50 @@ static void an_announcement_is_kept_as_it_came(void **state) {
   assert_in_range(at->job.drain_until_ns, before + 20000000000u, after + 20000000000u);
 }
 
+/* A pause may last longer than the notice: who was just started is not ended for that. */
+static void whose_time_is_over_when_ranks_run_has_it_once_more(void **state) {
+  scene *at = *state;
+  has_notice(at, "x", SIGTERM);
+  host(at, "x")->notice.at_ns -= 60000000000u;
+  at->job.alive = 3;
+  uint64_t before = even_clock_ns();
+  even_elastic_tick(&at->job);
+  assert_int_equal(at->job.draining, SIGTERM);
+  assert_true(at->job.drain_until_ns >= before + 60000000000u);
+  assert_false(even_job_drain_late(&at->job));
+}
+
+/* Its next agent, on another machine perhaps, has none. */
+static void notice_of_an_agent_is_none_of_the_next_one(void **state) {
+  scene *at = *state;
+  bool changed = true;
+  has_notice(at, "x", SIGTERM);
+  host(at, "x")->lost = true;
+  even_elastic_tick(&at->job);
+  even_host_agent_drop(host(at, "x"));
+  host(at, "x")->lost = false; /* as it is started again */
+  host(at, "x")->fits = true;
+  at->hosts.params.least_ranks = 1;
+  assert_int_equal(even_elastic_settle(&at->job, &changed), EVEN_OK);
+  assert_false(changed);
+  at->job.alive = 3;
+  even_elastic_tick(&at->job);
+  assert_int_equal(at->job.draining, 0);
+  assert_false(host(at, "x")->leaves || at->job.changing);
+}
+
+/* So it is where what started its agent starts another. */
+static void nor_of_one_that_is_waited_for_again(void **state) {
+  scene *at = *state;
+  at->hosts.params.returns = true;
+  even_text_add(&at->hosts.announced, "there");
+  has_notice(at, "x", SIGTERM);
+  host(at, "x")->lost = true;
+  assert_int_equal(even_host_agent_launch(host(at, "x")), EVEN_OK);
+  assert_int_equal(host(at, "x")->notice.signal, 0);
+  even_text_free(&at->hosts.announced);
+}
+
 /* Nor of a job that knows no notice, nor is a signal that is none kept. */
 static void what_is_no_notice_is_not_kept(void **state) {
   scene *at = *state;
@@ -197,6 +241,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_comes_while_an_attempt_ends_is_kept, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(without_whom_the_job_cannot_go_on_it_ends, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(an_announcement_is_kept_as_it_came, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(whose_time_is_over_when_ranks_run_has_it_once_more, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(notice_of_an_agent_is_none_of_the_next_one, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(nor_of_one_that_is_waited_for_again, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_is_no_notice_is_not_kept, open_scene, close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
