@@ -528,6 +528,7 @@ void even_job_close(even_job *job) {
   even_slowdown_close(&job->slow);
   even_job_snapshots_close(job);
   even_succession_guard(job, false);
+  even_job_drain_close(job); /* the guardian would wait for a command that nobody reaps */
   even_guardian_stop(&job->guardian);
   even_oom_watch_close(&job->oom);
   even_progress_close(&job->progress);
@@ -536,7 +537,6 @@ void even_job_close(even_job *job) {
   even_usages_close(job->usages);
   even_job_generations_close(job);
   even_job_standing_close(job);
-  even_job_drain_close(job);
   even_loop_close(&job->loop);
   even_signals_close(&job->signals);
   if (job->descriptors_before != 0) {

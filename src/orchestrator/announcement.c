@@ -199,8 +199,12 @@ even_status even_announcement_of_gcp(int status, const char *body, size_t bytes,
   return EVEN_OK;
 }
 
+static bool is_none(const char *word) {
+  static const char *const none[] = {"0", "false", "no", "none", NULL};
+  return is_one_of(word, none);
+}
+
 even_status even_announcement_of_text(int status, const char *body, size_t bytes, even_announcement *out) {
-  static const char *const none[] = {"", "0", "false", "no", "none", NULL};
   char word[MOST_WORD];
   nothing(out);
   if (status == 204 || status == 404) {
@@ -210,7 +214,7 @@ even_status even_announcement_of_text(int status, const char *body, size_t bytes
     return unexpected("it", status);
   }
   bool short_enough = word_of(body, bytes, word);
-  if (!short_enough || !is_one_of(word, none)) {
+  if (!short_enough || (word[0] != '\0' && !is_none(word))) {
     say(out, "notice");
     out->seconds = short_enough ? seconds_of(word) : -1;
   }
@@ -220,8 +224,11 @@ even_status even_announcement_of_text(int status, const char *body, size_t bytes
 void even_announcement_of_command(const char *output, size_t bytes, even_announcement *out) {
   char word[MOST_WORD];
   nothing(out);
-  say(out, "exit code 0");
-  out->seconds = word_of(output, bytes, word) ? seconds_of(word) : -1;
+  bool short_enough = word_of(output, bytes, word);
+  if (!short_enough || !is_none(word)) {
+    say(out, "exit code 0");
+    out->seconds = short_enough ? seconds_of(word) : -1;
+  }
 }
 
 /* ---- Azure ---- */

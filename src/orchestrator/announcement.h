@@ -34,7 +34,8 @@ even_status even_announcement_of_azure(int status, const char *body, size_t byte
 /* Of an address of the user's own: 204 and 404, and a body that is empty, 0, false, no or none, are nothing; else there
  * is notice, with a number in so many seconds. */
 even_status even_announcement_of_text(int status, const char *body, size_t bytes, even_announcement *out) EVEN_MUST_USE;
-/* Of a command that ended with 0: its output is the seconds, or says nothing of them. */
+/* Of a command that ended with 0: it is notice, with the seconds where its output is a number; 0, false, no or none are
+ * nothing there, too (what it asked may have said so), but no output at all is notice. */
 void even_announcement_of_command(const char *output, size_t bytes, even_announcement *out);
 
 /* "2017-09-18T08:22:00Z" or "Mon, 19 Sep 2016 18:29:47 GMT", in seconds since 1970; false: it is neither. */

@@ -16,7 +16,7 @@
 
 /* READS: at most in one call, so that others of the loop have their turn. AFTER: failures in a row before they are
  * told. PROBES: rounds of `auto`. */
-enum { TOKEN = 512, READS = 8, AFTER = 3, PROBES = 2, LIFE_SECONDS = 21600 };
+enum { TOKEN = 512, READS = 8, AFTER = 3, PROBES = 2, LIFE_SECONDS = 21600, HTTP_PORT = 80 };
 enum { MOST_BYTES = EVEN_HTTP_MOST_HEAD + 2 * EVEN_HTTP_MOST_BODY };
 
 static const double EVERY_SECONDS = 2; /* a third of the shortest notice is for saving, not for asking */
@@ -37,6 +37,7 @@ typedef enum question {
   ASK_REBALANCE,
   ASK_PREEMPTED,
   ASK_NAME,
+  ASK_MACHINE,
   ASK_EVENTS,
   ASK_URL,
   ASK_COMMAND
@@ -285,6 +286,26 @@ static even_status take_name(even_announcer *announcer, const even_http_answer *
   if (answer->status != 200 || !keep_word(&answer->body, announcer->name, sizeof announcer->name)) {
     return no_word("name of this machine", answer);
   }
+  *next = announcer->place.service == EVEN_NOTICE_AUTO ? ASK_MACHINE : ASK_EVENTS;
+  return EVEN_OK;
+}
+
+/* "5c08b38e-4d57-4c23-ac45-aca61037f084" */
+static bool is_uuid(const char *word) {
+  static const char form[] = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+  bool fits = strlen(word) == sizeof form - 1;
+  for (size_t i = 0; fits && form[i] != '\0'; i++) {
+    fits = form[i] == '-' ? word[i] == '-' : strchr("0123456789abcdefABCDEF", word[i]) != NULL;
+  }
+  return fits;
+}
+
+/* Who answers any question with a word has no such number. */
+static even_status take_machine(even_announcer *announcer, const even_http_answer *answer, question *next) {
+  char number[TOKEN];
+  if (answer->status != 200 || !keep_word(&answer->body, number, sizeof number) || !is_uuid(number)) {
+    return no_word("vmId", answer);
+  }
   found_service(announcer, EVEN_NOTICE_AZURE);
   *next = ASK_EVENTS;
   return EVEN_OK;
@@ -306,6 +327,8 @@ static even_status take(even_announcer *announcer, const even_http_answer *answe
       return take_preempted(announcer, answer, found);
     case ASK_NAME:
       return take_name(announcer, answer, next);
+    case ASK_MACHINE:
+      return take_machine(announcer, answer, next);
     case ASK_EVENTS:
       EVEN_TRY(even_announcement_of_azure(answer->status, body, bytes, announcer->name, found));
       announcer->answers = true;
@@ -403,15 +426,20 @@ static void write_request(even_announcer *announcer) {
       [ASK_REBALANCE] = {"GET /latest/meta-data/events/recommendations/rebalance", "X-aws-ec2-metadata-token: "},
       [ASK_PREEMPTED] = {"GET /computeMetadata/v1/instance/preempted", "Metadata-Flavor: Google\r\n"},
       [ASK_NAME] = {"GET /metadata/instance/compute/name?api-version=2021-02-01&format=text", "Metadata: true\r\n"},
+      [ASK_MACHINE] = {"GET /metadata/instance/compute/vmId?api-version=2021-02-01&format=text", "Metadata: true\r\n"},
       [ASK_EVENTS] = {"GET /metadata/scheduledevents?api-version=2020-07-01", "Metadata: true\r\n"},
       [ASK_URL] = {"GET ", ""},
   };
   question asked = announcer->asked;
   bool with_token = asked == ASK_ACTION || asked == ASK_REBALANCE;
+  char port[16] = "";
+  if (announcer->place.port != HTTP_PORT) { /* RFC 9110, 7.2 */
+    (void)snprintf(port, sizeof port, ":%d", announcer->place.port);
+  }
   int length = snprintf(announcer->request, sizeof announcer->request,
-                        "%s%s HTTP/1.1\r\nHost: %s\r\nUser-Agent: evenstep\r\nConnection: close\r\n%s%s%s\r\n",
+                        "%s%s HTTP/1.1\r\nHost: %s%s\r\nUser-Agent: evenstep\r\nConnection: close\r\n%s%s%s\r\n",
                         forms[asked].line, asked == ASK_URL ? announcer->place.text : "", announcer->place.address,
-                        forms[asked].header, with_token ? announcer->token : "", with_token ? "\r\n" : "");
+                        port, forms[asked].header, with_token ? announcer->token : "", with_token ? "\r\n" : "");
   announcer->request_bytes = (size_t)length; /* a path, a token and the rest: it fits */
   announcer->sent = 0;
 }
@@ -425,6 +453,26 @@ static even_status connect_to(even_announcer *announcer) {
 
 /* ---- commands ---- */
 
+static void tell_session(const even_announcer *announcer, pid_t leader, bool begins) {
+  if (announcer->params.session != NULL) {
+    announcer->params.session(announcer->params.context, leader, begins);
+  }
+}
+
+pid_t even_announcer_session(const even_announcer *announcer) {
+  return announcer != NULL && even_notice_command_lives(&announcer->command) ? announcer->command.process.pid : 0;
+}
+
+static void begin_command(even_announcer *announcer) {
+  if (even_notice_command_lives(&announcer->command)) {
+    fail(announcer, "the command takes too long, and has not ended since it was killed");
+  } else if (even_notice_command_start(&announcer->command, announcer->place.text) != EVEN_OK) {
+    fail_for_error(announcer);
+  } else {
+    tell_session(announcer, announcer->command.process.pid, true);
+  }
+}
+
 bool even_announcer_took_end(even_announcer *announcer, const even_process_end *end) {
   bool notice = false;
   even_status status = EVEN_OK;
@@ -432,6 +480,7 @@ bool even_announcer_took_end(even_announcer *announcer, const even_process_end *
   if (announcer == NULL || !even_notice_command_ended(&announcer->command, end, &notice, &status)) {
     return false;
   }
+  tell_session(announcer, end->pid, false);
   if (status != EVEN_OK) {
     fail_for_error(announcer);
     return true;
@@ -460,9 +509,7 @@ static void begin(even_announcer *announcer, question asked) {
   announcer->asked = asked;
   announcer->until_ns = even_clock_ns() + patience_ns(announcer);
   if (asked == ASK_COMMAND) {
-    if (even_notice_command_start(&announcer->command, announcer->place.text) != EVEN_OK) {
-      fail_for_error(announcer);
-    }
+    begin_command(announcer);
     return;
   }
   write_request(announcer);
@@ -472,9 +519,13 @@ static void begin(even_announcer *announcer, question asked) {
 }
 
 static void give_up(even_announcer *announcer) {
-  if (announcer->asked == ASK_COMMAND) {
-    announcer->until_ns = UINT64_MAX; /* its end comes by even_announcer_took_end */
+  if (announcer->asked == ASK_COMMAND && !announcer->command.killed) {
+    announcer->until_ns = even_clock_ns() + COMMAND_NS; /* its end comes by even_announcer_took_end */
     even_notice_command_kill(&announcer->command);
+    return;
+  }
+  if (announcer->asked == ASK_COMMAND) { /* the kernel holds it: there is no other one before its end */
+    fail(announcer, "the command takes too long, and has not ended since it was killed");
     return;
   }
   fail(announcer, announcer->came.length > 0 ? "its answer does not come to an end" : "it does not answer");
@@ -522,7 +573,16 @@ void even_announcer_close(even_announcer *announcer) {
     return;
   }
   hang_up(announcer);
-  even_notice_command_close(&announcer->command);
+  pid_t session = even_announcer_session(announcer);
+  bool ended = even_notice_command_close(&announcer->command);
+  if (session > 0 && ended) {
+    tell_session(announcer, session, false);
+  } else if (!ended) {
+    char words[128];
+    (void)snprintf(words, sizeof words, "the command of --notice-from (process %ld) does not end, and is left",
+                   (long)session);
+    announcer->params.tell(announcer->params.context, words);
+  }
   even_text_free(&announcer->came);
   even_free(announcer);
 }

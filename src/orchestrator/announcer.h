@@ -20,12 +20,14 @@ typedef struct even_announcer_params {
   double seconds;       /* that are left where an announcement does not say it */
   double every_seconds; /* between two questions; 0: 2 */
   void (*tell)(void *context, const char *words);
+  void (*session)(void *context, pid_t leader, bool begins); /* of a command; `begins` false: it is no more. May be
+                                                                NULL */
   void *context;
 } even_announcer_params;
 
 /* EVEN_ERR_USAGE: it is no place. *out is NULL for "off". */
 even_status even_announcer_open(const even_announcer_params *params, even_announcer **out) EVEN_MUST_USE;
-/* Fine for NULL; a command that runs is ended. Not in a call of the loop. */
+/* Fine for NULL; a command that runs is ended, which takes a second at most. Not in a call of the loop. */
 void even_announcer_close(even_announcer *announcer);
 /* Asks when it is time, and gives up what takes too long: several times a second. */
 void even_announcer_tick(even_announcer *announcer);
@@ -34,5 +36,7 @@ void even_announcer_tick(even_announcer *announcer);
 bool even_announcer_due(even_announcer *announcer, double *seconds, char what[EVEN_ANNOUNCEMENT_WORDS * 2]);
 /* A child of this process was reaped: whether it was the announcer's command. */
 bool even_announcer_took_end(even_announcer *announcer, const even_process_end *end);
+/* The session of the command that runs; 0: none does. */
+pid_t even_announcer_session(const even_announcer *announcer);
 
 #endif

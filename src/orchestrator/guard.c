@@ -2,6 +2,7 @@
  * killed; what the ranks of an attempt leave running is swept away. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/announcer.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
@@ -67,6 +68,9 @@ static even_status tell_all(even_job *job) {
     if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
       EVEN_TRY(even_guardian_add_session(&job->guardian, job->ranks[i].pid));
     }
+  }
+  if (even_announcer_session(job->announcer) > 0) {
+    EVEN_TRY(even_guardian_add_session(&job->guardian, even_announcer_session(job->announcer)));
   }
   return even_slowdown_tell(&job->slow);
 }
@@ -162,7 +166,7 @@ void even_job_sweep(even_job *job) {
   even_process_end end; /* orphans that were ours to reap */
   bool any = true;
   while (any && even_process_reap(&end, &any) == EVEN_OK) {
-    if (any) {
+    if (any && !even_announcer_took_end(job->announcer, &end)) {
       even_job_guard_ended(job, &end);
     }
   }

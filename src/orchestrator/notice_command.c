@@ -7,8 +7,11 @@
 #include <signal.h>
 #include <string.h>
 
-/* READS: at most in one call. NOT_RUN: the first of the codes by which sh says that it could not run something. */
-enum { MOST_SAID = 4096, READS = 8, NOT_RUN = 126 };
+/* READS: at most in one call. CURL_FAILS: "HTTP page not retrieved" (curl(1), exit codes, 22): 404, where nothing is.
+ */
+enum { MOST_SAID = 4096, READS = 8, NOTICE = 0, NONE = 1, CURL_FAILS = 22 };
+
+static const uint64_t CLOSE_NS = 1000000000u;
 
 void even_notice_command_prepare(even_loop *loop, even_notice_command *out) {
   *out = (even_notice_command){
@@ -73,7 +76,7 @@ static even_status start(even_notice_command *command, char *words) {
   char shell[] = "/bin/sh";
   char option[] = "-c";
   char *arguments[] = {shell, option, words, NULL};
-  const even_process_params params = {.arguments = arguments, .environment = environ};
+  const even_process_params params = {.arguments = arguments, .environment = environ, .no_input = true};
   EVEN_TRY(even_process_start(&params, &command->process));
   EVEN_TRY(even_loop_add(command->loop, &command->output, command->process.output, on_output, command));
   return even_loop_add(command->loop, &command->error, command->process.error, on_error, command);
@@ -86,10 +89,14 @@ even_status even_notice_command_start(even_notice_command *command, char *words)
   even_status status = start(command, words);
   if (status != EVEN_OK) {
     const even_error why = *even_error_last();
-    even_notice_command_close(command);
+    (void)!even_notice_command_close(command);
     return even_error_restore(&why);
   }
   return EVEN_OK;
+}
+
+bool even_notice_command_lives(const even_notice_command *command) {
+  return command->process.pid > 0;
 }
 
 void even_notice_command_kill(even_notice_command *command) {
@@ -104,10 +111,10 @@ static even_status outcome(const even_notice_command *command, const even_proces
   if (end->signal != 0) {
     return even_fail(EVEN_ERR_INPUT, "the command was ended by signal %d", end->signal);
   }
-  if (end->code >= NOT_RUN) {
+  if (end->code != NOTICE && end->code != NONE && end->code != CURL_FAILS) {
     return even_fail(EVEN_ERR_INPUT, "the command ended with code %d: %s", end->code, command->complaint);
   }
-  *notice = end->code == 0;
+  *notice = end->code == NOTICE;
   return even_text_status(&command->said);
 }
 
@@ -125,12 +132,14 @@ bool even_notice_command_ended(even_notice_command *command, const even_process_
   return true;
 }
 
-void even_notice_command_close(even_notice_command *command) {
+bool even_notice_command_close(even_notice_command *command) {
+  bool ended = true;
   if (command->process.pid > 0) {
     (void)even_process_signal_group(command->process.pid, SIGKILL);
-    even_process_wait(command->process.pid);
+    ended = even_process_wait_within(command->process.pid, CLOSE_NS);
     command->process.pid = 0;
   }
   leave_both(command);
   even_text_free(&command->said);
+  return ended;
 }

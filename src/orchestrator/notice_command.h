@@ -21,16 +21,19 @@ typedef struct even_notice_command {
 
 /* Of one that never ran; even_notice_command_close is fine then. */
 void even_notice_command_prepare(even_loop *loop, even_notice_command *out);
-/* Has sh run `words`, with this process's environment; it must not move until its end, or until it is closed. After an
- * error nothing runs. */
+/* Has sh run `words`, with this process's environment and nothing to read; it must not move until its end, or until it
+ * is closed. After an error nothing runs. */
 even_status even_notice_command_start(even_notice_command *command, char *words) EVEN_MUST_USE;
+/* Whether one runs, or is yet to be reaped. */
+bool even_notice_command_lives(const even_notice_command *command);
 /* It takes too long: its end is told as that of any child. */
 void even_notice_command_kill(even_notice_command *command);
-/* A child was reaped: whether it was this one, and has ended. *notice: by 0, and then `said` is whole. The status says
- * why it says nothing: killed, ended by a signal, not to be run. */
+/* A child was reaped: whether it was this one, and has ended. *notice: by 0, and then `said` is whole. 1 is none,
+ * nor is 22, by which curl -f says that an address answers with an error. The status says why it says nothing: killed,
+ * ended by a signal, or with another code. */
 bool even_notice_command_ended(even_notice_command *command, const even_process_end *end, bool *notice,
                                even_status *status);
-/* Ends one that runs, waits for that, and frees what it said. */
-void even_notice_command_close(even_notice_command *command);
+/* Ends one that runs, waits a second for that, and frees what it said. False: it still lives. */
+bool even_notice_command_close(even_notice_command *command);
 
 #endif

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/clock.h"
 #include "os/descriptors.h"
 #include "os/process_stat.h"
 
@@ -109,7 +110,8 @@ static bool prepare_child(const child_plan *plan, child_step *step) {
     if (even_os.dup2(params->input, 0) < 0) {
       return false;
     }
-  } else if (even_os.isatty(0) == 1) { /* a session of its own cannot read from another's terminal */
+  } else if (params->no_input ||
+             even_os.isatty(0) == 1) { /* a session of its own cannot read from another's terminal */
     int null = even_os.open("/dev/null", O_RDONLY, 0);
     if (null < 0 || even_os.dup2(null, 0) < 0) {
       return false;
@@ -342,6 +344,21 @@ static bool ends_within(pid_t pid, int limit_ms) {
 
 void even_process_await(pid_t pid, uint64_t limit_ns) {
   (void)ends_within(pid, (int)(limit_ns / 1000000u));
+}
+
+bool even_process_wait_within(pid_t pid, uint64_t limit_ns) {
+  const uint64_t until_ns = even_clock_ns() + limit_ns;
+  even_process_await(pid, limit_ns);
+  for (;;) {
+    pid_t got = even_os.wait4(pid, NULL, WNOHANG, NULL);
+    if (got == pid || (got < 0 && errno != EINTR)) {
+      return true;
+    }
+    if (even_clock_ns() >= until_ns) {
+      return false;
+    }
+    even_clock_sleep_ns(1000000u);
+  }
 }
 
 bool even_process_has_ended(pid_t pid) {

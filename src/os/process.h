@@ -16,7 +16,8 @@ typedef struct even_process_params {
   char *const *join;  /* cgroup.procs files that the child joins before it runs, NULL-terminated; may be NULL */
   const int *inherit; /* descriptors that stay open in the child under their numbers */
   size_t inherit_count;
-  int input;            /* becomes its standard input; 0: the parent's */
+  int input;            /* becomes its standard input; 0: the parent's, */
+  bool no_input;        /* or /dev/null */
   uint64_t descriptors; /* its soft limit on open files; 0: the parent's */
   int ignored;          /* a signal that it begins with ignored; 0: none */
   bool outlives;        /* it is not killed when the calling thread ends: somebody else sees to that */
@@ -49,7 +50,9 @@ typedef struct even_process_end {
 even_status even_process_reap(even_process_end *out, bool *any) EVEN_MUST_USE;
 /* Waits until child `pid` has ended and reaps it; fine when it is no child any more. */
 void even_process_wait(pid_t pid);
-/* The same; the signal that ended it, 0: none, or it is no child any more. */
+/* The same for at most `limit_ns` (one that the kernel holds may never end): whether it is no child any more. */
+bool even_process_wait_within(pid_t pid, uint64_t limit_ns) EVEN_MUST_USE;
+/* The first; the signal that ended it, 0: none, or it is no child any more. */
 int even_process_end_signal(pid_t pid);
 /* Waits until a process has ended that need not be a child, at most `limit_ns`, where the kernel has pidfds. */
 void even_process_await(pid_t pid, uint64_t limit_ns);

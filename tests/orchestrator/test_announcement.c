@@ -156,6 +156,11 @@ static void ones_own_address_says_yes_no_or_seconds(void **state) {
   assert_true(found.due && found.seconds > 11 && found.seconds < 13);
   even_announcement_of_command("", 0, &found);
   assert_true(found.due && found.seconds < 0);
+  static const char *const none[] = {"0\n", "false\r\n", "No", " none "};
+  for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+    even_announcement_of_command(none[i], strlen(none[i]), &found);
+    assert_false(found.due);
+  }
 }
 
 static void places_are_named(void **state) {

@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "metadata_service.h"
+#include "os/calls.h"
 #include "os/clock.h"
 #include "support/clock_ahead.h"
 #include "support/descriptors.h"
@@ -11,6 +12,7 @@
 
 #include <errno.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -32,6 +34,8 @@ typedef struct scene {
   char place[128];
   char told[2048];
   int tellings;
+  int ended;     /* commands */
+  pid_t session; /* of one that runs, as it was told; 0: none */
   double seconds;
   char what[EVEN_ANNOUNCEMENT_WORDS * 2];
 } scene;
@@ -41,6 +45,13 @@ static void keep(void *context, const char *words) {
   size_t used = strlen(at->told);
   (void)snprintf(at->told + used, sizeof at->told - used, "%s|", words);
   at->tellings++;
+}
+
+static void keep_session(void *context, pid_t leader, bool begins) {
+  scene *at = context;
+  assert_true(leader > 1);
+  assert_int_equal(at->session, begins ? 0 : leader);
+  at->session = begins ? leader : 0;
 }
 
 static int open_scene(void **state) {
@@ -71,8 +82,14 @@ static even_status ask(scene *at, const char *service) {
 }
 
 static even_status ask_place(scene *at, const char *place) {
-  const even_announcer_params params = {
-      .place = place, .loop = &at->loop, .seconds = 77, .every_seconds = 0.001, .tell = keep, .context = at};
+  const even_announcer_params params = {.place = place,
+                                        .loop = &at->loop,
+                                        .seconds = 77,
+                                        .every_seconds = 0.001,
+                                        .tell = keep,
+                                        .session = keep_session,
+                                        .context = at};
+  at->ended = 0;
   return even_announcer_open(&params, &at->announcer);
 }
 
@@ -80,7 +97,7 @@ static void reap(scene *at) {
   even_process_end end;
   bool any = true;
   while (any && even_process_reap(&end, &any) == EVEN_OK && any) {
-    (void)even_announcer_took_end(at->announcer, &end);
+    at->ended += even_announcer_took_end(at->announcer, &end) ? 1 : 0;
   }
   even_error_clear();
 }
@@ -117,6 +134,14 @@ static void turn_until_told(scene *at, int tellings) {
   assert_int_equal(at->tellings, tellings);
 }
 
+/* None of them is notice. */
+static void turn_until_ended(scene *at, int commands) {
+  for (int i = 0; i < MOST_TURNS && at->ended < commands; i++) {
+    assert_false(turn(at));
+  }
+  assert_true(at->ended >= commands);
+}
+
 static void play(scene *at, size_t line, const char *beginning, const char *header, int status, const char *headers,
                  const char *body) {
   metadata_line *one = &at->service.lines[line];
@@ -129,6 +154,7 @@ static void play(scene *at, size_t line, const char *beginning, const char *head
 #define REBALANCE_LINE "GET /latest/meta-data/events/recommendations/rebalance HTTP/1.1\r\n"
 #define PREEMPTED_LINE "GET /computeMetadata/v1/instance/preempted HTTP/1.1\r\n"
 #define NAME_LINE "GET /metadata/instance/compute/name?api-version=2021-02-01&format=text HTTP/1.1\r\n"
+#define MACHINE_LINE "GET /metadata/instance/compute/vmId?api-version=2021-02-01&format=text HTTP/1.1\r\n"
 #define EVENTS_LINE "GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\n"
 
 static void play_token(scene *at) {
@@ -269,7 +295,9 @@ static void an_end_that_was_to_be_long_ago_is_none(void **state) {
 
 static void an_address_of_ones_own_is_asked(void **state) {
   scene *at = *state;
-  play(at, 0, "GET /ends?now HTTP/1.1\r\nHost: 127.0.0.1\r\n", "", 204, NULL, "");
+  char head[80];
+  (void)snprintf(head, sizeof head, "GET /ends?now HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n", at->service.port);
+  play(at, 0, head, "", 204, NULL, "");
   (void)snprintf(at->place, sizeof at->place, "http://127.0.0.1:%d/ends?now", at->service.port);
   assert_int_equal(ask_place(at, at->place), EVEN_OK);
   turn_until(at, "GET /ends?now ", 3);
@@ -292,6 +320,7 @@ static void auto_finds_the_one_that_answers(void **state) {
   scene *at = *state;
   play(at, 0, NAME_LINE, "\r\nMetadata: true\r\n", 200, NULL, "vm_3");
   play_event(at, "Terminate", "vm_3", 60);
+  play(at, 2, MACHINE_LINE, "\r\nMetadata: true\r\n", 200, NULL, "5c08b38e-4d57-4c23-ac45-aca61037f084");
   assert_int_equal(ask(at, "auto"), EVEN_OK);
   assert_true(is_due(at));
   assert_string_equal(at->what, "azure announces the machine's end (Terminate)");
@@ -323,9 +352,14 @@ static void auto_says_nothing_where_none_answers(void **state) {
   even_announcer_close(at->announcer);
   play(at, 0, "PUT ", "", 200, NULL, "token");
   play(at, 1, "GET /computeMetadata", "", 200, NULL, "TRUE");
+  play(at, 2, "GET /metadata/", "", 200, NULL, "ok");
   at->service.asked[0] = '\0';
   assert_int_equal(ask(at, "auto"), EVEN_OK);
-  turn_until(at, "GET /metadata/instance/compute/name", 2);
+  turn_until(at, "GET /metadata/instance/compute/vmId", 2);
+  for (int i = 0; i < SOME_TURNS; i++) {
+    assert_false(turn(at));
+  }
+  assert_int_equal(metadata_service_count(&at->service, "GET /metadata/scheduledevents"), 0);
   assert_int_equal(at->tellings, 0);
 }
 
@@ -389,11 +423,12 @@ static void an_answer_may_come_byte_by_byte(void **state) {
 static void a_command_says_by_its_exit_code(void **state) {
   scene *at = *state;
   int before = open_descriptors();
-  assert_int_equal(ask_place(at, "exec:exit 1"), EVEN_OK);
-  for (int i = 0; i < SOME_TURNS; i++) {
-    assert_false(turn(at));
+  static const char *const none[] = {"exec:exit 1", "exec:exit 22", "exec:echo false"};
+  for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+    assert_int_equal(ask_place(at, none[i]), EVEN_OK);
+    turn_until_ended(at, 4); /* one more than what is told after */
+    even_announcer_close(at->announcer);
   }
-  even_announcer_close(at->announcer);
   assert_int_equal(ask_place(at, "exec:echo 42"), EVEN_OK);
   assert_true(is_due(at));
   assert_true(at->seconds <= 42);
@@ -415,10 +450,55 @@ static void a_command_that_cannot_be_run_is_told_once(void **state) {
   assert_non_null(strstr(at->told,
                          "exec cannot be asked whether this machine ends soon: the command ended with code "
                          "127: "));
-  for (int i = 0; i < SOME_TURNS; i++) {
-    assert_false(turn(at));
-  }
+  turn_until_ended(at, 6);
   assert_int_equal(at->tellings, 1);
+}
+
+/* A word of its own is no answer: `grep` with a file that is not there. */
+static void other_exit_codes_are_told_once(void **state) {
+  scene *at = *state;
+  assert_int_equal(ask_place(at, "exec:echo no such file >&2; exit 2"), EVEN_OK);
+  turn_until_told(at, 1);
+  assert_non_null(strstr(at->told, "the command ended with code 2: no such file"));
+  turn_until_ended(at, 6);
+  assert_int_equal(at->tellings, 1);
+}
+
+/* What stands there is the ranks'. */
+static void a_command_has_no_input(void **state) {
+  scene *at = *state;
+  int ends[2];
+  int before = dup(0);
+  assert_int_equal(pipe(ends), 0);
+  assert_true(before >= 0 && dup2(ends[0], 0) == 0);
+  assert_int_equal(ask_place(at, "exec:cat"), EVEN_OK);
+  bool due = is_due(at);
+  assert_int_equal(dup2(before, 0), 0);
+  (void)close(before);
+  (void)close(ends[0]);
+  (void)close(ends[1]);
+  assert_true(due);
+}
+
+/* The guardian ends it, and what it has started, where nobody else can. */
+static void its_session_is_told_from_its_beginning_to_its_end(void **state) {
+  scene *at = *state;
+  assert_int_equal(ask_place(at, "exec:sleep 600"), EVEN_OK);
+  even_announcer_tick(at->announcer);
+  assert_true(at->session > 1);
+  assert_int_equal(even_announcer_session(at->announcer), at->session);
+  even_announcer_close(at->announcer);
+  assert_int_equal(at->session, 0);
+  assert_int_equal(ask_place(at, "exec:exit 1"), EVEN_OK);
+  for (int i = 0; i < MOST_TURNS && at->ended == 0; i++) {
+    assert_int_equal(even_loop_turn(&at->loop, TURN_MS), EVEN_OK);
+    if (at->ended == 0 && even_announcer_session(at->announcer) == 0) {
+      even_announcer_tick(at->announcer);
+    }
+    reap(at);
+  }
+  assert_int_equal(at->ended, 1);
+  assert_int_equal(at->session, 0);
 }
 
 static void a_command_that_takes_too_long_is_ended(void **state) {
@@ -431,6 +511,36 @@ static void a_command_that_takes_too_long_is_ended(void **state) {
     clock_ahead_set(ahead);
   }
   assert_non_null(strstr(at->told, "the command takes too long"));
+}
+
+static int kills_nobody(pid_t pid, int number) {
+  (void)pid;
+  (void)number;
+  return 0;
+}
+
+/* The kernel may hold it, whatever it is sent: that is told, no second one is started, and nobody waits for it. */
+static void a_command_that_does_not_end_is_told_once(void **state) {
+  scene *at = *state;
+  uint64_t ahead = 0;
+  assert_int_equal(ask_place(at, "exec:exec sleep 600"), EVEN_OK);
+  even_announcer_tick(at->announcer);
+  pid_t first = at->session;
+  even_os.kill = kills_nobody;
+  for (int i = 0; i < MOST_TURNS && at->tellings == 0; i++) {
+    assert_false(turn(at));
+    ahead += SECOND_NS;
+    clock_ahead_set(ahead);
+  }
+  assert_non_null(strstr(at->told, "the command takes too long, and has not ended since it was killed"));
+  assert_int_equal(at->session, first);
+  even_announcer_close(at->announcer);
+  at->announcer = NULL;
+  assert_non_null(strstr(at->told, "does not end, and is left|"));
+  assert_int_equal(at->session, first); /* the guardian's now */
+  even_os.kill = even_os_real.kill;
+  assert_int_equal(kill(first, SIGKILL), 0);
+  even_process_wait(first);
 }
 
 /* Whoever floods us with output has it thrown away, and its answer counts. */
@@ -530,6 +640,10 @@ int main(void) {
       SCENE_TEST(an_answer_may_come_byte_by_byte),
       SCENE_TEST(a_command_says_by_its_exit_code),
       SCENE_TEST(a_command_that_cannot_be_run_is_told_once),
+      SCENE_TEST(other_exit_codes_are_told_once),
+      SCENE_TEST(a_command_has_no_input),
+      SCENE_TEST(its_session_is_told_from_its_beginning_to_its_end),
+      SCENE_TEST(a_command_that_does_not_end_is_told_once),
       SCENE_TEST(a_command_that_takes_too_long_is_ended),
       SCENE_TEST(a_command_may_say_much),
       SCENE_TEST(one_that_runs_is_ended_with_the_announcer),
