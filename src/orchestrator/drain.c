@@ -11,6 +11,8 @@
 
 #include <math.h>
 
+static const double TOLD_AT_ONCE_SECONDS = 0.1;
+
 const char *even_notice_words(const even_notice *notice) {
   return notice->what[0] != '\0' ? notice->what : even_signal_name(notice->signal);
 }
@@ -19,13 +21,18 @@ const char *even_notice_option(const even_notice *notice) {
   return notice->signal == EVEN_DRAIN_ANNOUNCED ? "--notice-from" : "--notice";
 }
 
-/* A machine whose end was announced is shut down then: its first SIGTERM says nothing new. */
+/* A machine whose end was announced is shut down then: its first SIGTERM says nothing new, also where another host's
+ * notice came before. */
 static bool is_known(even_job *job, const even_notice *notice) {
-  if (job->draining != EVEN_DRAIN_ANNOUNCED || notice->signal != SIGTERM) {
+  char what[EVEN_NOTICE_WORDS];
+  double seconds = 0;
+  bool drains = job->draining != 0 || job->own_notice.signal != 0;
+  if (notice->signal != SIGTERM || !drains || job->shuts_down) {
     return false;
   }
-  job->draining = SIGTERM;
-  return true;
+  job->shuts_down = job->draining == EVEN_DRAIN_ANNOUNCED || job->own_notice.signal == EVEN_DRAIN_ANNOUNCED ||
+                    even_announcer_due(job->announcer, &seconds, what);
+  return job->shuts_down;
 }
 
 bool even_notice_is_one(const even_notice *notice) {
@@ -48,7 +55,9 @@ bool even_job_drain(even_job *job, const even_notice *notice, const char *whose)
     return true;
   }
   if (job->follower != NULL) { /* also between two attempts: the leader keeps it */
-    return even_job_follower_drains(job, notice);
+    bool taken = even_job_follower_drains(job, notice);
+    job->shuts_down = job->shuts_down || (taken && notice->signal == SIGTERM);
+    return taken;
   }
   if (job->draining != 0) {
     /* a further SIGTERM here ends it without waiting */
@@ -59,6 +68,7 @@ bool even_job_drain(even_job *job, const even_notice *notice, const char *whose)
   }
   seconds = notice->seconds > 0 ? notice->seconds : seconds;
   bool own = whose[0] == '\0'; /* of another machine's end this one's SIGTERM is no sign */
+  job->shuts_down = own && notice->signal == SIGTERM;
   job->draining = own || notice->signal != EVEN_DRAIN_ANNOUNCED ? notice->signal : SIGTERM;
   job->drain_until_ns = even_clock_ns() + (uint64_t)(seconds * 1e9);
   even_telemetry_reader_ask_end(job->progress.reader, true);
@@ -80,12 +90,22 @@ static void tell(void *context, const char *words) {
   even_job_notice(context, "%s", words);
 }
 
+/* What the command starts ends with the agent, however that does. */
+static void guard_session(void *context, pid_t leader, bool begins) {
+  even_job *job = context;
+  const even_error kept = *even_error_last();
+  even_status status = begins ? even_job_guard_rank(job, leader) : even_guardian_drop_session(&job->guardian, leader);
+  (void)status; /* else the kernel ends the command itself, and the mark finds none of its children */
+  (void)even_error_restore(&kept);
+}
+
 static void open_announcer(even_job *job) {
   const even_announcer_params params = {.place = job->params->notice_from,
                                         .loop = &job->loop,
                                         .seconds = job->params->notice_seconds,
                                         .every_seconds = job->params->notice_every_seconds,
                                         .tell = tell,
+                                        .session = guard_session,
                                         .context = job};
   if (even_announcer_open(&params, &job->announcer) != EVEN_OK) {
     even_job_notice(job, "nobody is asked whether this machine ends soon: %s", even_error_last()->what);
@@ -94,10 +114,39 @@ static void open_announcer(even_job *job) {
   job->unannounced = job->announcer == NULL;
 }
 
+double even_job_notice_left(const even_job *job) {
+  const even_host_notice *own = &job->own_notice;
+  double since = (double)(even_clock_ns() - own->at_ns) * 1e-9;
+  double seconds = own->seconds > 0 ? own->seconds : job->params->notice_seconds;
+  if (since < TOLD_AT_ONCE_SECONDS) {
+    return own->seconds;
+  }
+  return since < seconds ? ceil((seconds - since) * 10) / 10 : 0; /* to be read, as below */
+}
+
+/* This host's, which nobody could be told when it came. */
+static void heed_own(even_job *job) {
+  const even_host_notice own = job->own_notice;
+  if (own.signal == 0 || job->draining != 0) {
+    return;
+  }
+  if (job->follower != NULL) {
+    even_job_follower_say_notice(job);
+    return;
+  }
+  const even_notice notice = {.signal = own.signal, .seconds = even_job_notice_left(job), .what = own.what};
+  job->shuts_down = false;
+  job->own_notice.signal = 0;
+  if (!even_job_drain(job, &notice, "")) { /* it leads now; but no ranks run yet */
+    job->own_notice = own;
+  }
+}
+
 void even_job_drain_tick(even_job *job) {
   char what[EVEN_NOTICE_WORDS];
   even_notice notice = {.signal = EVEN_DRAIN_ANNOUNCED, .what = what};
-  if (job->params->notice_from == NULL || job->params->notice_seconds <= 0 || job->unannounced || job->draining != 0) {
+  heed_own(job);
+  if (job->params->notice_from == NULL || job->params->notice_seconds <= 0 || job->unannounced) {
     return;
   }
   if (job->announcer == NULL) {
@@ -105,7 +154,7 @@ void even_job_drain_tick(even_job *job) {
   }
   even_announcer_tick(job->announcer);
   bool heard = job->follower == NULL || even_job_follower_is_heard(job); /* else the next leader is told */
-  if (heard && even_announcer_due(job->announcer, &notice.seconds, what)) {
+  if (heard && job->draining == 0 && even_announcer_due(job->announcer, &notice.seconds, what)) {
     notice.seconds = ceil(notice.seconds * 10) / 10; /* to be read; a tenth of a second is nobody's */
     (void)even_job_drain(job, &notice, "");
   }
@@ -124,7 +173,11 @@ void even_job_drain_ended(even_job *job, even_job_rank *rank) {
 }
 
 void even_job_drain_forget(even_job *job) {
+  if (job->draining != 0) { /* else it is yet to be told */
+    job->own_notice.signal = 0;
+  }
   job->draining = 0;
+  job->shuts_down = false;
   job->saved = 0;
   even_elastic_forget(job);
   if (job->progress.reader != NULL) {

@@ -60,6 +60,7 @@ static void note_cut_off(const even_follower *follower) {
 /* The leader is gone, or is none any more: nothing of its attempt is left here. */
 static even_status find_next(even_follower *follower, even_candidate_turn *turn) {
   note_cut_off(follower);
+  even_follower_untell_notice(follower);
   even_link_close(&follower->link);
   even_warm_part_close(&follower->next);
   even_follower_close_job(follower);

@@ -14,9 +14,11 @@ void even_job_follower_tell_end(even_job *job, const even_job_rank *rank);
 void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal);
 /* Ranks that hang are marked. */
 void even_job_follower_tell_hung(even_job *job);
-/* The agent itself got notice that its host must end soon: the leader decides what follows. Whether it was told; once.
- */
+/* The agent itself got notice that its host must end soon: the leader decides what follows. It is told, or, where
+ * nobody leads, whoever does next. False: it was before. */
 bool even_job_follower_drains(even_job *job, const even_notice *notice);
+/* Tells the leader of job->own_notice, if there is one, and it was not. */
+void even_job_follower_say_notice(even_job *job);
 /* The agent itself got INT, TERM or HUP. */
 void even_job_follower_signalled(even_job *job, int number);
 

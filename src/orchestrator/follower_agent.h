@@ -71,6 +71,8 @@ void even_follower_tell(even_follower *follower, even_message_kind kind, even_te
                         size_t bytes);
 void even_follower_say_error(even_follower *follower, even_message_kind kind, const even_error *error);
 void even_follower_greet(even_follower *follower);
+/* The leader is lost: the notice of this host, which it may not have heard, is to be told to the next one. */
+void even_follower_untell_notice(even_follower *follower);
 /* Of an attempt that went on under another leader: all that the new one must know of this host's ranks. */
 void even_follower_say_ranks(even_follower *follower);
 /* What the ranks wrote since the last time; while the leader cannot keep up, it stays in their rings. */

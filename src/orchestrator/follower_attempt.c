@@ -102,6 +102,7 @@ static even_status open_job(even_follower *follower) {
                                          .spares = start->all_spares,
                                          .observer = even_follower_observer(follower)};
   follower->params.observer.tick = on_tick;
+  const even_host_notice untold = follower->job.draining == 0 ? follower->job.own_notice : (even_host_notice){0};
   follower->job = (even_job){.params = &follower->params,
                              .count = follower->world.count,
                              .first = (size_t)start->first,
@@ -115,6 +116,7 @@ static even_status open_job(even_follower *follower) {
                              .era = start->era,
                              .follower = follower,
                              .warm = &follower->next.warm,
+                             .own_notice = untold,
                              .parcels = follower->parcels,
                              .loop = {.fd = -1},
                              .signals = {.fd = -1},

@@ -31,13 +31,14 @@ static bool could_go_on(const even_job *job) {
   return !even_generation_refused(job->generation);
 }
 
+/* Of notice of this host the leader may not have heard; where ranks have ended for it, it has. */
 bool even_follower_may_hold(const even_follower *follower) {
   const even_job *job = &follower->job;
   const even_candidate *candidate = &follower->candidate;
   even_voter_view view;
   if (!follower->running || follower->ended || follower->gave_up || follower->checks != NULL ||
       candidate->voter == NULL || candidate->estate == NULL || job->generation == NULL || job->stage != EVEN_JOB_RUNS ||
-      job->alive == 0 || job->draining != 0) {
+      job->alive == 0 || (job->draining != 0 && job->ended > 0)) {
     return false;
   }
   even_voter_look(candidate->voter, &view);
@@ -65,6 +66,7 @@ even_status even_follower_outlast(even_follower *follower) {
   even_follower_close_parcels(follower);
   follower->job.parcels = NULL;
   follower->led = follower->held ? follower->led : follower->candidate.generation;
+  even_follower_untell_notice(follower);
   follower->held = true;
   follower->stopped = false;
   follower->candidate.pause = await_turn;

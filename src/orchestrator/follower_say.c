@@ -5,6 +5,7 @@
 #include "orchestrator/follower_words.h"
 #include "orchestrator/hangs.h"
 #include "orchestrator/remote.h"
+#include "os/clock.h"
 
 #include <evenstep/version.h>
 #include <stdio.h>
@@ -120,26 +121,41 @@ static void on_notice(void *context, const char *words) {
   even_follower_tell(context, EVEN_MESSAGE_NOTICE, &text, NULL, 0);
 }
 
-bool even_job_follower_drains(even_job *job, const even_notice *notice) {
+void even_job_follower_say_notice(even_job *job) {
+  const even_host_notice *notice = &job->own_notice;
   even_text text = EVEN_TEXT_EMPTY;
-  if (job->draining != 0) {
-    return notice->signal == SIGUSR1;
+  if (notice->signal == 0 || job->draining != 0 || job->follower->held) {
+    return;
   }
   job->draining = notice->signal;
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
   even_json_integer(&json, "signal", notice->signal);
-  even_json_number(&json, "seconds", notice->seconds);
+  even_json_number(&json, "seconds", even_job_notice_left(job));
   even_json_string(&json, "what", notice->what);
   even_json_object_end(&json);
   even_follower_tell(job->follower, EVEN_MESSAGE_DRAIN, &text, NULL, 0);
+}
+
+bool even_job_follower_drains(even_job *job, const even_notice *notice) {
+  even_host_notice *own = &job->own_notice;
+  if (job->draining != 0 || own->signal != 0) {
+    return notice->signal == SIGUSR1;
+  }
+  *own = (even_host_notice){.signal = notice->signal, .seconds = notice->seconds, .at_ns = even_clock_ns()};
+  (void)snprintf(own->what, sizeof own->what, "%s", notice->what);
+  even_job_follower_say_notice(job);
   return true;
+}
+
+void even_follower_untell_notice(even_follower *follower) {
+  follower->job.draining = 0;
 }
 
 void even_job_follower_signalled(even_job *job, int number) {
   even_follower *follower = job->follower;
   char words[64];
-  if (number == SIGINT && follower->joins != NULL && job->draining == 0) {
+  if (number == SIGINT && follower->joins != NULL && job->draining == 0 && job->own_notice.signal == 0) {
     /* its user's own word: it would leave */
     (void)even_job_follower_drains(job, &(even_notice){.signal = number, .what = ""});
     return;

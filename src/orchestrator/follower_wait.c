@@ -21,13 +21,15 @@ bool even_follower_may_wait(const even_follower *follower) {
   bool has = follower->running || follower->settled; /* that all have ended the leader may not have heard */
   return due && has && follower->start.outlast_seconds > 0 && !follower->waited && !follower->ended &&
          !follower->refused && follower->checks == NULL && follower->candidate.voter == NULL &&
-         job->generation == NULL && job->stage == EVEN_JOB_RUNS && job->draining == 0;
+         job->generation == NULL && job->stage == EVEN_JOB_RUNS &&
+         (job->draining == 0 || job->ended == 0); /* else its ranks save their state and end */
 }
 
 static void begin(even_follower *follower) {
   even_warm_part_close(&follower->next); /* who asked for it is gone */
   even_follower_close_parcels(follower);
   follower->job.parcels = NULL;
+  even_follower_untell_notice(follower);
   follower->held = true;
   follower->wait_until_ns = even_clock_ns() + (uint64_t)(follower->start.outlast_seconds * 1e9);
   follower->look_ns = 0;

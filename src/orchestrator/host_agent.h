@@ -3,6 +3,7 @@
 #define EVEN_ORCHESTRATOR_HOST_AGENT_H
 
 #include "base/json_writer.h"
+#include "orchestrator/host_notice.h"
 #include "orchestrator/hosts.h"
 #include "orchestrator/link.h"
 #include "orchestrator/parcel.h"
@@ -22,16 +23,6 @@ typedef struct even_host_next {
   size_t count;             /* of its ranks */
   even_device_list devices; /* theirs, one each */
 } even_host_next;
-
-enum { EVEN_HOST_NOTICE_WORDS = 192 };
-
-/* Notice that came while no ranks ran. */
-typedef struct even_host_notice {
-  int signal; /* as of even_notice (job.h); 0: there is none */
-  double seconds;
-  char what[EVEN_HOST_NOTICE_WORDS];
-  uint64_t at_ns;
-} even_host_notice;
 
 typedef struct even_host_agent {
   struct even_hosts *hosts;

@@ -5,6 +5,7 @@
 #include "fault/cause.h"
 #include "fault/generation.h"
 #include "orchestrator/agent.h"
+#include "orchestrator/host_notice.h"
 #include "orchestrator/progress.h"
 #include "orchestrator/rank_output.h"
 #include "orchestrator/restarts.h"
@@ -160,6 +161,9 @@ typedef struct even_job {
   even_text flight_lines; /* the same, to be said: each with its NUL */
   int draining;           /* the signal that gave notice that it must end soon, or EVEN_DRAIN_ANNOUNCED; 0: none */
   uint64_t drain_until_ns;
+  even_host_notice own_notice; /* of an agent that serves a leader, this host's: the leader was told (`draining`), or
+                                  whoever leads next will be */
+  bool shuts_down;             /* SIGTERM to this agent was taken for that, or said nothing new: once */
   struct even_announcer *announcer; /* NULL: nobody is asked whether this machine ends soon, or nobody was yet */
   bool unannounced;                 /* nobody can be: that was told */
   bool changing;      /* the ranks were asked to save their state and end, for the hosts to change (elastic.h) */
@@ -215,6 +219,8 @@ const char *even_notice_option(const even_notice *notice);
 /* About ten times a second, with --notice-from: asks for this host, and takes what is announced as notice. */
 void even_job_drain_tick(even_job *job);
 void even_job_drain_close(even_job *job);
+/* Seconds that are left of own_notice; 0: those of --notice, which it did not name otherwise, or that are over. */
+double even_job_notice_left(const even_job *job);
 /* Whether the time for it is over. */
 bool even_job_drain_late(even_job *job);
 /* A rank has ended: one that did so for notice has ended well. */

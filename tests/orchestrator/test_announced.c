@@ -1,5 +1,7 @@
 /* Jobs whose machine's end is announced: what follows is what follows from SIGTERM with notice. */
 #include "job_fixture.h"
+#include "orchestrator/announcer.h"
+#include "orchestrator/job.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -16,7 +18,7 @@ static const char SAVES[] =
     "while [ ! -e $FOLDER/go ]; do [ -e $FOLDER/over ] && exit 0; sleep 0.02; done; "
     "exit 75";
 
-static char place[128];
+static char place[256];
 static bool signalled;
 
 static int open_job(void **state) {
@@ -84,6 +86,62 @@ static void its_second_ends_it_without_waiting(void **state) {
   assert_int_equal(code, 128 + SIGTERM);
 }
 
+/* Other notice came before; what was announced meanwhile was asked for all the same. */
+static void signal_as_asked(job_fixture *job) {
+  static int next;
+  char asked[96];
+  (void)snprintf(asked, sizeof asked, "%s/asked", job->folder);
+  if (!signalled && job_fixture_saw(job, "started 1|")) {
+    signalled = true;
+    next = SIGTERM;
+    assert_int_equal(kill(getpid(), SIGUSR1), 0);
+  } else if (next == 0) {
+    job_fixture_touch(job, signalled ? "go" : "waits");
+  } else if (access(asked, F_OK) == 0) {
+    next = 0;
+    assert_int_equal(kill(getpid(), SIGTERM), 0);
+  } else if (job_fixture_saw(job, "SIGUSR1: the training saves")) {
+    job_fixture_touch(job, "ending");
+  }
+}
+
+static void nor_does_it_where_other_notice_came_first(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  /* the second question comes once the first was answered */
+  (void)snprintf(place, sizeof place, "exec:cd %s; [ -e ending ] && { [ ! -e first ] || : >asked; : >first; }",
+                 job->folder);
+  job->on_tick = signal_as_asked;
+  assert_int_equal(job_fixture_run(job, SAVES, &code), EVEN_OK);
+  assert_int_equal(code, EVEN_SAVED_AND_ENDED);
+}
+
+static void say_nothing(void *context, const char *words) {
+  (void)context;
+  (void)words;
+}
+
+/* Whoever sweeps up after an attempt reaps all children. */
+static void a_command_that_ends_while_an_attempt_is_swept_up_is_heard(void **state) {
+  even_agent_params params = {.notice_seconds = 60};
+  even_job job = {.params = &params, .loop = {.fd = -1}, .guardian = {.pid = -1, .pipe = -1}};
+  char what[EVEN_ANNOUNCEMENT_WORDS * 2];
+  double seconds = 0;
+  (void)state;
+  (void)snprintf(job.id, sizeof job.id, "none-such");
+  assert_int_equal(even_loop_open(&job.loop), EVEN_OK);
+  const even_announcer_params asks = {.place = "exec:echo 42", .loop = &job.loop, .seconds = 60, .tell = say_nothing};
+  assert_int_equal(even_announcer_open(&asks, &job.announcer), EVEN_OK);
+  even_announcer_tick(job.announcer);
+  assert_true(even_announcer_session(job.announcer) > 1);
+  even_process_await(even_announcer_session(job.announcer), 60000000000u);
+  even_job_sweep(&job);
+  assert_true(even_announcer_due(job.announcer, &seconds, what));
+  assert_int_equal(even_announcer_session(job.announcer), 0);
+  even_announcer_close(job.announcer);
+  even_loop_close(&job.loop);
+}
+
 static void who_does_not_end_in_time_is_ended(void **state) {
   job_fixture *job = *state;
   int code = -1;
@@ -121,9 +179,14 @@ static void nonsense_is_told_and_ends_nothing(void **state) {
 int main(void) {
 #define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, open_job, job_fixture_teardown)
   const struct CMUnitTest tests[] = {
-      JOB_TEST(what_is_announced_is_notice),        JOB_TEST(its_first_sigterm_says_nothing_new),
-      JOB_TEST(its_second_ends_it_without_waiting), JOB_TEST(who_does_not_end_in_time_is_ended),
-      JOB_TEST(a_service_that_fails_ends_nothing),  JOB_TEST(nonsense_is_told_and_ends_nothing),
+      JOB_TEST(what_is_announced_is_notice),
+      JOB_TEST(its_first_sigterm_says_nothing_new),
+      JOB_TEST(its_second_ends_it_without_waiting),
+      JOB_TEST(who_does_not_end_in_time_is_ended),
+      JOB_TEST(nor_does_it_where_other_notice_came_first),
+      JOB_TEST(a_command_that_ends_while_an_attempt_is_swept_up_is_heard),
+      JOB_TEST(a_service_that_fails_ends_nothing),
+      JOB_TEST(nonsense_is_told_and_ends_nothing),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
