@@ -78,6 +78,20 @@ def test_ranks_of_two_hosts_outlast_a_killed_leader(hosts: Hosts, script: Script
     assert not hosts.agents()
 
 
+@pytest.mark.more
+def test_notice_to_a_host_whose_leaders_agent_was_just_killed(hosts: Hosts, script: Script) -> None:
+    """Nobody leads when it comes, or it is not known there yet: the next agent is told."""
+    job = start(hosts, script, "--notice", "60")
+    (agent,) = hosts.agents()
+    kill_leader(job)
+    os.kill(agent, signal.SIGTERM)
+    code, text = job.finish()
+    assert code == 75, text
+    assert "the agent before was killed: ranks 0 and 1 train on" in text, text
+    assert f"host {hosts.names[1]}: SIGTERM: the training saves its state" in text, text
+    assert "the training is saved" in text, text
+
+
 def cut_off(hosts: Hosts) -> int:
     """From now on nobody reaches the other host; its agent, which is there still."""
     (agent,) = hosts.agents()
