@@ -94,6 +94,28 @@ def test_ranks_outlast_their_leader(hosts: Hosts, script: Script, tmp_path: path
 
 
 @pytest.mark.more
+def test_notice_while_nobody_leads_is_heeded_by_the_next_leader(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path
+) -> None:
+    """The first host's rank kills its leader, and then gives notice to the second one's agent."""
+    both = """f"env -i setsid sh -c 'kill -9 {os.getppid()}; kill {open('agent').read()}' &" """
+    text = KILLS_AGENT.replace("os.kill(os.getppid(), 9)", f"os.system({both})").replace(
+        "passes = 0\n", 'if os.environ["RANK"] == "1":\n    open("agent", "w").write(str(os.getppid()))\npasses = 0\n'
+    )
+    text = text.replace("    passes += 1\n", "    passes += 1\n    time.sleep(0.5)\n")
+    assert "sleep(0.5)" in text
+    words = ("--notice", "60", "--checkpoint-dir", "saved")
+    job = _begun(hosts, tmp_path, *SHRINK, *words, script(text), "0@forward:4")
+    wait_until(lambda: "the training is saved" in hosts.log("a"))
+    log = hosts.log("a")
+    assert "this host leads now (generation 2): ranks that live keep their processes" in log, log
+    assert "SIGTERM: the training saves its state" in log and "restart" not in log, log
+    assert _said(tmp_path).count("==== attempt") == 3  # nobody was started again
+    wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
+@pytest.mark.more
 def test_a_stopped_rank_is_heard_of_under_the_next_leader(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
     """Of the two that are left, each alone on its host, one is stopped later."""
     hosts.environment = hosts.environment | GRACE
