@@ -1,10 +1,7 @@
 /* Who asks for a machine's end, and what it makes of services that answer well, badly, or not: the test plays them.
  * Time passes by clocks that are ahead, not by waiting. */
-#include "orchestrator/announcer.h"
-
+#include "announcer_scene.h"
 #include "base/fail.h"
-#include "metadata_service.h"
-#include "os/calls.h"
 #include "os/clock.h"
 #include "support/clock_ahead.h"
 #include "support/descriptors.h"
@@ -12,7 +9,6 @@
 
 #include <errno.h>
 #include <setjmp.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,127 +19,20 @@
 
 #include <cmocka.h>
 
-enum { TURN_MS = 1, MOST_TURNS = 20000, SOME_TURNS = 60 };
+enum { SOME_TURNS = 60 };
 
 static const uint64_t SECOND_NS = 1000000000u;
 
-typedef struct scene {
-  metadata_service service;
-  even_loop loop;
-  even_announcer *announcer;
-  char place[128];
-  char told[2048];
-  int tellings;
-  int ended;     /* commands */
-  pid_t session; /* of one that runs, as it was told; 0: none */
-  double seconds;
-  char what[EVEN_ANNOUNCEMENT_WORDS * 2];
-} scene;
-
-static void keep(void *context, const char *words) {
-  scene *at = context;
-  size_t used = strlen(at->told);
-  (void)snprintf(at->told + used, sizeof at->told - used, "%s|", words);
-  at->tellings++;
-}
-
-static void keep_session(void *context, pid_t leader, bool begins) {
-  scene *at = context;
-  assert_true(leader > 1);
-  assert_int_equal(at->session, begins ? 0 : leader);
-  at->session = begins ? leader : 0;
-}
-
-static int open_scene(void **state) {
-  scene *at = calloc(1, sizeof *at);
-  assert_non_null(at);
-  metadata_service_open(&at->service);
-  assert_int_equal(even_loop_open(&at->loop), EVEN_OK);
-  *state = at;
-  return 0;
-}
-
-static int close_scene(void **state) {
-  scene *at = *state;
-  fault_reset();
-  even_announcer_close(at->announcer);
-  even_loop_close(&at->loop);
-  metadata_service_close(&at->service);
-  free(at);
-  return 0;
-}
-
-/* `service`: "aws"; it is asked where the test plays it. */
-static even_status ask(scene *at, const char *service) {
-  (void)snprintf(at->place, sizeof at->place, "%s=127.0.0.1:%d", service, at->service.port);
-  const even_announcer_params params = {
-      .place = at->place, .loop = &at->loop, .seconds = 77, .every_seconds = 0.001, .tell = keep, .context = at};
-  return even_announcer_open(&params, &at->announcer);
-}
-
-static even_status ask_place(scene *at, const char *place) {
-  const even_announcer_params params = {.place = place,
-                                        .loop = &at->loop,
-                                        .seconds = 77,
-                                        .every_seconds = 0.001,
-                                        .tell = keep,
-                                        .session = keep_session,
-                                        .context = at};
-  at->ended = 0;
-  return even_announcer_open(&params, &at->announcer);
-}
-
-static void reap(scene *at) {
-  even_process_end end;
-  bool any = true;
-  while (any && even_process_reap(&end, &any) == EVEN_OK && any) {
-    at->ended += even_announcer_took_end(at->announcer, &end) ? 1 : 0;
-  }
-  even_error_clear();
-}
-
-static bool turn(scene *at) {
-  (void)!even_loop_turn(&at->loop, TURN_MS); /* a fault may be meant for it */
-  even_announcer_tick(at->announcer);
-  metadata_service_turn(&at->service);
-  reap(at);
-  return even_announcer_due(at->announcer, &at->seconds, at->what);
-}
-
-/* Whether the end is announced within many turns. */
-static bool is_due(scene *at) {
-  bool due = false;
-  for (int i = 0; i < MOST_TURNS && !due; i++) {
-    due = turn(at);
-  }
-  return due;
-}
-
 /* Until `count` requests that begin so have come; none of the turns finds an end. */
-static void turn_until(scene *at, const char *beginning, int count) {
-  for (int i = 0; i < MOST_TURNS && metadata_service_count(&at->service, beginning) < count; i++) {
-    assert_false(turn(at));
+static void turn_until(announcer_scene *at, const char *beginning, int count) {
+  for (int i = 0; i < ANNOUNCER_SCENE_TURNS && metadata_service_count(&at->service, beginning) < count; i++) {
+    assert_false(announcer_scene_turn(at));
   }
   assert_true(metadata_service_count(&at->service, beginning) >= count);
 }
 
-static void turn_until_told(scene *at, int tellings) {
-  for (int i = 0; i < MOST_TURNS && at->tellings < tellings; i++) {
-    assert_false(turn(at));
-  }
-  assert_int_equal(at->tellings, tellings);
-}
-
-/* None of them is notice. */
-static void turn_until_ended(scene *at, int commands) {
-  for (int i = 0; i < MOST_TURNS && at->ended < commands; i++) {
-    assert_false(turn(at));
-  }
-  assert_true(at->ended >= commands);
-}
-
-static void play(scene *at, size_t line, const char *beginning, const char *header, int status, const char *headers,
-                 const char *body) {
+static void play(announcer_scene *at, size_t line, const char *beginning, const char *header, int status,
+                 const char *headers, const char *body) {
   metadata_line *one = &at->service.lines[line];
   *one = (metadata_line){.beginning = beginning, .header = header, .status = status, .headers = headers};
   (void)snprintf(one->body, sizeof one->body, "%s", body);
@@ -157,7 +46,7 @@ static void play(scene *at, size_t line, const char *beginning, const char *head
 #define MACHINE_LINE "GET /metadata/instance/compute/vmId?api-version=2021-02-01&format=text HTTP/1.1\r\n"
 #define EVENTS_LINE "GET /metadata/scheduledevents?api-version=2020-07-01 HTTP/1.1\r\n"
 
-static void play_token(scene *at) {
+static void play_token(announcer_scene *at) {
   play(at, 0, TOKEN_LINE, "\r\nX-aws-ec2-metadata-token-ttl-seconds: 21600\r\n", 200,
        "X-Aws-Ec2-Metadata-Token-Ttl-Seconds: 21600\r\n", "tok-en==");
 }
@@ -170,7 +59,7 @@ static void write_time(char out[64], const char *format, int64_t seconds_from_no
 }
 
 /* The action, and when, from now on. */
-static void play_action(scene *at, int64_t seconds_from_now) {
+static void play_action(announcer_scene *at, int64_t seconds_from_now) {
   char when[64];
   char body[128];
   write_time(when, "%Y-%m-%dT%H:%M:%SZ", seconds_from_now);
@@ -179,57 +68,57 @@ static void play_action(scene *at, int64_t seconds_from_now) {
 }
 
 static void amazon_is_asked_with_a_token(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play_token(at);
-  assert_int_equal(ask(at, "aws"), EVEN_OK);
+  assert_int_equal(announcer_scene_ask(at, "aws"), EVEN_OK);
   turn_until(at, "GET /latest/meta-data/spot/instance-action ", 3);
   assert_int_equal(metadata_service_count(&at->service, "PUT /latest/api/token "), 1);
   assert_int_equal(metadata_service_count(&at->service, "GET /latest/meta-data/events"), 0);
   play_action(at, 100);
-  assert_true(is_due(at));
+  assert_true(announcer_scene_is_due(at));
   assert_true(at->seconds > 10 && at->seconds <= 100);
   assert_string_equal(at->what, "aws announces the machine's end (terminate)");
   assert_int_equal(at->tellings, 0);
 }
 
 static void a_token_that_is_no_more_valid_is_replaced(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play_token(at);
   play(at, 1, ACTION_LINE, "", 401, NULL, "");
-  assert_int_equal(ask(at, "aws"), EVEN_OK);
+  assert_int_equal(announcer_scene_ask(at, "aws"), EVEN_OK);
   turn_until(at, "PUT /latest/api/token ", 2);
-  turn_until_told(at, 1); /* one that never is */
+  announcer_scene_until_told(at, 1); /* one that never is */
   play_action(at, 100);
-  assert_true(is_due(at));
+  assert_true(announcer_scene_is_due(at));
 }
 
 static void a_recommendation_counts_only_where_it_was_asked_for(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play_token(at);
   play(at, 2, REBALANCE_LINE, "\r\nX-aws-ec2-metadata-token: tok-en==\r\n", 200, NULL,
        "{\"noticeTime\":\"2020-10-27T08:22:00Z\"}");
-  assert_int_equal(ask(at, "aws"), EVEN_OK);
+  assert_int_equal(announcer_scene_ask(at, "aws"), EVEN_OK);
   turn_until(at, "GET /latest/meta-data/spot/instance-action ", 3);
   assert_int_equal(metadata_service_count(&at->service, "GET /latest/meta-data/events"), 0);
   even_announcer_close(at->announcer);
-  assert_int_equal(ask(at, "aws+rebalance"), EVEN_OK);
-  assert_true(is_due(at));
+  assert_int_equal(announcer_scene_ask(at, "aws+rebalance"), EVEN_OK);
+  assert_true(announcer_scene_is_due(at));
   assert_true(at->seconds > 76 && at->seconds < 78); /* those of --notice: it names no end */
   assert_string_equal(at->what, "aws+rebalance announces the machine's end (rebalance recommendation)");
 }
 
 static void google_is_asked_with_its_header(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play(at, 0, PREEMPTED_LINE, "\r\nMetadata-Flavor: Google\r\n", 200, "Metadata-Flavor: Google\r\n", "FALSE");
-  assert_int_equal(ask(at, "gcp"), EVEN_OK);
+  assert_int_equal(announcer_scene_ask(at, "gcp"), EVEN_OK);
   turn_until(at, "GET /computeMetadata/v1/instance/preempted ", 3);
   play(at, 0, PREEMPTED_LINE, "\r\nMetadata-Flavor: Google\r\n", 200, "Metadata-Flavor: Google\r\n", "TRUE");
-  assert_true(is_due(at));
+  assert_true(announcer_scene_is_due(at));
   assert_true(at->seconds <= 30);
   assert_string_equal(at->what, "gcp announces the machine's end (preempted)");
 }
 
-static void play_event(scene *at, const char *type, const char *name, int64_t seconds_from_now) {
+static void play_event(announcer_scene *at, const char *type, const char *name, int64_t seconds_from_now) {
   char when[64];
   char body[512];
   write_time(when, "%a, %d %b %Y %H:%M:%S GMT", seconds_from_now);
@@ -242,111 +131,111 @@ static void play_event(scene *at, const char *type, const char *name, int64_t se
 }
 
 static void azure_is_asked_for_this_machine(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play(at, 0, NAME_LINE, "\r\nMetadata: true\r\n", 200, NULL, "vm_3");
   play_event(at, "Preempt", "vm_4", 30);
-  assert_int_equal(ask(at, "azure"), EVEN_OK);
+  assert_int_equal(announcer_scene_ask(at, "azure"), EVEN_OK);
   turn_until(at, "GET /metadata/scheduledevents", 3);
   assert_int_equal(metadata_service_count(&at->service, "GET /metadata/instance/compute/name"), 1);
   play_event(at, "Preempt", "vm_3", 90);
-  assert_true(is_due(at));
+  assert_true(announcer_scene_is_due(at));
   assert_true(at->seconds > 5 && at->seconds <= 90);
   assert_string_equal(at->what, "azure announces the machine's end (Preempt)");
 }
 
 static void an_end_that_is_far_away_is_told_and_waited_for(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play(at, 0, NAME_LINE, "", 200, NULL, "vm_3");
   play_event(at, "Redeploy", "vm_3", 7 * 86400);
-  assert_int_equal(ask(at, "azure"), EVEN_OK);
-  turn_until_told(at, 1);
+  assert_int_equal(announcer_scene_ask(at, "azure"), EVEN_OK);
+  announcer_scene_until_told(at, 1);
   assert_non_null(strstr(at->told, "azure announces the end of this machine (Redeploy) in 60"));
   assert_non_null(strstr(at->told, "the training goes on until 120 s before"));
   turn_until(at, "GET /metadata/scheduledevents", 4);
   assert_int_equal(at->tellings, 1);
   clock_ahead_set((7 * 86400 - 100) * SECOND_NS);
-  assert_true(is_due(at));
+  assert_true(announcer_scene_is_due(at));
   assert_true(at->seconds <= 100);
 }
 
 /* In an hour, as an answer says that names no time of day. */
 static void one_that_is_named_in_seconds_is_waited_for_too(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play(at, 0, "GET / ", "", 200, NULL, "3600");
   (void)snprintf(at->place, sizeof at->place, "http://127.0.0.1:%d", at->service.port);
-  assert_int_equal(ask_place(at, at->place), EVEN_OK);
+  assert_int_equal(announcer_scene_ask_place(at, at->place), EVEN_OK);
   turn_until(at, "GET / ", 3);
   assert_int_equal(at->tellings, 1);
   play(at, 0, "GET / ", "", 200, NULL, "110");
-  assert_true(is_due(at));
+  assert_true(announcer_scene_is_due(at));
   assert_true(at->seconds <= 110);
 }
 
 static void an_end_that_was_to_be_long_ago_is_none(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play_token(at);
   play_action(at, -3600);
-  assert_int_equal(ask(at, "aws"), EVEN_OK);
+  assert_int_equal(announcer_scene_ask(at, "aws"), EVEN_OK);
   turn_until(at, "GET /latest/meta-data/spot/instance-action ", 3);
   play_action(at, -20); /* or a clock is wrong */
-  assert_true(is_due(at));
+  assert_true(announcer_scene_is_due(at));
   assert_true(at->seconds > 76 && at->seconds < 78);
 }
 
 static void an_address_of_ones_own_is_asked(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   char head[80];
   (void)snprintf(head, sizeof head, "GET /ends?now HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n", at->service.port);
   play(at, 0, head, "", 204, NULL, "");
   (void)snprintf(at->place, sizeof at->place, "http://127.0.0.1:%d/ends?now", at->service.port);
-  assert_int_equal(ask_place(at, at->place), EVEN_OK);
+  assert_int_equal(announcer_scene_ask_place(at, at->place), EVEN_OK);
   turn_until(at, "GET /ends?now ", 3);
   play(at, 0, head, "", 200, NULL, "42\n");
-  assert_true(is_due(at));
+  assert_true(announcer_scene_is_due(at));
   assert_true(at->seconds <= 42);
 }
 
 static void proxies_are_not_asked(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   assert_int_equal(setenv("http_proxy", "http://127.0.0.1:1", 1), 0);
   play_token(at);
   play_action(at, 100);
-  assert_int_equal(ask(at, "aws"), EVEN_OK);
-  assert_true(is_due(at));
+  assert_int_equal(announcer_scene_ask(at, "aws"), EVEN_OK);
+  assert_true(announcer_scene_is_due(at));
   assert_int_equal(unsetenv("http_proxy"), 0);
 }
 
 static void auto_finds_the_one_that_answers(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play(at, 0, NAME_LINE, "\r\nMetadata: true\r\n", 200, NULL, "vm_3");
   play_event(at, "Terminate", "vm_3", 60);
   play(at, 2, MACHINE_LINE, "\r\nMetadata: true\r\n", 200, NULL, "5c08b38e-4d57-4c23-ac45-aca61037f084");
-  assert_int_equal(ask(at, "auto"), EVEN_OK);
-  assert_true(is_due(at));
+  assert_int_equal(announcer_scene_ask(at, "auto"), EVEN_OK);
+  assert_true(announcer_scene_is_due(at));
   assert_string_equal(at->what, "azure announces the machine's end (Terminate)");
   assert_int_equal(at->tellings, 1);
   assert_non_null(strstr(at->told, "azure is asked every"));
   even_announcer_close(at->announcer);
   memset(at->service.lines, 0, sizeof at->service.lines);
   play(at, 0, PREEMPTED_LINE, "\r\nMetadata-Flavor: Google\r\n", 200, "metadata-flavor: Google\r\n", "TRUE");
-  assert_int_equal(ask(at, "auto"), EVEN_OK);
-  assert_true(is_due(at));
+  assert_int_equal(announcer_scene_ask(at, "auto"), EVEN_OK);
+  assert_true(announcer_scene_is_due(at));
   assert_non_null(strstr(at->told, "gcp is asked every"));
   even_announcer_close(at->announcer);
   play_token(at);
   play_action(at, 60);
-  assert_int_equal(ask(at, "auto"), EVEN_OK);
-  assert_true(is_due(at));
+  assert_int_equal(announcer_scene_ask(at, "auto"), EVEN_OK);
+  assert_true(announcer_scene_is_due(at));
   assert_non_null(strstr(at->told, "aws is asked every"));
 }
 
 /* A service that says yes to everything, or no, is none of the three. */
 static void auto_says_nothing_where_none_answers(void **state) {
-  scene *at = *state;
-  assert_int_equal(ask(at, "auto"), EVEN_OK);
+  announcer_scene *at = *state;
+  assert_int_equal(announcer_scene_ask(at, "auto"), EVEN_OK);
   turn_until(at, "GET /metadata/instance/compute/name", 2);
   for (int i = 0; i < SOME_TURNS; i++) {
-    assert_false(turn(at));
+    assert_false(announcer_scene_turn(at));
   }
   assert_int_equal(metadata_service_count(&at->service, ""), 6); /* two rounds, and no more */
   even_announcer_close(at->announcer);
@@ -354,57 +243,58 @@ static void auto_says_nothing_where_none_answers(void **state) {
   play(at, 1, "GET /computeMetadata", "", 200, NULL, "TRUE");
   play(at, 2, "GET /metadata/", "", 200, NULL, "ok");
   at->service.asked[0] = '\0';
-  assert_int_equal(ask(at, "auto"), EVEN_OK);
+  assert_int_equal(announcer_scene_ask(at, "auto"), EVEN_OK);
   turn_until(at, "GET /metadata/instance/compute/vmId", 2);
   for (int i = 0; i < SOME_TURNS; i++) {
-    assert_false(turn(at));
+    assert_false(announcer_scene_turn(at));
   }
   assert_int_equal(metadata_service_count(&at->service, "GET /metadata/scheduledevents"), 0);
   assert_int_equal(at->tellings, 0);
 }
 
 static void nobody_listens(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   (void)close(at->service.listener);
   at->service.listener = -1;
-  assert_int_equal(ask(at, "aws"), EVEN_OK);
-  turn_until_told(at, 1);
+  assert_int_equal(announcer_scene_ask(at, "aws"), EVEN_OK);
+  announcer_scene_until_told(at, 1);
   assert_non_null(strstr(at->told, "aws cannot be asked whether this machine ends soon: 127.0.0.1, port "));
   for (int i = 0; i < SOME_TURNS; i++) {
-    assert_false(turn(at));
+    assert_false(announcer_scene_turn(at));
   }
   assert_int_equal(at->tellings, 1); /* and not again */
 }
 
 /* Each of them is told once, takes bounded memory, and does no harm to what follows. */
 static void services_that_misbehave_are_told_once(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   for (int manner = MANNER_CLOSES; manner < MANNER_COUNT; manner++) {
     uint64_t ahead = 0;
     play(at, 0, PREEMPTED_LINE, "", 200, "Metadata-Flavor: Google\r\n", "FALSE");
     at->service.manner = (metadata_manner)manner;
     at->service.asked[0] = at->told[0] = '\0';
     at->tellings = 0;
-    assert_int_equal(ask(at, "gcp"), EVEN_OK);
-    for (int i = 0; i < MOST_TURNS && at->tellings == 0; i++) {
-      assert_false(turn(at));
+    assert_int_equal(announcer_scene_ask(at, "gcp"), EVEN_OK);
+    for (int i = 0; i < ANNOUNCER_SCENE_TURNS && at->tellings == 0; i++) {
+      assert_false(announcer_scene_turn(at));
       ahead += SECOND_NS / 10;
       clock_ahead_set(ahead);
     }
     assert_non_null(strstr(at->told, "gcp cannot be asked whether this machine ends soon: "));
     for (int i = 0; i < SOME_TURNS; i++) {
-      assert_false(turn(at));
+      assert_false(announcer_scene_turn(at));
       ahead += SECOND_NS / 10;
       clock_ahead_set(ahead);
     }
     assert_int_equal(at->tellings, 1);
     play(at, 0, PREEMPTED_LINE, "", 200, "Metadata-Flavor: Google\r\n", "TRUE");
     at->service.manner = MANNER_WELL;
-    for (int i = 0; i < MOST_TURNS && !turn(at); i++) { /* the connection before may have to be given up first */
+    for (int i = 0; i < ANNOUNCER_SCENE_TURNS && !announcer_scene_turn(at);
+         i++) { /* the connection before may have to be given up first */
       ahead += SECOND_NS / 10;
       clock_ahead_set(ahead);
     }
-    assert_true(is_due(at));
+    assert_true(announcer_scene_is_due(at));
     even_announcer_close(at->announcer);
     at->announcer = NULL;
     fault_reset();
@@ -412,172 +302,30 @@ static void services_that_misbehave_are_told_once(void **state) {
 }
 
 static void an_answer_may_come_byte_by_byte(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   at->service.manner = MANNER_BYTEWISE;
   play_token(at);
   play_action(at, 100);
-  assert_int_equal(ask(at, "aws"), EVEN_OK);
-  assert_true(is_due(at));
-}
-
-static void a_command_says_by_its_exit_code(void **state) {
-  scene *at = *state;
-  int before = open_descriptors();
-  static const char *const none[] = {"exec:exit 1", "exec:exit 22", "exec:echo false"};
-  for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
-    assert_int_equal(ask_place(at, none[i]), EVEN_OK);
-    turn_until_ended(at, 4); /* one more than what is told after */
-    even_announcer_close(at->announcer);
-  }
-  assert_int_equal(ask_place(at, "exec:echo 42"), EVEN_OK);
-  assert_true(is_due(at));
-  assert_true(at->seconds <= 42);
-  assert_string_equal(at->what, "exec announces the machine's end (exit code 0)");
-  even_announcer_close(at->announcer);
-  assert_int_equal(ask_place(at, "exec:true"), EVEN_OK);
-  assert_true(is_due(at));
-  assert_true(at->seconds > 76 && at->seconds < 78);
-  assert_int_equal(at->tellings, 0);
-  even_announcer_close(at->announcer);
-  at->announcer = NULL;
-  assert_int_equal(open_descriptors(), before);
-}
-
-static void a_command_that_cannot_be_run_is_told_once(void **state) {
-  scene *at = *state;
-  assert_int_equal(ask_place(at, "exec:/no/such/program"), EVEN_OK);
-  turn_until_told(at, 1);
-  assert_non_null(strstr(at->told,
-                         "exec cannot be asked whether this machine ends soon: the command ended with code "
-                         "127: "));
-  turn_until_ended(at, 6);
-  assert_int_equal(at->tellings, 1);
-}
-
-/* A word of its own is no answer: `grep` with a file that is not there. */
-static void other_exit_codes_are_told_once(void **state) {
-  scene *at = *state;
-  assert_int_equal(ask_place(at, "exec:echo no such file >&2; exit 2"), EVEN_OK);
-  turn_until_told(at, 1);
-  assert_non_null(strstr(at->told, "the command ended with code 2: no such file"));
-  turn_until_ended(at, 6);
-  assert_int_equal(at->tellings, 1);
-}
-
-/* What stands there is the ranks'. */
-static void a_command_has_no_input(void **state) {
-  scene *at = *state;
-  int ends[2];
-  int before = dup(0);
-  assert_int_equal(pipe(ends), 0);
-  assert_true(before >= 0 && dup2(ends[0], 0) == 0);
-  assert_int_equal(ask_place(at, "exec:cat"), EVEN_OK);
-  bool due = is_due(at);
-  assert_int_equal(dup2(before, 0), 0);
-  (void)close(before);
-  (void)close(ends[0]);
-  (void)close(ends[1]);
-  assert_true(due);
-}
-
-/* The guardian ends it, and what it has started, where nobody else can. */
-static void its_session_is_told_from_its_beginning_to_its_end(void **state) {
-  scene *at = *state;
-  assert_int_equal(ask_place(at, "exec:sleep 600"), EVEN_OK);
-  even_announcer_tick(at->announcer);
-  assert_true(at->session > 1);
-  assert_int_equal(even_announcer_session(at->announcer), at->session);
-  even_announcer_close(at->announcer);
-  assert_int_equal(at->session, 0);
-  assert_int_equal(ask_place(at, "exec:exit 1"), EVEN_OK);
-  for (int i = 0; i < MOST_TURNS && at->ended == 0; i++) {
-    assert_int_equal(even_loop_turn(&at->loop, TURN_MS), EVEN_OK);
-    if (at->ended == 0 && even_announcer_session(at->announcer) == 0) {
-      even_announcer_tick(at->announcer);
-    }
-    reap(at);
-  }
-  assert_int_equal(at->ended, 1);
-  assert_int_equal(at->session, 0);
-}
-
-static void a_command_that_takes_too_long_is_ended(void **state) {
-  scene *at = *state;
-  uint64_t ahead = 0;
-  assert_int_equal(ask_place(at, "exec:sleep 600"), EVEN_OK);
-  for (int i = 0; i < MOST_TURNS && at->tellings == 0; i++) {
-    assert_false(turn(at));
-    ahead += SECOND_NS;
-    clock_ahead_set(ahead);
-  }
-  assert_non_null(strstr(at->told, "the command takes too long"));
-}
-
-static int kills_nobody(pid_t pid, int number) {
-  (void)pid;
-  (void)number;
-  return 0;
-}
-
-/* The kernel may hold it, whatever it is sent: that is told, no second one is started, and nobody waits for it. */
-static void a_command_that_does_not_end_is_told_once(void **state) {
-  scene *at = *state;
-  uint64_t ahead = 0;
-  assert_int_equal(ask_place(at, "exec:exec sleep 600"), EVEN_OK);
-  even_announcer_tick(at->announcer);
-  pid_t first = at->session;
-  even_os.kill = kills_nobody;
-  for (int i = 0; i < MOST_TURNS && at->tellings == 0; i++) {
-    assert_false(turn(at));
-    ahead += SECOND_NS;
-    clock_ahead_set(ahead);
-  }
-  assert_non_null(strstr(at->told, "the command takes too long, and has not ended since it was killed"));
-  assert_int_equal(at->session, first);
-  even_announcer_close(at->announcer);
-  at->announcer = NULL;
-  assert_non_null(strstr(at->told, "does not end, and is left|"));
-  assert_int_equal(at->session, first); /* the guardian's now */
-  even_os.kill = even_os_real.kill;
-  assert_int_equal(kill(first, SIGKILL), 0);
-  even_process_wait(first);
-}
-
-/* Whoever floods us with output has it thrown away, and its answer counts. */
-static void a_command_may_say_much(void **state) {
-  scene *at = *state;
-  assert_int_equal(ask_place(at, "exec:head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2"), EVEN_OK);
-  assert_true(is_due(at));
-  assert_true(at->seconds > 76 && at->seconds < 78);
-}
-
-static void one_that_runs_is_ended_with_the_announcer(void **state) {
-  scene *at = *state;
-  int before = open_descriptors();
-  assert_int_equal(ask_place(at, "exec:sleep 600"), EVEN_OK);
-  even_announcer_tick(at->announcer);
-  assert_true(open_descriptors() > before);
-  even_announcer_close(at->announcer);
-  at->announcer = NULL;
-  assert_int_equal(open_descriptors(), before);
+  assert_int_equal(announcer_scene_ask(at, "aws"), EVEN_OK);
+  assert_true(announcer_scene_is_due(at));
 }
 
 static void off_asks_nobody_and_nonsense_is_refused(void **state) {
-  scene *at = *state;
-  assert_int_equal(ask_place(at, "off"), EVEN_OK);
+  announcer_scene *at = *state;
+  assert_int_equal(announcer_scene_ask_place(at, "off"), EVEN_OK);
   assert_null(at->announcer);
   even_announcer_tick(NULL);
   assert_false(even_announcer_due(NULL, &at->seconds, at->what));
-  assert_int_equal(ask_place(at, "ec2"), EVEN_ERR_USAGE);
+  assert_int_equal(announcer_scene_ask_place(at, "ec2"), EVEN_ERR_USAGE);
   assert_null(at->announcer);
 }
 
 /* From the first question to the end; another one is asked after a call that failed. */
 static even_status find_end(void *context) {
-  scene *at = context;
-  even_status status = at->place[0] == '\0' ? ask_place(at, "exec:echo 42") : ask(at, "aws");
+  announcer_scene *at = context;
+  even_status status = announcer_scene_ask(at, "aws");
   if (status == EVEN_OK) {
-    status = is_due(at) ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "no end was found");
+    status = announcer_scene_is_due(at) ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "no end was found");
   }
   even_announcer_close(at->announcer);
   at->announcer = NULL;
@@ -585,32 +333,23 @@ static even_status find_end(void *context) {
 }
 
 static void each_call_to_the_kernel_may_fail(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play_token(at);
   play_action(at, 100);
-  at->place[0] = 'x';
   int before = open_descriptors();
   assert_true(fault_each_os(find_end, at, EIO) > 10);
   metadata_service_turn(&at->service); /* sees that the connection is closed */
   assert_int_equal(open_descriptors(), before);
 }
 
-static void each_call_to_the_kernel_may_fail_for_a_command(void **state) {
-  scene *at = *state;
-  int before = open_descriptors();
-  assert_true(fault_each_os(find_end, at, EIO) > 10);
-  assert_int_equal(open_descriptors(), before);
-}
-
 static void memory_may_lack_at_any_time(void **state) {
-  scene *at = *state;
+  announcer_scene *at = *state;
   play_token(at);
   play_action(at, 100);
   long tried = 0;
   for (long nth = 1; tried == 0; nth++) {
     assert_true(nth < 1000);
     fault_allocation(nth);
-    at->place[0] = 'x';
     even_status status = find_end(at);
     assert_true(status == EVEN_OK || status == EVEN_ERR_MEMORY); /* that of the opening */
     tried = fault_allocations() < nth ? nth : 0;
@@ -621,7 +360,7 @@ static void memory_may_lack_at_any_time(void **state) {
 }
 
 int main(void) {
-#define SCENE_TEST(test) cmocka_unit_test_setup_teardown(test, open_scene, close_scene)
+#define SCENE_TEST(test) cmocka_unit_test_setup_teardown(test, announcer_scene_open, announcer_scene_close)
   const struct CMUnitTest tests[] = {
       SCENE_TEST(amazon_is_asked_with_a_token),
       SCENE_TEST(a_token_that_is_no_more_valid_is_replaced),
@@ -638,18 +377,8 @@ int main(void) {
       SCENE_TEST(nobody_listens),
       SCENE_TEST(services_that_misbehave_are_told_once),
       SCENE_TEST(an_answer_may_come_byte_by_byte),
-      SCENE_TEST(a_command_says_by_its_exit_code),
-      SCENE_TEST(a_command_that_cannot_be_run_is_told_once),
-      SCENE_TEST(other_exit_codes_are_told_once),
-      SCENE_TEST(a_command_has_no_input),
-      SCENE_TEST(its_session_is_told_from_its_beginning_to_its_end),
-      SCENE_TEST(a_command_that_does_not_end_is_told_once),
-      SCENE_TEST(a_command_that_takes_too_long_is_ended),
-      SCENE_TEST(a_command_may_say_much),
-      SCENE_TEST(one_that_runs_is_ended_with_the_announcer),
       SCENE_TEST(off_asks_nobody_and_nonsense_is_refused),
       SCENE_TEST(each_call_to_the_kernel_may_fail),
-      SCENE_TEST(each_call_to_the_kernel_may_fail_for_a_command),
       SCENE_TEST(memory_may_lack_at_any_time),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
