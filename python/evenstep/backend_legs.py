@@ -39,6 +39,7 @@ from evenstep.device_legs import Call, HostLegs, Passage
 from evenstep.device_places import hosts_apart
 from evenstep.device_streams import CudaStreams
 from evenstep.device_ways import WayOverHosts
+from evenstep.leg_calls import parted, words_of
 
 PIECE_BYTES = 8 << 20
 """Of what is larger one piece is on its way down while another is between the hosts and a third comes up."""
@@ -99,8 +100,9 @@ class LegCollectives(DeviceCollectives):
                 self._legs.close()
         return self._by_legs
 
-    def _cross(self, tensors: Sequence[torch.Tensor], options: Any, passages: Passages, result: Any) -> Any:
-        """`passages(comm, stream)` puts one piece of the call after the other on its way down."""
+    def _cross(self, tensors: Sequence[torch.Tensor], options: Any, words: str, passages: Passages, result: Any) -> Any:
+        """`passages(comm, stream)` puts one piece of the call after the other on its way down; `words`: what is called, the same on
+        all ranks."""
         check_outputs(result)
         if self._streams.captures():
             raise _core.EvenstepError(
@@ -109,19 +111,20 @@ class LegCollectives(DeviceCollectives):
             )
         legs, place, seconds = self._legs, sites.of_caller(), limit_of(options)
         device = self._streams.device(tensors[0])
-        comm = legs.open(device)
-        if comm is not None:
-            comm.set_site(sites.words_of(place))
         side = self._streams.side(device)
-        side.wait_stream(self._streams.current(device))
         begun: list[tuple[Passage, Any]] = []
-        with self._streams.use(side), torch.no_grad(), limited(comm, seconds):
-            try:
+        try:
+            comm = legs.open(device)
+            if comm is not None:
+                comm.set_site(sites.words_of(place))
+            side.wait_stream(self._streams.current(device))
+            with self._streams.use(side), torch.no_grad(), limited(comm, seconds):
                 for passage in passages(comm, side.cuda_stream):
                     begun.append((passage, self._streams.mark(side, blocking=True)))
-            except BaseException as error:
-                legs.fail(error)  # others wait for what does not come
-                raise
+        except BaseException as error:
+            legs.fail(error)  # others wait for what does not come
+            raise
+        finally:
             for tensor in tensors:
                 self._streams.keep(tensor, side)
         future: Future[Any] = Future()
@@ -132,7 +135,8 @@ class LegCollectives(DeviceCollectives):
 
         host = [LaterWork(future, None)]
         work = HostWork(self._streams, device, host, up, lambda: legs.up_stream(device), result)
-        self._hand_on(device, begun, Call(place, seconds, of_inference(result)), future)
+        inference = of_inference(result) or torch.is_inference_mode_enabled()  # so are tensors that it has made
+        self._hand_on(device, begun, Call(words, place, seconds, inference), future)
         self._ends.await_end(work)
         if wants_work(options):
             return self._noted(work)
@@ -160,8 +164,8 @@ class LegCollectives(DeviceCollectives):
 
         if not begun:
             future.set_result(None)
-        for passage, mark in begun:
-            self._legs.carry(device, passage, mark, call, ended)
+        for number, (passage, mark) in enumerate(begun):
+            self._legs.carry(device, passage, mark, call, number == 0, ended)
 
     def _copied(self, targets: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[int], None]:
         """Where what has come does not lie where it belongs: (there, here)."""
@@ -278,7 +282,8 @@ class LegCollectives(DeviceCollectives):
                 for piece, end in self._pieces(self._terms(tensor, op, options), tensor):
                     yield self._sum(comm, piece, op, stream, end)
 
-        return self._cross(given, options, passages, list(given))
+        words = words_of("all_reduce", [([tensor.numel()], tensor.dtype) for tensor in tensors], op)
+        return self._cross(given, options, words, passages, list(given))
 
     def _reduce(self, tensor: torch.Tensor, op: int, root: int, opts: Any, given: Any) -> Any:
         if not carries([tensor], op, opts) or not self._goes(given):
@@ -291,7 +296,8 @@ class LegCollectives(DeviceCollectives):
             for piece, end in self._pieces(data, tensor if self._rank == root else data):
                 yield self._sum(comm, piece, op, stream, end, self._host_of[root])
 
-        return self._cross(given, opts, passages, given)
+        words = words_of("reduce", [([tensor.numel()], tensor.dtype)], op, root)
+        return self._cross(given, opts, words, passages, given)
 
     def _scattered(
         self,
@@ -347,7 +353,8 @@ class LegCollectives(DeviceCollectives):
         def passages(comm: _core.DeviceComm | None, stream: int) -> Iterator[Passage]:
             yield from self._scattered(comm, output, [plain(part).view(-1) for part in parts], op, opts, stream)
 
-        return self._cross([output, *parts], opts, passages, given)
+        words = words_of("reduce_scatter", [([part.numel() for part in parts], output.dtype)], op)
+        return self._cross([output, *parts], opts, words, passages, given)
 
     def _reduce_scatter_singles(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], op: int, opts: Any, given: Any
@@ -361,7 +368,8 @@ class LegCollectives(DeviceCollectives):
                 if rows:
                     yield from self._scattered(comm, output, rows, op, opts, stream)
 
-        return self._cross([*outputs, *inputs], opts, passages, given)
+        words = words_of("reduce_scatter", [([whole.numel()], whole.dtype) for whole in inputs], op)
+        return self._cross([*outputs, *inputs], opts, words, passages, given)
 
     # -- moves --
 
@@ -377,7 +385,8 @@ class LegCollectives(DeviceCollectives):
                 last = piece.data_ptr() + piece.nbytes == flat.data_ptr() + flat.nbytes
                 yield self._tell(comm, piece, root, elements_of(tensor), stream, [(target, data)] if last else [])
 
-        return self._cross([tensor], opts, passages, [tensor])
+        words = f"broadcast of {tensor.nbytes} bytes from rank {root}"
+        return self._cross([tensor], opts, words, passages, [tensor])
 
     def _tell(
         self,
@@ -468,7 +477,8 @@ class LegCollectives(DeviceCollectives):
                 yield self._gathered(comm, _bytes(plain(own)), everything, sizes, kind, stream, self._placed(targets))
 
         every = [*(own for _, own in gathers), *(part for parts, _ in gathers for part in parts)]
-        return self._cross(every, opts, passages, result)
+        sizes = ", ".join(parted([part.nbytes for part in parts]) for parts, _ in gathers)
+        return self._cross(every, opts, f"all_gather of {sizes} bytes in all", passages, result)
 
     def _placed(self, come: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[int], None]:
         """Bytes that have come, as what they are."""
@@ -499,7 +509,8 @@ class LegCollectives(DeviceCollectives):
                 kind = elements_of(source)
                 yield self._gathered(comm, _bytes(source), everything, sizes, kind, stream, end, [flat])
 
-        return self._cross([*outputs, *inputs], opts, passages, list(outputs))
+        words = f"all_gather of {', '.join(str(output.nbytes) for output in outputs)} bytes in all"
+        return self._cross([*outputs, *inputs], opts, words, passages, list(outputs))
 
     def _ordered(
         self, output: torch.Tensor, target: torch.Tensor, flat: torch.Tensor, everything: torch.Tensor

@@ -22,9 +22,11 @@ from evenstep.device_streams import CudaStreams, Watch
 from evenstep.errors import error_of
 from evenstep.group_end import ABORT_SECONDS, within
 from evenstep.hosts import wanted_engine
+from evenstep.leg_calls import check_calls, exchanged, record_of
 from evenstep.rendezvous import open_group
 
 TELLING_SECONDS = 1.0  # for a failure's cause; the store may be gone, too
+_MEETING_LIMITS = 2  # of the legs': where a host does not come, they say it, and end the meeting
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Passage:
 class Call:
     """What a passage is of."""
 
+    words: str  # what the ranks compare
     place: sites.Place | None
     seconds: float  # its own limit, or 0
     of_inference: bool  # it writes tensors that torch lets be written in that mode alone
@@ -63,6 +66,8 @@ class _Meeting:
 
     def __init__(self, comm: _core.Comm, team: Sequence[int]) -> None:
         self.comm, self._team = comm, team
+        self.record = b""
+        """Of a call that begins, which is compared where the ranks meet next."""
 
     @property
     def closed(self) -> bool:
@@ -72,8 +77,12 @@ class _Meeting:
         self.comm.revoke()
 
     def barrier(self) -> None:
+        record, self.record = self.record, b""
         try:
-            self.comm.barrier()
+            if not record:
+                self.comm.barrier()
+                return
+            said = exchanged(self.comm, record)
         except _core.EvenstepError as error:
             place = error.rank
             if place is None or not 0 <= place < len(self._team) or self._team[place] == place:
@@ -81,6 +90,7 @@ class _Meeting:
             rank = self._team[place]
             words = f"rank {rank} was lost; where the ranks {list(self._team)} of its host meet it is number {place}: {error}"
             raise error_of(error.status, words, error.fix, rank) from error
+        check_calls(said, self._team)
 
 
 class HostLegs:
@@ -119,6 +129,7 @@ class HostLegs:
                     self._legs[lane] = self._between(f"leg/{lane}", ranks, self.host)
             if len(self.team) > 1 and wanted_engine() != "hosts":  # which is none for one host
                 self._meeting = _Meeting(self._between(f"meeting/{self.host}", self.team, self.place), self.team)
+                self._meeting.comm.set_timeout(_MEETING_LIMITS * self._timeout_seconds)
             self._crossing = Crossing(_Stage(), self._meeting, "evenstep-legs")
         self.up_stream(device)  # made in no other thread
         if len(self.team) == 1:
@@ -158,11 +169,13 @@ class HostLegs:
         passage: Passage,
         mark: Any,
         call: Call,
+        first: bool,
         ended: Callable[[BaseException | None], None],
     ) -> None:
-        """`mark`: behind what goes down; `ended` is told when all is on the stream that goes up, or the error. Passages come in one
-        order on all ranks."""
+        """`mark`: behind what goes down; `first`: of the call; `ended` is told when all is on the stream that goes up, or the error.
+        Passages come in one order on all ranks."""
         landed = threading.Event()
+        record = record_of(call.words, sites.words_of(call.place)) if first else b""
         failed: list[BaseException] = []
 
         def land() -> None:
@@ -171,8 +184,11 @@ class HostLegs:
                 mark.synchronize()
                 self._watch.check()
                 for lane, carry in passage.carried:
-                    with self._within(self._legs[lane], call.seconds):
-                        carry(self._legs[lane])
+                    leg = self._legs[lane]
+                    with self._within(leg, call.seconds):
+                        if record and lane == 0:  # the ranks of a host meet, whatever they carry
+                            check_calls(exchanged(leg, record), self._ranks_of_legs[lane])
+                        carry(leg)
             except BaseException as error:
                 failed.append(error)
             landed.set()
@@ -182,6 +198,10 @@ class HostLegs:
             landed.wait()
             if failed:
                 raise failed[0]
+            meeting = self._meeting
+            if meeting is not None:
+                meeting.record = record
+                meeting.comm.set_timeout(_MEETING_LIMITS * max(self._timeout_seconds, call.seconds))
 
         def spread() -> None:
             try:
@@ -243,21 +263,28 @@ class HostLegs:
                 error or self._watch.error or _core.EvenstepError(f"{self._name}: the legs have ended")
             )
             self._revoke_comms()
-            told = getattr(found, "status", "") == "EVEN_ERR_REVOKED"
-            cause = within(TELLING_SECONDS, self._hear if told else lambda: self._tell(found))
+            cause = self._cause_of(found)
             if isinstance(found, _core.EvenstepError) and cause is not None:
                 self._error = cause
             within(ABORT_SECONDS, self._abort_gpus)
 
-    def _tell(self, error: BaseException) -> BaseException:
+    def _cause_of(self, error: BaseException) -> BaseException | None:
+        """What was told first; None where that is not known in time."""
+        told = getattr(error, "status", "") == "EVEN_ERR_REVOKED"
+        return within(TELLING_SECONDS, self._hear if told else lambda: self._tell(error))
+
+    def _tell(self, error: BaseException) -> BaseException | None:
         """Those who hear only that the legs were revoked; what was told first is the cause."""
         said = {name: getattr(error, name, None) for name in ("status", "fix", "rank")}
         own = json.dumps({"words": str(error), **said})
         first = self._told.compare_set("why", "", own).decode()
         return error if first == own else self._hear()
 
-    def _hear(self) -> BaseException:
+    def _hear(self) -> BaseException | None:
+        until = time.monotonic() + TELLING_SECONDS
         while not self._told.check(["why"]):
+            if time.monotonic() > until:
+                return None
             time.sleep(0.01)
         said = json.loads(self._told.get("why"))
         error = _core.EvenstepError(said["words"])
@@ -278,14 +305,20 @@ class HostLegs:
 
     def set_timeout(self, seconds: float) -> None:
         self._timeout_seconds = seconds
-        for comm in self._comms():
+        for comm in self._legs.values():
             comm.set_timeout(seconds)
+        if self._meeting is not None:
+            self._meeting.comm.set_timeout(_MEETING_LIMITS * seconds)
         for groups in (self._down, self._up):
             groups.set_timeout(seconds)
 
     def abort(self) -> None:
-        self._error = self._error or error_of("EVEN_ERR_REVOKED", f"{self._name} was aborted")
+        words = f"{self._name} was aborted on rank {self._everyone.rank}"
+        own = None if self._error is not None else error_of("EVEN_ERR_REVOKED", words)
+        self._error = self._error or own
         self._revoke_comms()
+        if own is not None and self._crossing is not None:  # others hear of the legs that they were revoked
+            within(TELLING_SECONDS, lambda: self._tell(own))
         self._abort_gpus()
 
     def close(self) -> None:

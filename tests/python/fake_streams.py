@@ -166,6 +166,10 @@ class FakeStreams(CudaStreams):
         assert target.shape == source.shape and target.dtype == source.dtype, (target, source)
         assert target.is_contiguous() and source.is_contiguous(), "a GPU copies no gaps to or from the host on its own"
         assert is_on_host(target) != is_on_host(source), "one side is pinned memory"
+        if target.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                "Inplace update to inference tensor outside InferenceMode is not allowed."
+            )  # as torch has it
         stream = self.current(self._device)
         self.log.append(f"a copy {'down' if is_on_host(target) else 'up'} on {stream.name}")
         self.library.fake_gpu_copy(stream.cuda_stream, target.data_ptr(), source.data_ptr(), target.nbytes)
