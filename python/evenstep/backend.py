@@ -54,7 +54,7 @@ from evenstep.backend_watched import let_watch, modes, profiler, seen, within
 from evenstep.backend_work import Worker, absent, finished
 from evenstep.comm_debug import explain, note
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
-from evenstep.device_places import agreed_over_hosts, has_xccl, open_xccl, wanted_over_hosts
+from evenstep.device_places import has_xccl, open_xccl, over_hosts_among, said_over_hosts
 from evenstep.device_streams import CudaStreams
 from evenstep.exits import left_in_children
 from evenstep.hosts import this_host
@@ -102,7 +102,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         store = dist.PrefixStore(f"evenstep-{self._token()}/", self._store)
         self._device_store = dist.PrefixStore("device/", store)
         version = engine_version() if torch.cuda.is_available() else 0
-        self._device_store.set(f"engine/{self._rank}", json.dumps([version, this_host(), wanted_over_hosts()]))
+        self._device_store.set(f"engine/{self._rank}", json.dumps([version, this_host(), said_over_hosts()]))
         gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), self._rank, self._size, timeout=self._timeout)
         if self._comm is None:  # what the store has of an earlier group of this name is none of this one's
             life = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
@@ -158,7 +158,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
                 name=f"torch/{self._name}/device",
                 members=self._members,
             )
-            wanted = self.over_hosts or agreed_over_hosts(wishes)
+            wanted = self.over_hosts or over_hosts_among(hosts, wishes)
             self._devices = self._beneath["cuda"] = device_collectives(groups, streams, hosts, wanted)
 
     def _under(self, tensor: torch.Tensor) -> Any:

@@ -85,7 +85,9 @@ class LegCollectives(DeviceCollectives):
     def _goes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether it goes by legs; the first time, where nobody has said it, all ranks try it out."""
         way = self._way
-        if way is not None and not self._streams.captures():
+        if way is not None and self._streams.captures():
+            way.captured = True
+        elif way is not None:
             begun, self._begun = self._begun, None
             options = dist.AllreduceOptions()
             over_nccl = super()._allreduce
@@ -550,7 +552,7 @@ def device_collectives(
 ) -> DeviceCollectives:
     """As ranks on these hosts want them (EVENSTEP_DEVICE_HOSTS). Legs are engines of ours: where Gloo alone connects the hosts it is
     one communicator of NCCL, with a warning."""
-    parts = hosts_apart(hosts, "evenstep") if wanted != "nccl" else None
+    parts = hosts_apart(hosts, "evenstep") if wanted not in ("", "nccl") else None
     if parts is None:
         return DeviceCollectives(groups, streams)
     if groups.beside is None:

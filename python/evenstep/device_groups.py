@@ -99,8 +99,11 @@ class DeviceGroups:
             ranks,
         )
 
-    def open(self, device: int, pair: tuple[int, int] | None = None) -> _core.DeviceComm:
-        """The communicator for that GPU, of all ranks or of a pair (its sender is rank 0, its receiver rank 1)."""
+    def open(
+        self, device: int, pair: tuple[int, int] | None = None, given_up: threading.Event | None = None
+    ) -> _core.DeviceComm:
+        """The communicator for that GPU, of all ranks or of a pair (its sender is rank 0, its receiver rank 1). `given_up`: it is
+        tried, and what fails of it ends nothing beside it; once that is set, it comes too late, and is none of theirs."""
         comm = self._opened.get((device, pair))
         if comm is None:
             ranks = list(range(self.size)) if pair is None else list(pair)
@@ -109,23 +112,33 @@ class DeviceGroups:
                 count = self._counts[pair] = self._counts.get(pair, 0) + 1
             name = f"{'all' if pair is None else f'{pair[0]}>{pair[1]}'}/{count}"
             comm = self._come_together(name, ranks.index(self.rank), ranks, device)
-            if pair is None:
+            if pair is None and given_up is None:
                 comm.go_beside(self.beside)
             record_calls(comm, f"{self.name}/{name}")
-            self._opened[(device, pair)] = comm
+            with self._lock:
+                late = given_up is not None and given_up.is_set()
+                if not late:
+                    self._opened[(device, pair)] = comm
+            if late:
+                comm.abort()
+                raise _core.EvenstepError(f"{self.name}: the GPUs' communicator {name} came too late")
+        elif given_up is not None:
+            comm.go_beside(None)
         return comm
 
     def opened(self) -> list[_core.DeviceComm]:
         return list(self._opened.values())
 
-    def exchange(self, name: str, record: bytes) -> list[bytes]:
-        """The records of all ranks, which say one for each name."""
-        return self._exchange(f"said/{name}", self.rank, range(self.size), record)
+    def exchange(self, name: str, record: bytes, more_seconds: float = 0.0) -> list[bytes]:
+        """The records of all ranks, which say one for each name; `more_seconds`: beside the group's limit."""
+        return self._exchange(f"said/{name}", self.rank, range(self.size), record, more_seconds)
 
-    def _exchange(self, name: str, rank: int, members: Sequence[int], record: bytes) -> list[bytes]:
+    def _exchange(
+        self, name: str, rank: int, members: Sequence[int], record: bytes, more_seconds: float = 0.0
+    ) -> list[bytes]:
         self._store.set(f"{name}/record/{rank}", record)
         keys = [f"{name}/record/{other}" for other in range(len(members))]
-        self._wait_for(keys, members)
+        self._wait_for(keys, members, more_seconds)
         return [self._store.get(key) for key in keys]
 
     def _come_together(self, name: str, rank: int, members: Sequence[int], device: int) -> _core.DeviceComm:
@@ -153,10 +166,11 @@ class DeviceGroups:
             numbers=[self._numbers[other] for other in members],
         )
 
-    def _wait_for(self, keys: list[str], members: Sequence[int]) -> None:
+    def _wait_for(self, keys: list[str], members: Sequence[int], more_seconds: float = 0.0) -> None:
         """Looks again and again: while one thread is in the store's own wait, no other can use the store."""
         looked = time.monotonic()
-        until = looked + self.timeout_seconds
+        seconds = self.timeout_seconds + more_seconds
+        until = looked + seconds
         pause = 0.001
         while not has_all(self._store, keys, self.name):
             now = time.monotonic()
@@ -166,7 +180,7 @@ class DeviceGroups:
             if now > until:
                 late = [key for key in keys if not self._store.check([key])]
                 raise _core.EvenstepError(
-                    f"rank {self._numbers[self.rank]} waited {self.timeout_seconds:.3g} s for its peers' GPUs; not there: {late}\n"
+                    f"rank {self._numbers[self.rank]} waited {seconds:.3g} s for its peers' GPUs; not there: {late}\n"
                     "  fix: see what the other ranks do: all of them make a group's collectives, both of a pair its messages"
                 )
             time.sleep(pause)
@@ -174,7 +188,8 @@ class DeviceGroups:
 
     def drop(self, device: int) -> None:
         """The communicator of all ranks for that GPU ends, and is none of theirs any more."""
-        comm = self._opened.pop((device, None), None)
+        with self._lock:
+            comm = self._opened.pop((device, None), None)
         if comm is not None and not comm.closed:
             within(ABORT_SECONDS, comm.abort)
 

@@ -68,17 +68,31 @@ def wanted_device_engine() -> str:
     return wanted
 
 
+def said_over_hosts() -> str:
+    """EVENSTEP_DEVICE_HOSTS, which may be no such word."""
+    return os.environ.get("EVENSTEP_DEVICE_HOSTS", "")
+
+
 def wanted_over_hosts() -> str:
     """EVENSTEP_DEVICE_HOSTS, how devices of several hosts add up: "nccl" (one communicator of all), "legs" (among those of
-    each host, and between the hosts through their memory), "measure" (what is faster), or "" (nccl, and legs where that
-    cannot be had)."""
-    wanted = os.environ.get("EVENSTEP_DEVICE_HOSTS", "")
-    if wanted not in ("", "nccl", "legs", "measure"):
+    each host, and between the hosts through their memory), "needed" (nccl, and legs where that cannot be had), "measure" (what
+    is faster), or "" (gradients of es.prepare as "needed", the backend's own collectives as "nccl")."""
+    return _known(said_over_hosts())
+
+
+def _known(wanted: str) -> str:
+    if wanted not in ("", "nccl", "legs", "needed", "measure"):
         raise EvenstepError(
-            f"EVENSTEP_DEVICE_HOSTS is {wanted!r}; choose 'nccl', 'legs' or 'measure'\n"
+            f"EVENSTEP_DEVICE_HOSTS is {wanted!r}; choose 'nccl', 'legs', 'needed' or 'measure'\n"
             "  fix: unset it, and NCCL connects the hosts where it can"
         )
     return wanted
+
+
+def over_hosts_among(hosts: Sequence[str], wishes: Sequence[str]) -> str:
+    """How the backend's own collectives cross the hosts of a group's ranks, by what each of these has been told. Groups of one
+    host are asked nothing."""
+    return _known(agreed_over_hosts(wishes)) if len(set(hosts)) > 1 else "nccl"
 
 
 def agreed_over_hosts(wishes: Sequence[str]) -> str:

@@ -149,6 +149,10 @@ def moves(job: Job) -> None:
             data = torch.full((SIZE, 2), float(RANK))
             job.done(dist.all_reduce(data[:, 0], OP.AVG, async_op=later))
             same(data[:, 0], (SIZE - 1) / 2)
+        summed, terms = torch.zeros(3), torch.arange(3.0 * SIZE)
+        with torch.inference_mode():  # which makes what the call makes, too
+            job.done(dist.reduce_scatter_tensor(summed, terms, OP.AVG, async_op=later))
+        same(summed, torch.arange(3.0) + 3 * RANK)
         data = torch.stack([torch.full((9,), float(RANK))] * 2, 1)
         job.done(dist.broadcast(data[:, 0], SIZE - 1, async_op=later))
         same(data[:, 0], SIZE - 1)
@@ -262,6 +266,79 @@ def differs(job: Job) -> None:
     refused(lambda: dist.all_reduce(tensor), "EVEN_ERR_MISMATCH", "with MAX", "with SUM")
 
 
+def unlike(job: Job) -> None:
+    """Of which the pieces alone say nothing: the whole calls are compared. Each in a group of its own, which ends by it."""
+    backend_legs.PIECE_BYTES = 256
+
+    def refuses(call: Callable[[Any], Any], *words: str, hears_later: bool = False) -> None:
+        group: Any = dist.new_group()
+        stand_in(group)
+        dist.all_reduce(torch.ones(4), group=group)
+        if hears_later:
+            call(group)
+        for _ in range(2):
+            refused(lambda: call(group), "EVEN_ERR_MISMATCH", "device_leg_cases.py:", *words)
+
+    def in_other_sizes(group: Any) -> None:
+        for size in (64, 128) if RANK == SIZE - 1 else (128, 64):
+            dist.all_reduce(torch.ones(size), group=group)
+
+    last = OP.AVG if RANK == SIZE - 1 else OP.SUM
+    refuses(
+        lambda group: dist.all_reduce(torch.ones(3), last, group=group), "of 3 float32 elements with SUM", "with AVG"
+    )
+    refuses(in_other_sizes, "rank 0 called all_reduce of 128", f"rank {SIZE - 1} called all_reduce of 64")
+    root = 1 if RANK == 1 else 0
+    words = ("to rank 0", "rank 1 called", "to rank 1")
+    away = RANK == SIZE - 1  # whose host brings its part, and gets none
+    refuses(lambda group: dist.reduce(torch.ones(3), root, group=group), *words, hears_later=away)
+    job.meet("unlike")
+
+
+def late(job: Job) -> None:
+    """The last host does not come: its ranks are named, not one of a host whose ranks wait for each other."""
+    tensor = torch.ones(1)
+    job.done(dist.all_reduce(tensor))
+    job.meet("all are there")
+    if RANK < SIZE - 1:
+        legs = job.group._devices._legs
+        for leg in legs._legs.values():
+            leg.set_timeout(0.2)
+        limits: list[float] = []
+        meeting = legs._meeting.comm
+
+        class Limited:
+            """Its limit is told, and not had."""
+
+            def __getattr__(self, name: str) -> Any:
+                return limits.append if name == "set_timeout" else getattr(meeting, name)
+
+        legs._meeting.comm = Limited()
+        error = refused(lambda: dist.all_reduce(tensor), "EVEN_ERR_TIMEOUT", f"rank {SIZE - 1}")
+        assert error.rank == SIZE - 1, (error.rank, error)
+        assert RANK == 0 or limits == [120], limits
+    job.meet("late")
+
+
+def no_room(job: Job) -> None:
+    """What fails before anything goes down ends the others' calls, too."""
+    tensor = torch.ones(4)
+    job.done(dist.all_reduce(tensor))
+    if RANK == 1:
+        legs = job.group._devices._legs
+
+        def opens(device: int) -> None:
+            legs.check()
+            raise evenstep.EvenstepError("no memory for it")
+
+        legs.open = opens
+        refused(lambda: dist.all_reduce(tensor), "", "no memory for it")
+        assert job.streams.kept[-1] == (tensor.data_ptr(), "side")
+    else:
+        refused(lambda: dist.all_reduce(tensor), "", "no memory for it")
+    job.meet("no room")
+
+
 def limited(job: Job) -> None:
     """A call's own limit ends it where a host does not come."""
     tensor = torch.ones(4)
@@ -282,6 +359,16 @@ def aborted(job: Job) -> None:
         job.group.abort()
         refused(work.wait, "EVEN_ERR_REVOKED", "was aborted")
         refused(lambda: dist.all_reduce(tensor), "EVEN_ERR_REVOKED", "was aborted")
+    other: Any = dist.new_group()
+    stand_in(other)
+    dist.all_reduce(tensor, group=other)
+    if RANK == 0:
+        job.store.wait(["under way"], timedelta(seconds=60))
+        other.abort()
+    else:
+        work = dist.all_reduce(tensor, group=other, async_op=True)
+        job.store.set("under way", "")
+        refused(work.wait, "EVEN_ERR_REVOKED", "was aborted on rank 0")
     job.meet("aborted")
 
 
@@ -331,33 +418,73 @@ def chosen(job: Job, by_legs: bool) -> None:
 
 
 def connected(job: Job) -> None:
+    """Though the caller's stream stands still until then."""
+    found, own = device_ways.WayOverHosts._found, job.streams._own
+
+    def standing(self: Any, *given: Any) -> bool:
+        with own.held():
+            here, there = torch.zeros(4), torch.ones(4)
+            job.streams.library.fake_gpu_copy(own.cuda_stream, here.data_ptr(), there.data_ptr(), here.nbytes)
+            try:
+                return found(self, *given)
+            finally:
+                standing.kept = here, there  # type: ignore[attr-defined]
+
+    device_ways.WayOverHosts._found = standing  # type: ignore[method-assign]
     chosen(job, by_legs=False)
 
 
-def first_call(fails: Callable[[], Any]) -> None:
-    """Of one communicator of all hosts, that there is none: `fails` is called on rank 1, the others have their sum."""
+def others_connect(first_call: Callable[..., Any] | None = None) -> None:
+    """The first call of the ranks but rank 1."""
 
-    def all_reduce(self: Any, given: Any, options: Any) -> Any:
-        if RANK == 1:
-            fails()
-        given[0].fill_(SIZE)
+    def connects(self: Any, device: int, where: Any, stream: Any, given_up: threading.Event) -> Any:
+        self._groups.open(device, given_up=given_up)
+        return device_ways._GOOD, ""
 
-    backend_legs.DeviceCollectives._allreduce = all_reduce  # type: ignore[method-assign]
-    device_ways.WayOverHosts._done = lambda self, device, work: None  # type: ignore[method-assign]
+    if RANK != 1 or first_call is not None:
+        device_ways.WayOverHosts._first_call = first_call if RANK == 1 else connects  # type: ignore[method-assign,assignment]
 
 
-def unconnected(job: Job) -> None:
-    def fails() -> None:
-        raise RuntimeError("no route to host")
-
-    first_call(fails)
+def unconnected(job: Job, code: int = 6) -> None:
+    """By what a missing route really gives: the group's own communicator stays as it is."""
+    others_connect()
+    if RANK == 1:
+        job.streams.library.fake_gpu_fail(b"ncclAllReduce", 1, code)
     chosen(job, by_legs=True)
+    dist.barrier()
+    in_their_order(job)
+
+
+def unconnected_by_itself(job: Job) -> None:
+    unconnected(job, 2)
+    assert job.group._devices._groups.opened() == []
+
+
+def captured(job: Job) -> None:
+    """A graph's calls keep the communicator that they are on."""
+    job.streams.captures = lambda: True  # type: ignore[method-assign]
+    ones = torch.ones(2)
+    job.done(dist.all_reduce(ones))
+    same(ones, SIZE)
+    job.streams.captures = lambda: False  # type: ignore[method-assign]
+    unconnected(job)
+    assert [comm.closed for comm in job.group._devices._groups.opened()] == [False]
 
 
 def hanging(job: Job) -> None:
+    """Whose communicator comes when nobody wants it any more."""
+    came = threading.Event()
+
+    def first_call(self: Any, device: int, where: Any, stream: Any, given_up: threading.Event) -> Any:
+        given_up.wait()
+        refused(lambda: self._groups.open(device, given_up=given_up), "", "came too late")
+        came.set()
+
     device_ways.first_call_seconds = lambda: 0.05 if RANK == 1 else 100.0
-    first_call(threading.Event().wait)
+    others_connect(first_call)
     chosen(job, by_legs=True)
+    assert RANK != 1 or came.wait(60)
+    assert job.group._devices._groups.opened() == []
 
 
 def measured(job: Job, by_legs: bool) -> None:
@@ -395,7 +522,7 @@ def main() -> None:
     try:
         dist.destroy_process_group()
     except evenstep.EvenstepError:
-        assert case in ("differs", "limited", "aborted")
+        assert case in ("differs", "unlike", "late", "no_room", "limited", "aborted")
 
 
 main()

@@ -23,7 +23,7 @@ from torch.futures import Future
 from evenstep import backend, backend_exchange, backend_messages, backend_staged, backend_tensors
 from evenstep.backend_legs import device_collectives
 from evenstep.device_groups import DeviceGroups
-from evenstep.device_places import agreed_over_hosts
+from evenstep.device_places import over_hosts_among
 from evenstep.device_streams import CudaStreams
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
@@ -236,7 +236,7 @@ def stand_in(group: Any, timeout_seconds: float = 60.0) -> FakeStreams:
     group._reducer = group._reducer and OfHost(group._reducer)
     said = [json.loads(group._device_store.get(f"engine/{rank}")) for rank in range(group.size())]
     _, hosts, wishes = zip(*said)
-    host, devices = group._beneath["cpu"], device_collectives(groups, streams, hosts, agreed_over_hosts(wishes))
+    host, devices = group._beneath["cpu"], device_collectives(groups, streams, hosts, over_hosts_among(hosts, wishes))
     group._devices = group._beneath["cpu"] = devices
     group._under = lambda tensor: host if is_on_host(tensor) else devices
     return streams

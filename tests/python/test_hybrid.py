@@ -143,5 +143,7 @@ def test_each_host_has_parts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(group_of(monkeypatch, "cuda", [cuda] * 3, "xxyy").makers.values()) == [[0, 1, 2, 3]]
     assert list(group_of(monkeypatch, "cuda", [cuda] * 3, "xxyy", "legs").makers.values()) == [[0, 1], [2, 3]]
     assert list(group_of(monkeypatch, "cpu", [cpu] * 3, "xxyy", "legs").makers.values()) == [[0, 1, 2, 3]]
-    with pytest.raises(EvenstepError, match="EVENSTEP_DEVICE_HOSTS is 'best'; choose 'nccl', 'legs' or 'measure'"):
+    with pytest.raises(
+        EvenstepError, match="EVENSTEP_DEVICE_HOSTS is 'best'; choose 'nccl', 'legs', 'needed' or 'measure'"
+    ):
         group_of(monkeypatch, "cuda", [cuda], wanted="best")
