@@ -186,9 +186,9 @@ class HostLegs:
                 for lane, carry in passage.carried:
                     leg = self._legs[lane]
                     with self._within(leg, call.seconds):
+                        carry(leg)  # whose words tell who is late, or makes a call that differs in this piece, too
                         if record and lane == 0:  # the ranks of a host meet, whatever they carry
                             check_calls(exchanged(leg, record), self._ranks_of_legs[lane])
-                        carry(leg)
             except BaseException as error:
                 failed.append(error)
             landed.set()

@@ -1,4 +1,4 @@
-"""What is called where it goes by legs: its pieces say little of the whole, so that ranks compare that before the first one."""
+"""What is called where it goes by legs: its pieces say little of the whole, so that ranks compare that behind the first one."""
 
 from __future__ import annotations
 
