@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
@@ -69,23 +70,23 @@ class Store(dict):  # type: ignore[type-arg]
 @pytest.mark.parametrize(
     ("versions", "torchs", "words"),
     [
-        (("23003", "22703"), None, "our NCCL engine (NCCL 22703)"),
-        (("23003", "0"), "nccl", "torch's NCCL: ours was not found, or not wanted, on the ranks [1]"),
-        (("0", "0"), None, "nothing: ours was not found, or not wanted, on the ranks [0, 1]"),
+        ((23003, 22703), None, "our NCCL engine (NCCL 22703)"),
+        ((23003, 0), "nccl", "torch's NCCL: ours was not found, or not wanted, on the ranks [1]"),
+        ((0, 0), None, "nothing: ours was not found, or not wanted, on the ranks [0, 1]"),
     ],
 )
 def test_the_engine_of_cuda_tensors(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    versions: tuple[str, str],
+    versions: tuple[int, int],
     torchs: str | None,
     words: str,
 ) -> None:
     """A group's first call with CUDA tensors, without a GPU."""
-    for name in ("CudaStreams", "DeviceGroups", "DeviceCollectives"):
+    for name in ("CudaStreams", "DeviceGroups", "device_collectives"):
         monkeypatch.setattr(backend, name, lambda *arguments, **named: SimpleNamespace(identity=None))
     monkeypatch.setattr(backend, "nccl_library", lambda: None)
-    store = Store({f"engine/{rank}": version for rank, version in enumerate(versions)})
+    store = Store({f"engine/{rank}": json.dumps([version, "here", ""]) for rank, version in enumerate(versions)})
     for rank, asked in ((0, "1"), (1, "1"), (1, "all"), (0, "0")):
         monkeypatch.setenv("EVENSTEP_COMM_DEBUG", asked)
         group: Any = SimpleNamespace(
@@ -94,12 +95,13 @@ def test_the_engine_of_cuda_tensors(
             _size=2,
             _timeout=timedelta(seconds=1),
             _name="0",
+            over_hosts=None,
             _members=None,
             _comm=None,
             _torch_nccl=torchs,
             _beneath={},
         )
         backend.EvenstepGroup._choose_for_devices(group)
-        assert ("cuda" in group._beneath) == ("0" not in versions)
+        assert ("cuda" in group._beneath) == (0 not in versions)
         said = f"evenstep: comm: group torch/0: CUDA tensors go to {words}\n"
         assert capfd.readouterr().err == (said if asked == "all" or (rank == 0 and asked == "1") else "")
