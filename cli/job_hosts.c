@@ -55,6 +55,19 @@ static even_status read_least_patience(double *seconds) {
   return read_patience("EVENSTEP_MIN_RANKS_PATIENCE", "enough ranks", 0, MOST_LEAST_SECONDS, seconds);
 }
 
+/* A host whose leader is lost waits for no longer than that: within less than 2 S another one may not lead yet. */
+static even_status check_majority_patience(double silence, double seconds) {
+  const double hosts = silence > 0 ? silence : (double)EVEN_SOCKET_SILENCE_MS * 1e-3;
+  if (seconds >= 2 * hosts) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_USAGE,
+                  "EVENSTEP_MAJORITY_PATIENCE=%.100s is too short: hosts are lost after %.4g s of silence "
+                  "(EVENSTEP_HOST_TIMEOUT), and what is left would end before another one leads",
+                  getenv("EVENSTEP_MAJORITY_PATIENCE"), hosts);
+  return even_error_fix("give %.4g s or more, twice as long", 2 * hosts);
+}
+
 /* What becomes of the job where a lost host cannot be reached, and there is no --min-ranks. */
 static even_status read_lost_host(even_lost_host *lost) {
   static const char *const names[] = {[EVEN_LOST_GO_ON] = "go-on", [EVEN_LOST_WAIT] = "wait", [EVEN_LOST_END] = "end"};
@@ -364,6 +377,8 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   EVEN_TRY(read_majority_patience(options->estate == NULL ? silence : even_socket_silence() * 1e-3, &majority));
   EVEN_TRY(read_least_patience(&least));
   bool unasked = replaces_unasked(options, count);
+  bool replaces = options->replace_leader || options->witness != NULL || unasked;
+  EVEN_TRY(replaces && options->estate == NULL ? check_majority_patience(silence, majority) : EVEN_OK);
   EVEN_TRY(find_way(options, way));
   EVEN_TRY(find_join_key(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(words[0], '/') != NULL);
@@ -387,7 +402,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .patience_seconds = patience,
                                     .majority_seconds = majority,
                                     .silence_seconds = silence,
-                                    .replaces_leader = options->replace_leader || options->witness != NULL || unasked,
+                                    .replaces_leader = replaces,
                                     .replaces_unasked = unasked,
                                     .copies = (int)options->checkpoint_copies,
                                     .memory_copies = memory_copies(options),

@@ -77,6 +77,11 @@ def test_a_hung_rank_alone_is_lost(run: Run, script: Script) -> None:
         ),
         (("--hosts", "a,b"), {"EVENSTEP_HOST_TIMEOUT": "soon"}, "EVENSTEP_HOST_TIMEOUT=soon is no time"),
         (("--hosts", "a,b,c"), {"EVENSTEP_HOST_TIMEOUT": "601"}, "EVENSTEP_HOST_TIMEOUT=601 is no time"),
+        (
+            ("--hosts", "a,b", "--witness", "c"),
+            {"EVENSTEP_HOST_TIMEOUT": "20", "EVENSTEP_MAJORITY_PATIENCE": "39"},
+            "EVENSTEP_MAJORITY_PATIENCE=39 is too short: hosts are lost after 20 s",
+        ),
     ],
 )
 def test_odd_limits_are_named(
