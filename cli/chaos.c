@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "os/clock.h"
+#include "os/folder.h"
 #include "os/path.h"
 
 #include <inttypes.h>
@@ -145,6 +146,19 @@ static even_status make_more(even_chaos_command *on) {
   return EVEN_OK;
 }
 
+/* Who leads while the first one lives has that folder, by which it is found (chaos_leader.c). */
+static even_status check_beside(const even_chaos_command *on) {
+  even_text beside = EVEN_TEXT_EMPTY;
+  even_text_format(&beside, "%s/%s.1", on->job.runs_folder, on->names[1]);
+  even_status status = even_text_status(&beside);
+  if (status == EVEN_OK && even_path_exists(even_text_string(&beside))) {
+    status = even_fail(EVEN_ERR_USAGE, "chaos: %.300s is there already, of an earlier job", even_text_string(&beside));
+    (void)even_error_fix("give another --name, or remove that folder");
+  }
+  even_text_free(&beside);
+  return status;
+}
+
 static even_status prepare(even_chaos_command *on, size_t count, char **words) {
   uint64_t now = even_clock_wall_ns();
   char chosen[32];
@@ -181,6 +195,7 @@ static even_status prepare(even_chaos_command *on, size_t count, char **words) {
     (void)snprintf(on->names[0], sizeof on->names[0], "%s", on->against);
   }
   (void)snprintf(on->names[1], sizeof on->names[1], "%s-disturbed", name);
+  EVEN_TRY(on->replace_leader ? check_beside(on) : EVEN_OK);
   if (on->namespaces) {
     EVEN_TRY(even_chaos_network_open(&on->network, (int)on->hosts));
   }

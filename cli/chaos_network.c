@@ -126,6 +126,7 @@ static even_status make_shell(even_chaos_network *network) {
                    network->shell.fd);
     (void)snprintf(network->enter, sizeof network->enter, "--net=%s", network->paths[0]);
     (void)setenv("EVENSTEP_HOST_ID", "chaos-here", 1);
+    (void)unsetenv("EVENSTEP_HOST_TIMEOUT"); /* the time of its cuts is reckoned with the usual one */
   }
   even_text_free(&text);
   return status;
