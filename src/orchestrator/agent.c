@@ -33,7 +33,7 @@ enum { RESTART_WORDS = 96 };
 
 void even_job_notice(even_job *job, const char *format, ...) {
   va_list arguments;
-  char text[512];
+  char text[EVEN_JOB_NOTICE];
   if (job->params->observer.notice == NULL) {
     return;
   }

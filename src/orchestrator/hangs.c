@@ -230,6 +230,18 @@ static void say_that_it_goes_on(rank_watch *watch, even_job *job, size_t rank) {
   even_text_free(&rest);
 }
 
+/* Without its middle where there is no room for all of it: its end says where that is. */
+static void add_ends(char *text, size_t bytes, const char *words) {
+  static const char cut[] = " ... ";
+  size_t at = strlen(text);
+  size_t room = bytes - at;
+  size_t length = strlen(words);
+  size_t head = room > sizeof cut ? (room - sizeof cut) / 2 : 0;
+  bool whole = length < room || head == 0;
+  (void)snprintf(text + at, room, "%.*s%s%s", (int)(whole ? length : head), words, whole ? "" : cut,
+                 whole ? "" : words + length - head);
+}
+
 static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, uint64_t now_ns) {
   rank_watch *watch = &hangs->ranks[rank];
   char activity[64];
@@ -263,10 +275,13 @@ static void tell(even_hangs *hangs, even_job *job, size_t rank, size_t waiting, 
   watch->told = true;
   (void)snprintf(watch->words, sizeof watch->words, "no progress for %.3g s in %s", silent_seconds(watch, now_ns),
                  activity);
-  even_job_notice(job, "rank %zu (%s, process %ld) hangs: %s (%s)%s%s%s", rank, job->params->devices->items[rank].name,
-                  (long)job->ranks[rank].pid, watch->words, limit, others, in, call);
-  char words[512];
-  (void)snprintf(words, sizeof words, "rank %zu hangs: %s%s%s%s", rank, watch->words, others, in, call);
+  char words[EVEN_JOB_NOTICE];
+  (void)snprintf(words, sizeof words, "rank %zu (%s, process %ld) hangs: %s (%s)%s%s", rank,
+                 job->params->devices->items[rank].name, (long)job->ranks[rank].pid, watch->words, limit, others, in);
+  add_ends(words, sizeof words, call);
+  even_job_notice(job, "%s", words);
+  (void)snprintf(words, sizeof words, "rank %zu hangs: %s%s%s", rank, watch->words, others, in);
+  add_ends(words, sizeof words, call);
   observe(job, rank, false, words);
   watch->asked = true;
   watch->asked_ns = now_ns;

@@ -363,6 +363,8 @@ void even_job_snapshots_close(even_job *job);
 void even_job_signals_ready(void *context, int fd);
 /* The user ends the job by `signal`: told once. */
 void even_job_interrupted(even_job *job, int signal);
+/* A line of its own, cut off beyond so many bytes. */
+enum { EVEN_JOB_NOTICE = 512 };
 void even_job_notice(even_job *job, const char *format, ...) EVEN_PRINTF(2, 3);
 
 #endif
