@@ -20,6 +20,7 @@ static const uint64_t PATIENCE_NS = 300000000000u; /* until a leader says anothe
 static const uint64_t TELL_NS = 2000000000u;
 /* and a leader that lives, and is reached by the voters, has dropped this agent: it starts another one. */
 static const uint64_t DROPPED_NS = 1000000000u;
+static const uint64_t MOST_DROPPED_NS = 20000000000u; /* all that such a one tells comes each 5 s at least */
 /* One to which nothing was left yet cannot lead: it waits only for as long as another one waits for the agents. */
 static const uint64_t GATHER_NS = 20000000000u;
 
@@ -194,6 +195,7 @@ static even_status take_members(even_candidate *candidate, even_link *link, cons
     candidate->patience_ns = (uint64_t)(patience * 1e9);
   }
   EVEN_TRY(take_silence(link, json_object_get(content, "silence_ms")));
+  even_link_leaders_change(true);
   if (count == 0 || count > EVEN_VOTER_MOST) {
     return answer(candidate, link, content, even_fail(EVEN_ERR_INPUT, "a group of %zu members", count));
   }
@@ -278,6 +280,7 @@ static even_status try_next(even_candidate *candidate, const even_voter_view *vi
 even_status even_candidate_await(even_candidate *candidate, even_loop *loop, const even_link_calls *calls,
                                  even_link *link, even_candidate_turn *turn) {
   const uint64_t silence_ns = (uint64_t)even_socket_silence() * 1000000u;
+  const uint64_t dropped_ns = (silence_ns < MOST_DROPPED_NS ? silence_ns : MOST_DROPPED_NS) + DROPPED_NS;
   uint64_t begun = even_clock_ns();
   uint64_t alone = begun; /* since when nobody is to be expected */
   uint64_t heard = begun;
@@ -314,7 +317,7 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
                        "there is no leader, and no majority of the hosts that could make one: its part has ended");
       return EVEN_OK;
     }
-    if (now - alone > silence_ns + DROPPED_NS || (candidate->estate == NULL && now - begun > GATHER_NS)) {
+    if (now - alone > dropped_ns || (candidate->estate == NULL && now - begun > GATHER_NS)) {
       return EVEN_OK;
     }
     if (candidate->pause != NULL && !candidate->pause(candidate->pause_context)) {

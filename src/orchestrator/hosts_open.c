@@ -486,6 +486,7 @@ even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
   if (params->estate == NULL) { /* else as it was told, whatever it is here: leases are reckoned with it */
     even_socket_silence_set((int)(params->silence_seconds * 1e3));
   }
+  even_link_leaders_change(params->replaces_leader || params->estate != NULL);
   *hosts = (even_hosts){.params = *params,
                         .count = params->count,
                         .loop = {.fd = -1},

@@ -8,7 +8,7 @@
 #include "os/socket.h"
 
 #include <errno.h>
-
+#include <stdatomic.h>
 #include <string.h>
 
 enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20 };
@@ -16,6 +16,8 @@ enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20 };
 static const uint64_t LONGEST_BEAT_NS = 5000000000u;
 static const uint64_t SILENCE_NS = 30000000000u;
 static const uint64_t FIRST_TRIP_NS = 1000000000u;
+
+static atomic_bool leaders_change;
 
 /* What each end tells of its clock, so that the other can lay both on one. */
 typedef struct beat {
@@ -70,8 +72,15 @@ uint64_t even_link_beat_ns(void) {
   return beat_ns < LONGEST_BEAT_NS ? beat_ns : LONGEST_BEAT_NS;
 }
 
+void even_link_leaders_change(bool change) {
+  atomic_store(&leaders_change, change);
+}
+
 uint64_t even_link_silence_ns(void) {
   uint64_t of_hosts = host_silence_ns();
+  if (!atomic_load(&leaders_change)) {
+    return of_hosts > SILENCE_NS ? of_hosts : SILENCE_NS;
+  }
   uint64_t below = of_hosts * 15 / 2 < SILENCE_NS ? of_hosts * 15 / 2 : SILENCE_NS;
   return below > 3 * of_hosts ? below : 3 * of_hosts;
 }

@@ -25,9 +25,12 @@ enum { EVEN_LINK_ROOM = 4 << 20 };
 /* Of links in this process, by the silence of connections (os/socket.h), which is S: how often each end gives a sign of
  * life, an eighth of S, at most 5 s; */
 uint64_t even_link_beat_ns(void);
-/* and an agent that says nothing for so long stands still, though its host lives: 30 s; of an S below 4 s 7.5 S, above
- * 10 s 3 S, which is longer than another leader is waited for (leadership.h). */
+/* and an agent that says nothing for so long stands still, though its host lives: 30 s, at least S. Where another host
+ * takes the leader's place: of an S below 4 s 7.5 S, above 10 s 3 S, which is longer than that one is waited for
+ * (leadership.h). */
 uint64_t even_link_silence_ns(void);
+/* Whether that is so in this process's job: all its links go by it. Any thread. */
+void even_link_leaders_change(bool change);
 
 struct even_link {
   even_loop *loop;

@@ -335,6 +335,7 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
   even_voter_view *out = &voter->view;
   bool leads = view->newest.generation > 0 && view->newest.leader == view->self;
   bool quorum = hears_majority(voter, view, leads);
+  uint64_t claim_ns = voter->log.claim_ns; /* 0: the one before, which has no ranks any more, named it (hand over) */
   const even_voter_missing *missing = even_voter_links_missing(&voter->links);
   (void)pthread_mutex_lock(&voter->lock);
   uint64_t announced = leads ? (uint64_t)voter->announced : own->port;
@@ -343,7 +344,7 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
       .port = (int)announced,
       .quorum = quorum,
       .linked = leads || view->leader_linked,
-      .starts_ns = leads && view->newest.generation > 1 ? voter->log.claim_ns + voter->times.wait_ns : 0,
+      .starts_ns = leads && view->newest.generation > 1 && claim_ns != 0 ? claim_ns + voter->times.wait_ns : 0,
       .exact = leads && view->raft_leads && view->raft_own && quorum &&
                even_voter_log_has_only(&voter->log, voter->wanted.items, voter->wanted.count),
       .settled = leads && view->raft_leads && quorum && all_there(voter),

@@ -311,11 +311,15 @@ static void signs_of_life_follow_the_silence(void **state) {
   (void)state;
   for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
     even_socket_silence_set(said[i]);
+    even_link_leaders_change(false);
+    assert_int_equal(even_link_silence_ns(), (uint64_t)(said[i] < 30000 ? 30000 : said[i]) * 1000000u);
+    even_link_leaders_change(true);
     assert_int_equal(even_link_beat_ns(), (uint64_t)beats_ms[i] * 1000000u);
     assert_int_equal(even_link_silence_ns(), (uint64_t)stands_ms[i] * 1000000u);
     assert_true(even_link_silence_ns() > even_leadership_times_of(said[i]).silent_ns);
   }
   even_socket_silence_set(0);
+  even_link_leaders_change(false);
 }
 
 /* ---- an agent's way to its leader ---- */
