@@ -2,10 +2,14 @@
 #include "comm.h"
 
 #include "base/fail.h"
+#include "comm/peers.h"
 #include "comm/waits.h"
 
 #include <evenstep/telemetry.h>
+#include <math.h>
 #include <stdlib.h>
+
+static const double MOST_BORNE_SECONDS = 1e9;
 
 /* What a rank's words go to beside its output: its ring, where `evenstep run` gave it one. */
 static void tell_telemetry(const char *words) {
@@ -46,7 +50,10 @@ static even_status read_seconds(const char *name, double otherwise, double *seco
 }
 
 even_status even_ext_comm_patience_read(even_ext_comm_patience *out) {
+  double borne = 0;
   EVEN_TRY(read_seconds("EVENSTEP_STOP_GRACE", 0, &out->stop_seconds)); /* 0: the engine's own */
+  EVEN_TRY(read_seconds("EVENSTEP_UNSEEN_SECONDS", 0, &borne));
+  even_peers_bear_silence(borne > 0 ? (uint64_t)(fmin(borne, MOST_BORNE_SECONDS) * 1e9) : 0);
   return read_seconds("EVENSTEP_STALL_SECONDS", 60, &out->stall_seconds);
 }
 

@@ -113,6 +113,16 @@ uint64_t even_peers_standing_ns(uint32_t host, uint32_t process, uint64_t now_ns
   return call == NULL ? 0 : call(atomic_load(&standing_context), host, process, now_ns);
 }
 
+static _Atomic uint64_t borne_silence_ns;
+
+void even_peers_bear_silence(uint64_t least_ns) {
+  atomic_store(&borne_silence_ns, least_ns);
+}
+
+uint64_t even_peers_borne_silence_ns(void) {
+  return atomic_load_explicit(&borne_silence_ns, memory_order_relaxed);
+}
+
 static uint32_t process_of(even_comm_control *peer) {
   uint32_t process = atomic_load(&peer->process);
   return process != 0 ? process : atomic_load(&peer->expected);

@@ -31,4 +31,9 @@ void even_peers_ask_standing(even_peers_standing_call *call, void *context);
 /* Its answer; 0 where there is nobody to ask. */
 uint64_t even_peers_standing_ns(uint32_t host, uint32_t process, uint64_t now_ns);
 
+/* For at least so long a rank of another host that nobody sees may leave questions unanswered, of all groups of this
+ * process from now on, whatever their graces say; 0, as at first: for no longer than these say. Any thread. */
+void even_peers_bear_silence(uint64_t least_ns);
+uint64_t even_peers_borne_silence_ns(void);
+
 #endif

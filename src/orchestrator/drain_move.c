@@ -13,6 +13,7 @@
 #include "orchestrator/warm.h"
 #include "os/clock.h"
 #include "os/port.h"
+#include "os/socket.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -264,6 +265,8 @@ static even_status start_own(even_job *job, const even_job *next) {
                                              .interface = next->interface,
                                              .master_port = next->master_port,
                                              .attempt = next->attempt,
+                                             .silence_ms = even_socket_silence(),
+                                             .unseen_seconds = even_remote_unseen_seconds(job),
                                              .max_restarts = job->params->max_restarts,
                                              .telemetry_fd = -1,
                                              .snapshot_fd = -1,

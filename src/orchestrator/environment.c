@@ -82,12 +82,14 @@ static even_status set_unless_there(even_environment *environment, const char *n
 /* What another job's rank, if we are started by one, has for itself alone. */
 bool even_environment_is_of_a_rank(const char *line) {
   static const char *const names[] = {
-      "EVENSTEP_AGENT=",       "EVENSTEP_JOB_KEY=",       "EVENSTEP_JOB=",           "EVENSTEP_RUN_DIR=",
-      "EVENSTEP_DEVICE=",      "EVENSTEP_TELEMETRY_FD=",  "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",
-      "EVENSTEP_REQUESTS_FD=", "EVENSTEP_PLAN=",          "EVENSTEP_PLAN_STEPS=",    "EVENSTEP_POLICY=",
-      "EVENSTEP_CHECKPOINT_",  "EVENSTEP_SNAPSHOT_FD=",   "EVENSTEP_GENERATION_FD=", "EVENSTEP_JOINS=",
-      "EVENSTEP_STANDING_FD=", "EVENSTEP_AWAITS=",        "EVENSTEP_MEMORY_CAPS=",   "EVENSTEP_PARENT=",
-      "EVENSTEP_RUN_SIGN=",    "EVENSTEP_RUN_SIGN_SEEN=", "TORCHELASTIC_ERROR_FILE="};
+      "EVENSTEP_AGENT=",         "EVENSTEP_JOB_KEY=",        "EVENSTEP_JOB=",
+      "EVENSTEP_RUN_DIR=",       "EVENSTEP_DEVICE=",         "EVENSTEP_TELEMETRY_FD=",
+      "EVENSTEP_SPEEDS=",        "EVENSTEP_RESUME=",         "EVENSTEP_REQUESTS_FD=",
+      "EVENSTEP_PLAN=",          "EVENSTEP_PLAN_STEPS=",     "EVENSTEP_POLICY=",
+      "EVENSTEP_CHECKPOINT_",    "EVENSTEP_SNAPSHOT_FD=",    "EVENSTEP_GENERATION_FD=",
+      "EVENSTEP_JOINS=",         "EVENSTEP_STANDING_FD=",    "EVENSTEP_AWAITS=",
+      "EVENSTEP_MEMORY_CAPS=",   "EVENSTEP_PARENT=",         "EVENSTEP_RUN_SIGN=",
+      "EVENSTEP_RUN_SIGN_SEEN=", "EVENSTEP_UNSEEN_SECONDS=", "TORCHELASTIC_ERROR_FILE="};
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     if (strncmp(line, names[i], strlen(names[i])) == 0) {
       return true;
@@ -204,6 +206,21 @@ static even_status set_turn(even_environment *environment, int64_t turn) {
   return turn > 0 ? even_environment_set(environment, "EVENSTEP_CHECKPOINT_TURN", text) : EVEN_OK;
 }
 
+static even_status set_seconds(even_environment *environment, const char *name, double seconds) {
+  char text[32];
+  (void)snprintf(text, sizeof text, "%.10g", seconds);
+  return even_environment_set(environment, name, text);
+}
+
+/* The hosts have one silence, whatever the variable says on this one. */
+static even_status set_silence(even_environment *environment, const even_rank_place *place) {
+  if (place->silence_ms > 0) {
+    EVEN_TRY(set_seconds(environment, "EVENSTEP_HOST_TIMEOUT", (double)place->silence_ms * 1e-3));
+  }
+  return place->unseen_seconds > 0 ? set_seconds(environment, "EVENSTEP_UNSEEN_SECONDS", place->unseen_seconds)
+                                   : EVEN_OK;
+}
+
 static even_status set_evenstep(even_environment *environment, const even_rank_place *place) {
   const even_device *device = &place->devices->items[place->rank];
   if (even_environment_get(environment, "OMP_NUM_THREADS") == NULL) {
@@ -263,6 +280,9 @@ even_status even_environment_of_rank(const even_rank_place *place, char *const *
   }
   for (size_t i = 0; status == EVEN_OK && extra != NULL && extra[i] != NULL; i++) {
     status = even_environment_put(out, extra[i]);
+  }
+  if (status == EVEN_OK) {
+    status = set_silence(out, place);
   }
   if (status != EVEN_OK) {
     even_environment_free(out);

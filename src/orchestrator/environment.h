@@ -33,7 +33,9 @@ typedef struct even_rank_place {
   const char *interface;      /* over which hosts reach one another; NULL, "": not known */
   int master_port;
   int attempt;
-  int64_t turn; /* of the attempt (job.h), 0: not to be told */
+  int64_t turn;          /* of the attempt (job.h), 0: not to be told */
+  int silence_ms;        /* after which the job's hosts are lost (os/socket.h), 0: not to be told; */
+  double unseen_seconds; /* for at least so long ranks of others are waited for that nobody sees, 0: not to be told */
   int max_restarts;
   int telemetry_fd;     /* -1: none */
   int snapshot_fd;      /* memory for its checkpoints, -1: none */
@@ -49,7 +51,8 @@ typedef struct even_rank_place {
   const char *memory;     /* this host's folder for checkpoints in memory, NULL: none */
 } even_rank_place;
 
-/* `inherited`, then the rank's own variables, then `extra` (may be NULL); later ones replace earlier ones. */
+/* `inherited`, then the rank's own variables, then `extra` (may be NULL); later ones replace earlier ones. Of the
+ * hosts' silence and what is reckoned with it counts what the agent knows alone. */
 even_status even_environment_of_rank(const even_rank_place *place, char *const *inherited, char *const *extra,
                                      even_environment *out) EVEN_MUST_USE;
 /* Whether a variable ("NAME=value") is a rank's own, so that ranks of another job do not inherit it. */

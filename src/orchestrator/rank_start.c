@@ -6,6 +6,7 @@
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/remote_start.h"
 #include "orchestrator/standing.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
@@ -13,6 +14,7 @@
 #include "os/lease_sign.h"
 #include "os/pipe.h"
 #include "os/process_stat.h"
+#include "os/socket.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -168,6 +170,8 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
       .master_port = job->master_port,
       .attempt = job->attempt,
       .turn = job->turn,
+      .silence_ms = even_socket_silence(),
+      .unseen_seconds = even_remote_unseen_seconds(job),
       .max_restarts = job->params->max_restarts,
       .telemetry_fd = job->params->telemetry_fd,
       .snapshot_fd = even_job_snapshot_begin(job, index),

@@ -8,6 +8,7 @@
 #include "orchestrator/environment.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/outlast.h"
+#include "os/socket.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -62,6 +63,21 @@ static void add_turn(even_json *json, const even_job *job) {
   even_json_string(json, NULL, line);
 }
 
+double even_remote_unseen_seconds(const even_job *job) {
+  const even_hosts *hosts = job->hosts;
+  bool replaced = hosts != NULL && (hosts->voter != NULL || hosts->params.replaces_leader);
+  return replaced ? 1.75e-3 * even_socket_silence() : 0; /* 2.5 S - 7/8 S, and time to hear of it */
+}
+
+static void add_unseen(even_json *json, const even_job *job) {
+  char line[64];
+  double seconds = even_remote_unseen_seconds(job);
+  (void)snprintf(line, sizeof line, "EVENSTEP_UNSEEN_SECONDS=%.10g", seconds);
+  if (seconds > 0) {
+    even_json_string(json, NULL, line);
+  }
+}
+
 static void add_environment(even_json *json, const even_job *job) {
   even_json_array(json, "environment");
   for (size_t i = 0; environ[i] != NULL; i++) {
@@ -74,6 +90,7 @@ static void add_environment(even_json *json, const even_job *job) {
   }
   add_shortages(json, job);
   add_turn(json, job);
+  add_unseen(json, job);
   even_json_array_end(json);
 }
 

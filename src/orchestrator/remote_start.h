@@ -55,6 +55,10 @@ void even_remote_start_write(const even_job *job, size_t group, size_t first, si
 even_status even_remote_start_read(const char *json, size_t bytes, even_remote_start *out) EVEN_MUST_USE;
 even_status even_remote_start_of(const json_t *object, even_remote_start *out) EVEN_MUST_USE;
 void even_remote_start_free(even_remote_start *start);
+/* For at least so long ranks wait for one of another host that nobody sees (even_peers_bear_silence), where another
+ * host takes the leader's place: from when a leader that stands still has its ranks held (guard_ns, leadership.h) until
+ * it is replaced. 0: this agent leads no such job, and says nothing of it. */
+double even_remote_unseen_seconds(const even_job *job);
 /* Whether ranks on other hosts get this variable ("NAME=value") of the leader's. */
 bool even_remote_passes_on(const char *line);
 

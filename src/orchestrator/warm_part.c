@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/json_writer.h"
 #include "orchestrator/host_agent.h"
+#include "os/socket.h"
 
 #include <signal.h>
 
@@ -46,6 +47,7 @@ static even_status start(even_warm_part *part, even_loop *loop, const char *inte
                                              .interface = interface,
                                              .master_port = start->master_port,
                                              .attempt = start->attempt,
+                                             .silence_ms = even_socket_silence(),
                                              .max_restarts = start->max_restarts,
                                              .telemetry_fd = -1,
                                              .snapshot_fd = -1,

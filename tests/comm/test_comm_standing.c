@@ -32,6 +32,7 @@ typedef struct sight {
   _Atomic int named;   /* those who have heard of it */
   const int *host_of;
   double grace;
+  uint64_t borne_ns; /* see even_peers_bear_silence */
   bool stops;
 } sight;
 
@@ -56,6 +57,7 @@ static void enter(int rank) {
   (void)snprintf(name, sizeof name, "host-%d", shared->host_of[rank]);
   (void)setenv("EVENSTEP_HOST_ID", name, 1);
   even_peers_ask_standing(tell, NULL);
+  even_peers_bear_silence(shared->borne_ns);
 }
 
 static int run(ranks_engine engine, ranks_body *body, int *results) {
@@ -113,6 +115,45 @@ static void who_is_told_to_stand_is_named(void **state) {
 
 /* ---- not told, or not for long enough ---- */
 
+/* As the last error says; 0 where it says nothing of it. */
+static double seconds_not_answered(void) {
+  static const char words[] = "has not answered for ";
+  const char *at = strstr(even_error_last()->what, words);
+  return at == NULL ? 0 : strtod(at + sizeof words - 1, NULL);
+}
+
+static int wait_and_give_up(even_comm *comm, void *unused) {
+  float values[2000] = {0};
+  (void)unused;
+  even_comm_set_stop_grace(comm, shared->grace);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  if (even_comm_rank(comm) == VICTIM) {
+    atomic_store(&shared->victim, (uint32_t)getpid());
+    while (atomic_load(&shared->asked) < LOOKS) { /* meanwhile it answers, as one that computes does */
+      (void)usleep(1000);
+    }
+    (void)raise(SIGSTOP); /* until it is killed */
+    return 1;
+  }
+  RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, 2000, EVEN_F32, EVEN_SUM) == EVEN_ERR_PEER_LOST);
+  RANKS_EXPECT(comm, even_error_last()->rank == VICTIM);
+  RANKS_EXPECT(comm, seconds_not_answered() >= (double)shared->borne_ns * 1e-9);
+  if (atomic_fetch_add(&shared->named, 1) == RANKS - 2) {
+    RANKS_EXPECT(comm, kill((pid_t)atomic_load(&shared->victim), SIGKILL) == 0);
+  }
+  return 0;
+}
+
+/* Its host's agent, which stands still, too, may go on before another one leads. Sixty graces would be 0.6 s. */
+static void one_of_whom_nobody_tells_is_waited_for_as_long_as_is_borne(void **state) {
+  int results[RANKS];
+  (void)state;
+  begin(LAST_ALONE, 0.01, 0);
+  shared->borne_ns = 2000000000u;
+  assert_int_equal(run(RANKS_NETWORK, wait_and_give_up, results), 1);
+  assert_int_equal(results[VICTIM], RANKS_KILLED);
+}
+
 static int wait_and_meet(even_comm *comm, void *unused) {
   float values[2000] = {0};
   (void)unused;
@@ -157,6 +198,7 @@ static void who_has_not_waited_for_the_grace_itself_waits_on(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(who_is_told_to_stand_is_named),
+      cmocka_unit_test(one_of_whom_nobody_tells_is_waited_for_as_long_as_is_borne),
       cmocka_unit_test(who_goes_on_within_the_grace_is_waited_for),
       cmocka_unit_test(who_has_not_waited_for_the_grace_itself_waits_on),
   };

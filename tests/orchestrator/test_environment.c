@@ -114,6 +114,28 @@ static void keeps_the_users_wishes(void **state) {
   even_environment_free(&environment);
 }
 
+/* Another host's variable is not what the job's hosts go by. */
+static void tells_the_hosts_silence_whatever_is_set(void **state) {
+  (void)state;
+  char *const inherited[] = {(char *)"EVENSTEP_HOST_TIMEOUT=90", (char *)"EVENSTEP_UNSEEN_SECONDS=7", NULL};
+  char *const extra[] = {(char *)"EVENSTEP_HOST_TIMEOUT=60", (char *)"EVENSTEP_UNSEEN_SECONDS=8", NULL};
+  even_environment environment;
+  even_rank_place place = place_of(0);
+  assert_int_equal(even_environment_of_rank(&place, inherited, NULL, &environment), EVEN_OK);
+  assert_value(&environment, "EVENSTEP_HOST_TIMEOUT", "90"); /* of no hosts */
+  assert_value(&environment, "EVENSTEP_UNSEEN_SECONDS", NULL);
+  even_environment_free(&environment);
+  place.silence_ms = 20500;
+  assert_int_equal(even_environment_of_rank(&place, inherited, extra, &environment), EVEN_OK);
+  assert_value(&environment, "EVENSTEP_HOST_TIMEOUT", "20.5");
+  assert_value(&environment, "EVENSTEP_UNSEEN_SECONDS", "8"); /* as the leader says */
+  even_environment_free(&environment);
+  place.unseen_seconds = 35.875;
+  assert_int_equal(even_environment_of_rank(&place, inherited, extra, &environment), EVEN_OK);
+  assert_value(&environment, "EVENSTEP_UNSEEN_SECONDS", "35.875");
+  even_environment_free(&environment);
+}
+
 static void forgets_another_jobs(void **state) {
   (void)state;
   char *const inherited[] = {(char *)"EVENSTEP_RESUME=/other", (char *)"EVENSTEP_TELEMETRY_FD=3",
@@ -156,6 +178,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(says_what_torchrun_says, make_devices),
       cmocka_unit_test_setup(keeps_the_users_wishes, make_devices),
+      cmocka_unit_test_setup(tells_the_hosts_silence_whatever_is_set, make_devices),
       cmocka_unit_test_setup(forgets_another_jobs, make_devices),
       cmocka_unit_test_setup(survives_lack_of_memory, make_devices),
   };

@@ -13,8 +13,9 @@
 #define ASKING_RANKS 32u
 /* What another host said of its rank counts for so long. */
 #define FRESH_NS ((uint64_t)200 * 1000000u)
-/* For so many graces a rank that no other can see may be silent, or so many times its slowest answer; and longer while
- * data are under way to it or from it, behind which its answer may come. */
+/* For so many graces a rank that no other can see may be silent, or so many times its slowest answer, or for as long as
+ * the job says (even_peers_bear_silence); and longer while data are under way to it or from it, behind which its answer
+ * may come. */
 #define SILENT_GRACES 60u
 #define SILENT_ANSWERS 16u
 #define BYTE_NS 250u /* 4 MB/s */
@@ -69,6 +70,7 @@ static uint64_t silence_limit(const even_ucx_peer *peer, uint64_t grace) {
     return UINT64_MAX;
   }
   limit = limit < grace * SILENT_GRACES ? grace * SILENT_GRACES : limit;
+  limit = limit < even_peers_borne_silence_ns() ? even_peers_borne_silence_ns() : limit;
   return peer->under_way < UINT64_MAX / 2 / BYTE_NS ? limit + peer->under_way * BYTE_NS : UINT64_MAX;
 }
 

@@ -66,7 +66,9 @@ static even_ucx_notice news_of(even_ucx_group *group, int about, int caller, boo
   notice.sender = group->rank;
   notice.news.last = last;
   notice.news.about = about;
-  notice.news.unwatched = about == group->rank ? !atomic_load(&group->watch.runs) : group->peers[about].unwatched;
+  bool opened = group->watch.look != NULL; /* before, it cannot be watched: whether it will not be is told then */
+  notice.news.unwatched =
+      about == group->rank ? opened && !atomic_load(&group->watch.runs) : group->peers[about].unwatched;
   even_flight_report_make(&group->flight, caller, &notice.news.call);
   return notice;
 }
