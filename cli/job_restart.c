@@ -24,7 +24,6 @@ static const uint64_t SECOND_NS = 1000000000u;
 typedef struct supervised {
   even_supervisor supervisor;
   even_legacy legacy;
-  bool alone;        /* no other hosts: ranks do not end with the agent by themselves */
   const char *whose; /* agent it is */
   int most;
   int starts;    /* of an agent, without the first, */
@@ -43,10 +42,6 @@ static const char *variable(void) {
 /* Whether another host takes this one's place when its agent is lost. */
 static bool others_see_to_it(const even_job_options *options) {
   return options->hosts != NULL && even_job_replaces_leader(options);
-}
-
-static bool is_alone(const even_job_options *options) {
-  return options->launched == NULL ? options->hosts == NULL : options->launched->count == 1;
 }
 
 static bool follows(const even_job_options *options) {
@@ -94,13 +89,12 @@ static void say_over(const even_process_end *end) {
   even_cli_say(NULL, words);
 }
 
-/* The job's processes are not gone on with. Their guardian ends them, too, unless it was killed beside the agent. */
+/* This host's processes of the job are not gone on with. Their guardian ends them, too, unless it was killed beside the
+ * agent. */
 static void end_rest(const supervised *on) {
   enum { SWEEP_MS = 5000 };
-  const char *id = even_legacy_job_id(&on->legacy);
   even_sweep sweep = {.session_count = 0};
-  if (on->alone && id != NULL) {
-    (void)snprintf(sweep.mark, sizeof sweep.mark, "EVENSTEP_JOB=%s", id);
+  if (even_legacy_mark(&on->legacy, sweep.mark)) {
     (void)even_sweep_kill(&sweep, SWEEP_MS);
   }
 }
@@ -133,7 +127,8 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     }
     EVEN_TRY(even_supervisor_wait(&on->supervisor, &end));
     *code = end.signal == 0 ? end.code : 128 + end.signal;
-    if (end.signal == 0 && !even_legacy_asks_again(&on->legacy)) {
+    bool asks = even_legacy_asks_again(&on->legacy); /* also one that was killed since */
+    if (end.signal == 0 && !asks) {
       return EVEN_OK;
     }
     if (even_legacy_is_over(&on->legacy, code)) {
@@ -175,7 +170,6 @@ bool even_job_supervise(even_job_options *options, int *code) {
   }
   on = (supervised){.legacy = {.memory = {.fd = -1}},
                     .supervisor = {.signals = {.fd = -1}, .custody = {.socket = -1}, .child = -1},
-                    .alone = is_alone(options),
                     .whose = follows(options) ? "this host's" : "the job's",
                     .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
   even_status status = even_legacy_open(&on.legacy);

@@ -153,14 +153,18 @@ static even_status set_interface(even_environment *environment, const even_rank_
   return set_unless_there(environment, "NCCL_SOCKET_IFNAME", exactly);
 }
 
-/* Each host's processes can be told from those of the same job on another, also where one machine plays several. */
-static even_status set_agent(even_environment *environment, const even_rank_place *place) {
-  char mark[64];
-  if (place->groups < 2 && place->era == 0) {
-    return EVEN_OK;
+void even_environment_mark(const char *job, int group, int groups, int era, char out[EVEN_SWEEP_MARK]) {
+  if (groups > 1 || era > 0) {
+    (void)snprintf(out, EVEN_SWEEP_MARK, "EVENSTEP_AGENT=%s-%d", job, group + era * EVEN_ERA_GROUPS);
+  } else {
+    (void)snprintf(out, EVEN_SWEEP_MARK, "EVENSTEP_JOB=%s", job);
   }
-  (void)snprintf(mark, sizeof mark, "%s-%d", place->job, place->group + place->era * EVEN_ERA_GROUPS);
-  return even_environment_set(environment, "EVENSTEP_AGENT", mark);
+}
+
+static even_status set_agent(even_environment *environment, const even_rank_place *place) {
+  char mark[EVEN_SWEEP_MARK];
+  even_environment_mark(place->job, place->group, place->groups, place->era, mark);
+  return even_environment_put(environment, mark); /* EVENSTEP_JOB is set to the same */
 }
 
 /* Who was not started by this process is no rank of its, whatever else its environment says (evenstep.lineage). */

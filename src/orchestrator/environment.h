@@ -3,6 +3,7 @@
 #define EVEN_ORCHESTRATOR_ENVIRONMENT_H
 
 #include "device/device.h"
+#include "os/sweep.h"
 
 #include <evenstep/status.h>
 #include <stdbool.h>
@@ -55,6 +56,9 @@ typedef struct even_rank_place {
  * hosts' silence and what is reckoned with it counts what the agent knows alone. */
 even_status even_environment_of_rank(const even_rank_place *place, char *const *inherited, char *const *extra,
                                      even_environment *out) EVEN_MUST_USE;
+/* What all processes of the job's attempt on a host have in their environment, and no others: of several hosts those of
+ * each can be told from the others', also where one machine plays several; `era` as in even_rank_place. */
+void even_environment_mark(const char *job, int group, int groups, int era, char out[EVEN_SWEEP_MARK]);
 /* Whether a variable ("NAME=value") is a rank's own, so that ranks of another job do not inherit it. */
 bool even_environment_is_of_a_rank(const char *line);
 /* Adds a line "NAME=value", or replaces it. */

@@ -14,13 +14,8 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Of several hosts, each clears up its own: one machine may play several. */
 static void write_mark(const even_job *job, char mark[EVEN_SWEEP_MARK]) {
-  if (job->groups > 1 || job->era > 0) {
-    (void)snprintf(mark, EVEN_SWEEP_MARK, "EVENSTEP_AGENT=%s-%d", job->id, job->group + job->era * EVEN_ERA_GROUPS);
-  } else {
-    (void)snprintf(mark, EVEN_SWEEP_MARK, "EVENSTEP_JOB=%s", job->id);
-  }
+  even_environment_mark(job->id, job->group, job->groups, job->era, mark);
 }
 
 static even_status start_guardian(even_job *job) {

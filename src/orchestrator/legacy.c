@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/environment.h"
 #include "orchestrator/job.h"
 #include "os/clock.h"
 #include "os/process_stat.h"
@@ -135,6 +136,7 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   it->attempt = job->attempt;
   it->planned = job->planned;
   it->restarts = job->restarts;
+  it->groups = job->groups;
   it->era = job->era;
   it->turn = job->turn;
   note_shares(legacy, job->shares);
@@ -181,6 +183,15 @@ int even_legacy_attempt(const even_legacy *legacy) {
 
 const char *even_legacy_job_id(const even_legacy *legacy) {
   return even_legacy_is_left(legacy) ? last(legacy)->id : NULL;
+}
+
+bool even_legacy_mark(const even_legacy *legacy, char out[EVEN_SWEEP_MARK]) {
+  if (!even_legacy_is_left(legacy)) {
+    return false;
+  }
+  const even_legacy_job *left = last(legacy); /* who leads is the first of the hosts */
+  even_environment_mark(left->id, 0, left->groups, left->era, out);
+  return true;
 }
 
 /* The era is another one: agents of other hosts that served the killed one sweep what is of theirs. */

@@ -9,6 +9,7 @@
 #include "orchestrator/shortages.h"
 #include "os/custody.h"
 #include "os/shared_memory.h"
+#include "os/sweep.h"
 
 #include <evenstep/status.h>
 #include <stdatomic.h>
@@ -34,6 +35,7 @@ typedef struct even_legacy_job {
   int attempt; /* that began last */
   int planned;
   even_restarts restarts;
+  int groups; /* as those of the job, */
   int era;
   int64_t turn;
   even_shortages shortages;
@@ -87,6 +89,8 @@ int even_legacy_restarts(const even_legacy *legacy);
 int even_legacy_attempt(const even_legacy *legacy);
 /* The id of the job; NULL: no attempt has begun. */
 const char *even_legacy_job_id(const even_legacy *legacy);
+/* What this host's processes of that attempt are known by (even_environment_mark). False: none has begun. */
+bool even_legacy_mark(const even_legacy *legacy, char out[EVEN_SWEEP_MARK]);
 /* Whether an attempt has begun. */
 bool even_legacy_is_left(const even_legacy *legacy);
 /* The hosts of the attempt that began last: *count, in the order of the job. Not those that joined by themselves, which

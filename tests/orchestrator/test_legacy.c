@@ -80,6 +80,33 @@ static void the_next_one_is_the_same_job(void **state) {
   even_legacy_close(&legacy);
 }
 
+/* Of several hosts on one machine each clears up its own. */
+static void its_processes_are_known_by_a_mark(void **state) {
+  static const struct {
+    int groups;
+    int era;
+    const char *mark;
+  } jobs[] = {{1, 0, "EVENSTEP_JOB=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},
+              {2, 0, "EVENSTEP_AGENT=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-0"},
+              {1, 2, "EVENSTEP_AGENT=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-2000"}};
+  (void)state;
+  even_legacy legacy;
+  even_job job;
+  char mark[EVEN_SWEEP_MARK];
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  assert_false(even_legacy_mark(&legacy, mark));
+  for (size_t i = 0; i < sizeof jobs / sizeof jobs[0]; i++) {
+    begin(&job, 3, 1, "then");
+    job.groups = jobs[i].groups;
+    job.era = jobs[i].era;
+    assert_int_equal(even_legacy_leave(&legacy, &job), EVEN_OK);
+    assert_true(even_legacy_mark(&legacy, mark));
+    assert_string_equal(mark, jobs[i].mark);
+    end(&job);
+  }
+  even_legacy_close(&legacy);
+}
+
 static bool next_shares(const even_legacy *legacy) {
   even_job next;
   memset(&next, 0, sizeof next);
@@ -214,6 +241,7 @@ static void survives_every_fault(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(the_next_one_is_the_same_job, reset),
+      cmocka_unit_test_teardown(its_processes_are_known_by_a_mark, reset),
       cmocka_unit_test_teardown(the_next_one_knows_of_a_global_batch, reset),
       cmocka_unit_test_teardown(the_next_one_knows_the_hosts, reset),
       cmocka_unit_test_teardown(what_is_not_whole_takes_nothing_away, reset),

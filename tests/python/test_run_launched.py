@@ -267,6 +267,22 @@ def test_a_rank_elsewhere_that_ends_while_nobody_leads_is_known_to_the_next(laun
     leader, follower = launched.of_slurm("--name", "a", "-n", "2", "--max-restarts", "1", *SHELL, staying)
     pids = [int(leader.wait_for(rf"rank {rank} of 4 .* attempt 0 process (\d+)")[0]) for rank in range(4)]
     (launched.folder / "ask-1").touch()
+def test_ranks_of_a_leader_end_without_their_guardian(launched: Launched, staying: str) -> None:
+    """It is killed with the agent, and no other agent goes on with them."""
+    leader, _ = launched.of_slurm("--name", "a", "--max-restarts", "0", *SHELL, staying)
+    ranks = processes(leader)
+    agent, first = agent_of(leader), leader.process.pid
+    os.kill(first, signal.SIGSTOP)
+    os.kill(agent, signal.SIGSTOP)  # it starts no other guardian
+    for pid in children(agent) - {ranks[0]}:
+        os.kill(pid, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    os.kill(first, signal.SIGCONT)
+    assert leader.finish()[0] == 128 + signal.SIGKILL
+    assert not alive(ranks[0])
+    assert end_soon(ranks[1:])  # its agent, which has heard of no end, looks for another leader
+
+
     for rank in range(4):
         leader.wait_for(f"rank {rank} heard 1\n")
     agent = agent_of(leader)
