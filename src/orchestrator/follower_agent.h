@@ -21,7 +21,8 @@ struct even_follower {
   even_parcels *parcels; /* once the leader has taken this host */
   even_bring_take *brings;
   even_bring_kept kept;        /* of checkpoints that came */
-  int host;                    /* its number among the job's */
+  int host;                    /* its number among the job's, */
+  int place;                   /* and the one with which it came first; 0: it has not yet */
   const char *invitation;      /* as it was written to this host */
   const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
   bool gone;

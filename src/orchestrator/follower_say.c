@@ -32,6 +32,12 @@ void even_follower_say_error(even_follower *follower, even_message_kind kind, co
   even_follower_tell(follower, kind, &text, NULL, 0);
 }
 
+/* Whom another program has started a leader knows by the number that has told, which stays when hosts are drained. */
+static int number_of(even_follower *follower) {
+  follower->place = follower->place > 0 ? follower->place : follower->host;
+  return follower->launched ? follower->place : follower->host;
+}
+
 void even_follower_greet(even_follower *follower) {
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
@@ -39,7 +45,7 @@ void even_follower_greet(even_follower *follower) {
   even_json_string(&json, "evenstep", even_version());
   even_json_integer(&json, "protocol", EVEN_MESSAGE_PROTOCOL);
   even_json_integer(&json, "record_bytes", (int64_t)sizeof(even_record));
-  even_json_integer(&json, "host", follower->host);
+  even_json_integer(&json, "host", number_of(follower));
   even_json_unsigned(&json, "member", follower->candidate.self);
   even_json_integer(&json, "voter_port", follower->candidate.port);
   if (follower->joins != NULL && !follower->taken) { /* under the next leader it is one of the job's */

@@ -24,6 +24,7 @@ typedef struct even_job_rank {
   bool alive;            /* started and not reaped */
   bool output_open;      /* `output` has tails to free */
   bool stopped_by_agent; /* our signal reached it while it ran */
+  bool started_early;    /* while the attempt before ran (warm.h): it ends with this agent */
   bool was_stopped;      /* by somebody, once, */
   bool stands;           /* and was not let go on, as far as was seen */
   uint64_t stopped_ns;   /* since when, as far as this agent saw */

@@ -290,12 +290,14 @@ static void write_rank(const even_job *job, size_t rank, roll_rank *out) {
 
 static bool are_all_there(const even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].pid == 0) {
+    const even_job_rank *own = &job->ranks[i];
+    if (own->pid == 0 || (own->alive && own->started_early)) {
       return false;
     }
   }
   return true;
 }
+/* And none that lives here would end with this agent. */
 
 /* Into the half that does not count yet. *fits: all of it has room there. */
 static void write_roll(const even_job *job, roll_head *head, bool *fits) {

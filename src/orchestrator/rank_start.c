@@ -119,6 +119,7 @@ static even_status find_process(even_job *job, const even_rank_place *place, eve
   even_environment environment;
   *out = (even_warm_process){.process = {.pid = -1}};
   if (job->warm != NULL && even_warm_take(*job->warm, place, job->params->environment, out)) {
+    job->ranks[place->rank].started_early = true;
     return EVEN_OK;
   }
   EVEN_TRY(even_environment_of_rank(place, environ, job->params->environment, &environment));

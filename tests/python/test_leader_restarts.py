@@ -16,6 +16,8 @@ from test_restart_agent import children, expect_same_end, expect_same_processes
 from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
 from test_run_hosts import names as names  # a fixture
+from test_run_launched import Launched, agent_of
+from test_run_launched import launched as launched  # a fixture
 
 Script = Callable[..., str]
 
@@ -149,3 +151,53 @@ def test_a_drained_host_stays_away(hosts: Hosts, script: Script, tmp_path: pathl
     code, text = job.finish()
     assert code == 0, text
     assert "2 ranks on 2 hosts" not in text.split("the agent before was killed")[1]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("words", [["--cold"], []])
+def test_ranks_that_waited_for_a_drain_end_with_their_agent(
+    launched: Launched, script: Script, words: list[str]
+) -> None:
+    """They end with the agent that has started them; those that were started afterwards do not."""
+    name = script(TRAINING)
+    jobs = [
+        launched.place(
+            place,
+            "--name",
+            "a",
+            "--log-rank",
+            "all",
+            "--min-ranks",
+            "1",
+            "--checkpoint-every",
+            "4",
+            "--checkpoint-dir",
+            "saved",
+            name,
+            count=3,
+        )
+        for place in range(3)
+    ]
+    leader = jobs[0]
+    leader.wait_for("trains with 3", times=3)
+    drain = launched.start(
+        [
+            str(launched.program),
+            "drain",
+            "--run",
+            "a",
+            "--no-move",
+            *words,
+            leader.wait_for(r"3 ranks on 3 hosts: \S+ 1, (\S+) 1")[0],
+        ]
+    )
+    leader.wait_for("trains with 2", times=2)
+    assert drain.finish()[0] == 0
+    os.kill(agent_of(leader), signal.SIGKILL)
+    leader.wait_for("ranks 0 and 1 train on" if words else "restart 1 of 3")
+    if not words:
+        leader.wait_for("trains with 2", times=4)
+    (launched.folder / "told").touch()
+    code, text = leader.finish()
+    assert code == 0, text
+    assert text.count("trains with 2") == (2 if words else 4), text
