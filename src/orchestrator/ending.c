@@ -255,6 +255,7 @@ void even_job_rank_stopped(even_job *job, even_job_rank *rank, int signal) {
   (void)snprintf(by, sizeof by, " by %s", even_signal_name(signal));
   if (job->follower != NULL) {
     rank->was_stopped = true;
+    rank->stopped_by = signal;
     even_job_follower_tell_stopped(job, rank, signal);
   } else {
     tell_stopped(job, rank, by);

@@ -216,6 +216,12 @@ even_agent_observer even_follower_observer(even_follower *follower) {
       .context = follower, .rank_started = on_rank_started, .line = on_line, .hang = on_hang, .notice = on_notice};
 }
 
+static void retell_stopped(even_job *job, const even_job_rank *rank) {
+  if (rank->stands && rank->stopped_by != 0) {
+    even_job_follower_tell_stopped(job, rank, rank->stopped_by);
+  }
+}
+
 void even_follower_say_ranks(even_follower *follower) {
   even_job *job = &follower->job;
   for (size_t i = 0; i < job->count; i++) {
@@ -225,8 +231,10 @@ void even_follower_say_ranks(even_follower *follower) {
     }
     if (rank->alive) {
       on_rank_started(follower, (int)i, rank->pid);
+      retell_stopped(job, rank);
     } else if (rank->pid != 0) {
       even_job_follower_tell_end(job, rank);
     }
   }
+  even_job_follower_tell_hung(job); /* once for each is told by its watch, which may have been while nobody led */
 }

@@ -27,6 +27,7 @@ typedef struct even_job_rank {
   bool started_early;    /* while the attempt before ran (warm.h): it ends with this agent */
   bool was_stopped;      /* by somebody, once, */
   bool stands;           /* and was not let go on, as far as was seen */
+  int stopped_by;        /* that signal, while it stands */
   uint64_t stopped_ns;   /* since when, as far as this agent saw */
   uint64_t stood;        /* 1 + the generation in which it was last seen to be stopped, or let go on */
   uint64_t awaited_ns;   /* since when others are known to wait for it while it stands; 0: they do not */

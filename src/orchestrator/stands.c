@@ -33,6 +33,7 @@ static double grace(const even_job *job) {
 
 static void note(even_job *job, even_job_rank *rank, bool stands) {
   rank->stands = stands;
+  rank->stopped_by = stands ? rank->stopped_by : 0;
   rank->stopped_ns = stands ? even_clock_ns() : 0;
   rank->awaited_ns = rank->missed_ns = 0;
   if (job->generation != NULL) {

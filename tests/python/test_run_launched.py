@@ -250,8 +250,13 @@ def test_ranks_of_all_hosts_outlast_a_killed_leader(
         ask(launched, leader, number)
         agent = agent_of(leader, before)
         before |= children(agent) | {agent}
+        if number == 2:  # of this the agent that is killed hears nothing
+            os.kill(agent, signal.SIGSTOP)
+            os.kill(ranks[1], signal.SIGSTOP)
         os.kill(agent, signal.SIGKILL)
         leader.wait_for("the agent before was killed: ranks 0 and 1 train on", times=number)
+    leader.wait_for(rf"rank 1 \(process {ranks[1]}\) stands still: it was stopped by SIGSTOP")
+    os.kill(ranks[1], signal.SIGCONT)
     ask(launched, leader, 3)
     assert all(map(alive, ranks))
     (launched.folder / "told").touch()
@@ -262,11 +267,6 @@ def test_ranks_of_all_hosts_outlast_a_killed_leader(
     assert launched.meeting() == []
 
 
-def test_a_rank_elsewhere_that_ends_while_nobody_leads_is_known_to_the_next(launched: Launched, staying: str) -> None:
-    """Of two there one ends, with an error: the job restarts, for that reason, and its host has the same agent."""
-    leader, follower = launched.of_slurm("--name", "a", "-n", "2", "--max-restarts", "1", *SHELL, staying)
-    pids = [int(leader.wait_for(rf"rank {rank} of 4 .* attempt 0 process (\d+)")[0]) for rank in range(4)]
-    (launched.folder / "ask-1").touch()
 def test_ranks_of_a_leader_end_without_their_guardian(launched: Launched, staying: str) -> None:
     """It is killed with the agent, and no other agent goes on with them."""
     leader, _ = launched.of_slurm("--name", "a", "--max-restarts", "0", *SHELL, staying)
@@ -283,6 +283,11 @@ def test_ranks_of_a_leader_end_without_their_guardian(launched: Launched, stayin
     assert end_soon(ranks[1:])  # its agent, which has heard of no end, looks for another leader
 
 
+def test_a_rank_elsewhere_that_ends_while_nobody_leads_is_known_to_the_next(launched: Launched, staying: str) -> None:
+    """Of two there one ends, with an error: the job restarts, for that reason, and its host has the same agent."""
+    leader, follower = launched.of_slurm("--name", "a", "-n", "2", "--max-restarts", "1", *SHELL, staying)
+    pids = [int(leader.wait_for(rf"rank {rank} of 4 .* attempt 0 process (\d+)")[0]) for rank in range(4)]
+    (launched.folder / "ask-1").touch()
     for rank in range(4):
         leader.wait_for(f"rank {rank} heard 1\n")
     agent = agent_of(leader)
