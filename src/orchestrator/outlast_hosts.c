@@ -1,6 +1,7 @@
 /* Ranks that outlast their agent together with those of other hosts, whose agents live on. */
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "base/stop.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/outlast.h"
@@ -12,8 +13,10 @@
 
 enum { TURN_MS = 50 };
 
-/* For agents that ask several times a second. */
+/* For agents that ask several times a second; whoever ends the job meanwhile waits a moment for its ranks to be told.
+ */
 static const uint64_t MEET_NS = 20000000000u;
+static const uint64_t ASKED_NS = 2000000000u;
 
 /* ---- while the agent lives ---- */
 
@@ -75,13 +78,22 @@ static const even_host_agent *find_missing(const even_hosts *hosts, bool *over) 
 
 static even_status await_all(even_hosts *hosts) {
   uint64_t until = even_clock_ns() + MEET_NS;
+  bool asked = false;
   bool over = false;
   const even_host_agent *missing = NULL;
   while ((missing = find_missing(hosts, &over)) != NULL) {
     if (over) {
       return even_fail(EVEN_ERR_PEER_LOST, "the ranks of host %s have ended meanwhile", missing->name);
     }
-    if (even_clock_ns() > until) {
+    uint64_t now = even_clock_ns();
+    if (!asked && even_stop_asked()) {
+      asked = true;
+      until = now + ASKED_NS < until ? now + ASKED_NS : until;
+    }
+    if (now > until && asked) {
+      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while host %s was waited for with its ranks", missing->name);
+    }
+    if (now > until) {
       return even_fail(EVEN_ERR_PEER_LOST, "host %s did not come with its ranks to the next agent within %d s",
                        missing->name, (int)(MEET_NS / 1000000000u));
     }
@@ -150,7 +162,9 @@ even_status even_outlast_hosts_meet(even_hosts *hosts) {
   if (status != EVEN_OK) {
     const even_error kept = *even_error_last();
     let_go(hosts);
-    even_legacy_ask_again(hosts->params.before);
+    if (status != EVEN_ERR_INTERRUPTED) {
+      even_legacy_ask_again(hosts->params.before);
+    }
     return even_error_restore(&kept);
   }
   return status;
