@@ -239,6 +239,7 @@ even_status even_job_begin_attempt(even_job *job) {
   if (job->follower == NULL && !even_elastic_port(job)) {
     EVEN_TRY(even_port_hold(&job->master_port, &job->port_held));
   }
+  even_outlast_chosen(job);
   even_status status = even_job_hosts_begin(job); /* first: what they do until their ranks run takes its time, too */
   for (size_t i = 0; status == EVEN_OK && !job->late && i < job->count; i++) {
     status = even_job_is_here(job, i) ? even_job_start_rank(job, i) : EVEN_OK;

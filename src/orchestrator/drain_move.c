@@ -12,7 +12,6 @@
 #include "orchestrator/remote_start.h"
 #include "orchestrator/warm.h"
 #include "os/clock.h"
-#include "os/port.h"
 #include "os/socket.h"
 
 #include <signal.h>
@@ -88,6 +87,7 @@ static void give_up(even_hosts *hosts) {
   elastic->warm = NULL;
   even_guests_dismiss(hosts);
   elastic->move.stage = EVEN_MOVE_NONE;
+  even_port_let_go(&elastic->move.port_held);
   if (hosts->job != NULL) {
     even_job_notice(hosts->job, "host %s is not drained, and the job goes on as it is: %.300s", elastic->move.from,
                     why.what);
@@ -165,6 +165,7 @@ even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *
     (void)even_fail(EVEN_ERR_STATE, "places of the job are, or were, set aside, and ranks do not move then");
     return even_error_fix("drain it with --no-move: the other hosts go on with their own ranks");
   }
+  even_port_let_go(&move->port_held);
   *move = (even_move){.stage = EVEN_MOVE_NONE, .number = move->number + 1};
   even_guests_dismiss(job->hosts); /* who was looked for is looked for afterwards */
   even_status status = even_move_plan(job, from, command);
@@ -292,7 +293,7 @@ static even_status ask_all(even_job *job) {
   even_job next;
   even_host_agent *agent = NULL;
   size_t first = 0;
-  EVEN_TRY(even_port_free(&move->port));
+  EVEN_TRY(even_port_hold(&move->port, &move->port_held));
   move->attempt = job->attempt + 1;
   move->era = job->era + 1;
   make_next(job, &params, &next);

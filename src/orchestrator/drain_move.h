@@ -10,6 +10,7 @@
 
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
+#include "os/port.h"
 
 typedef enum even_move_stage { EVEN_MOVE_NONE, EVEN_MOVE_REACHES, EVEN_MOVE_STARTS, EVEN_MOVE_ASKED } even_move_stage;
 
@@ -23,6 +24,7 @@ typedef struct even_move {
   even_error failure;         /* of a new host; EVEN_OK: none */
   /* Of the attempt that follows, as its processes have been told. */
   int port;
+  even_port_held port_held; /* until the attempt begins */
   int attempt;
   int era;
 } even_move;

@@ -40,6 +40,7 @@ void even_elastic_close(even_hosts *hosts) {
     }
   }
   if (elastic != NULL) {
+    even_port_let_go(&elastic->move.port_held);
     even_guests_dismiss(hosts);
     even_warm_close(elastic->warm);
     elastic->warm = NULL;

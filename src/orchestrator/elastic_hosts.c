@@ -197,10 +197,12 @@ bool even_elastic_port(even_job *job) {
     return false;
   }
   even_move *move = &job->hosts->elastic->move;
-  bool its = move->attempt == job->attempt && move->era == job->era && even_port_is_free(move->port);
+  bool its = move->attempt == job->attempt && move->era == job->era &&
+             even_port_pass(move->port, &move->port_held, &job->port_held);
   if (its) {
     job->master_port = move->port;
   }
+  even_port_let_go(&move->port_held);
   move->port = 0;
   return its;
 }

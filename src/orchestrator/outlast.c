@@ -234,6 +234,14 @@ void even_outlast_close(even_job *job) {
   job->outlast = NULL;
 }
 
+void even_outlast_chosen(even_job *job) {
+  if (job->outlast != NULL && job->port_held.holds) {
+    keep(job, EVEN_OUTLAST_PORT, 0, job->port_held.fd);
+  } else if (job->outlast != NULL) {
+    drop(job, EVEN_OUTLAST_PORT, 0);
+  }
+}
+
 void even_outlast_starting(even_job *job, size_t rank) {
   if (job->outlast != NULL) {
     even_legacy_whole(job->outlast->legacy, false);
@@ -288,6 +296,7 @@ static void write_rank(const even_job *job, size_t rank, roll_rank *out) {
   out->order = 0;
 }
 
+/* And none that lives here would end with this agent. */
 static bool are_all_there(const even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     const even_job_rank *own = &job->ranks[i];
@@ -297,7 +306,6 @@ static bool are_all_there(const even_job *job) {
   }
   return true;
 }
-/* And none that lives here would end with this agent. */
 
 /* Into the half that does not count yet. *fits: all of it has room there. */
 static void write_roll(const even_job *job, roll_head *head, bool *fits) {
@@ -470,6 +478,8 @@ even_status even_outlast_adopt(even_job *job) {
   job->progress.since_ns = head->since_ns;
   job->did_without = head->did_without;
   job->master_port = head->master_port;
+  job->port_held.fd = even_custody_claim(custody_of(job), EVEN_OUTLAST_PORT, 0);
+  job->port_held.holds = job->port_held.fd >= 0;
   job->ended = head->ended <= job->count ? head->ended : job->count;
   even_text_add(&job->resume, head->resume);
   EVEN_TRY(even_text_status(&job->resume));

@@ -29,7 +29,8 @@ typedef enum even_outlast_kind {
   EVEN_OUTLAST_MEMORY, /* the lock of its folder, */
   EVEN_OUTLAST_KEEPER,
   EVEN_OUTLAST_LISTENER,
-  EVEN_OUTLAST_STANDING
+  EVEN_OUTLAST_STANDING,
+  EVEN_OUTLAST_PORT /* what keeps the attempt's from other jobs */
 } even_outlast_kind;
 
 /* ---- the agent before may have been killed ---- */
@@ -75,6 +76,8 @@ void even_outlast_keep(even_job *job);
 void even_outlast_close(even_job *job);
 /* Whether a process that is started now is to outlive this one. */
 bool even_outlast_holds(const even_job *job);
+/* The attempt has a port of its own now. */
+void even_outlast_chosen(even_job *job);
 /* Before one starts at the rank's place, */
 void even_outlast_starting(even_job *job, size_t rank);
 /* and when it has: with its outputs. */

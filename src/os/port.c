@@ -107,6 +107,17 @@ void even_port_let_go(even_port_held *held) {
   *held = (even_port_held){.holds = false};
 }
 
+bool even_port_pass(int port, even_port_held *from, even_port_held *to) {
+  bool is_free = try_port(&port) == 0;
+  even_port_let_go(to);
+  if (is_free) {
+    *to = *from;
+    *from = (even_port_held){.holds = false};
+  }
+  even_port_let_go(from);
+  return is_free;
+}
+
 even_status even_port_free(int *out) {
   even_port_held held = {.holds = false};
   even_status status = even_port_hold(out, &held);

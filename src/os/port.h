@@ -19,6 +19,9 @@ even_status even_port_free(int *out) EVEN_MUST_USE;
 /* As even_port_free, and no other process that asks so is given it until it is let go of, although nobody has bound it
  * yet; where that cannot be, nothing keeps it. Lets go of what `held` has. */
 even_status even_port_hold(int *out, even_port_held *held) EVEN_MUST_USE;
+/* Whether that port, which `from` holds, could still be bound on 127.0.0.1 a moment ago: then `to` holds it, and else
+ * nobody. Never let go of in between: processes that were forked meanwhile have it, too. */
+bool even_port_pass(int port, even_port_held *from, even_port_held *to);
 /* Does nothing where none is held. */
 void even_port_let_go(even_port_held *held);
 /* Whether that port could be bound on 127.0.0.1 a moment ago, and nobody holds it. */

@@ -7,6 +7,7 @@
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/file.h"
+#include "os/port.h"
 #include "os/process_stat.h"
 #include "os/supervisor.h"
 #include "support/fault.h"
@@ -248,6 +249,27 @@ static void who_is_killed_alone_starts_the_attempt_again(void **state) {
   assert_true(job_fixture_saw(job, "line 1 anew|"));
 }
 
+static void look_at_port(job_fixture *job) {
+  char path[160];
+  even_text content = EVEN_TEXT_EMPTY;
+  (void)snprintf(path, sizeof path, "%s/port", job->folder);
+  assert_int_equal(even_file_read(path, 64, &content), EVEN_OK);
+  assert_false(even_port_is_free(atoi(even_text_string(&content)))); /* no rank has bound it */
+  even_text_free(&content);
+}
+
+static void no_other_job_is_given_their_port_meanwhile(void **state) {
+  job_fixture *job = *state;
+  agents run = {.started = 0, .between = look_at_port};
+  job->on_tick = say_who;
+  run_agents(job,
+             "[ $RANK = 0 ] && { echo $MASTER_PORT > $FOLDER/port; " KILL_AGENT("1")
+                 KILL_AGENT("2") "}; " AWAIT("agent-3") "exit 0",
+             &run);
+  assert_int_equal(run.code, 0);
+  assert_int_equal(run.kept, 2);
+}
+
 static void end_both(job_fixture *job) {
   job_fixture_touch(job, "alone");
   await_end(job, "pids-0");
@@ -383,6 +405,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(ranks_keep_their_processes, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(who_ends_alone_is_known, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(who_is_killed_alone_starts_the_attempt_again, job_fixture_setup,
+                                      job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(no_other_job_is_given_their_port_meanwhile, job_fixture_setup,
                                       job_fixture_teardown),
       cmocka_unit_test_setup_teardown(all_may_end_alone, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(a_job_that_was_over_is, job_fixture_setup, job_fixture_teardown),

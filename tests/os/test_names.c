@@ -85,6 +85,7 @@ static void nobody_is_given_a_port_that_another_holds(void **state) {
   (void)state;
   even_port_held held[2] = {{.holds = false}, {.holds = false}};
   int port[2] = {0, 0};
+  int fd = -1;
   even_os.getrandom = chosen;
   for (int i = 0; i < 2; i++) {
     assert_int_equal(even_port_hold(&port[i], &held[i]), EVEN_OK);
@@ -100,7 +101,13 @@ static void nobody_is_given_a_port_that_another_holds(void **state) {
   int before = port[1];
   assert_int_equal(even_port_hold(&port[1], &held[1]), EVEN_OK);
   assert_true(port[1] == before || even_port_is_free(before)); /* one at a time */
-  even_port_let_go(&held[1]);
+  before = port[1];
+  assert_true(even_port_pass(before, &held[1], &held[0]) && held[0].holds && !held[1].holds);
+  assert_false(even_port_is_free(before));
+  assert_int_equal(even_listener_open("127.0.0.1", &before, &fd), EVEN_OK); /* of somebody who has not asked */
+  assert_false(even_port_pass(before, &held[0], &held[1]) || held[0].holds || held[1].holds);
+  even_listener_close(fd);
+  assert_true(even_port_is_free(port[1]));
   fault_os(FAULT_socket, 2, EAFNOSUPPORT); /* of a name, after the port's own */
   assert_int_equal(even_port_hold(&port[0], &held[0]), EVEN_OK);
   assert_false(held[0].holds);
