@@ -288,7 +288,8 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
   bool serves = false;
   even_voter_view view;
   *turn = EVEN_CANDIDATE_END;
-  while (candidate->voter != NULL && even_signals_end_pending() == 0) {
+  /* Ranks that are held hear of a signal by their own job's turns, which keeps it as notice. */
+  while (candidate->voter != NULL && (candidate->pause != NULL || even_signals_end_pending() == 0)) {
     uint64_t now = even_clock_ns();
     even_voter_look(candidate->voter, &view);
     if (view.newest.generation == 0 || even_leadership_ended(&view.newest)) {

@@ -7,6 +7,7 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/job.h"
+#include "orchestrator/outlast.h"
 #include "os/clock.h"
 
 #include <math.h>
@@ -90,10 +91,14 @@ static void tell(void *context, const char *words) {
   even_job_notice(context, "%s", words);
 }
 
-/* What the command starts ends with the agent, however that does. */
+/* What the command starts ends with the agent, however that does; but where the guardian goes on with another agent,
+ * which would not know of it: there the kernel ends the command alone. */
 static void guard_session(void *context, pid_t leader, bool begins) {
   even_job *job = context;
   const even_error kept = *even_error_last();
+  if (even_outlast_holds(job)) {
+    return;
+  }
   even_status status = begins ? even_job_guard_rank(job, leader) : even_guardian_drop_session(&job->guardian, leader);
   (void)status; /* else the kernel ends the command itself, and the mark finds none of its children */
   (void)even_error_restore(&kept);

@@ -64,7 +64,7 @@ static even_status tell_all(even_job *job) {
       EVEN_TRY(even_guardian_add_session(&job->guardian, job->ranks[i].pid));
     }
   }
-  if (even_announcer_session(job->announcer) > 0) {
+  if (even_announcer_session(job->announcer) > 0 && !even_outlast_holds(job)) {
     EVEN_TRY(even_guardian_add_session(&job->guardian, even_announcer_session(job->announcer)));
   }
   return even_slowdown_tell(&job->slow);

@@ -171,7 +171,7 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
       .master_port = job->master_port,
       .attempt = job->attempt,
       .turn = job->turn,
-      .silence_ms = even_socket_silence(),
+      .silence_ms = job->hosts != NULL || job->follower != NULL ? even_socket_silence() : 0,
       .unseen_seconds = even_remote_unseen_seconds(job),
       .max_restarts = job->params->max_restarts,
       .telemetry_fd = job->params->telemetry_fd,
