@@ -30,6 +30,7 @@ typedef struct even_replay_gain {
   double error;   /* standard error of the gain */
 } even_replay_gain;
 
+/* Of zeros. */
 even_status even_replay_open(even_replay *replay, size_t ranks) EVEN_MUST_USE;
 void even_replay_close(even_replay *replay);
 void even_replay_take(even_replay *replay, const even_step_timing *timings, size_t ranks);

@@ -293,7 +293,7 @@ static void a_move_is_one_of_a_single_split(void **context) {
   (void)context;
   even_level level = {0};
   even_rank_model models[2] = {measured(0.25, 0.0625), measured(0.25, 0.0625)};
-  even_replay replay;
+  even_replay replay = {.taken = 0};
   assert_int_equal(even_replay_open(&replay, 2), EVEN_OK);
   take_steps(&level, models, &replay, 32, 1.0, 40);
   take_steps(&level, models, &replay, 24, 1.125, 40);
@@ -348,7 +348,7 @@ static void what_was_measured_is_as_if_of_today(void **context) {
 static void so_are_replayed_steps(void **context) {
   (void)context;
   enum { OVER = 3 };
-  even_replay replay;
+  even_replay replay = {.taken = 0};
   assert_int_equal(even_replay_open(&replay, 2), EVEN_OK);
   for (int i = 0; i < EVEN_REPLAY_STEPS + OVER; i++) {
     const even_step_timing timings[2] = {{8, 1.0}, {8, 3.0}};
