@@ -52,20 +52,21 @@ static double by_chance(int ranks) {
   return ranks % 2 == 1 ? 1.571 / (ranks + 0.5) : 1.26 / (ranks + 4.5);
 }
 
-/* What the ranks are off by together, and the variance of what each is by itself. How many say so: two at least, or
- * nothing is known. */
-static int common_part(const even_rank_model *models, const even_step_timing *timings, size_t ranks, double *common,
-                       double *own) {
+/* What each rank is off by, NAN where it says nothing; what they are together, and the variance of what each is by
+ * itself. How many say so: two at least, or nothing is known of these. */
+static int common_part(const even_rank_model *models, const even_step_timing *timings, size_t ranks, double *off,
+                       double *common, double *own) {
   double sorted[EVEN_REPLAY_RANKS];
   double sum = 0.0;
   double squares = 0.0;
   int count = 0;
   for (size_t r = 0; r < ranks; r++) {
-    double off = 0.0;
-    if (off_by(&models[r], &timings[r], &off)) {
-      insert(sorted, count++, off);
-      sum += off;
-      squares += off * off;
+    if (off_by(&models[r], &timings[r], &off[r])) {
+      insert(sorted, count++, off[r]);
+      sum += off[r];
+      squares += off[r] * off[r];
+    } else {
+      off[r] = (double)NAN;
     }
   }
   if (count < 2) {
@@ -79,17 +80,13 @@ static int common_part(const even_rank_model *models, const even_step_timing *ti
 }
 
 /* Whether all ranks but an eighth go with one another (of 4 to 11 one may not): most of them may be one host's. */
-static bool agree(even_level *level, const even_rank_model *models, const even_step_timing *timings, size_t ranks,
-                  double common) {
-  int say = 0;
+static bool agree(even_level *level, const double *off, size_t ranks, int say, double common) {
   int alone = 0;
   level->common += few_part * (common - level->common);
   double enough = with_it * level->common;
   for (size_t r = 0; r < ranks; r++) {
-    double off = 0.0;
-    if (off_by(&models[r], &timings[r], &off)) {
-      level->off[r] += few_part * (off - level->off[r]);
-      say++;
+    if (!isnan(off[r])) {
+      level->off[r] += few_part * (off[r] - level->off[r]);
       alone += level->common > 0.0 ? level->off[r] < enough : level->off[r] > enough;
     }
   }
@@ -123,17 +120,18 @@ static bool moves(even_level *level, int ranks, double common, double own) {
 
 void even_level_take(even_level *level, even_rank_model *models, even_replay *replay, const even_step_timing *timings,
                      size_t ranks) {
+  double off[EVEN_REPLAY_RANKS];
   double common = 0.0;
   double own = 0.0;
   if (replay->seconds == NULL) {
     return;
   }
   bool same = same_split(level, timings, ranks);
-  int say = common_part(models, timings, ranks, &common, &own);
+  int say = common_part(models, timings, ranks, off, &common, &own);
   if (say < 2) {
     return;
   }
-  bool all = agree(level, models, timings, ranks, common);
+  bool all = agree(level, off, ranks, say, common);
   if (!same) {
     level->since = 0; /* a change costs all ranks something, maybe */
     return;

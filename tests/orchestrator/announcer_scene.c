@@ -93,6 +93,16 @@ bool announcer_scene_is_due(announcer_scene *at) {
   return due;
 }
 
+even_status announcer_scene_finish(announcer_scene *at, even_status asked) {
+  even_status status = asked;
+  if (status == EVEN_OK) {
+    status = announcer_scene_is_due(at) ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "no end was found");
+  }
+  even_announcer_close(at->announcer);
+  at->announcer = NULL;
+  return status;
+}
+
 void announcer_scene_until_told(announcer_scene *at, int tellings) {
   for (int i = 0; i < ANNOUNCER_SCENE_TURNS && at->tellings < tellings; i++) {
     assert_false(announcer_scene_turn(at));

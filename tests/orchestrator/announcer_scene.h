@@ -33,6 +33,8 @@ void announcer_scene_reap(announcer_scene *at);
 bool announcer_scene_turn(announcer_scene *at);
 /* The same within many turns. */
 bool announcer_scene_is_due(announcer_scene *at);
+/* Where it was asked well, waits for the end; closes the announcer in any case. */
+even_status announcer_scene_finish(announcer_scene *at, even_status asked);
 /* Until so much was told, or so many commands have ended; none of the turns finds an end. */
 void announcer_scene_until_told(announcer_scene *at, int tellings);
 void announcer_scene_until_ended(announcer_scene *at, int commands);

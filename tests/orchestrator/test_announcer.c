@@ -323,13 +323,7 @@ static void off_asks_nobody_and_nonsense_is_refused(void **state) {
 /* From the first question to the end; another one is asked after a call that failed. */
 static even_status find_end(void *context) {
   announcer_scene *at = context;
-  even_status status = announcer_scene_ask(at, "aws");
-  if (status == EVEN_OK) {
-    status = announcer_scene_is_due(at) ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "no end was found");
-  }
-  even_announcer_close(at->announcer);
-  at->announcer = NULL;
-  return status;
+  return announcer_scene_finish(at, announcer_scene_ask(at, "aws"));
 }
 
 static void each_call_to_the_kernel_may_fail(void **state) {

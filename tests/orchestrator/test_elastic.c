@@ -2,6 +2,7 @@
  * plays one: an agent here is what stands of it in the list, its shell a `cat`. */
 #include "orchestrator/elastic.h"
 
+#include "an_agent.h"
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/bring.h"
@@ -41,18 +42,6 @@ typedef struct scene {
 static void keep_notice(void *context, const char *text) {
   scene *at = context;
   (void)snprintf(at->told, sizeof at->told, "%s", text);
-}
-
-static even_host_agent an_agent(even_hosts *hosts, size_t index, const char *name) {
-  even_host_agent agent = {.hosts = hosts,
-                           .index = index,
-                           .count = 1,
-                           .fits = true,
-                           .shell = {.pid = -1},
-                           .input = -1,
-                           .watches = {{.fd = -1}, {.fd = -1}}};
-  (void)snprintf(agent.name, sizeof agent.name, "%s", name);
-  return agent;
 }
 
 /* A job on `here`, x, y and z. */

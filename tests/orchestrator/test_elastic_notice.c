@@ -2,6 +2,7 @@
  * agent here is what stands of it in the list of hosts. */
 #include "orchestrator/elastic.h"
 
+#include "an_agent.h"
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "os/clock.h"
@@ -32,18 +33,6 @@ static void keep_notice(void *context, const char *text) {
   scene *at = context;
   size_t length = strlen(at->told);
   (void)snprintf(at->told + length, sizeof at->told - length, "%s|", text);
-}
-
-static even_host_agent an_agent(even_hosts *hosts, size_t index, const char *name) {
-  even_host_agent agent = {.hosts = hosts,
-                           .index = index,
-                           .count = 1,
-                           .fits = true,
-                           .shell = {.pid = -1},
-                           .input = -1,
-                           .watches = {{.fd = -1}, {.fd = -1}}};
-  (void)snprintf(agent.name, sizeof agent.name, "%s", name);
-  return agent;
 }
 
 /* A job on `here`, x and y, between two attempts. */
