@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
-from evenstep.backend_device import DeviceCollectives
+from evenstep.backend_device import DeviceCollectives, limited_by
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_legs import device_collectives
 from evenstep.backend_messages import MessagesMixin
@@ -273,12 +273,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
             return job
 
         def limited() -> None:
-            comm.set_timeout(seconds)
-            try:
+            with limited_by(comm, seconds, self._timeout.total_seconds()):
                 job()
-            finally:
-                if not comm.closed:
-                    comm.set_timeout(self._timeout.total_seconds())
 
         return limited
 

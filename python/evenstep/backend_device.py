@@ -445,6 +445,18 @@ def limited(comm: _core.DeviceComm | None, seconds: float) -> Iterator[None]:
             comm.set_call_timeout(0)
 
 
+@contextlib.contextmanager
+def limited_by(comm: _core.Comm, seconds: float, usual: float) -> Iterator[None]:
+    """The same of a group in host memory, whose calls else have the limit `usual`."""
+    if seconds > 0:
+        comm.set_timeout(seconds)
+    try:
+        yield
+    finally:
+        if seconds > 0 and not comm.closed:
+            comm.set_timeout(usual)
+
+
 class as_one:
     """Calls inside are one operation of NCCL."""
 

@@ -3,18 +3,17 @@ legs, groups of ours of one rank a host, each of which carries a part of everyth
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from evenstep import _core, sites
-from evenstep.backend_device import limited
+from evenstep.backend_device import limited, limited_by
 from evenstep.crossing import Copies, Crossing, Trip
 from evenstep.device_groups import DeviceGroups
 from evenstep.device_places import HostParts
@@ -185,7 +184,7 @@ class HostLegs:
                 self._watch.check()
                 for lane, carry in passage.carried:
                     leg = self._legs[lane]
-                    with self._within(leg, call.seconds):
+                    with limited_by(leg, call.seconds, self._timeout_seconds):
                         carry(leg)  # whose words tell who is late, or makes a call that differs in this piece, too
                         if record and lane == 0:  # the ranks of a host meet, whatever they carry
                             check_calls(exchanged(leg, record), self._ranks_of_legs[lane])
@@ -232,17 +231,6 @@ class HostLegs:
             passage.end(stream.cuda_stream)
             for tensor in passage.kept:
                 self.streams.keep(tensor, stream)
-
-    @contextlib.contextmanager
-    def _within(self, leg: _core.Comm, seconds: float) -> Iterator[None]:
-        """The call's own limit, where it has one."""
-        if seconds > 0:
-            leg.set_timeout(seconds)
-        try:
-            yield
-        finally:
-            if seconds > 0 and not leg.closed:
-                leg.set_timeout(self._timeout_seconds)
 
     # -- ends --
 

@@ -1,7 +1,6 @@
 /* Who asks for a machine's end, and what it makes of services that answer well, badly, or not: the test plays them.
  * Time passes by clocks that are ahead, not by waiting. */
 #include "announcer_scene.h"
-#include "base/fail.h"
 #include "os/clock.h"
 #include "support/clock_ahead.h"
 #include "support/descriptors.h"

@@ -1,7 +1,6 @@
 /* Commands that say whether a machine's end is announced: by their exit code and what they print, however they end, or
  * do not. */
 #include "announcer_scene.h"
-#include "base/fail.h"
 #include "os/calls.h"
 #include "support/clock_ahead.h"
 #include "support/descriptors.h"

@@ -303,17 +303,22 @@ def test_a_stolen_port_costs_an_attempt(chaos: Run, script: Callable[[str], str]
     )
 
 
+def over_namespaces(chaos: Run, *words: str) -> dict[str, Any]:
+    """What comes out on hosts of network namespaces, where these can be made."""
+    if os.geteuid() != 0:
+        go_without("namespaces", "network namespaces need root")
+    done = chaos(*words)
+    if done.returncode == 8:
+        go_without("namespaces", done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return outcome(done)
+
+
 @pytest.mark.more
 def test_a_link_that_is_cut_for_a_while(chaos: Run, script: Callable[[str], str]) -> None:
     """Two hosts of network namespaces; the script waits at the half until it is ended."""
     options = ("-n", "1", "--namespaces", "--seed", "0", "--faults", "1", "--kinds", "partition", "--json")
-    if os.geteuid() != 0:
-        go_without("namespaces", "network namespaces need root")
-    done = chaos(*options, script(TRAINING), "1", "1", "100")
-    if done.returncode == 8:
-        go_without("namespaces", done.stderr)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = outcome(done)
+    found = over_namespaces(chaos, *options, script(TRAINING), "1", "1", "100")
     (fault,) = found["faults"]
     assert found["kept"] and fault["injected"] and found["numbers_that_differ"] == 0, found
     assert fault["noticed_ns"] > fault["at_ns"], found
@@ -323,8 +328,6 @@ def test_a_link_that_is_cut_for_a_while(chaos: Run, script: Callable[[str], str]
 @pytest.mark.parametrize("recovery", ["restart", "shrink"])
 def test_hosts_whose_clocks_differ_by_hours(chaos: Run, script: Callable[[str], str], recovery: str) -> None:
     """The second host's clock jumps, then a rank is lost: checkpoints, leases, waits and generations go by no clock of the day."""
-    if os.geteuid() != 0:
-        go_without("namespaces", "network namespaces need root")
     options = (
         "-n",
         "1",
@@ -339,11 +342,7 @@ def test_hosts_whose_clocks_differ_by_hours(chaos: Run, script: Callable[[str], 
         recovery,
     )
     text = TRAINING if recovery == "restart" else SURVIVED
-    done = chaos(*options, "--tolerance", "1e-12", "--json", script(text), "1", "1", "100")
-    if done.returncode == 8:
-        go_without("namespaces", done.stderr)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = outcome(done)
+    found = over_namespaces(chaos, *options, "--tolerance", "1e-12", "--json", script(text), "1", "1", "100")
     assert found["kept"] and found["injected"] == 2, found
     assert any(fault["what"].startswith("the clock of host 2 is ") for fault in found["faults"]), found
     if recovery == "shrink":
@@ -364,15 +363,9 @@ LED = TRAINING.replace(
 @pytest.mark.parametrize("replaces", [True, False])
 def test_the_leaders_own_link_is_cut(chaos: Run, script: Callable[[str], str], replaces: bool) -> None:
     """The others go on under another leader, and the first one ends when it hears of it; or all wait, and begin again with it."""
-    if os.geteuid() != 0:
-        go_without("namespaces", "network namespaces need root")
     hosts = ("-n", "1", "--namespaces", "--hosts", "3", *(("--replace-leader",) if replaces else ()))
     faults = ("--seed", "42", "--faults", "1", "--kinds", "partition", "--tolerance", "1e-12", "--json")
-    done = chaos(*hosts, *faults, script(LED), "1", "1", "0")
-    if done.returncode == 8:
-        go_without("namespaces", done.stderr)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = outcome(done)
+    found = over_namespaces(chaos, *hosts, *faults, script(LED), "1", "1", "0")
     (fault,) = found["faults"]
     assert found["kept"] and "the link of host here, which leads, for " in fault["what"], found
     if replaces:  # on a machine that is slower than the cut the first one may lead again
@@ -383,15 +376,9 @@ def test_the_leaders_own_link_is_cut(chaos: Run, script: Callable[[str], str], r
 @pytest.mark.parametrize("recovery", ["restart", "shrink"])
 def test_another_host_takes_the_leaders_place(chaos: Run, script: Callable[[str], str], recovery: str) -> None:
     """The agent of the first of three hosts is killed first, although this seed has it last, then a rank under the next leader."""
-    if os.geteuid() != 0:
-        go_without("namespaces", "network namespaces need root")
     hosts = ("-n", "1", "--namespaces", "--hosts", "3", "--replace-leader", "--recovery", recovery)
     faults = ("--seed", "42", "--faults", "3", "--kinds", "agent,kill,garbage", "--tolerance", "1e-12", "--json")
-    done = chaos(*hosts, *faults, script(LED), "1", "2", "0")
-    if done.returncode == 8:
-        go_without("namespaces", done.stderr)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = outcome(done)
+    found = over_namespaces(chaos, *hosts, *faults, script(LED), "1", "2", "0")
     assert found["kept"] and found["injected"] == 3, found
     first, *others = found["faults"]
     assert first["kind"] == "agent" and "another host takes its place; process " in first["what"], found
