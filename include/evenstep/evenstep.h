@@ -9,6 +9,7 @@
 #include <evenstep/device_comm.h>
 #include <evenstep/exact.h>
 #include <evenstep/flight.h>
+#include <evenstep/norm.h>
 #include <evenstep/optim.h>
 #include <evenstep/status.h>
 #include <evenstep/sync.h>

@@ -61,6 +61,19 @@ ROW_LATER: int
 SCALAR_NAME_BYTES: int
 
 def clock_ns() -> int: ...
+def norm_through(
+    sums: int,
+    variance: int,
+    weight: int,
+    dtype: int,
+    channels: int,
+    eps: float,
+    values: float,
+    part: float,
+    out: int,
+    /,
+) -> None: ...
+def norm_follow(running: int, dtype: int, values: int, channels: int, momentum: float, factor: float, /) -> None: ...
 def telemetry_segment(ranks: int, records: int = 0, /) -> int: ...
 def telemetry_row(row: int, /) -> None: ...
 def ranges_open(library: str | None = None, /) -> None: ...
@@ -303,6 +316,31 @@ class Comm:
         self, input: int, output: int, counts: Sequence[int], dtype: int, op: int, root: int = -1, /
     ) -> None: ...
     def all_gather(self, input: int, output: int, counts: Sequence[int], dtype: int, elements: int = 0, /) -> None: ...
+    def norm_statistics(
+        self,
+        mark: float,
+        place: float,
+        count: float,
+        mean: int,
+        variance: int,
+        dtype: int,
+        channels: int,
+        out: int,
+        narrow: int,
+        /,
+    ) -> tuple[float, ...] | None: ...
+    def norm_sums(
+        self,
+        mark: float,
+        place: float,
+        weight: float,
+        gradient: int,
+        product: int,
+        dtype: int,
+        channels: int,
+        out: int,
+        /,
+    ) -> tuple[float, ...] | None: ...
     def all_to_all(
         self,
         inputs: Sequence[int],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import zlib
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -14,8 +15,9 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.group import gather_objects
+from evenstep.group import DTYPES, gather_objects
 from evenstep.session import entered, session, session_named
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from evenstep.session import Session
 
 _NAME = "synchronised_as"  # among a module's attributes
+_COMPUTED = (torch.float32, torch.float64)
 _SET = "synchronised_in"  # the process set that computes it; "": all ranks
 _FIX = (
     "  fix: run every BatchNorm on all ranks alike, equally often and in the same order (a branch that the data choose: on "
@@ -77,8 +80,27 @@ def forward(self: _BatchNorm, *arguments: Any, **options: Any) -> torch.Tensor:
     own = _BatchNorm.forward if isinstance(self, nn.SyncBatchNorm) else type(self).forward
     if not self.training:
         return own(self, *arguments, **options)
+    plain = own is _BatchNorm.forward and len(arguments) == 1 and not options
+    if plain and not torch.compiler.is_compiling():
+        owner = session_named(vars(self)[_SET])
+        with nullcontext() if owner is session() else entered(owner):
+            return _plain_in_training(self, arguments[0])
     assert _training is not None
     return _training(self, own, arguments, options)
+
+
+def _plain_in_training(self: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+    """What torch's own forward does, without a look at each call that it makes (a third of a small layer's time)."""
+    self._check_input_dim(x)
+    kept = self.running_mean, self.running_var
+    momentum = 0.0 if self.momentum is None else self.momentum
+    if self.track_running_stats and self.num_batches_tracked is not None:
+        if session().follows_statistics:
+            self.num_batches_tracked.add_(1)
+        if self.momentum is None:
+            momentum = 1.0 / float(self.num_batches_tracked)
+    mean, variance = kept if self.track_running_stats else (None, None)
+    return batch_norm(vars(self)[_NAME], x, mean, variance, self.weight, self.bias, True, momentum, self.eps)
 
 
 def _forward_in_training(self: _BatchNorm, own: Any, arguments: Any, options: Any) -> torch.Tensor:
@@ -132,8 +154,8 @@ def batch_norm(
         )
     if of_all.total > 1 and session().follows_statistics:
         with torch.no_grad():
-            _follow(running_mean, of_all.mean, momentum)
-            _follow(running_var, of_all.variance * (of_all.total / (of_all.total - 1)), momentum)
+            _follow(running_mean, of_all.mean, 1.0, momentum)
+            _follow(running_var, of_all.variance, of_all.total / (of_all.total - 1), momentum)
     mean, variance = of_all.on(x)
     result: torch.Tensor = _BatchNormOfAll.apply(x, weight, bias, mean, variance, eps, of_all.counts, own, name)
     return result
@@ -144,31 +166,49 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _follow(running: torch.Tensor | None, value: torch.Tensor, momentum: float) -> None:
-    if running is not None:  # as torch's kernels: no new version, which a graph made in eval mode would refuse
-        running.data.mul_(1.0 - momentum).add_(value.to(running), alpha=momentum)
+def _follow(running: torch.Tensor | None, value: torch.Tensor, factor: float, momentum: float) -> None:
+    """As torch's kernels: no new version, which a graph made in eval mode would refuse."""
+    if running is None:
+        return
+    if running.is_cpu and running.dtype in _COMPUTED and running.is_contiguous():
+        dtype = DTYPES[running.dtype]
+        _core.norm_follow(running.data_ptr(), dtype, value.data_ptr(), value.numel(), momentum, factor)
+    else:
+        running.data.mul_(1.0 - momentum).add_((value * factor).to(running), alpha=momentum)
 
 
 class _OfAll:
-    """Mean and biased variance of all ranks' values, from the ranks' (Chan, Golub, LeVeque, "Updating formulae and a pairwise
-    algorithm for computing sample variances", 1979, eq. 2.1), in 64 bits and in the order of the ranks, so that all have the
-    same bits. rows: of each rank its values a channel, the channels' means, their variances."""
+    """Mean and biased variance of all ranks' values, in 64 bits, on the host; the same bits on all ranks. values: these two as
+    rows. narrow: the same in 32 bits."""
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        channels = rows.shape[1] // 2
-        each, means, variances = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
-        self.counts = [int(count) for count in each.flatten().tolist()]
-        self.total = sum(self.counts)
-        self.mean = (each * means).sum(0) / max(self.total, 1)
-        squares = each * (variances + (means - self.mean).square())
-        self.variance = squares.sum(0) / max(self.total, 1)
+    def __init__(self, counts: list[int], values: torch.Tensor, narrow: torch.Tensor | None = None) -> None:
+        self.counts, self.total = counts, sum(counts)
+        self.mean, self.variance = values.unbind()
+        self._narrow = narrow
         self._on: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def on(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and variance where x is, in what is computed in."""
         if self._on is None:
-            self._on = (self.mean.to(x.device, _wide(x.dtype)), self.variance.to(x.device, _wide(x.dtype)))
+            wide = _wide(x.dtype)
+            if self._narrow is not None and wide is torch.float32 and x.is_cpu:
+                mean, variance = self._narrow.unbind()
+            else:
+                mean, variance = self.mean.to(x.device, wide), self.variance.to(x.device, wide)
+            self._on = mean, variance
         return self._on
+
+
+def _merged(rows: torch.Tensor) -> _OfAll:
+    """From the ranks' (Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979,
+    eq. 2.1), in the order of the ranks. rows: of each rank its values a channel, the channels' means, their variances."""
+    channels = rows.shape[1] // 2
+    each, means, variances = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
+    counts = [int(count) for count in each.flatten().tolist()]
+    total = max(sum(counts), 1)
+    mean = (each * means).sum(0) / total
+    squares = each * (variances + (means - mean).square())
+    return _OfAll(counts, torch.stack([mean, squares.sum(0) / total]))
 
 
 def _statistics(name: str, x: torch.Tensor) -> tuple[_OfAll, int]:
@@ -176,14 +216,32 @@ def _statistics(name: str, x: torch.Tensor) -> tuple[_OfAll, int]:
     current = session()
     channels = x.shape[1]
     count = x.numel() // max(1, channels) if current.steps.has_samples(current.latest) else 0
-    if count > 0:
-        mine = torch.batch_norm_update_stats(x.to(_wide(x.dtype)), None, None, 0.0)
+    mine = torch.batch_norm_update_stats(x.to(_wide(x.dtype)), None, None, 0.0) if count > 0 else None
+    call = _Call(current, "forward", name)
+    found: _OfAll | None = None
+    if call.fast is not None:
+        values = torch.empty(2, channels, dtype=torch.float64)
+        narrow = torch.empty(2, channels) if _wide(x.dtype) is torch.float32 else None
+        counts = call.make(lambda: call.fast.norm_statistics(call.mark, count, _on_host(mine), values, narrow))
+        if counts is not None:
+            found = _OfAll([int(one) for one in counts], values, narrow)
     else:
-        mine = (torch.zeros(2 * channels, dtype=torch.float64),)
-    found: _OfAll | None = _meet(current, f"forward of BatchNorm {name!r}", count, mine, _OfAll)
+        found = call.gathered(count, _or_zeros(mine, channels), _merged)
     if found is None:
-        found = _OfAll(torch.cat([torch.tensor([count], dtype=torch.float64), *(one.cpu() for one in mine)])[None])
+        own = [torch.tensor([count], dtype=torch.float64), *(one.cpu() for one in _or_zeros(mine, channels))]
+        found = _merged(torch.cat(own)[None])
     return found, count
+
+
+def _on_host(mine: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if mine is None:
+        return None
+    first, second = (one if one.is_cpu else one.cpu() for one in mine)
+    return first.contiguous(), second.contiguous()
+
+
+def _or_zeros(mine: Sequence[torch.Tensor] | None, channels: int) -> Sequence[torch.Tensor]:
+    return (torch.zeros(2 * channels, dtype=torch.float64),) if mine is None else mine
 
 
 def _counts_nothing(current: Session) -> bool:
@@ -191,49 +249,72 @@ def _counts_nothing(current: Session) -> bool:
     return current.recovery is not None and current.recovery.void
 
 
-def _gather_rows(current: Session, row: torch.Tensor) -> torch.Tensor | None:
-    """None in a pass that counts nothing."""
-    group, recovery = current.group, current.recovery
-    if recovery is not None and recovery.norm_runs():
-        return None
-    try:
-        with current.steps.blocking():
-            return group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1)
-    except EvenstepError as error:
-        if recovery is None or not current.in_pass or not recovery.mends(error):
-            raise
-    return None
+@functools.lru_cache(maxsize=4096)
+def _place(pass_: str, name: str) -> tuple[str, float]:
+    """A layer's forward or backward in words, and as a number."""
+    where = f"{pass_} of BatchNorm {name!r}"
+    return where, float(zlib.crc32(where.encode()))
 
 
-def _meet(
-    current: Session, where: str, number: float, values: Sequence[torch.Tensor], make: Callable[[torch.Tensor], Any]
-) -> Any:
-    """make(a row for each rank: its number, then its values); None in a pass that counts nothing. On the group of the votes,
-    so that a rank that comes to a vote, or to another collective call of the script, is told from one that is late."""
-    group = current.group
-    current.norm_calls += 1
-    head = torch.tensor([current.norm_calls, zlib.crc32(where.encode()), number], dtype=torch.float64)
-    row = torch.cat([head, *(one if one.is_cpu else one.cpu() for one in values)])
-    try:
-        rows = _gather_rows(current, row)
-    except EvenstepError as error:
-        if getattr(error, "status", "") != "EVEN_ERR_MISMATCH":
-            raise
-        raise EvenstepError(f"{where}, on rank {group.rank}: {str(error).splitlines()[0]}\n{_FIX}") from None
-    if rows is None:
-        return None
+class _Call:
+    """One in which the ranks tell one another of a layer. On the group of the votes, so that a rank that comes to a vote, or to
+    another collective call of the script, is told from one that is late."""
 
-    def made() -> tuple[bool, Any]:
-        alike = not bool((rows[:, :2] != rows[0, :2]).any())
-        return alike, make(rows[:, 2:]) if alike else None
+    def __init__(self, current: Session, pass_: str, name: str) -> None:
+        self._current = current
+        current.norm_calls += 1
+        self.where, place = _place(pass_, name)
+        self.mark = float(current.norm_calls), place
+        self.fast: Any = current.group if hasattr(current.group, "norm_statistics") else None
 
-    once = getattr(group, "once", None)  # of blocks that share a process
-    alike, result = made() if once is None else once(made)
-    if not alike:
-        places = gather_objects(group, where)
+    def make(self, meet: Callable[[], Any]) -> Any:
+        """meet(), where all ranks make this call; None in a pass that counts nothing."""
+        try:
+            found, met = self._meet(meet)
+        except EvenstepError as error:
+            if getattr(error, "status", "") != "EVEN_ERR_MISMATCH":
+                raise
+            rank, words = self._current.group.rank, str(error).splitlines()[0]
+            raise EvenstepError(f"{self.where}, on rank {rank}: {words}\n{_FIX}") from None
+        if met and found is None:
+            self._refuse()
+        return found
+
+    def _meet(self, meet: Callable[[], Any]) -> tuple[Any, bool]:
+        current, recovery = self._current, self._current.recovery
+        if recovery is not None and recovery.norm_runs():
+            return None, False
+        try:
+            with current.steps.blocking():
+                return meet(), True
+        except EvenstepError as error:
+            if recovery is None or not current.in_pass or not recovery.mends(error):
+                raise
+        return None, False
+
+    def _refuse(self) -> NoReturn:
+        places = gather_objects(self._current.group, self.where)
         each = "; ".join(f"rank {rank} in {place}" for rank, place in enumerate(places))
         raise EvenstepError(f"the ranks are in different BatchNorms, or were: {each}\n{_FIX}")
-    return result
+
+    def gathered(self, number: float, values: Sequence[torch.Tensor], make: Callable[[torch.Tensor], Any]) -> Any:
+        """make(a row for each rank: its number, then its values), over any group; None in a pass that counts nothing."""
+        group = self._current.group
+        head = torch.tensor([*self.mark, number], dtype=torch.float64)
+        row = torch.cat([head, *(one if one.is_cpu else one.cpu() for one in values)])
+        rows = self.make(lambda: group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1))
+        if rows is None:
+            return None
+
+        def made() -> tuple[bool, Any]:
+            alike = not bool((rows[:, :2] != rows[0, :2]).any())
+            return alike, make(rows[:, 2:]) if alike else None
+
+        once = getattr(group, "once", None)  # of blocks that share a process
+        alike, result = made() if once is None else once(made)
+        if not alike:
+            self._refuse()
+        return result
 
 
 class _BatchNormOfAll(torch.autograd.Function):
@@ -293,8 +374,8 @@ class _BatchNormOfAll(torch.autograd.Function):
         if dx is not None:
             part = current.steps.weight.of_model(ctx.name.partition(".")[0])
             through = _through_statistics(current, ctx, part, [dbias, dweight], variance, weight)
-            if through is not None and counts and part > 0:
-                slope, shift = (through / part).to(mean)
+            if through is not None and counts:
+                slope, shift = through.unbind()
                 dx = dx.add_(_apply(wide, mean, variance, slope, shift, ctx.eps))
             dx = dx.to(x.dtype)
         own = zip((dweight, dbias), ctx.dtypes, ctx.needs_input_grad[1:3])
@@ -309,29 +390,54 @@ def _through_statistics(
     variance: torch.Tensor,
     weight: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """Each channel's -w_r B and -w_r A, times weight / sqrt(variance + eps), two rows in 64 bits. sums: of this rank, the
-    gradient's and the gradient's times x̂."""
-    where = f"backward of BatchNorm {ctx.name!r}"
-    if part <= 0:
-        sums = [torch.zeros(2 * variance.numel(), dtype=torch.float64)]
+    """Each channel's -B and -A (see _BatchNormOfAll), times weight / sqrt(variance + eps), two rows; None where they are nothing,
+    for this rank has no part in the loss or the pass counts nothing. sums: of this rank, the gradient's and the gradient's times
+    x̂."""
+    call = _Call(current, "backward", ctx.name)
+    mine = sums if part > 0 else None
+    channels = variance.numel()
 
-    def make(rows: torch.Tensor) -> torch.Tensor:
-        parts = rows[:, 0].tolist()
+    def check(parts: Sequence[float]) -> None:
         weightless = [rank for rank, count in enumerate(ctx.counts) if count > 0 and parts[rank] == 0]
         if weightless and any(parts):
             raise EvenstepError(
-                f"{where}: rank {weightless[0]} has samples in its statistics, but es.set_weight(0), so that what the other "
+                f"{call.where}: rank {weightless[0]} has samples in its statistics, but es.set_weight(0), so that what the other "
                 "ranks' losses owe to these samples has no weight to travel with\n"
                 "  fix: give each rank that has samples a weight above 0, or es.prepare(…, batch_norm='local')"
             )
-        scale = (variance.double().cpu() + ctx.eps).rsqrt() / -max(1, sum(ctx.counts))
-        if weight is not None:
-            scale = scale * weight.double().cpu()
-        total: torch.Tensor = (rows[:, 1:] * rows[:, :1]).sum(0).view(2, -1).flip(0)
-        return total * scale
 
-    found: torch.Tensor | None = _meet(current, where, part, sums, make)
-    return found
+    def total(rows: torch.Tensor) -> torch.Tensor:
+        check(rows[:, 0].tolist())
+        weighed: torch.Tensor = (rows[:, 1:] * rows[:, :1]).sum(0).view(2, -1)
+        return weighed
+
+    both: torch.Tensor | None
+    if call.fast is not None:
+        both = torch.empty(2, channels, dtype=torch.float64)
+        parts = call.make(lambda: call.fast.norm_sums(call.mark, part, _on_host(mine), both))
+        if parts is None:
+            return None
+        check(parts)
+    else:
+        both = call.gathered(part, _or_zeros(mine, channels), total)
+    if both is None or not part > 0:
+        return None
+    spread, factor = (None if one is None else one.detach().cpu().contiguous() for one in (variance, weight))
+    assert spread is not None
+    factor = None if factor is None else factor.to(spread.dtype)
+    out = torch.empty(2, channels, dtype=spread.dtype)
+    _core.norm_through(
+        both.data_ptr(),
+        spread.data_ptr(),
+        0 if factor is None else factor.data_ptr(),
+        DTYPES[spread.dtype],
+        channels,
+        ctx.eps,
+        max(1, sum(ctx.counts)),
+        part,
+        out.data_ptr(),
+    )
+    return out.to(variance.device)
 
 
 def _apply(

@@ -65,6 +65,13 @@ class Alone:
     def revoke(self, why: str = "") -> None: ...
 
 
+def _addresses(mine: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[int, int, int]:
+    """And the type; of none zeros are meant."""
+    if mine is None:
+        return 0, 0, _core.DTYPE_F64
+    return mine[0].data_ptr(), mine[1].data_ptr(), DTYPES[mine[0].dtype]
+
+
 class SharedGroup:
     """Over an engine group in shared memory."""
 
@@ -100,6 +107,30 @@ class SharedGroup:
         mine = values if values.numel() else out  # an address is wanted even where nothing is sent
         self.comm.all_gather(mine.data_ptr(), out.data_ptr(), [count * size for count in counts], _core.DTYPE_U8)
         return out
+
+    def norm_statistics(
+        self,
+        mark: tuple[float, float],
+        count: int,
+        mine: tuple[torch.Tensor, torch.Tensor] | None,
+        out: torch.Tensor,
+        narrow: torch.Tensor | None,
+    ) -> tuple[float, ...] | None:
+        """Of a BatchNorm's layer: all ranks' mean and variance into out (two rows of 64 bits), and into narrow in 32. mine: this
+        rank's, contiguous CPU tensors of 32 or 64 bits. What each rank counted; None where the ranks' marks differ."""
+        return self.comm.norm_statistics(
+            *mark, count, *_addresses(mine), out.shape[1], out.data_ptr(), 0 if narrow is None else narrow.data_ptr()
+        )
+
+    def norm_sums(
+        self,
+        mark: tuple[float, float],
+        weight: float,
+        mine: tuple[torch.Tensor, torch.Tensor] | None,
+        out: torch.Tensor,
+    ) -> tuple[float, ...] | None:
+        """The same of a layer's backward: the ranks' sums, each times its weight, into out."""
+        return self.comm.norm_sums(*mark, weight, *_addresses(mine), out.shape[1], out.data_ptr())
 
     def barrier(self) -> None:
         self.comm.barrier()

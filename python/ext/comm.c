@@ -435,6 +435,13 @@ static PyMethodDef comm_methods[] = {
      "reduce_scatter(input, output, counts, dtype, op, root=-1): counts[r] elements for rank r; root: its reduce"},
     {"all_gather", even_ext_comm_all_gather, METH_VARARGS,
      "all_gather(input, output, counts, dtype, elements=0): counts[r] elements from rank r"},
+    {"norm_statistics", even_ext_comm_norm_statistics, METH_VARARGS,
+     "norm_statistics(mark, place, count, mean, variance, dtype, channels, out, narrow): even_norm_statistics; 2 * "
+     "channels of float64 at out, and of float32 at narrow (0: none); each rank's count, None where marks differ"},
+    {"norm_sums", even_ext_comm_norm_sums, METH_VARARGS,
+     "norm_sums(mark, place, weight, gradient, product, dtype, channels, out): even_norm_sums; each rank's weight, "
+     "None "
+     "where marks differ"},
     {"all_to_all", even_ext_comm_all_to_all, METH_VARARGS,
      "all_to_all(inputs, input_bytes, outputs, output_bytes, elements=0, call=0, root=0): addresses and bytes for, and "
      "from, each rank; call: a CALL_GATHER or CALL_SCATTER with that root"},

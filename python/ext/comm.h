@@ -94,6 +94,10 @@ void **even_ext_to_parts(PyObject *object, int ranks);
 PyObject *even_ext_comm_all_reduce(PyObject *object, PyObject *arguments);
 PyObject *even_ext_comm_reduce_scatter(PyObject *object, PyObject *arguments);
 PyObject *even_ext_comm_all_gather(PyObject *object, PyObject *arguments);
+/* norm.c */
+PyObject *even_ext_comm_norm_statistics(PyObject *object, PyObject *arguments);
+PyObject *even_ext_comm_norm_sums(PyObject *object, PyObject *arguments);
+/* collectives.c */
 PyObject *even_ext_comm_all_to_all(PyObject *object, PyObject *arguments);
 PyObject *even_ext_comm_broadcast(PyObject *object, PyObject *arguments);
 PyObject *even_ext_comm_barrier(PyObject *object, PyObject *unused);

@@ -58,6 +58,7 @@ int even_ext_add_device_comm(PyObject *module);
 int even_ext_add_sync(PyObject *module);
 int even_ext_add_encode(PyObject *module);
 int even_ext_add_exact(PyObject *module);
+int even_ext_add_norm(PyObject *module);
 int even_ext_add_optim(PyObject *module);
 int even_ext_add_generation(PyObject *module);
 int even_ext_add_telemetry(PyObject *module);

@@ -87,8 +87,8 @@ PyMODINIT_FUNC PyInit__core(void) {
       even_ext_add_data(module) != 0 || even_ext_add_device_comm(module) != 0 || even_ext_add_telemetry(module) != 0 ||
       even_ext_add_timeline(module) != 0 || even_ext_add_balancer(module) != 0 ||
       even_ext_add_checkpoint(module) != 0 || even_ext_add_sync(module) != 0 || even_ext_add_encode(module) != 0 ||
-      even_ext_add_exact(module) != 0 || even_ext_add_optim(module) != 0 || even_ext_add_memory(module) != 0 ||
-      even_ext_add_stacks(module) != 0 || even_ext_add_generation(module) != 0) {
+      even_ext_add_exact(module) != 0 || even_ext_add_norm(module) != 0 || even_ext_add_optim(module) != 0 ||
+      even_ext_add_memory(module) != 0 || even_ext_add_stacks(module) != 0 || even_ext_add_generation(module) != 0) {
     Py_DECREF(module);
     return NULL;
   }

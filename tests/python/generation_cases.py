@@ -324,7 +324,8 @@ def scaler_of():
     return torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
 
 
-around(MendedGroup, "gather_rows", "statistics", "counted")
+for call in ("norm_statistics", "norm_sums"):
+    around(MendedGroup, call, "statistics", "counted")
 model, optimizer, scheduler, scaler, loader = es.prepare(*make(), scaler_of(), loader)
 for epoch in es.epochs(EPOCHS):
     for batch in loader:

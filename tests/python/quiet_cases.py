@@ -25,7 +25,7 @@ import evenstep as es
 from evenstep.checkpoint import _background
 
 RANK, RANKS = es.rank(), es.world_size()
-CALLS = ("exchange", "sum_", "broadcast_", "gather_rows", "barrier")
+CALLS = ("exchange", "sum_", "broadcast_", "gather_rows", "norm_statistics", "norm_sums", "barrier")
 MODES: dict[str, Callable[[], Any]] = {
     "local": lambda: es.LocalSGD(every=4),
     "diloco": lambda: es.DiLoCo(every=4),
@@ -62,7 +62,8 @@ class Meetings:
         sync = next(one for one in current.steps.syncs if one.model is model)
         for owner, names in ((current.group, CALLS), (sync.engine, ("begin",))):
             for name in names:
-                self._watch(owner, name)
+                if hasattr(owner, name):
+                    self._watch(owner, name)
 
     def _watch(self, owner: Any, name: str) -> None:
         call = getattr(owner, name)
@@ -79,7 +80,8 @@ class Meetings:
         sync = next(one for one in current.steps.syncs if one.model is model)
         for owner, names in ((current.group, CALLS), (sync.engine, ("begin",))):
             for name in names:
-                delattr(owner, name)
+                if name in vars(owner):
+                    delattr(owner, name)
 
 
 def train(

@@ -1,0 +1,157 @@
+/* Batch normalisation over all ranks, for _core.Comm and the module. Numbers cross as addresses; the GIL is released
+ * while ranks meet. */
+#include "arguments.h"
+#include "comm.h"
+
+#include <evenstep/norm.h>
+
+/* What the script's layer brings, and where the answer goes. */
+typedef struct norm_call {
+  even_norm_values mine;
+  even_norm_whole whole;
+  even_status (*run)(even_comm *comm, const even_norm_values *mine, even_norm_whole *out);
+} norm_call;
+
+/* What the ranks brought as a tuple; None where they are in different calls; NULL with an exception. */
+static PyObject *meet(even_ext_comm *self, norm_call *call) {
+  even_comm *comm = self->comm;
+  Py_ssize_t ranks = (Py_ssize_t)even_comm_ranks(comm);
+  even_status status = EVEN_OK;
+  call->whole.numbers = even_ext_array((size_t)ranks, sizeof *call->whole.numbers);
+  if (call->whole.numbers == NULL) {
+    return PyErr_NoMemory();
+  }
+  even_ext_comm_begin(self);
+  Py_BEGIN_ALLOW_THREADS;
+  status = call->run(comm, &call->mine, &call->whole);
+  Py_END_ALLOW_THREADS;
+  PyObject *result = even_ext_comm_done(self, status);
+  if (result != NULL && call->whole.alike) {
+    Py_DECREF(result);
+    result = PyTuple_New(ranks);
+    for (Py_ssize_t r = 0; result != NULL && r < ranks; r++) {
+      PyObject *number = PyFloat_FromDouble(call->whole.numbers[r]);
+      if (number == NULL || PyTuple_SetItem(result, r, number) != 0) {
+        Py_CLEAR(result);
+      }
+    }
+  }
+  PyMem_Free(call->whole.numbers);
+  return result;
+}
+
+static void narrow(const double *values, size_t count, float *out) {
+  for (size_t i = 0; out != NULL && i < count; i++) {
+    out[i] = (float)values[i];
+  }
+}
+
+/* norm_statistics(mark, place, count, mean, variance, dtype, channels, out, narrow) */
+PyObject *even_ext_comm_norm_statistics(PyObject *object, PyObject *arguments) {
+  even_ext_comm *self = (even_ext_comm *)object;
+  norm_call call = {.mine = {.size = sizeof call.mine}, .run = even_norm_statistics};
+  even_norm_values *mine = &call.mine;
+  void *mean = NULL;
+  void *variance = NULL;
+  double *out = NULL;
+  float *narrowed = NULL;
+  int dtype = 0;
+  if (even_ext_comm_open_group(self) == NULL ||
+      !PyArg_ParseTuple(arguments, "dddO&O&iO&O&O&:norm_statistics", &mine->mark[0], &mine->mark[1], &mine->number,
+                        even_ext_to_address, &mean, even_ext_to_address, &variance, &dtype, even_ext_to_size,
+                        &mine->channels, even_ext_to_address, &out, even_ext_to_address, &narrowed)) {
+    return NULL;
+  }
+  mine->first = mean;
+  mine->second = variance;
+  mine->dtype = (even_dtype)dtype;
+  call.whole.first = out;
+  call.whole.second = out + mine->channels;
+  PyObject *counts = meet(self, &call);
+  if (counts != NULL && call.whole.alike) {
+    narrow(out, 2 * mine->channels, narrowed);
+  }
+  return counts;
+}
+
+/* norm_sums(mark, place, weight, gradient, product, dtype, channels, out) */
+PyObject *even_ext_comm_norm_sums(PyObject *object, PyObject *arguments) {
+  even_ext_comm *self = (even_ext_comm *)object;
+  norm_call call = {.mine = {.size = sizeof call.mine}, .run = even_norm_sums};
+  even_norm_values *mine = &call.mine;
+  void *gradient = NULL;
+  void *product = NULL;
+  double *out = NULL;
+  int dtype = 0;
+  if (even_ext_comm_open_group(self) == NULL ||
+      !PyArg_ParseTuple(arguments, "dddO&O&iO&O&:norm_sums", &mine->mark[0], &mine->mark[1], &mine->number,
+                        even_ext_to_address, &gradient, even_ext_to_address, &product, &dtype, even_ext_to_size,
+                        &mine->channels, even_ext_to_address, &out)) {
+    return NULL;
+  }
+  mine->first = gradient;
+  mine->second = product;
+  mine->dtype = (even_dtype)dtype;
+  call.whole.first = out;
+  call.whole.second = out + mine->channels;
+  return meet(self, &call);
+}
+
+/* norm_through(sums, variance, weight, dtype, channels, eps, values, part, out) */
+static PyObject *norm_through(PyObject *module, PyObject *arguments) {
+  (void)module;
+  even_norm_backward layer = {.size = sizeof layer};
+  even_norm_whole sums = {0};
+  double *both = NULL;
+  void *variance = NULL;
+  void *weight = NULL;
+  char *out = NULL;
+  int dtype = 0;
+  if (!PyArg_ParseTuple(arguments, "O&O&O&iO&dddO&:norm_through", even_ext_to_address, &both, even_ext_to_address,
+                        &variance, even_ext_to_address, &weight, &dtype, even_ext_to_size, &layer.channels, &layer.eps,
+                        &layer.values, &layer.part, even_ext_to_address, &out)) {
+    return NULL;
+  }
+  layer.dtype = (even_dtype)dtype;
+  layer.variance = variance;
+  layer.weight = weight;
+  sums.first = both;
+  sums.second = both + layer.channels;
+  even_status status = even_norm_through(&layer, &sums, out, out + layer.channels * even_dtype_bytes(layer.dtype));
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
+/* norm_follow(running, dtype, values, channels, momentum, factor) */
+static PyObject *norm_follow(PyObject *module, PyObject *arguments) {
+  (void)module;
+  void *running = NULL;
+  double *values = NULL;
+  size_t channels = 0;
+  double momentum = 0.0;
+  double factor = 0.0;
+  int dtype = 0;
+  if (!PyArg_ParseTuple(arguments, "O&iO&O&dd:norm_follow", even_ext_to_address, &running, &dtype, even_ext_to_address,
+                        &values, even_ext_to_size, &channels, &momentum, &factor)) {
+    return NULL;
+  }
+  even_status status = even_norm_follow(running, (even_dtype)dtype, values, channels, momentum, factor);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"norm_through", norm_through, METH_VARARGS,
+     "norm_through(sums, variance, weight, dtype, channels, eps, values, part, out): even_norm_through"},
+    {"norm_follow", norm_follow, METH_VARARGS,
+     "norm_follow(running, dtype, values, channels, momentum, factor): even_norm_follow"},
+    {NULL, NULL, 0, NULL},
+};
+
+int even_ext_add_norm(PyObject *module) {
+  return PyModule_AddFunctions(module, functions);
+}
