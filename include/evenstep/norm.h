@@ -65,6 +65,28 @@ EVEN_PUBLIC even_status even_norm_through(const even_norm_backward *layer, const
 EVEN_PUBLIC even_status even_norm_follow(void *running, even_dtype dtype, const double *values, size_t channels,
                                          double momentum, double factor) EVEN_MUST_USE;
 
+/* Numbers of one layer, as they lie in memory: `outer` times, for each of `channels`, `inner` of them. */
+typedef struct even_norm_layout {
+  size_t size; /* sizeof(even_norm_layout) */
+  even_dtype dtype;
+  size_t outer;
+  size_t channels;
+  size_t inner;
+} even_norm_layout;
+
+/* Each channel's mean and biased variance; zeros where there are no numbers. Sums of some 1,024 numbers are formed
+ * in the numbers' own type, in an order that is the same on every processor, all else in 64 bits. No collective.
+ * Errors: EVEN_ERR_ARGUMENT (another dtype, more numbers than a size holds). */
+EVEN_PUBLIC even_status even_norm_moments(const even_norm_layout *layout, const void *x, double *mean,
+                                          double *variance) EVEN_MUST_USE;
+/* The gradient of a layer's input: out = weight g / sqrt(variance + eps) + slope x̂ + shift, x̂ = (x - mean) /
+ * sqrt(variance + eps). The last six have one number a channel, of the layout's type; weight: NULL: ones. out overlaps
+ * none of them. No collective. Errors: EVEN_ERR_ARGUMENT (another dtype, more numbers than a size holds),
+ * EVEN_ERR_MEMORY. */
+EVEN_PUBLIC even_status even_norm_input(const even_norm_layout *layout, const void *g, const void *x, const void *mean,
+                                        const void *variance, double eps, const void *weight, const void *slope,
+                                        const void *shift, void *out) EVEN_MUST_USE;
+
 #ifdef __cplusplus
 }
 #endif

@@ -73,6 +73,22 @@ def norm_through(
     out: int,
     /,
 ) -> None: ...
+def norm_moments(x: int, dtype: int, outer: int, channels: int, inner: int, out: int, /) -> None: ...
+def norm_input(
+    gradient: int,
+    x: int,
+    dtype: int,
+    outer: int,
+    channels: int,
+    inner: int,
+    mean: int,
+    variance: int,
+    eps: float,
+    weight: int,
+    through: int,
+    out: int,
+    /,
+) -> None: ...
 def norm_follow(running: int, dtype: int, values: int, channels: int, momentum: float, factor: float, /) -> None: ...
 def telemetry_segment(ranks: int, records: int = 0, /) -> int: ...
 def telemetry_row(row: int, /) -> None: ...

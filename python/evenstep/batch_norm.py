@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _NAME = "synchronised_as"  # among a module's attributes
 _COMPUTED = (torch.float32, torch.float64)
+_PLAIN = (torch.Tensor, nn.Parameter)
+_THREADS = 4  # of torch's, which share a layer's channels out
 _SET = "synchronised_in"  # the process set that computes it; "": all ranks
 _FIX = (
     "  fix: run every BatchNorm on all ranks alike, equally often and in the same order (a branch that the data choose: on "
@@ -216,7 +218,7 @@ def _statistics(name: str, x: torch.Tensor) -> tuple[_OfAll, int]:
     current = session()
     channels = x.shape[1]
     count = x.numel() // max(1, channels) if current.steps.has_samples(current.latest) else 0
-    mine = torch.batch_norm_update_stats(x.to(_wide(x.dtype)), None, None, 0.0) if count > 0 else None
+    mine = _moments(x) if count > 0 else None
     call = _Call(current, "forward", name)
     found: _OfAll | None = None
     if call.fast is not None:
@@ -231,6 +233,28 @@ def _statistics(name: str, x: torch.Tensor) -> tuple[_OfAll, int]:
         own = [torch.tensor([count], dtype=torch.float64), *(one.cpu() for one in _or_zeros(mine, channels))]
         found = _merged(torch.cat(own)[None])
     return found, count
+
+
+def _moments(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Of each channel this rank's mean and biased variance."""
+    layout = _layout_of(x)
+    if layout is None:
+        found: tuple[torch.Tensor, ...] = torch.batch_norm_update_stats(x.to(_wide(x.dtype)), None, None, 0.0)
+        return found
+    out = torch.empty(2, x.shape[1], dtype=torch.float64)
+    _core.norm_moments(x.data_ptr(), *layout, out.data_ptr())
+    return out.unbind()
+
+
+def _layout_of(x: torch.Tensor) -> tuple[int, int, int, int] | None:
+    """Type, and how many samples, channels, and numbers of a sample's channel there are, where one thread of our own loops
+    (include/evenstep/norm.h) does better than torch's: not where channels are innermost."""
+    if type(x) not in _PLAIN or not x.is_cpu or x.dtype not in _COMPUTED or x.dim() < 3 or x.numel() == 0:
+        return None
+    if not x.is_contiguous() or torch.get_num_threads() > _THREADS:
+        return None
+    samples, channels = x.shape[:2]
+    return DTYPES[x.dtype], samples, channels, x.numel() // (samples * channels)
 
 
 def _on_host(mine: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -353,33 +377,63 @@ class _BatchNormOfAll(torch.autograd.Function):
         x, weight, mean, variance = ctx.saved_tensors
         current = ctx.session
         dtype, channels = mean.dtype, x.shape[1]
-        wide = x.to(dtype)
-        counts = ctx.own > 0
-        if counts:
-            dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
-                gradient.to(dtype),
-                wide,
-                None if weight is None else weight.to(dtype),
-                mean,
-                variance,
-                None,
-                None,
-                False,
-                ctx.eps,
-                [ctx.needs_input_grad[0], True, True],
+        wide, gradient = x.to(dtype), gradient.to(dtype)
+        factor = None if weight is None else weight.to(dtype)
+        counts, needed = ctx.own > 0, ctx.needs_input_grad[0]
+        layout = _layout_of(wide) if counts and needed and gradient.stride() == wide.stride() else None
+
+        def from_torch(which: list[bool]) -> tuple[torch.Tensor, ...]:
+            found: tuple[torch.Tensor, ...] = torch.ops.aten.native_batch_norm_backward(
+                gradient, wide, factor, mean, variance, None, None, False, ctx.eps, which
             )
+            return found
+
+        if counts:
+            dx, dweight, dbias = from_torch([needed and layout is None, True, True])
         else:
-            dx = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+            dx = torch.zeros_like(x) if needed else None
             dweight = dbias = mean.new_zeros(channels)
-        if dx is not None:
+        if needed:
             part = current.steps.weight.of_model(ctx.name.partition(".")[0])
             through = _through_statistics(current, ctx, part, [dbias, dweight], variance, weight)
-            if through is not None and counts:
+            if counts and layout is None and through is not None:
                 slope, shift = through.unbind()
-                dx = dx.add_(_apply(wide, mean, variance, slope, shift, ctx.eps))
+                dx.add_(_apply(wide, mean, variance, slope, shift, ctx.eps))
+            elif layout is not None and through is None:
+                dx = from_torch([True, False, False])[0]
+            elif layout is not None:
+                dx = _gradient_of_input(layout, gradient, wide, mean, variance, ctx.eps, factor, through)
             dx = dx.to(x.dtype)
         own = zip((dweight, dbias), ctx.dtypes, ctx.needs_input_grad[1:3])
         return dx, *(one.to(dtype) if needed else None for one, dtype, needed in own), *[None] * 6
+
+
+def _gradient_of_input(
+    layout: tuple[int, int, int, int],
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    variance: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor | None,
+    through: torch.Tensor,
+) -> torch.Tensor:
+    """In one pass over both. (through: see _through_statistics.)"""
+    out = torch.empty_like(x)
+    factor = None if weight is None else weight.contiguous()
+    mean, variance = mean.contiguous(), variance.contiguous()
+    _core.norm_input(
+        gradient.data_ptr(),
+        x.data_ptr(),
+        *layout,
+        mean.data_ptr(),
+        variance.data_ptr(),
+        eps,
+        0 if factor is None else factor.data_ptr(),
+        through.data_ptr(),
+        out.data_ptr(),
+    )
+    return out
 
 
 def _through_statistics(

@@ -144,9 +144,69 @@ static PyObject *norm_follow(PyObject *module, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+/* norm_moments(x, dtype, outer, channels, inner, out): two rows of float64 */
+static PyObject *norm_moments(PyObject *module, PyObject *arguments) {
+  (void)module;
+  even_norm_layout layout = {.size = sizeof layout};
+  void *x = NULL;
+  double *out = NULL;
+  int dtype = 0;
+  even_status status = EVEN_OK;
+  if (!PyArg_ParseTuple(arguments, "O&iO&O&O&O&:norm_moments", even_ext_to_address, &x, &dtype, even_ext_to_size,
+                        &layout.outer, even_ext_to_size, &layout.channels, even_ext_to_size, &layout.inner,
+                        even_ext_to_address, &out)) {
+    return NULL;
+  }
+  layout.dtype = (even_dtype)dtype;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_norm_moments(&layout, x, out, out + layout.channels);
+  Py_END_ALLOW_THREADS;
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
+/* norm_input(gradient, x, dtype, outer, channels, inner, mean, variance, eps, weight, through, out) */
+static PyObject *norm_input(PyObject *module, PyObject *arguments) {
+  (void)module;
+  even_norm_layout layout = {.size = sizeof layout};
+  void *gradient = NULL;
+  void *x = NULL;
+  void *mean = NULL;
+  void *variance = NULL;
+  void *weight = NULL;
+  char *through = NULL;
+  void *out = NULL;
+  double eps = 0.0;
+  int dtype = 0;
+  even_status status = EVEN_OK;
+  if (!PyArg_ParseTuple(arguments, "O&O&iO&O&O&O&O&dO&O&O&:norm_input", even_ext_to_address, &gradient,
+                        even_ext_to_address, &x, &dtype, even_ext_to_size, &layout.outer, even_ext_to_size,
+                        &layout.channels, even_ext_to_size, &layout.inner, even_ext_to_address, &mean,
+                        even_ext_to_address, &variance, &eps, even_ext_to_address, &weight, even_ext_to_address,
+                        &through, even_ext_to_address, &out)) {
+    return NULL;
+  }
+  layout.dtype = (even_dtype)dtype;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_norm_input(&layout, gradient, x, mean, variance, eps, weight, through,
+                           through + layout.channels * even_dtype_bytes(layout.dtype), out);
+  Py_END_ALLOW_THREADS;
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"norm_through", norm_through, METH_VARARGS,
      "norm_through(sums, variance, weight, dtype, channels, eps, values, part, out): even_norm_through"},
+    {"norm_moments", norm_moments, METH_VARARGS,
+     "norm_moments(x, dtype, outer, channels, inner, out): even_norm_moments; two rows of float64"},
+    {"norm_input", norm_input, METH_VARARGS,
+     "norm_input(gradient, x, dtype, outer, channels, inner, mean, variance, eps, weight, through, out): "
+     "even_norm_input; through: slope and shift as two rows"},
     {"norm_follow", norm_follow, METH_VARARGS,
      "norm_follow(running, dtype, values, channels, momentum, factor): even_norm_follow"},
     {NULL, NULL, 0, NULL},

@@ -4,30 +4,12 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "sync/norm_values.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { MARK = 2, HEAD = MARK + 1 };
-
-static even_status check_dtype(even_dtype dtype) {
-  if (dtype != EVEN_F32 && dtype != EVEN_F64) {
-    return even_fail(EVEN_ERR_ARGUMENT, "batch normalisation computes with F32 and F64, not with type %d", (int)dtype);
-  }
-  return EVEN_OK;
-}
-
-static double value_at(const void *values, even_dtype dtype, size_t at) {
-  return dtype == EVEN_F64 ? ((const double *)values)[at] : (double)((const float *)values)[at];
-}
-
-static void put(void *values, even_dtype dtype, size_t at, double value) {
-  if (dtype == EVEN_F64) {
-    ((double *)values)[at] = value;
-  } else {
-    ((float *)values)[at] = (float)value;
-  }
-}
 
 static void fill_row(const even_norm_values *mine, double *row) {
   double *first = row + HEAD;
@@ -35,8 +17,8 @@ static void fill_row(const even_norm_values *mine, double *row) {
   memcpy(row, mine->mark, MARK * sizeof *row);
   row[MARK] = mine->number;
   for (size_t c = 0; c < mine->channels; c++) {
-    first[c] = mine->first != NULL ? value_at(mine->first, mine->dtype, c) : 0.0;
-    second[c] = mine->second != NULL ? value_at(mine->second, mine->dtype, c) : 0.0;
+    first[c] = mine->first != NULL ? even_norm_at(mine->first, mine->dtype, c) : 0.0;
+    second[c] = mine->second != NULL ? even_norm_at(mine->second, mine->dtype, c) : 0.0;
   }
 }
 
@@ -73,7 +55,7 @@ static even_status gather(even_comm *comm, const even_norm_values *mine, norm_ro
   if (mine->size != sizeof *mine) {
     return even_fail(EVEN_ERR_ARGUMENT, "batch normalisation: the values were made for another version of the library");
   }
-  EVEN_TRY(check_dtype(mine->dtype));
+  EVEN_TRY(even_norm_check(mine->dtype));
   rows->ranks = (size_t)even_comm_ranks(comm);
   EVEN_TRY(make_rows(rows, mine->channels));
   fill_row(mine, rows->values);
@@ -86,7 +68,7 @@ static void read_heads(const norm_rows *rows, even_norm_whole *out) {
   out->alike = true;
   for (size_t r = 0; r < rows->ranks; r++) {
     const double *row = rows->all + r * rows->width;
-    out->alike = out->alike && memcmp(row, rows->all, MARK * sizeof *row) == 0;
+    out->alike = out->alike && row[0] == rows->all[0] && row[1] == rows->all[1];
     out->numbers[r] = row[MARK];
   }
 }
@@ -160,20 +142,20 @@ even_status even_norm_through(const even_norm_backward *layer, const even_norm_w
   if (layer->size != sizeof *layer) {
     return even_fail(EVEN_ERR_ARGUMENT, "batch normalisation: the layer was made for another version of the library");
   }
-  EVEN_TRY(check_dtype(layer->dtype));
+  EVEN_TRY(even_norm_check(layer->dtype));
   for (size_t c = 0; c < layer->channels; c++) {
-    double factor = layer->weight != NULL ? value_at(layer->weight, layer->dtype, c) : 1.0;
-    double spread = sqrt(value_at(layer->variance, layer->dtype, c) + layer->eps);
+    double factor = layer->weight != NULL ? even_norm_at(layer->weight, layer->dtype, c) : 1.0;
+    double spread = sqrt(even_norm_at(layer->variance, layer->dtype, c) + layer->eps);
     double scale = -factor / (spread * layer->values * layer->part);
-    put(slope, layer->dtype, c, sums->second[c] * scale);
-    put(shift, layer->dtype, c, sums->first[c] * scale);
+    even_norm_put(slope, layer->dtype, c, sums->second[c] * scale);
+    even_norm_put(shift, layer->dtype, c, sums->first[c] * scale);
   }
   return EVEN_OK;
 }
 
 even_status even_norm_follow(void *running, even_dtype dtype, const double *values, size_t channels, double momentum,
                              double factor) {
-  EVEN_TRY(check_dtype(dtype));
+  EVEN_TRY(even_norm_check(dtype));
   if (dtype == EVEN_F64) {
     double *kept = running;
     for (size_t c = 0; c < channels; c++) {

@@ -30,6 +30,29 @@ def test_same_parameters_and_statistics_as_one_process(
     assert not wrong
 
 
+def test_moments_of_any_layout() -> None:
+    """By our own loops and by torch's, as the numbers lie."""
+    import torch
+
+    from evenstep.batch_norm import _layout_of, _moments
+
+    x = torch.randn(3, 5, 7, 6, dtype=torch.float64) * 2 + 30
+    ours = [x, x.float(), x.flatten(2), x.unsqueeze(2), x[1:]]
+    theirs = [
+        x[:, :, :, 0, None].flatten(1),
+        x.to(memory_format=torch.channels_last),
+        x[:, 1:4],
+        x.bfloat16(),
+        x.transpose(2, 3),
+    ]
+    for one, own in [*((one, True) for one in ours), *((one, False) for one in theirs)]:
+        assert (_layout_of(one) is not None) is own, one.stride()
+        mean, variance = _moments(one)
+        wide = one.double().transpose(0, 1).flatten(1)
+        assert torch.allclose(mean.double(), wide.mean(1), rtol=1e-5), one.stride()
+        assert torch.allclose(variance.double(), wide.var(1, unbiased=False), rtol=2e-4), one.stride()
+
+
 def test_local_statistics_where_asked_for(run_ranks: Callable[..., list[Any]]) -> None:
     code = """
     import torch

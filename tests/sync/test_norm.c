@@ -308,6 +308,81 @@ static void refuses_what_cannot_be(void **state) {
   (void)even_comm_close(comm);
 }
 
+/* Beside sums in 64 bits by the definition, for shapes around the lengths at which the loops change. */
+static void finds_moments(void **state) {
+  static const size_t inners[] = {1, 2, 31, 32, 33, 49, 1023, 1024, 1025, 2050};
+  static float narrowed[3 * 4 * 2050];
+  static double x[3 * 4 * 2050];
+  (void)state;
+  for (size_t i = 0; i < sizeof inners / sizeof inners[0]; i++) {
+    even_norm_layout layout = {.size = sizeof layout, .outer = 3, .channels = 4, .inner = inners[i]};
+    for (size_t at = 0; at < 12 * inners[i]; at++) {
+      narrowed[at] = (float)(100.0 * (double)(at / inners[i] % 4) + sin(0.3 * (double)at));
+      x[at] = (double)narrowed[at];
+    }
+    for (size_t c = 0; c < 4; c++) {
+      double mean[2][4];
+      double variance[2][4];
+      double sum = 0.0;
+      double squares = 0.0;
+      double count = 3.0 * (double)inners[i];
+      layout.dtype = EVEN_F32;
+      assert_int_equal(even_norm_moments(&layout, narrowed, mean[0], variance[0]), EVEN_OK);
+      layout.dtype = EVEN_F64;
+      assert_int_equal(even_norm_moments(&layout, x, mean[1], variance[1]), EVEN_OK);
+      for (size_t at = 0; at < 12 * inners[i]; at++) {
+        sum += at / inners[i] % 4 == c ? x[at] : 0.0;
+      }
+      for (size_t at = 0; at < 12 * inners[i]; at++) {
+        squares += at / inners[i] % 4 == c ? (x[at] - sum / count) * (x[at] - sum / count) : 0.0;
+      }
+      assert_true(near(mean[0][c], sum / count, 1e-6) && near(mean[1][c], sum / count, 1e-13));
+      assert_true(near(variance[0][c], squares / count, 1e-5) && near(variance[1][c], squares / count, 1e-12));
+    }
+  }
+}
+
+static void finds_the_inputs_gradient(void **state) {
+  enum { OUTER = 2, OF = 3, INNER = 35, ALL = OUTER * OF * INNER };
+  static const double mean[OF] = {1.0, -2.0, 300.0};
+  static const double variance[OF] = {0.5, 4.0, 9.0};
+  static const double weight[OF] = {1.0, -0.5, 2.0};
+  static const double slope[OF] = {0.1, 0.2, -0.3};
+  static const double shift[OF] = {-1.0, 0.5, 0.25};
+  even_norm_layout layout = {.size = sizeof layout, .dtype = EVEN_F64, .outer = OUTER, .channels = OF, .inner = INNER};
+  double g[ALL];
+  double x[ALL];
+  double out[ALL];
+  (void)state;
+  for (size_t at = 0; at < ALL; at++) {
+    g[at] = cos((double)at);
+    x[at] = mean[at / INNER % OF] + sin((double)at);
+  }
+  for (int weighted = 0; weighted < 2; weighted++) {
+    assert_int_equal(even_norm_input(&layout, g, x, mean, variance, 0.25, weighted ? weight : NULL, slope, shift, out),
+                     EVEN_OK);
+    for (size_t at = 0; at < ALL; at++) {
+      size_t c = at / INNER % OF;
+      double spread = sqrt(variance[c] + 0.25);
+      double expected =
+          g[at] * (weighted ? weight[c] : 1.0) / spread + slope[c] * (x[at] - mean[c]) / spread + shift[c];
+      assert_true(near(out[at], expected, 1e-14));
+    }
+  }
+  layout.dtype = EVEN_F16;
+  assert_int_equal(even_norm_input(&layout, g, x, mean, variance, 0.25, weight, slope, shift, out), EVEN_ERR_ARGUMENT);
+  layout =
+      (even_norm_layout){.size = sizeof layout, .dtype = EVEN_F64, .outer = SIZE_MAX / 4, .channels = 3, .inner = 2};
+  assert_int_equal(even_norm_moments(&layout, x, out, out), EVEN_ERR_ARGUMENT);
+  layout = (even_norm_layout){.size = sizeof layout, .dtype = EVEN_F64, .outer = 0, .channels = OF, .inner = 5};
+  assert_int_equal(even_norm_moments(&layout, NULL, out, out + OF), EVEN_OK);
+  assert_true(out[0] == 0.0 && out[2 * OF - 1] == 0.0);
+  layout = (even_norm_layout){.size = sizeof layout, .dtype = EVEN_F64, .outer = 1, .channels = OF, .inner = 1};
+  fault_allocation(1);
+  assert_int_equal(even_norm_input(&layout, g, x, mean, variance, 0.25, NULL, slope, shift, out), EVEN_ERR_MEMORY);
+  fault_reset();
+}
+
 static void follows(void **state) {
   float narrow_running[2] = {1.0f, -2.0f};
   double running[2] = {1.0, -2.0};
@@ -328,6 +403,8 @@ int main(void) {
       cmocka_unit_test(survives_each_allocation),
       cmocka_unit_test(refuses_what_cannot_be),
       cmocka_unit_test(follows),
+      cmocka_unit_test(finds_moments),
+      cmocka_unit_test(finds_the_inputs_gradient),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
