@@ -53,7 +53,8 @@ typedef struct even_checkpoint_params {
                               EVEN_ERR_IN_USE. Anything that is not a checkpoint is never replaced */
   uint64_t expected_bytes; /* of all tensors, for the figure in a full disk's error; 0: unknown */
   const char *previous;    /* a checkpoint that was committed before, or NULL: large files that have not changed since
-                              (by every checksum) are linked to its own, not written again, where links are possible */
+                              (by every checksum) are linked to its own, not written again, where links are possible;
+                              of others the chunks that have not are shared, where the file system shares extents */
   /* That of the job, or NULL: where it has a sign there that other hosts see (evenstep.running), and this process has
    * seen it, no checkpoint is put in place once another job's is there instead of that of `job`: EVEN_ERR_IN_USE. */
   const char *run_folder;
@@ -74,6 +75,13 @@ typedef struct even_checkpoint_file {
   size_t raw_bytes;
 } even_checkpoint_file;
 
+/* What a checkpoint's files have, without its manifest. The rest was written. */
+typedef struct even_checkpoint_saved {
+  uint64_t bytes;
+  uint64_t linked_bytes; /* of files that are further names of those in `previous` */
+  uint64_t shared_bytes; /* of chunks that share their place on the disk with those in `previous` */
+} even_checkpoint_saved;
+
 /* Begins a checkpoint; *out is the caller's, ended by commit or abandon, and NULL after a failure. Errors:
  * EVEN_ERR_ARGUMENT (name), _NOT_FOUND (parent), _IN_USE (the folder exists, or another process writes it at this
  * moment), those of the file system. */
@@ -85,6 +93,8 @@ EVEN_PUBLIC even_status even_checkpoint_writer_open(const even_checkpoint_params
  * _NO_SPACE with the figures. */
 EVEN_PUBLIC even_status even_checkpoint_writer_add(even_checkpoint_writer *writer,
                                                    const even_checkpoint_file *file) EVEN_MUST_USE;
+/* Of the files that were added so far. */
+EVEN_PUBLIC void even_checkpoint_writer_saved(const even_checkpoint_writer *writer, even_checkpoint_saved *out);
 /* Writes manifest.json, syncs and renames. `state_json` is a JSON object (step, cursor, RNG, config …) put under
  * "state". Frees the writer, also on failure. Only a failure to sync the parent leaves the (whole) checkpoint behind.
  * Errors: EVEN_ERR_ARGUMENT (state_json is NULL or no object in JSON), EVEN_ERR_STATE (an add failed before), _NO_SPACE
@@ -111,6 +121,8 @@ EVEN_PUBLIC even_status even_checkpoint_snapshot_take(even_checkpoint_snapshot *
 /* Writes what was taken, as a writer does, with its errors; any one thread. The memory is free for the next, also after
  * a failure. */
 EVEN_PUBLIC even_status even_checkpoint_snapshot_write(even_checkpoint_snapshot *snapshot) EVEN_MUST_USE;
+/* Of what was written last: zeros where nothing was, or where it failed. */
+EVEN_PUBLIC void even_checkpoint_snapshot_saved(const even_checkpoint_snapshot *snapshot, even_checkpoint_saved *out);
 /* Nobody may be writing. NULL is allowed. */
 EVEN_PUBLIC void even_checkpoint_snapshot_close(even_checkpoint_snapshot *snapshot);
 

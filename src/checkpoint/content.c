@@ -92,13 +92,27 @@ static even_status write_in_order(const even_content *content, even_output *outp
   return status;
 }
 
-even_status even_content_write(const even_content *content, even_output *output, uint64_t **sums, size_t *sum_count) {
-  bool there = content->bytes >= 2 * (uint64_t)EVEN_CHECKPOINT_CHUNK_BYTES;
-  for (size_t i = 0; there && i < content->count; i++) {
-    there = content->pieces[i].data != NULL;
+bool even_content_is_here(const even_content *content) {
+  bool here = true;
+  for (size_t i = 0; here && i < content->count; i++) {
+    here = content->pieces[i].data != NULL;
   }
-  return there ? even_content_write_side_by_side(content, output, sums, sum_count)
-               : write_in_order(content, output, sums, sum_count);
+  return here;
+}
+
+size_t even_content_chunk_count(const even_content *content) {
+  return (size_t)((content->bytes + EVEN_CHECKPOINT_CHUNK_BYTES - 1) / EVEN_CHECKPOINT_CHUNK_BYTES);
+}
+
+uint64_t even_content_chunk_bytes(const even_content *content, size_t chunk) {
+  uint64_t left = content->bytes - (uint64_t)chunk * EVEN_CHECKPOINT_CHUNK_BYTES;
+  return left < EVEN_CHECKPOINT_CHUNK_BYTES ? left : EVEN_CHECKPOINT_CHUNK_BYTES;
+}
+
+even_status even_content_write(const even_content *content, even_output *output, uint64_t **sums, size_t *sum_count) {
+  return content->bytes >= 2 * (uint64_t)EVEN_CHECKPOINT_CHUNK_BYTES && even_content_is_here(content)
+             ? even_content_write_side_by_side(content, output, sums, sum_count)
+             : write_in_order(content, output, sums, sum_count);
 }
 
 even_status even_content_fetch(const even_content *content, char *to) {

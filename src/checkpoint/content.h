@@ -43,6 +43,25 @@ even_status even_content_write(const even_content *content, even_output *output,
 even_status even_content_write_side_by_side(const even_content *content, even_output *output, uint64_t **sums,
                                             size_t *sum_count) EVEN_MUST_USE;
 
+/* Chunks of the content, and what the file under construction has of them already. */
+typedef struct even_content_chunks {
+  size_t count;
+  bool *there;    /* one a chunk: it is not written */
+  uint64_t *sums; /* one a chunk: given for those that are there, else as they are written */
+} even_content_chunks;
+
+size_t even_content_chunk_count(const even_content *content);
+/* The bytes of one of them: the last may be shorter. */
+uint64_t even_content_chunk_bytes(const even_content *content, size_t chunk);
+/* Whether all its data are in memory, so that it can be summed before it is written. */
+bool even_content_is_here(const even_content *content);
+/* Sums it by several threads: there[i] becomes whether `there[i]` was true and chunk i has the sum sums[i]. What is
+ * false is not summed. */
+even_status even_content_find_same(const even_content *content, even_content_chunks *chunks) EVEN_MUST_USE;
+/* As even_content_write, by several threads, of what is not there; output->bytes counts what is. All data are here. */
+even_status even_content_write_rest(const even_content *content, even_output *output,
+                                    even_content_chunks *chunks) EVEN_MUST_USE;
+
 typedef struct even_content_copy {
   const even_content *content;
   char *to; /* content->bytes of them */

@@ -158,13 +158,32 @@ even_status even_earlier_read(const char *folder, even_earlier *out) {
   return status;
 }
 
-static const even_manifest_file *find(const even_earlier *earlier, const char *name, uint64_t bytes) {
+const even_manifest_file *even_earlier_find(const even_earlier *earlier, const char *name) {
   for (size_t i = 0; i < earlier->count; i++) {
     if (strcmp(earlier->files[i].name, name) == 0) {
-      return earlier->files[i].bytes == bytes ? &earlier->files[i] : NULL;
+      return &earlier->files[i];
     }
   }
   return NULL;
+}
+
+even_status even_earlier_open(const even_earlier *earlier, const even_manifest_file *file, even_text *path,
+                              even_input *input, bool *opened) {
+  even_error kept = *even_error_last();
+  bool is_link = false;
+  *opened = false;
+  *input = (even_input){.fd = -1};
+  even_text_format(path, "%s/%s", earlier->folder, file->name);
+  EVEN_TRY(even_text_status(path));
+  const char *from = even_text_string(path);
+  if (even_path_is_link(from, &is_link) == EVEN_OK && !is_link && even_input_open(from, input) == EVEN_OK) {
+    *opened = input->bytes == file->bytes;
+  }
+  if (!*opened) {
+    even_input_close(input);
+    (void)even_error_restore(&kept);
+  }
+  return EVEN_OK;
 }
 
 /* A link that is what the manifest says, or none. */
@@ -190,8 +209,8 @@ even_status even_earlier_link(const even_earlier *earlier, const char *name, con
   even_text from = EVEN_TEXT_EMPTY;
   bool same = false;
   *linked = false;
-  const even_manifest_file *file = find(earlier, name, content->bytes);
-  if (file == NULL || content->bytes < LEAST_SHARED_BYTES) {
+  const even_manifest_file *file = even_earlier_find(earlier, name);
+  if (file == NULL || file->bytes != content->bytes || content->bytes < LEAST_SHARED_BYTES) {
     return EVEN_OK;
   }
   EVEN_TRY(even_content_compare(content, file->sums, file->sum_count, &same));

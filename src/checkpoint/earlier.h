@@ -4,6 +4,7 @@
 
 #include "checkpoint/content.h"
 #include "checkpoint/manifest_writer.h"
+#include "os/stream.h"
 
 typedef struct even_earlier {
   char *folder;
@@ -15,6 +16,12 @@ typedef struct even_earlier {
  * shared then. Free with even_earlier_free. */
 even_status even_earlier_read(const char *folder, even_earlier *out) EVEN_MUST_USE;
 void even_earlier_free(even_earlier *earlier);
+/* What its manifest says of the file `name`; NULL: there is none. */
+const even_manifest_file *even_earlier_find(const even_earlier *earlier, const char *name);
+/* Opens that file where it is as its manifest says: a file, no symbolic link, of that size. *opened false: it is not.
+ */
+even_status even_earlier_open(const even_earlier *earlier, const even_manifest_file *file, even_text *path,
+                              even_input *input, bool *opened) EVEN_MUST_USE;
 
 /* Gives the earlier file `name` the further name `path` where `content` is the same by its size and every checksum; of
  * small files never, so that not all of them are lost with one. *entry is what the manifest says of it then, its name

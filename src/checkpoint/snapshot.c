@@ -47,6 +47,7 @@ typedef struct snapshot_head {
 
 struct even_checkpoint_snapshot {
   even_shared_memory memory;
+  even_checkpoint_saved saved; /* of the last write */
 };
 
 /* What is laid out, before it is copied. */
@@ -282,7 +283,7 @@ static even_status add_entry(even_checkpoint_writer *writer, const char *base, c
   return status;
 }
 
-static even_status write_out(const even_shared_memory *memory) {
+static even_status write_out(const even_shared_memory *memory, even_checkpoint_saved *saved) {
   const snapshot_head *head = head_of(memory);
   const char *base = memory->address;
   even_checkpoint_writer *writer = NULL;
@@ -305,7 +306,11 @@ static even_status write_out(const even_shared_memory *memory) {
       return status;
     }
   }
-  return even_checkpoint_writer_commit(writer, base + head->state);
+  even_checkpoint_saved added;
+  even_checkpoint_writer_saved(writer, &added);
+  EVEN_TRY(even_checkpoint_writer_commit(writer, base + head->state));
+  *saved = added;
+  return EVEN_OK;
 }
 
 static void empty(const even_shared_memory *memory) {
@@ -316,9 +321,14 @@ even_status even_checkpoint_snapshot_write(even_checkpoint_snapshot *snapshot) {
   if (!is_ready(&snapshot->memory)) {
     return even_fail(EVEN_ERR_STATE, "there is no snapshot to write");
   }
-  even_status status = write_out(&snapshot->memory);
+  snapshot->saved = (even_checkpoint_saved){0};
+  even_status status = write_out(&snapshot->memory, &snapshot->saved);
   empty(&snapshot->memory);
   return status;
+}
+
+void even_checkpoint_snapshot_saved(const even_checkpoint_snapshot *snapshot, even_checkpoint_saved *out) {
+  *out = snapshot->saved;
 }
 
 /* Its own process had put it in place, and died before it could say so. */
@@ -332,6 +342,7 @@ static bool is_in_place(const even_shared_memory *memory) {
 
 even_status even_snapshot_finish(int fd, even_text *folder) {
   even_shared_memory memory = {.fd = -1};
+  even_checkpoint_saved saved;
   size_t bytes = 0;
   even_text_clear(folder);
   EVEN_TRY(even_shared_memory_bytes(fd, &bytes));
@@ -345,7 +356,7 @@ even_status even_snapshot_finish(int fd, even_text *folder) {
     if (status == EVEN_OK && (head_of(&memory)->replace != 0 || !is_in_place(&memory))) {
       even_text_add(folder, head_of(&memory)->folder);
       status = even_text_status(folder);
-      status = status == EVEN_OK ? write_out(&memory) : status;
+      status = status == EVEN_OK ? write_out(&memory, &saved) : status;
     }
     if (status == EVEN_OK) {
       empty(&memory);

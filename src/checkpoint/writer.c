@@ -11,6 +11,7 @@
 #include "checkpoint/partial.h"
 #include "checkpoint/parts.h"
 #include "checkpoint/placing.h"
+#include "checkpoint/sharing.h"
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/lease_sign.h"
@@ -37,7 +38,8 @@ struct even_checkpoint_writer {
   bool replaces;    /* `folder` exists and is one */
   uint64_t expected_bytes;
   uint64_t written_bytes;
-  even_earlier earlier; /* whose files may be shared */
+  even_checkpoint_saved saved; /* of the files so far */
+  even_earlier earlier;        /* whose files may be shared */
   even_manifest_file *files;
   size_t file_count;
   unsynced_file *unsynced; /* all are synced at once, by several threads, before the folder gets its name */
@@ -286,12 +288,30 @@ static even_status create_file(even_checkpoint_writer *writer, const char *name,
   return EVEN_OK;
 }
 
+/* Chunks that have not changed since the earlier checkpoint are shared with it, where the file system can. */
+static even_status share_and_write(even_checkpoint_writer *writer, const char *name, const even_content *content,
+                                   even_output *output, even_manifest_file *entry) {
+  even_sharing sharing;
+  even_status status = even_sharing_make(&writer->earlier, name, content, output, &sharing);
+  if (status == EVEN_OK && sharing.chunks.there == NULL) {
+    status = even_content_write(content, output, &entry->sums, &entry->sum_count);
+  } else if (status == EVEN_OK) {
+    status = even_content_write_rest(content, output, &sharing.chunks);
+    writer->saved.shared_bytes += sharing.bytes;
+    entry->sums = sharing.chunks.sums;
+    entry->sum_count = sharing.chunks.count;
+    sharing.chunks.sums = NULL;
+  }
+  even_sharing_free(&sharing);
+  return status;
+}
+
 static even_status write_file(even_checkpoint_writer *writer, const char *name, const even_content *content,
                               even_manifest_file *entry) {
   even_output *output = NULL;
   even_status status = create_file(writer, name, &output);
   if (status == EVEN_OK) {
-    status = even_content_write(content, output, &entry->sums, &entry->sum_count);
+    status = share_and_write(writer, name, content, output, entry);
     entry->bytes = output->bytes;
   }
   if (status != EVEN_OK) {
@@ -316,7 +336,11 @@ static even_status link_or_write(even_checkpoint_writer *writer, const char *nam
   if (status != EVEN_OK) {
     return advise(writer, status, 0);
   }
-  return linked ? even_parts_sum_all(content) : write_file(writer, name, content, entry);
+  if (!linked) {
+    return write_file(writer, name, content, entry);
+  }
+  writer->saved.linked_bytes += content->bytes;
+  return even_parts_sum_all(content);
 }
 
 /* With the checksums of its chunks, and of what tensors have in the chunks that they share. */
@@ -336,6 +360,7 @@ static even_status append_entry(even_checkpoint_writer *writer, const char *name
   EVEN_TRY(even_duplicate(name, &entry->name));
   writer->files[writer->file_count++] = *entry;
   writer->written_bytes += entry->bytes;
+  writer->saved.bytes = writer->written_bytes;
   return EVEN_OK;
 }
 
@@ -428,6 +453,10 @@ static even_status put_in_place(even_checkpoint_writer *writer, bool *older_here
     }
   }
   return status;
+}
+
+void even_checkpoint_writer_saved(const even_checkpoint_writer *writer, even_checkpoint_saved *out) {
+  *out = writer->saved;
 }
 
 even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer, const char *state_json) {

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/fs.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -48,31 +49,35 @@ static bool gains_by_direct(int fd) {
   return even_os.fstatfs(fd, &facts) == 0 && (facts.f_type == TYPE_EXT4 || facts.f_type == TYPE_XFS);
 }
 
-even_status even_output_go_direct(even_output *output, uint64_t bytes) {
-  int failed = 0;
-  if (bytes > (uint64_t)INT64_MAX || !gains_by_direct(output->fd)) {
-    return EVEN_OK;
+void even_output_go_direct(even_output *output) {
+  if (!gains_by_direct(output->fd)) {
+    return;
   }
   int fd = even_os.open(output->path, O_WRONLY | O_DIRECT | O_CLOEXEC, 0);
-  if (fd <= 0) {
-    if (fd == 0) { /* the program has closed its input */
-      (void)even_os.close(fd);
-    }
+  if (fd == 0) { /* the program has closed its input */
+    (void)even_os.close(fd);
+  } else if (fd > 0) {
+    output->direct = fd;
+  }
+}
+
+bool even_output_is_direct(const even_output *output) {
+  return output->direct > 0;
+}
+
+/* Blocks that are there already are written side by side; those that make the file longer are not. */
+even_status even_output_make_room(even_output *output, uint64_t offset, uint64_t bytes) {
+  int failed = 0;
+  if (!even_output_is_direct(output) || bytes > (uint64_t)INT64_MAX || offset > (uint64_t)INT64_MAX - bytes) {
     return EVEN_OK;
   }
-  output->direct = fd;
-  /* blocks that are there already are written side by side; those that make the file longer are not */
   do {
-    failed = even_os.fallocate(output->fd, 0, 0, (off_t)bytes);
+    failed = even_os.fallocate(output->fd, 0, (off_t)offset, (off_t)bytes);
   } while (failed != 0 && errno == EINTR);
   if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     return even_fail_errno(errno, "%s cannot be given room for its %" PRIu64 " bytes", output->path, bytes);
   }
   return EVEN_OK;
-}
-
-bool even_output_is_direct(const even_output *output) {
-  return output->direct > 0;
 }
 
 static bool is_aligned(const void *data, uint64_t offset, size_t bytes) {
@@ -263,4 +268,17 @@ void even_input_close(even_input *input) {
     (void)even_os.close(input->fd);
     input->fd = -1;
   }
+}
+
+bool even_output_share(even_output *output, const even_input *input, uint64_t offset, uint64_t bytes) {
+  struct file_clone_range range = {
+      .src_fd = input->fd, .src_offset = offset, .src_length = bytes, .dest_offset = offset};
+  int failed = 0;
+  if (bytes == 0) { /* which would mean: up to the end */
+    return false;
+  }
+  do {
+    failed = even_os.ioctl(output->fd, FICLONERANGE, &range);
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0;
 }

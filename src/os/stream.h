@@ -21,10 +21,12 @@ even_status even_output_create(const char *path, even_output *out) EVEN_MUST_USE
 even_status even_output_write(even_output *output, const void *data, size_t bytes) EVEN_MUST_USE;
 /* From now on what even_output_write_at gets aligned (EVEN_DIRECT_ALIGNMENT in direct_file.h: address, offset, number
  * of bytes) goes past the page cache, where the file lies on a file system of this host that is known to gain by it.
- * Room for all of `bytes` is made there: EVEN_ERR_NO_SPACE where there is none. What is not aligned goes through the
- * page cache as before. */
-even_status even_output_go_direct(even_output *output, uint64_t bytes) EVEN_MUST_USE;
+ * What is not aligned goes through the page cache as before. */
+void even_output_go_direct(even_output *output);
 bool even_output_is_direct(const even_output *output);
+/* Makes room for what will be written directly: EVEN_ERR_NO_SPACE where there is none. Nothing where the file is not
+ * direct. */
+even_status even_output_make_room(even_output *output, uint64_t offset, uint64_t bytes) EVEN_MUST_USE;
 /* Writes all of `data` at `offset`; output->bytes stays as it is. Several threads may at a time. */
 even_status even_output_write_at(even_output *output, uint64_t offset, const void *data, size_t bytes) EVEN_MUST_USE;
 /* fsync and close; the file is durable (its name is with the folder's sync). On failure the file is removed. */
@@ -53,5 +55,12 @@ bool even_input_is_cached(const even_input *input, uint64_t offset, size_t bytes
  * time. */
 even_status even_input_read_at(even_input *input, uint64_t offset, void *buffer, size_t bytes) EVEN_MUST_USE;
 void even_input_close(even_input *input);
+
+/* Makes the bytes of `output` at `offset` those of `input` there by sharing what holds them on the disk (FICLONERANGE:
+ * XFS with reflink, btrfs, NFS 4.2 before such a server …); neither file sees what is written to the other later. Both
+ * numbers are multiples of 64 KiB, which no file system's blocks are larger than; or the range ends where `input` does,
+ * and `output` not behind it. False: it is not shared, and must be written, for the range may hold anything; why does
+ * not matter (no such file system, another one, no room). output->bytes stays as it is. */
+bool even_output_share(even_output *output, const even_input *input, uint64_t offset, uint64_t bytes);
 
 #endif

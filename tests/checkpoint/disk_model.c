@@ -2,10 +2,12 @@
 #include "checkpoint/disk_model.h"
 
 #include "os/calls.h"
+#include "support/clones.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -245,6 +247,21 @@ static int model_fstatfs(int fd, struct statfs *out) {
   return failed;
 }
 
+/* What is shared is the file's own from then on, and no safer than what is written: a later fsync makes it so. */
+static int model_ioctl(int fd, unsigned long request, void *argument) {
+  const struct file_clone_range *range = argument;
+  if (request != FICLONERANGE || kind_of_disk != DISK_SHARING) {
+    return even_os_real.ioctl(fd, request, argument);
+  }
+  before_call();
+  int failed = clones_ioctl(fd, request, argument);
+  if (failed == 0) {
+    put(fd, nodes[of_descriptor[range->src_fd] - 1].now.data + range->src_offset, (size_t)range->src_length,
+        (off_t)range->dest_offset);
+  }
+  return failed;
+}
+
 static int model_link(const char *from, const char *to) {
   int parent = -1;
   const char *name = NULL;
@@ -371,6 +388,7 @@ ONE_AT_A_TIME(int, close, (int fd), (fd))
 ONE_AT_A_TIME(ssize_t, write, (int fd, const void *data, size_t length), (fd, data, length))
 ONE_AT_A_TIME(ssize_t, pwrite, (int fd, const void *data, size_t length, off_t offset), (fd, data, length, offset))
 ONE_AT_A_TIME(int, fallocate, (int fd, int mode, off_t offset, off_t length), (fd, mode, offset, length))
+ONE_AT_A_TIME(int, ioctl, (int fd, unsigned long request, void *argument), (fd, request, argument))
 ONE_AT_A_TIME(int, fsync, (int fd), (fd))
 ONE_AT_A_TIME(int, link, (const char *from, const char *to), (from, to))
 ONE_AT_A_TIME(int, rename, (const char *from, const char *to), (from, to))
@@ -426,6 +444,7 @@ void disk_model_begin(const char *path, disk_kind kind) {
   even_os.pwrite = locked_pwrite;
   even_os.fallocate = locked_fallocate;
   even_os.fstatfs = model_fstatfs;
+  even_os.ioctl = locked_ioctl;
   even_os.link = locked_link;
   even_os.fsync = locked_fsync;
   even_os.rename = locked_rename;

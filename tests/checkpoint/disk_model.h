@@ -11,8 +11,8 @@
 #include <stdbool.h>
 
 /* What the file system says of itself: that it gains by writes past the page cache; that it is another host's, and
- * cannot swap folders. */
-typedef enum disk_kind { DISK_USUAL, DISK_DIRECT, DISK_NFS } disk_kind;
+ * cannot swap folders; that it shares extents, and gains by such writes, as XFS. */
+typedef enum disk_kind { DISK_USUAL, DISK_DIRECT, DISK_NFS, DISK_SHARING } disk_kind;
 
 /* Watches all calls below `root` from now on; what lies there now counts as safe. The root must hold folders and files
  * alone. */

@@ -36,7 +36,7 @@ static int remove_entry(const char *path, const struct stat *facts, int kind, st
   return remove(path);
 }
 
-static int remove_folder(const char *path) {
+int scratch_remove_tree(const char *path) {
   return nftw(path, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
@@ -60,7 +60,7 @@ static void sweep(const char *parent) {
     bool gone = process > 0 && process <= INT_MAX && *end == '-' && kill((pid_t)process, 0) != 0 && errno == ESRCH;
     (void)snprintf(path, sizeof path, "%s/%s", parent, entry->d_name);
     if (gone && lstat(path, &facts) == 0 && time(NULL) - facts.st_mtime > OLD_SECONDS) {
-      (void)remove_folder(path);
+      (void)scratch_remove_tree(path);
     }
   }
   (void)closedir(folder);
@@ -83,7 +83,7 @@ int scratch_make(void **state) {
 int scratch_remove(void **state) {
   (void)state;
   fault_reset();
-  return remove_folder(scratch);
+  return scratch_remove_tree(scratch);
 }
 
 const char *scratch_path(const char *name) {

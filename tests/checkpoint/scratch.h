@@ -11,6 +11,9 @@ extern char scratch[64]; /* the folder; empty before each test */
 int scratch_make(void **state);   /* cmocka set-up of a test */
 int scratch_remove(void **state); /* and its tear-down; makes all calls real again */
 
+/* Removes a folder and all below it; 0, or -1 with errno. */
+int scratch_remove_tree(const char *path);
+
 /* "SCRATCH/name"; valid until the eighth call from then. */
 const char *scratch_path(const char *name);
 bool scratch_has(const char *name);

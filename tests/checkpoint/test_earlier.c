@@ -206,21 +206,6 @@ static void every_call_may_fail(void **state) {
 }
 
 /* ---- the power is cut ---- */
-static void remove_folder(const char *folder) {
-  char command[256];
-  (void)snprintf(command, sizeof command, "%s", folder);
-  even_names names = {NULL, 0};
-  assert_int_equal(even_folder_names(folder, &names), EVEN_OK);
-  for (size_t i = 0; i < names.count; i++) {
-    (void)snprintf(command, sizeof command, "%s/%s", folder, names.items[i]);
-    if (even_path_is_folder(command)) {
-      assert_int_equal(even_folder_remove(command), EVEN_OK);
-    }
-  }
-  even_names_free(&names);
-  assert_int_equal(rmdir(folder), 0);
-}
-
 static void look_after_a_cut(long call) {
   for (unsigned i = 0; i < 3; i++) {
     char folder[128];
@@ -237,7 +222,7 @@ static void look_after_a_cut(long call) {
     bool one = even_path_exists(path);
     (void)snprintf(path, sizeof path, "%s/two", folder);
     assert_true(one || even_path_exists(path));
-    remove_folder(folder);
+    assert_int_equal(scratch_remove_tree(folder), 0);
   }
 }
 

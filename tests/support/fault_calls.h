@@ -24,6 +24,7 @@
   X(int, -1, fallocate, (int fd, int mode, off_t offset, off_t bytes), (fd, mode, offset, bytes))                      \
   X(int, -1, fstatfs, (int fd, struct statfs *out), (fd, out))                                                          \
   X(int, -1, link, (const char *from, const char *to), (from, to))                                                     \
+  X(int, -1, ioctl, (int fd, unsigned long request, void *argument), (fd, request, argument))                          \
   X(int, -1, fstat, (int fd, struct stat *out), (fd, out))                                                             \
   X(int, -1, rename, (const char *from, const char *to), (from, to))                                                   \
   X(int, -1, mkdir, (const char *path, mode_t mode), (path, mode))                                                     \
