@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_background import Background
+from evenstep.checkpoint_background import Background, Saved
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, owner, read_manifest, sync_folder, write_tensors
 from evenstep.checkpoint_keeping import (
     checkpoint_folder,
@@ -61,7 +61,7 @@ def _make_parent(folder: Path) -> None:
         ) from None
 
 
-def _write(folder: Path, snapshot: Snapshot, replace: bool, previous: Path | None) -> None:
+def _write(folder: Path, snapshot: Snapshot, replace: bool, previous: Path | None) -> Saved:
     """Writes one checkpoint, or leaves nothing."""
     _make_parent(folder)
     writer = _core.CheckpointWriter(folder, replace, snapshot.size + len(snapshot.text), previous, *owner())
@@ -70,7 +70,7 @@ def _write(folder: Path, snapshot: Snapshot, replace: bool, previous: Path | Non
             write_tensors(writer, name, tensors, snapshot.metadata.get(name, ()))
         for name, content in snapshot.tables.items():
             writer.add(name, content)
-        writer.commit(snapshot.text)
+        return writer.commit(snapshot.text)
     finally:
         writer.abandon()  # nothing where it was committed
 
@@ -175,14 +175,17 @@ def _on_rank_zero(
     if told is not None:
         _room.begin(folder.parent, snapshot.size + len(snapshot.text))
 
-    def after() -> None:
-        session.last_checkpoint = folder
-        session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, folder.name)
+    def after(saved: Saved) -> None:
+        session.last_checkpoint, session.shares_files = folder, True
+        session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, _saved_words(folder, saved))
         if told is not None:
             _room.written(session, step)
         if keep is not None:
-            session.resumed_from = retain(folder, keep, lineage, session.resumed_from, under_way())
+            session.resumed_from = retain(folder, keep, lineage, session.resumed_from, under_way(), damaged)
         upload(session, folder, keep, lineage, not_up)
+
+    def damaged() -> None:
+        session.shares_files = False
 
     def not_up(error: BaseException) -> None:
         what, _, fix = str(error).partition("\n  fix: ")
@@ -202,7 +205,9 @@ def _on_rank_zero(
     if not wait:
         _make_parent(folder)
         if _background.take(folder, snapshot, replace, previous):
-            _background.prepare(after, failed)  # begins once the others know: they wait for this one's answer
+            _background.prepare(
+                lambda: after(_background.saved), failed
+            )  # begins once the others know: they wait for this one's answer
             return folder, False
         _tell_once(
             session,
@@ -210,8 +215,7 @@ def _on_rank_zero(
             "warning: checkpoints are written while training stands still: the free memory does not hold a copy of the "
             "state",
         )
-    _write(folder, snapshot, replace, previous)
-    after()
+    after(_write(folder, snapshot, replace, previous))
     return folder, False
 
 
@@ -231,8 +235,19 @@ def write_behind(
     return True
 
 
+def _saved_words(folder: Path, saved: Saved) -> str:
+    """What the event of a checkpoint says."""
+    total, linked, shared = saved
+    if not linked and not shared:
+        return folder.name
+    return f"{folder.name}: of {total / 2**20:.1f} MiB {linked / 2**20:.1f} linked, {shared / 2**20:.1f} shared"
+
+
 def _previous(session: Any) -> Path | None:
-    """The checkpoint that may share large files with the next one: what has not changed is not written again."""
+    """The checkpoint that may share large files with the next one: what has not changed is not written again. One that is
+    known to be damaged shares none: memory has what it lost."""
+    if not getattr(session, "shares_files", True):
+        return None
     last: Path | None = getattr(session, "last_checkpoint", None)
     loaded = None if session.loaded is None else session.loaded.folder
     return last or (loaded if isinstance(loaded, Path) else None)  # who joined has its state from a rank

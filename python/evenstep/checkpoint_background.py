@@ -21,6 +21,8 @@ from evenstep.memory import HostMemory
 # Training comes first where cores are scarce: twice the share of the writer's.
 _NICE = 4
 
+Saved = tuple[int, int, int]  # bytes of a checkpoint's files; of these linked, and shared chunk by chunk
+
 
 class Background:
     """The write that goes on while training does."""
@@ -30,6 +32,7 @@ class Background:
         self._error: BaseException | None = None
         self._memory: _core.CheckpointSnapshot | None = None
         self._bytes = 0  # that the memory has
+        self.saved: Saved = (0, 0, 0)  # of the last write
         self._process = 0
 
     def _own_threads(self) -> None:
@@ -118,7 +121,7 @@ class Background:
 
     def write(self) -> None:
         assert self._memory is not None
-        self._memory.write()
+        self.saved = self._memory.write()
 
     @property
     def busy(self) -> bool:

@@ -11,7 +11,7 @@ import re
 import secrets
 import stat
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -256,11 +256,17 @@ def newest_checkpoint(folder: str | os.PathLike[str] | None = None) -> Path | No
 
 
 def retain(
-    newest: Path, keep: Keep, lineage: str, verified: Path | None, spared: frozenset[Path] = frozenset()
+    newest: Path,
+    keep: Keep,
+    lineage: str,
+    verified: Path | None,
+    spared: frozenset[Path] = frozenset(),
+    damaged_newest: Callable[[], None] = lambda: None,
 ) -> Path | None:
     """Removes what the rules do not keep of this lineage's whole checkpoints, and its damaged ones; called when `newest` is
     written. verified: the last that is known to be right (it was loaded, or read back here). None goes before another one
-    that stays was read back and found right. spared: what is being uploaded stays for now. Returns the last one that is
+    that stays was read back and found right. spared: what is being uploaded stays for now. damaged_newest: called where
+    `newest` was read back and is not right. Returns the last one that is
     known to be right now."""
     whole, damaged = _all_checkpoints(newest.parent)
     own = [(order, step, path) for order, step, path in whole if path == newest or _lineage_in(path) == lineage]
@@ -272,6 +278,7 @@ def retain(
             verify(newest, read_manifest(newest))
             verified = newest
         except EvenstepError as error:
+            damaged_newest()
             _warn(error)
             goes = []
     for path in [*goes, *(path for path in damaged if path != verified)]:

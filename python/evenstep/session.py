@@ -93,6 +93,7 @@ class Session:
         self.turn = self.number = 0  # what its checkpoints say of their order (evenstep.checkpoint_order)
         self.resumed_from: Path | None = None
         self.last_checkpoint: Path | None = None  # that this process wrote
+        self.shares_files = True  # the next one with it: it is not known to be damaged
         self.devices = [environment.device]  # of all ranks, once they have joined
         self.hosts = [host_name()]  # the same
         self.resumed = False

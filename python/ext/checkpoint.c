@@ -120,12 +120,14 @@ static PyObject *writer_commit(PyObject *object, PyObject *arguments) {
     return NULL;
   }
   even_checkpoint_writer *writer = self->writer;
+  even_checkpoint_saved saved;
   even_status status = EVEN_OK;
   self->writer = NULL;
+  even_checkpoint_writer_saved(writer, &saved);
   Py_BEGIN_ALLOW_THREADS;
   status = even_checkpoint_writer_commit(writer, state);
   Py_END_ALLOW_THREADS;
-  return even_ext_done(status);
+  return status == EVEN_OK ? even_ext_saved(&saved) : even_ext_raise(status);
 }
 
 static PyObject *writer_abandon(PyObject *object, PyObject *unused) {
@@ -149,7 +151,9 @@ static PyMethodDef writer_methods[] = {
      "address, bytes); where the address is 0, fetch(index) gives it when it is its turn. bytes as tensors are the "
      "file."},
     {"commit", writer_commit, METH_VARARGS,
-     "commit(state_json)\n\nWrites the manifest and gives the checkpoint its name."},
+     "commit(state_json) -> (bytes, linked, shared)\n\nWrites the manifest and gives the checkpoint its name. Of the "
+     "bytes of its files those are told that were not written: of files linked to those of `previous`, of chunks "
+     "shared with them."},
     {"abandon", writer_abandon, METH_NOARGS, "abandon()\n\nRemoves what was written. Safe to call at any time."},
     {NULL, NULL, 0, NULL}};
 
@@ -159,7 +163,8 @@ static PyType_Slot writer_slots[] = {
     {Py_tp_methods, writer_methods},
     {Py_tp_doc,
      "CheckpointWriter(folder, replace=False, expected_bytes=0, previous=None)\n\nWrites a checkpoint that is whole or "
-     "not there; large files that are as in the checkpoint `previous` are linked to it."},
+     "not there; large files that are as in the checkpoint `previous` are linked to it, and chunks of others that are "
+     "shared with it where the file system can."},
     {0, NULL}};
 
 static PyType_Spec writer_spec = {.name = "evenstep._core.CheckpointWriter",

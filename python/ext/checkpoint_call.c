@@ -144,3 +144,8 @@ int even_ext_file_begin(even_ext_file_call *call, const char *name, PyObject *te
                                  .fetch_context = call};
   return 0;
 }
+
+PyObject *even_ext_saved(const even_checkpoint_saved *saved) {
+  return Py_BuildValue("(KKK)", (unsigned long long)saved->bytes, (unsigned long long)saved->linked_bytes,
+                       (unsigned long long)saved->shared_bytes);
+}

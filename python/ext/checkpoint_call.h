@@ -23,6 +23,9 @@ int even_ext_file_begin(even_ext_file_call *call, const char *name, PyObject *te
                         PyObject *fetch, even_checkpoint_file *file);
 void even_ext_file_end(even_ext_file_call *call);
 
+/* (bytes, linked, shared) */
+PyObject *even_ext_saved(const even_checkpoint_saved *saved);
+
 /* A converter of PyArg_Parse: as PyUnicode_FSConverter, and None is NULL. */
 int even_ext_path_or_none(PyObject *path, void *out);
 

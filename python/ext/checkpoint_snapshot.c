@@ -149,7 +149,12 @@ static PyObject *snapshot_write(PyObject *object, PyObject *unused) {
   status = even_checkpoint_snapshot_write(self->snapshot);
   Py_END_ALLOW_THREADS;
   self->busy = 0;
-  return even_ext_done(status);
+  if (status != EVEN_OK) {
+    return even_ext_raise(status);
+  }
+  even_checkpoint_saved saved;
+  even_checkpoint_snapshot_saved(self->snapshot, &saved);
+  return even_ext_saved(&saved);
 }
 
 static PyMethodDef snapshot_methods[] = {
@@ -157,7 +162,9 @@ static PyMethodDef snapshot_methods[] = {
      "take(folder, files, state_json, replace=False, expected_bytes=0, previous=None)\n\nCopies a checkpoint to "
      "memory; a "
      "file is (name, tensors, metadata, fetch) as for CheckpointWriter.add."},
-    {"write", snapshot_write, METH_NOARGS, "write()\n\nWrites what was taken to the disk; any thread."},
+    {"write", snapshot_write, METH_NOARGS,
+     "write() -> (bytes, linked, shared)\n\nWrites what was taken to the disk; any thread. As "
+     "CheckpointWriter.commit."},
     {NULL, NULL, 0, NULL}};
 
 static PyType_Slot snapshot_slots[] = {{Py_tp_new, snapshot_new},

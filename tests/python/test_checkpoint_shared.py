@@ -6,11 +6,12 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from checkpoint_session import OneProcess, ck, empty_place, files, use  # noqa: F401
+from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
 from safetensors.torch import load_file
 from torch import nn
 
@@ -61,6 +62,44 @@ def test_a_frozen_part_is_shared(wait: bool, monkeypatch: pytest.MonkeyPatch) ->
         other[0].weight[0, 0] += 1
     ck.checkpoint("after")
     assert inode(Path("after"), FROZEN) != inode(Path("next"), FROZEN)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_how_much_is_shared_is_told(wait: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = partly_frozen()
+    session = use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    said: list[str] = []
+    session.telemetry = SimpleNamespace(event=lambda event, step, value, words: said.append(words))
+    for i in range(2):
+        train(model, optimizer)
+        ck.checkpoint(f"at-{i}", wait=wait)
+    ck._join_background()
+    entries = files.read_manifest(Path("at-1"))["files"]
+    total, linked = sum(one["bytes"] for one in entries), (Path("at-1") / FROZEN).stat().st_size
+    assert said == ["at-0", f"at-1: of {total / 2**20:.1f} MiB {linked / 2**20:.1f} linked, 0.0 shared"]
+
+
+def test_nothing_is_shared_with_one_that_is_known_to_be_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has lost a bit of a file that two of them share; memory has it."""
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_KEEP", "1")
+    model, optimizer = partly_frozen()
+    session = use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    session.step = 1
+    with (ck.checkpoint() / FROZEN).open("r+b") as file:
+        file.seek(-9, 2)
+        byte = file.read(1)[0]
+        file.seek(-9, 2)
+        file.write(bytes([byte ^ 4]))
+    session.step = 2
+    with pytest.warns(RuntimeWarning, match="an old checkpoint stays"):
+        ck.checkpoint()
+    assert names() == ["step-00000001", "step-00000002"]
+    session.step = 3
+    third = ck.checkpoint()
+    files.verify(third, files.read_manifest(third))
+    assert names() == [third.name]
+    kept, session.step = inode(third, FROZEN), 4
+    assert inode(ck.checkpoint(), FROZEN) == kept  # from then on they share again
 
 
 def test_its_files_are_shards_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
