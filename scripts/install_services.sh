@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What tests against real services need: an object store with its driver (PyPI, into build/s3), Intel's MPI (PyPI, into build/mpi/intel), and, as root
-# where there is apt-get, Slurm and sshfs from the distribution; a kernel with NFS that runs as a process, unpacked into build/nfs
-# (scripts/nfs_guest.sh). Nothing is started: the tests start what they need, in folders of their own. What cannot be had is said, and is no failure.
+# where there is apt-get, Slurm, sshfs and the makers of XFS and btrfs from the distribution; a kernel with NFS that runs as a process, unpacked
+# into build/nfs (scripts/nfs_guest.sh). Nothing is started: the tests start what they need, in folders of their own. What cannot be had is said, and is no failure.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -48,15 +48,17 @@ has srun || missing+=(slurm-client)
 has munged || missing+=(munge)
 has sshfs || missing+=(sshfs)
 has sshd || missing+=(openssh-server)
+has mkfs.xfs || missing+=(xfsprogs)
+has mkfs.btrfs || missing+=(btrfs-progs)
 if [ "${#missing[@]}" -gt 0 ]; then
   install=(apt-get install -y -qq --no-install-recommends "${missing[@]}")
   if [ "$(id -u)" -ne 0 ] || ! has apt-get; then
-    echo "For the tests of Slurm and sshfs, root installs: ${install[*]}"
+    echo "For the tests of Slurm, sshfs and disks that share, root installs: ${install[*]}"
   else
     echo "Installing for tests: ${missing[*]}"
     keep_services_down
     if ! DEBIAN_FRONTEND=noninteractive "${install[@]}" > build/services.log 2>&1; then
-      echo "apt-get could not (build/services.log; apt-get update?): the tests of Slurm and sshfs are left out"
+      echo "apt-get could not (build/services.log; apt-get update?): the tests of Slurm, sshfs and disks that share are left out"
     fi
   fi
 fi

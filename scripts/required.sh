@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The words of EVENSTEP_TEST_REQUIRE: what tests may not be skipped for want of. `namespaces` only where this user may make them (root): networks
 # of their own, shaped, and mounts. `ssh` where there is an sshd, too. Of `make test-more`, where scripts/install_services.sh has put them: `s3`,
-# an object store; `slurm`; `sshfs`; `aarch64` where there are a compiler for it and an emulator; `nfs`, a kernel with NFS that runs as a process.
+# an object store; `slurm`; `sshfs`; `disks`, XFS and btrfs by loop devices; `aarch64` where there are a compiler for it and an emulator; `nfs`, a
+# kernel with NFS that runs as a process.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
@@ -17,6 +18,12 @@ may_make_namespaces() {
 
 has() { PATH="$PATH:/usr/sbin:/sbin" command -v "$1" > /dev/null; }
 
+# As tests/python/loop_disk.py mounts them.
+may_mount_disks() {
+  has mkfs.xfs && has mkfs.btrfs && has mkfs.ext4 && [ -e /dev/loop-control ] && losetup --find &&
+    grep -qw xfs /proc/filesystems && grep -qw btrfs /proc/filesystems
+}
+
 words=ucx,mpi
 [ ! -e build/s3/evenstep.stamp ] || words+=,s3
 if may_make_namespaces > /dev/null 2>&1; then
@@ -27,6 +34,9 @@ if may_make_namespaces > /dev/null 2>&1; then
     if has sshfs && [ -w /dev/fuse ]; then
       words+=,sshfs
     fi
+  fi
+  if may_mount_disks > /dev/null 2>&1; then
+    words+=,disks
   fi
   if has slurmctld && has slurmd && has srun && has munged; then
     words+=,slurm
