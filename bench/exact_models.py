@@ -8,7 +8,10 @@ alone takes it from what it computes.
 --rates: the CNN in fp32 on one batch by heart, by es.verify, at other learning rates too, with ReLU and with a smooth activation,
 and when the first ReLU lets through on one side what it stops on the other (one device and itself, the other way round).
 
-    python bench/exact_models.py [--steps 200] [--ranks 3] [--rates 0.001,0.02] [--json FILE]
+--seeds: the CNN with ReLU in fp32 alone, begun from so many seeds, each with batches of its own: whether ours is further from one
+device than one device is from itself, or that is chance.
+
+    python bench/exact_models.py [--steps 200] [--ranks 3] [--rates 0.001,0.02 | --seeds 20] [--json FILE]
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import os
 import pathlib
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -312,7 +316,38 @@ def all_rates(steps: int, rates: list[float]) -> None:
             )
 
 
-def in_rank(steps: int, rates: str, file: str) -> None:
+def all_seeds(steps: int, seeds: int) -> None:
+    """By seed, and together."""
+    ours: list[float] = []
+    itself: list[float] = []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model = cnn()
+        images = TensorDataset(*default_collate(list(SyntheticImages(SAMPLES, side=16, seed=seed))))
+        trained = train(model, sgd(0.02), images, classify, steps, torch.float32)
+        if es.is_main():
+            alone = Alone(model, sgd(0.02), classify, trained.batches)
+            found = compared(trained.outcome, alone.outcome(torch.float32), {torch.float32}, trained.shares, trained.same)
+            other = alone.against(torch.float32, torch.float32)
+            ours.append(found.difference)
+            itself.append(other.difference)
+            es.print(
+                f"  seed {seed:<3} {found.difference:.1e}   one device and itself {other.difference:.1e}, "
+                f"a ReLU decides otherwise from step {other.switched_at or 'none'} on"
+            )
+        es.barrier()
+    if es.is_main():
+        further = sum(mine > own for mine, own in zip(ours, itself))
+        es.print(
+            f"  ours: median {statistics.median(ours):.1e} ({min(ours):.1e} to {max(ours):.1e}); one device and itself: median "
+            f"{statistics.median(itself):.1e} ({min(itself):.1e} to {max(itself):.1e}); ours is the further one in {further} of {seeds}"
+        )
+
+
+def in_rank(steps: int, rates: str, seeds: int, file: str) -> None:
+    if seeds:
+        all_seeds(steps, seeds)
+        return
     torch.manual_seed(0)
     if rates:
         all_rates(steps, [float(one) for one in rates.split(",")])
@@ -327,10 +362,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--rates", default="")
+    parser.add_argument("--seeds", type=int, default=0, metavar="N")
     parser.add_argument("--json", default="", metavar="FILE")
     options = parser.parse_args()
     if es.world_size() > 1:
-        in_rank(options.steps, options.rates, options.json)
+        in_rank(options.steps, options.rates, options.seeds, options.json)
         return
     print_heading(
         f"Parameters after {options.steps} steps, {options.ranks} ranks with other shares at every step against one device"
@@ -338,7 +374,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [PROGRAM, "run", "-q", "-n", str(options.ranks), "--no-monitor", "--runs-dir", folder]
         script = [str(pathlib.Path(__file__)), "--steps", str(options.steps), "--rates", options.rates]
-        script += ["--json", options.json]
+        script += ["--seeds", str(options.seeds), "--json", options.json]
         done = subprocess.run(
             [*command, "--python", sys.executable, *script], capture_output=True, text=True, check=False
         )
