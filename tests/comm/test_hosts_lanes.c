@@ -211,7 +211,7 @@ static int in_place(even_comm *comm, void *argument) {
   int own = even_comm_rank(comm);
   float *first = malloc(PARTED * 4);
   float *data = malloc(PARTED * 4);
-  (void)argument;
+  size_t usual = even_hosts_of(comm)->piece_bytes;
   cut(counts, even_comm_ranks(comm));
   RANKS_EXPECT(comm, first != NULL && data != NULL);
   for (int rank = 0; rank < own; rank++) {
@@ -219,6 +219,7 @@ static int in_place(even_comm *comm, void *argument) {
   }
   for (int way = 0; way < 4; way++) {
     const even_comm_choosing choosing = {.size = sizeof choosing, .way = ways[way]};
+    even_hosts_of(comm)->piece_bytes = argument != NULL && way > 0 ? *(size_t *)argument : usual;
     RANKS_EXPECT(comm, even_comm_choose(comm, &choosing) == EVEN_OK);
     fill((unsigned char *)data, PARTED, EVEN_F32, own);
     RANKS_EXPECT(comm, even_comm_reduce_scatter(comm, data, data + begin, counts, EVEN_F32, EVEN_SUM) == EVEN_OK);
@@ -233,9 +234,58 @@ static int in_place(even_comm *comm, void *argument) {
   return 0;
 }
 
+#define LITTLE ((size_t)96 << 10)
+
 static void parts_may_lie_in_place(void **state) {
+  size_t little = LITTLE;
   (void)state;
   assert_int_equal(run_on(UNEVEN, 4, 2, true, in_place, NULL, NULL), 0);
+  assert_int_equal(run_on(UNEVEN, 4, 2, true, in_place, &little, NULL), 0);
+}
+
+/* ---- how much memory they take ---- */
+
+/* In pieces of LITTLE bytes, and then as usual. */
+static int same_in_little_room(even_comm *comm, void *argument) {
+  static const char *const ways[] = {"turns", "overlap", "lanes"};
+  even_hosts_group *group = even_hosts_of(comm);
+  size_t counts[8];
+  moved little[3];
+  moved usual = {malloc(PARTED * 4), malloc(PARTED * 4)};
+  int count = *(int *)argument > 1 ? 3 : 2;
+  size_t piece_bytes = group->piece_bytes;
+  cut(counts, even_comm_ranks(comm));
+  group->piece_bytes = LITTLE;
+  for (int way = 0; way < count; way++) {
+    little[way] = (moved){malloc(PARTED * 4), malloc(PARTED * 4)};
+    RANKS_EXPECT(comm, little[way].data != NULL && little[way].part != NULL);
+    RANKS_EXPECT(comm, move_all(comm, ways[way], 0, counts, &little[way]) == 0);
+  }
+  RANKS_EXPECT(comm, group->scratch_bytes <= 4 * LITTLE);
+  RANKS_EXPECT(comm, group->hosts < group->ranks || group->scratch_bytes == 0);
+  group->piece_bytes = piece_bytes;
+  RANKS_EXPECT(comm, move_all(comm, ways[0], 0, counts, &usual) == 0);
+  for (int way = 0; way < count; way++) {
+    RANKS_EXPECT(comm, memcmp(usual.part, little[way].part, counts[even_comm_rank(comm)] * 4) == 0);
+    RANKS_EXPECT(comm, memcmp(usual.data, little[way].data, PARTED * 4) == 0);
+    free(little[way].data);
+    free(little[way].part);
+  }
+  free(usual.data);
+  free(usual.part);
+  return 0;
+}
+
+static void what_is_cut_by_ranks_takes_little_memory(void **state) {
+  static const int together[] = {0, 0, 0, 1, 1};
+  static const int alone[] = {0, 1, 2};
+  int lanes = 2;
+  (void)state;
+  assert_int_equal(run_on(together, 5, lanes, true, same_in_little_room, &lanes, NULL), 0);
+  assert_int_equal(run_on(UNEVEN, 4, lanes, true, same_in_little_room, &lanes, NULL), 0);
+  assert_int_equal(run_on(MIXED, 5, lanes, true, same_in_little_room, &lanes, NULL), 0);
+  lanes = 1;
+  assert_int_equal(run_on(alone, 3, lanes, true, same_in_little_room, &lanes, NULL), 0);
 }
 
 /* ---- the choice ---- */
@@ -460,6 +510,7 @@ int main(void) {
       cmocka_unit_test(what_moves_in_pieces_arrives),
       cmocka_unit_test(what_is_small_moves_in_pieces_too),
       cmocka_unit_test(parts_may_lie_in_place),
+      cmocka_unit_test(what_is_cut_by_ranks_takes_little_memory),
       cmocka_unit_test(all_ranks_choose_alike),
       cmocka_unit_test(a_killed_rank_is_named),
       cmocka_unit_test(a_stopped_leader_is_named_on_all_hosts),

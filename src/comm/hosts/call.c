@@ -111,7 +111,7 @@ even_status even_hosts_scratch(even_hosts_group *group, size_t bytes) {
     even_free(group->scratch);
     group->scratch = NULL;
     group->scratch_bytes = 0;
-    EVEN_TRY(even_alloc(1, bytes, (void **)&group->scratch));
+    EVEN_TRY(even_realloc((void **)&group->scratch, bytes, 1)); /* and not even_alloc, which would touch all of it */
     group->scratch_bytes = bytes;
   }
   return EVEN_OK;

@@ -5,8 +5,6 @@
 
 #include "base/fail.h"
 
-#include <string.h>
-
 /* The operation among the ranks of a host: the division of AVG is for the end. */
 static even_reduce_op inner_op(even_reduce_op op) {
   return op == EVEN_AVG ? EVEN_SUM : op;
@@ -121,89 +119,8 @@ void even_hosts_sum_counts(const even_hosts_group *group, const size_t *counts, 
   }
 }
 
-/* Where `rank`'s part begins in what lies in rank order, in elements. */
-static size_t begin_of(const size_t *counts, int rank) {
-  size_t begin = 0;
-  for (int before = 0; before < rank; before++) {
-    begin += counts[before];
-  }
-  return begin;
-}
-
-/* Copies parts from rank order to the order of the hosts, or back. */
-static void reorder(const even_hosts_group *group, unsigned char *by_rank, unsigned char *by_host, const size_t *counts,
-                    size_t element, bool back) {
-  for (int i = 0; i < group->ranks; i++) {
-    int rank = group->members[i];
-    unsigned char *part = by_rank + begin_of(counts, rank) * element;
-    size_t bytes = counts[rank] * element;
-    if (bytes > 0) {
-      (void)memcpy(back ? part : by_host, back ? by_host : part, bytes);
-    }
-    by_host += bytes;
-  }
-}
-
-/* Parts of the host's ranks, one after the other at `block` of the leader, to them (or, gathers, from them); `own` is
- * where this rank's is. */
-static even_status move_parts(even_hosts_group *group, unsigned char *block, unsigned char *own, const size_t *counts,
-                              size_t element, bool gathers) {
-  const int *locals = &group->members[group->first[group->own_host]];
-  size_t mine = counts[group->rank] * element;
-  size_t at = 0;
-  void *none[1] = {NULL};
-  const void **leaders = group->pointers;               /* on the leader: where everybody's part is */
-  const void **others = group->pointers + group->ranks; /* on all: where the leader's or one's own is */
-  for (int local = 0; local < group->locals; local++) {
-    size_t bytes = counts[locals[local]] * element;
-    leaders[local] = block == NULL ? none[0] : block + at;
-    others[local] = own;
-    group->sizes[local] = even_hosts_leads(group) ? bytes : 0;
-    group->nothing[local] = 0;
-    at += bytes;
-  }
-  group->nothing[0] = mine; /* of what goes to or comes from the leader */
-  even_status status =
-      gathers ? even_comm_all_to_all(group->inside, others, group->nothing, (void *const *)leaders, group->sizes)
-              : even_comm_all_to_all(group->inside, leaders, group->sizes, (void *const *)others, group->nothing);
-  return status;
-}
-
-/* The leader's step of a reduce-scatter: the host's sums at `sums`, in rank order; the host's block of the result is at
- * *block afterwards. */
-static even_status scatter_between(even_hosts_group *group, const even_comm_scattering *job, unsigned char *sums,
-                                   unsigned char *ordered, unsigned char **block) {
-  even_comm_scattering outer = *job;
-  even_hosts_sum_counts(group, job->counts, group->sizes);
-  if (!group->in_order) {
-    reorder(group, sums, ordered, job->counts, job->element, false);
-    sums = ordered;
-  }
-  *block = sums + begin_of(group->sizes, group->own_host) * job->element;
-  outer.input = sums;
-  outer.output = *block;
-  outer.counts = group->sizes;
-  outer.largest = 0;
-  for (int host = 0; host < group->hosts; host++) {
-    outer.largest = group->sizes[host] > outer.largest ? group->sizes[host] : outer.largest;
-  }
-  return even_comm_engine_of(group->between)->reduce_scatter(group->between, &outer);
-}
-
-/* One after the other, as reduce_in_turns. */
-static even_status scatter_in_turns(even_hosts_group *group, const even_comm_scattering *job) {
-  bool leads = even_hosts_leads(group);
-  unsigned char *block = NULL;
-  EVEN_TRY(leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK);
-  unsigned char *sums = leads ? group->scratch : job->output;
-  EVEN_TRY(even_hosts_reduce_inside(group, job->input, sums, job->total, job->dtype, job->op));
-  even_status status = leads ? scatter_between(group, job, sums, sums + job->bytes, &block) : EVEN_OK;
-  EVEN_TRY(even_hosts_agree(group, status));
-  return move_parts(group, block, job->output, job->counts, job->element, false);
-}
-
 static even_status run_reduce_scatter(even_hosts_group *group, void *job, int lanes) {
-  return lanes == 0 ? scatter_in_turns(group, job) : even_hosts_relay_scatter(group, job, lanes);
+  return lanes == 0 ? even_hosts_scatter_in_turns(group, job) : even_hosts_relay_scatter(group, job, lanes);
 }
 
 even_status even_hosts_reduce_scatter(even_comm *comm, const even_comm_scattering *job) {
@@ -214,41 +131,11 @@ even_status even_hosts_reduce_scatter(even_comm *comm, const even_comm_scatterin
                         even_hosts_by_cost(group, EVEN_HOSTS_REDUCE_SCATTER, job->bytes, run_reduce_scatter, &own));
 }
 
-static even_status gather_between(even_hosts_group *group, const even_comm_gathering *job, const unsigned char *block,
-                                  unsigned char *ordered) {
-  even_comm_gathering outer = *job;
-  even_hosts_sum_counts(group, job->counts, group->sizes);
-  outer.input = block;
-  outer.output = group->in_order ? job->output : ordered;
-  outer.counts = group->sizes;
-  outer.largest = 0;
-  for (int host = 0; host < group->hosts; host++) {
-    size_t bytes = group->sizes[host] * job->element;
-    outer.largest = bytes > outer.largest ? bytes : outer.largest;
-  }
-  EVEN_TRY(even_comm_engine_of(group->between)->all_gather(group->between, &outer));
-  if (!group->in_order) {
-    reorder(group, job->output, ordered, job->counts, job->element, true);
-  }
-  return EVEN_OK;
-}
-
-/* One after the other, through the leader's scratch. */
-static even_status gather_in_turns(even_hosts_group *group, const even_comm_gathering *job) {
-  bool leads = even_hosts_leads(group);
-  unsigned char *own = (unsigned char *)(uintptr_t)job->input; /* only read */
-  EVEN_TRY(leads ? even_hosts_scratch(group, 2 * job->bytes + 1) : EVEN_OK);
-  EVEN_TRY(move_parts(group, leads ? group->scratch : NULL, own, job->counts, job->element, true));
-  even_status status = leads ? gather_between(group, job, group->scratch, group->scratch + job->bytes) : EVEN_OK;
-  EVEN_TRY(even_hosts_agree(group, status));
-  return group->locals > 1 ? even_comm_broadcast(group->inside, job->output, job->bytes, 0) : EVEN_OK;
-}
-
 static even_status run_all_gather(even_hosts_group *group, void *job, int lanes) {
   if (lanes == EVEN_HOSTS_DIRECT) {
     return even_comm_engine_of(group->everyone)->all_gather(everyone(group), job);
   }
-  return lanes == 0 ? gather_in_turns(group, job) : even_hosts_relay_gather(group, job, lanes);
+  return lanes == 0 ? even_hosts_gather_in_turns(group, job) : even_hosts_relay_gather(group, job, lanes);
 }
 
 even_status even_hosts_all_gather(even_comm *comm, const even_comm_gathering *job) {

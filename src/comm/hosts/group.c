@@ -10,6 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Enough for a link to be full meanwhile, and little beside what is moved. */
+#define PIECE_BYTES ((size_t)32 << 20)
+
 static const even_comm_engine hosts_engine;
 
 static even_status check_place(const even_comm_hosts *params) {
@@ -158,6 +161,7 @@ even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_s
   group->kernels = even_kernels_best();
   group->rank = params->rank;
   group->ranks = params->ranks;
+  group->piece_bytes = PIECE_BYTES;
   group->arena_bytes = even_comm_arena_bytes(params->inside);
   group->over = even_comm_base_of(params->inside)->over;
   group->over_context = even_comm_base_of(params->inside)->over_context;

@@ -2,6 +2,7 @@
 #ifndef EVEN_COMM_HOSTS_GROUP_H
 #define EVEN_COMM_HOSTS_GROUP_H
 
+#include "base/checked.h"
 #include "comm/board.h"
 #include "comm/engine.h"
 #include "comm/hosts/carrier.h"
@@ -58,8 +59,9 @@ typedef struct even_hosts_group {
   size_t *nothing;        /* zeros, one a rank */
   size_t *parts;          /* of the carriers, lane after lane: what the hosts have in a piece, */
   unsigned char **places; /* and where it lies */
-  unsigned char *scratch;
+  unsigned char *scratch; /* some times piece_bytes at most, however large a call is */
   size_t scratch_bytes;
+  size_t piece_bytes;                   /* of a collective that goes in pieces, or through the scratch */
   even_ways ways[EVEN_HOSTS_CALLS];     /* the same choices on all ranks */
   char inner_way[EVEN_COMM_COSTS_WORD]; /* what was asked for of the engine inside a host; "": it chooses */
   _Atomic uint64_t hidden_ns;           /* what carriers waited while this rank did other things, */
@@ -82,8 +84,23 @@ even_status even_hosts_begin(even_hosts_group *group, even_call_kind kind, uint3
 even_status even_hosts_end(even_hosts_group *group, even_status status) EVEN_MUST_USE;
 /* What the leader's step between the hosts came to, on all ranks of the host; the others' `status` is not looked at. */
 even_status even_hosts_agree(even_hosts_group *group, even_status status) EVEN_MUST_USE;
-/* At least that much memory, which stays until the group is closed. */
+/* At least that much memory, of any content, which stays until the group is closed. */
 even_status even_hosts_scratch(even_hosts_group *group, size_t bytes) EVEN_MUST_USE;
+
+/* A range of elements, or of bytes of a broadcast. */
+typedef struct even_hosts_range {
+  size_t from;
+  size_t count;
+} even_hosts_range;
+
+/* Piece `number` of `whole` in `pieces` of whole lines; the first one is the largest. */
+static inline even_hosts_range even_hosts_piece_of(even_hosts_range whole, size_t pieces, size_t number,
+                                                   size_t element) {
+  size_t line = EVEN_COMM_LINE / element;
+  size_t step = ((whole.count - (whole.count > 0)) / pieces / line + 1) * line;
+  size_t begin = even_least_size(number * step, whole.count);
+  return (even_hosts_range){.from = whole.from + begin, .count = even_least_size(step, whole.count - begin)};
+}
 
 /* The inner limits of a call whose ranks have all come to it on this host: from here on they wait for other hosts. */
 void even_hosts_await_others(even_hosts_group *group);
@@ -133,6 +150,12 @@ even_status even_hosts_relay_scatter(even_hosts_group *group, const even_comm_sc
 even_status even_hosts_relay_gather(even_hosts_group *group, const even_comm_gathering *job, int lanes) EVEN_MUST_USE;
 /* sizes[h] = what host h's ranks have together. */
 void even_hosts_sum_counts(const even_hosts_group *group, const size_t *counts, size_t *sizes);
+
+/* ---- turns.c: what is cut by ranks, one thing after the other ---- */
+
+/* As the collectives of these names, between their beginning and their end. */
+even_status even_hosts_scatter_in_turns(even_hosts_group *group, const even_comm_scattering *job) EVEN_MUST_USE;
+even_status even_hosts_gather_in_turns(even_hosts_group *group, const even_comm_gathering *job) EVEN_MUST_USE;
 
 /* ---- ending.c: how the group ends, and who hears of it ---- */
 

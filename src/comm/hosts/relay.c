@@ -8,12 +8,15 @@
 
 #include <string.h>
 
-/* So many pieces at most and at least, but none of less for each host. */
+/* So many pieces at most and at least, but none of less for each host, and none of more than the group's piece_bytes.
+ */
 #define PIECES 16u
 #define LEAST_PIECES 2u
 #define LEAST_BYTES ((size_t)512 << 10)
 /* Pieces that are summed before the first one has to be back. */
 #define AHEAD 2u
+/* So many pieces of a reduce-scatter are under way, each in a place of its own. */
+#define SUMMED (AHEAD + 1)
 
 typedef struct relay relay;
 /* What of a piece crosses over a lane; on its carrier's thread. */
@@ -35,35 +38,27 @@ struct relay {
   size_t bytes;
   int host; /* the root's, and its number there */
   int local;
-  /* of the others: each host has a block, one after the other in `all` */
+  /* of the others: each host has a block, one after the other */
   const even_comm_scattering *scattering;
   const even_comm_gathering *gathering;
   size_t element;
-  unsigned char *all;
+  unsigned char *all;  /* in which the blocks lie; NULL: in `sums`, */
+  unsigned char *sums; /* where SUMMED pieces have room, one beside the other */
+  size_t room;         /* of each of these; in elements */
 };
 
-/* A range of elements, or of bytes of a broadcast. */
-typedef struct range {
-  size_t from;
-  size_t count;
-} range;
+typedef even_hosts_range range;
 
 static size_t pieces_of(const even_hosts_group *group, size_t bytes) {
   size_t pieces = even_least_size(bytes / LEAST_BYTES / (size_t)group->hosts, PIECES);
-  return pieces < LEAST_PIECES ? LEAST_PIECES : pieces;
-}
-
-/* Piece `number` of `whole` in `pieces` of whole lines. */
-static range piece_of(range whole, size_t pieces, size_t number, size_t element) {
-  size_t line = EVEN_COMM_LINE / element;
-  size_t step = ((whole.count - (whole.count > 0)) / pieces / line + 1) * line;
-  size_t begin = even_least_size(number * step, whole.count);
-  return (range){.from = whole.from + begin, .count = even_least_size(step, whole.count - begin)};
+  size_t needed = bytes / group->piece_bytes + 1;
+  pieces = pieces < LEAST_PIECES ? LEAST_PIECES : pieces;
+  return pieces < needed ? needed : pieces;
 }
 
 /* What a lane carries of a piece. */
 static range part_of(const relay *work, range piece, int lane) {
-  return piece_of(piece, (size_t)work->lanes, (size_t)lane, work->element);
+  return even_hosts_piece_of(piece, (size_t)work->lanes, (size_t)lane, work->element);
 }
 
 /* What a rank here carries of it, by its number here: of neighbouring lanes, if of more than one. */
@@ -164,7 +159,7 @@ static even_status run(relay *work, even_status (*move)(relay *work)) {
 /* ---- broadcast ---- */
 
 static range bytes_of(const relay *work, size_t piece) {
-  return piece_of((range){.count = work->bytes}, work->pieces, piece, 1);
+  return even_hosts_piece_of((range){.count = work->bytes}, work->pieces, piece, 1);
 }
 
 static even_status cross_broadcast(const relay *work, int lane, size_t piece) {
@@ -245,7 +240,27 @@ static range block_of(const relay *work, int host) {
 }
 
 static range slice_of(const relay *work, size_t piece, int host) {
-  return piece_of(block_of(work, host), work->pieces, piece, work->element);
+  return even_hosts_piece_of(block_of(work, host), work->pieces, piece, work->element);
+}
+
+/* Elements that the hosts before `host` have in a piece. */
+static size_t before_in_piece(const relay *work, size_t piece, int host) {
+  size_t count = 0;
+  for (int before = 0; before < host; before++) {
+    range block = {.count = work->group->sizes[before]};
+    count += even_hosts_piece_of(block, work->pieces, piece, work->element).count;
+  }
+  return count;
+}
+
+/* Where element `at` of those that a host has in a piece lies; it is among all that are counted. */
+static unsigned char *place_of(const relay *work, size_t piece, int host, size_t at) {
+  if (work->all != NULL) {
+    return work->all + at * work->element;
+  }
+  size_t place = piece % SUMMED * work->room + before_in_piece(work, piece, host);
+  place += at - slice_of(work, piece, host).from;
+  return work->sums + place * work->element;
 }
 
 /* What the hosts have of a piece on a lane, into the lane's own room. */
@@ -258,7 +273,7 @@ static size_t divide(const relay *work, int lane, size_t piece, size_t *largest)
   for (int host = 0; host < group->hosts; host++) {
     range part = part_of(work, slice_of(work, piece, host), lane);
     parts[host] = part.count;
-    places[host] = work->all + part.from * work->element;
+    places[host] = place_of(work, piece, host, part.from);
     *largest = part.count > *largest ? part.count : *largest;
     total += part.count;
   }
@@ -267,8 +282,14 @@ static size_t divide(const relay *work, int lane, size_t piece, size_t *largest)
 
 /* ---- reduce-scatter ---- */
 
+/* A rank that is alone on its host has its sums in its input, and what comes at once where it belongs. */
+static bool is_alone(const relay *work) {
+  return work->group->locals == 1;
+}
+
 static even_status cross_scatter(const relay *work, int lane, size_t piece) {
   const even_hosts_group *group = work->group;
+  range own = part_of(work, slice_of(work, piece, group->own_host), lane);
   even_comm *comm = group->lane[lane];
   even_comm_scattering outer = *work->scattering;
   outer.total = divide(work, lane, piece, &outer.largest);
@@ -276,7 +297,8 @@ static even_status cross_scatter(const relay *work, int lane, size_t piece) {
   outer.counts = &group->parts[lane * group->hosts];
   outer.places = (const unsigned char *const *)&group->places[lane * group->hosts];
   outer.input = work->all;
-  outer.output = group->places[lane * group->hosts + group->own_host];
+  outer.output = is_alone(work) ? outer.output + (own.from - block_of(work, group->own_host).from) * work->element
+                                : place_of(work, piece, group->own_host, own.from);
   return outer.total == 0 ? EVEN_OK : even_comm_engine_of(comm)->reduce_scatter(comm, &outer);
 }
 
@@ -284,13 +306,13 @@ static even_status cross_scatter(const relay *work, int lane, size_t piece) {
 static even_status reduce_piece(const relay *work, size_t piece) {
   even_hosts_group *group = work->group;
   const even_comm_scattering *job = work->scattering;
-  for (int host = 0; host < group->hosts; host++) {
+  for (int host = 0; host < group->hosts && !is_alone(work); host++) {
     range slice = slice_of(work, piece, host);
     range own = carried_by(work, slice, even_comm_rank(group->inside));
     for (int local = 0; local < group->locals; local++) {
       group->counts[local] = carried_by(work, slice, local).count;
     }
-    unsigned char *into = own.count > 0 ? work->all + own.from * work->element : job->output;
+    unsigned char *into = own.count > 0 ? place_of(work, piece, host, own.from) : job->output;
     if (slice.count > 0) {
       EVEN_TRY(even_comm_reduce_scatter(group->inside, job->input + slice.from * work->element, into, group->counts,
                                         job->dtype, job->op == EVEN_AVG ? EVEN_SUM : job->op));
@@ -319,6 +341,9 @@ static range wanted_by(const relay *work, int local) {
 /* What has come of this host's block, from who carries it to whose it is. */
 static even_status deliver_piece(const relay *work, size_t piece) {
   even_hosts_group *group = work->group;
+  if (is_alone(work)) {
+    return EVEN_OK;
+  }
   range slice = slice_of(work, piece, group->own_host);
   int own = even_comm_rank(group->inside);
   range mine = wanted_by(work, own);
@@ -330,7 +355,7 @@ static even_status deliver_piece(const relay *work, size_t piece) {
     range takes = common_of(carried_by(work, slice, local), mine);
     group->counts[local] = gives.count * work->element;
     group->nothing[local] = takes.count * work->element;
-    sources[local] = gives.count == 0 ? NULL : work->all + gives.from * work->element;
+    sources[local] = gives.count == 0 ? NULL : place_of(work, piece, group->own_host, gives.from);
     targets[local] = takes.count == 0 ? NULL : work->scattering->output + (takes.from - mine.from) * work->element;
   }
   return even_comm_all_to_all(group->inside, sources, group->counts, (void *const *)targets, group->nothing);
@@ -361,8 +386,14 @@ even_status even_hosts_relay_scatter(even_hosts_group *group, const even_comm_sc
                 .scattering = job,
                 .element = job->element};
   even_hosts_sum_counts(group, job->counts, group->sizes);
-  EVEN_TRY(carries(&work) ? even_hosts_scratch(group, job->bytes + 1) : EVEN_OK);
-  work.all = group->scratch;
+  if (is_alone(&work)) {
+    work.all = (unsigned char *)(uintptr_t)job->input; /* only read */
+    return run(&work, scatter_pieces);
+  }
+  work.room = before_in_piece(&work, 0, group->hosts); /* the first piece is the largest */
+  size_t pieces = even_least_size(work.pieces, SUMMED);
+  EVEN_TRY(carries(&work) ? even_hosts_scratch(group, pieces * work.room * work.element + 1) : EVEN_OK);
+  work.sums = group->scratch;
   return run(&work, scatter_pieces);
 }
 
