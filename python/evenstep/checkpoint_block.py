@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -20,9 +20,16 @@ ALIGNMENT = 64
 _HUGE_PAGE = 2 << 20
 
 
+_memmove = ctypes.CDLL(None).memmove  # other threads go on meanwhile
+_memmove.argtypes, _memmove.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
+
+
 class Block:
-    def __init__(self, size: int) -> None:
-        self._memory = mmap.mmap(-1, size + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Of a file of `size` bytes in which so many tensors may lie anywhere."""
+
+    def __init__(self, size: int, tensors: int = 0) -> None:
+        room = size + tensors * ALIGNMENT
+        self._memory = mmap.mmap(-1, room + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._begin = -address % _HUGE_PAGE
         self.address = address + self._begin
@@ -31,13 +38,25 @@ class Block:
         """Whether it begins with these bytes."""
         return self._memory[self._begin : self._begin + len(head)] == head
 
-    def tensor(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor that begins at this byte; one that lies badly there, or has nothing in it, as a copy."""
-        count = math.prod(shape)
-        if count == 0:
-            return torch.empty(shape, dtype=dtype)
-        values = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._begin + begin).view(shape)
-        return values if begin % ALIGNMENT == 0 else values.clone()
+    def tensors(self, places: Sequence[tuple[int, torch.dtype, tuple[int, ...]]]) -> list[torch.Tensor]:
+        """Those that begin at these bytes, which rise. What does not begin at a cache line is moved there, with what follows it: a
+        copy would take its memory again. Once."""
+        found, moves = [], []
+        end = 0
+        for begin, dtype, shape in places:
+            count = math.prod(shape)
+            at = -(-max(begin, end) // ALIGNMENT) * ALIGNMENT
+            if count == 0:
+                found.append(torch.empty(shape, dtype=dtype))
+                continue
+            values = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._begin + at)
+            end = at + values.nbytes
+            moves.append((self.address + at, self.address + begin, values.nbytes))
+            found.append(values.view(shape))
+        for to, source, size in reversed(moves):  # upwards: nothing is overwritten that is yet to be moved
+            if to != source:
+                _memmove(to, source, size)
+        return found
 
 
 def move(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:

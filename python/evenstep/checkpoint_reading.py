@@ -191,13 +191,14 @@ class StoredFiles:
         return name in self._entries and bool(self._entries[name]["bytes"] >= LEAST)
 
     def _into_block(self, name: str, file: TensorFile) -> _Reading:
-        size = self._entries[name]["bytes"]
-        block = Block(size)
+        size, order = self._entries[name]["bytes"], file.by_place()
+        block = Block(size, len(order))
 
         def give() -> Tensors:
             if not block.holds(file.head):
                 raise damage_of(self._folder, f"{name} changed while it was read")
-            return {key: file.as_saved(key, block.tensor(begin, *file.plain(key))) for key, begin in file.by_place()}
+            values = block.tensors([(begin, *file.plain(key)) for key, begin in order])
+            return {key: file.as_saved(key, one) for (key, _), one in zip(order, values)}
 
         return _Reading(name, ((0, size, block.address),), give)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 from pathlib import Path
@@ -127,13 +128,24 @@ def test_a_file_of_before_cache_lines_counted_is_read(monkeypatch: pytest.Monkey
 
 
 def test_a_block_lives_as_long_as_its_tensors() -> None:
-    block = Block(LEAST)
-    value = block.tensor(64, torch.float64, (3, 4))
-    odd = block.tensor(8, torch.int16, (5,))
-    empty = block.tensor(0, torch.float32, (0, 7))
+    block = Block(LEAST, 3)
+    empty, odd, value = block.tensors([(0, torch.float32, (0, 7)), (8, torch.int16, (5,)), (64, torch.float64, (3, 4))])
     del block
     value.fill_(2.5)
     assert value.sum() == 30 and empty.shape == (0, 7) and odd.tolist() == [0] * 5
+
+
+def test_what_lies_badly_is_moved_in_its_block() -> None:
+    """Without a second copy: each to the next cache line behind the one before, over the old place of those that follow."""
+    sizes, begin = [70_001, 3, 64, 1 << 20, 40, 129, 64], 11
+    data = torch.randint(0, 256, (begin + sum(sizes),), dtype=torch.uint8)
+    block = Block(len(data), len(sizes))
+    ctypes.memmove(block.address, data.data_ptr(), len(data))
+    begins = [begin + sum(sizes[:i]) for i in range(len(sizes))]
+    tensors = block.tensors([(at, torch.uint8, (size,)) for at, size in zip(begins, sizes)])
+    for at, size, tensor in zip(begins, sizes, tensors):
+        assert torch.equal(tensor, data[at : at + size]) and tensor.data_ptr() % ALIGNMENT == 0
+        assert block.address <= tensor.data_ptr() < block.address + len(data) + len(sizes) * ALIGNMENT
 
 
 def test_only_plain_memory_is_moved() -> None:
