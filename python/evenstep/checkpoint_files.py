@@ -8,7 +8,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -243,6 +243,16 @@ class TensorFile:
     def as_saved(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """The tensor whose plain numbers these are."""
         return torch.view_as_complex(values) if name in self._complex else values
+
+    def pieces(self, name: str, most: int) -> Iterator[bytes]:
+        """Its bytes, so many at a time."""
+        _, _, begin, end = self._entries[name]
+        for at in range(begin, end, most):
+            self._file.seek(self._start + at)
+            piece = self._file.read(min(most, end - at))
+            if len(piece) != min(most, end - at):
+                raise damaged(f"{self.path} is truncated: tensor {name!r} ends beyond it")
+            yield piece
 
     def read(self, name: str) -> torch.Tensor:
         if name not in self._entries:

@@ -3,7 +3,7 @@
     python -m evenstep.checkpoint_reshard IN OUT (--files N | --shard-bytes N) [--force]
 
 IN is an Evenstep checkpoint, a Hugging Face folder or a .safetensors file; OUT is a folder of the same form (a Hugging Face
-folder, for a file). One file's tensors are in memory at a time."""
+folder, for a file). Of a checkpoint one tensor is in memory at a time, of a Hugging Face folder one file's."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ import torch
 
 from evenstep import _core, ckpt_convert, convert_safetensors
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_files import TensorFile, index_of, read_manifest, shard_name, verify, write_tensors
+from evenstep.checkpoint_files import DTYPES, File, TensorFile, index_of, read_manifest, shard_name, verify
 from evenstep.checkpoint_reading import files_of
 from evenstep.convert_contents import DAMAGED, UNSUPPORTED, USAGE, Refused, Tensors
 from evenstep.convert_evenstep import refused
 from evenstep.convert_formats import kind_of
 
 FORMAT = "evenstep-ckpt-reshard-1"
+_PIECE = 16 << 20
 
 
 def arguments() -> argparse.Namespace:
@@ -67,19 +68,36 @@ class Shards:
                 tensors.update({name: file.read(name) for name in those})
         return {name: tensors[name] for name in names}
 
+    def file(self, file_name: str, names: Iterable[str], metadata: Iterable[tuple[str, str]]) -> File:
+        """One file of these, as the extension takes it: each is read when it is its turn."""
+        names = list(names)
+        specs, complex_names = [], []
+        for name in names:
+            with TensorFile(self._files[name]) as file:
+                dtype, shape = file.plain(name)
+                specs.append((name, DTYPES[dtype], shape, 0, file.bytes_of(name)))
+                complex_names += [name] if file.describe(name)[0].is_complex else []
+        held: list[torch.Tensor] = []
+
+        def fetch(index: int) -> int:
+            held.clear()  # before the next one comes
+            held.extend(self.read([names[index]]).values())
+            return held[0].data_ptr()
+
+        pairs = [("format", "pt"), *metadata]
+        if complex_names:
+            pairs.append(("complex", json.dumps(complex_names)))
+        return file_name, specs, pairs, fetch
+
     def compare(self, other: Shards) -> None:
         """Every bit of every tensor."""
         if set(self.sizes) != set(other.sizes):
             raise Refused("what was written does not read back as it was: names differ", "check the disk", DAMAGED)
         for name in self.sizes:
-            (a,), (b,) = self.read([name]).values(), other.read([name]).values()
-            if a.dtype != b.dtype or a.shape != b.shape or not torch.equal(_bits(a), _bits(b)):
-                raise Refused(f"what was written does not read back as it was: {name!r}", "check the disk", DAMAGED)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return plain.reshape(-1).view(torch.uint8)
+            with TensorFile(self._files[name]) as a, TensorFile(other._files[name]) as b:
+                pieces = zip(a.pieces(name, _PIECE), b.pieces(name, _PIECE))
+                if a.describe(name) != b.describe(name) or any(one != its for one, its in pieces):
+                    raise Refused(f"what was written does not read back as it was: {name!r}", "check the disk", DAMAGED)
 
 
 def split(sizes: dict[str, int], files: int, most_bytes: int) -> list[list[str]]:
@@ -168,7 +186,7 @@ def _reshard_checkpoint(source: Path, target: Path, options: argparse.Namespace)
                 written[name] = [shard_name(name, i, len(parts)) for i in range(len(parts))]
                 for file, names in zip(written[name], parts):
                     tied = [(k, of) for k, of in shards.tied.items() if of in names]
-                    write_tensors(writer, file, shards.read(names), tied)
+                    writer.add(*shards.file(file, names, tied))
                 saved.pop("files", None), saved.pop("index", None)
                 saved["file"] = written[name][0]
                 if len(parts) > 1:
@@ -193,7 +211,8 @@ def _copy(writer: _core.CheckpointWriter, source: Path, name: str) -> None:
         return
     with TensorFile(source / name) as file:
         pairs = [(k, v) for k, v in file.metadata.items() if k not in ("format", "complex")]
-        write_tensors(writer, name, {key: file.read(key) for key in file.names()}, pairs)
+        names = file.names()
+    writer.add(*Shards([source / name]).file(name, names, pairs))
 
 
 def _compare_checkpoints(source: Path, target: Path) -> None:

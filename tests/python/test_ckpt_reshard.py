@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
+import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -105,6 +108,52 @@ def test_a_checkpoint_that_training_goes_on_from(program: pathlib.Path, monkeypa
     assert done.returncode == 0, done.stdout
 
 
+def test_one_tensor_of_a_checkpoint_is_in_memory_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = make()
+    model.register_buffer("turning", torch.tensor([1 + 2j, 3 - 4j]))
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    train(model, optimizer)
+    path, asked = ck.checkpoint("whole"), []
+    read = checkpoint_reshard.Shards.read
+
+    def watched(self: Any, names: Any) -> Any:
+        asked.append(list(names))
+        return read(self, asked[-1])
+
+    monkeypatch.setattr(checkpoint_reshard.Shards, "read", watched)
+    reshard(options(path, "split", files=2))
+    assert len(asked) > 10 and all(len(names) == 1 for names in asked)
+    other, its_optimizer = make()
+    other.register_buffer("turning", torch.zeros(2, dtype=torch.complex64))
+    use(monkeypatch, OneProcess(model=other, optimizer=its_optimizer))
+    ck.load_checkpoint("split")
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_what_lies_beyond_4_gib(tmp_path: pathlib.Path) -> None:
+    path, large, small = tmp_path / "large.safetensors", (1 << 32) + 5, torch.tensor([1.5, -2.0, 3.25])
+    entries = {
+        "large": {"dtype": "U8", "shape": [large], "data_offsets": [0, large]},
+        "small": {"dtype": "F32", "shape": [3], "data_offsets": [large, large + 12]},
+    }
+    head = json.dumps(entries).encode()
+    with path.open("wb") as file:  # the large one has no blocks on the disk, and is not read
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.seek(large, 1)
+        file.write(small.numpy().tobytes())
+    shards = checkpoint_reshard.Shards([path])
+    assert shards.sizes == {"large": large, "small": 12}
+    assert torch.equal(shards.read(["small"])["small"], small)
+    _, specs, _, fetch = shards.file("one.safetensors", ["small"], [])
+    assert specs == [("small", "F32", (3,), 0, 12)] and fetch is not None
+    assert ctypes.string_at(fetch(0), 12) == small.numpy().tobytes()
+    with files.TensorFile(path) as stored:
+        assert b"".join(stored.pieces("small", 5)) == small.numpy().tobytes()
+        os.truncate(path, path.stat().st_size - 1)
+        with pytest.raises(files.EvenstepError, match="'small' ends beyond it"):
+            list(stored.pieces("small", 5))
+
+
 def test_a_damaged_checkpoint_is_told_by_the_exit_code(program: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, optimizer = make()
     use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
@@ -131,13 +180,13 @@ def test_what_cannot_be_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.M
     with pytest.raises(Exception, match="altered"):
         reshard(options(path, tmp_path / "x", files=2))
     file.write_bytes(good)
-    real = checkpoint_reshard._bits  # what is read back is not what was written
+    real = files.TensorFile.pieces  # what is read back is not what was written
 
-    def wrong(tensor: torch.Tensor, seen: list[int] = []) -> torch.Tensor:  # noqa: B006
-        seen.append(1)
-        return real(tensor) ^ (len(seen) == 2)
+    def wrong(self: Any, name: str, most: int) -> Iterator[bytes]:
+        for piece in real(self, name, most):
+            yield piece if self.path.name == "one.safetensors" else piece[:-1] + bytes([piece[-1] ^ 1])
 
-    monkeypatch.setattr(checkpoint_reshard, "_bits", wrong)
+    monkeypatch.setattr(files.TensorFile, "pieces", wrong)
     with pytest.raises(Refused, match="does not read back"):
         reshard(options(tmp_path / "one.safetensors", tmp_path / "y", files=1))
     assert not (tmp_path / "x").exists() and not (tmp_path / "y").exists()
