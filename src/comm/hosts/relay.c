@@ -297,8 +297,11 @@ static even_status cross_scatter(const relay *work, int lane, size_t piece) {
   outer.counts = &group->parts[lane * group->hosts];
   outer.places = (const unsigned char *const *)&group->places[lane * group->hosts];
   outer.input = work->all;
-  outer.output = is_alone(work) ? outer.output + (own.from - block_of(work, group->own_host).from) * work->element
-                                : place_of(work, piece, group->own_host, own.from);
+  if (!is_alone(work)) {
+    outer.output = place_of(work, piece, group->own_host, own.from);
+  } else if (own.count > 0) { /* else it may be NULL */
+    outer.output += (own.from - block_of(work, group->own_host).from) * work->element;
+  }
   return outer.total == 0 ? EVEN_OK : even_comm_engine_of(comm)->reduce_scatter(comm, &outer);
 }
 

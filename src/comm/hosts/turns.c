@@ -29,6 +29,12 @@ static even_hosts_range slice_of(const turn *at, int rank) {
   return even_hosts_piece_of((even_hosts_range){.count = at->counts[rank]}, at->pieces, at->number, at->element);
 }
 
+/* Where the piece of this rank's own part lies: `part` may be NULL where that has nothing. */
+static unsigned char *own_slice(const even_hosts_group *group, const turn *at, unsigned char *part) {
+  size_t from = slice_of(at, group->rank).from;
+  return from == 0 ? part : part + from * at->element;
+}
+
 static turn turn_of(even_hosts_group *group, const size_t *counts, size_t element, size_t pieces, size_t number) {
   turn at = {.counts = counts, .element = element, .pieces = pieces, .number = number};
   for (int rank = 0; rank < group->ranks; rank++) {
@@ -46,7 +52,7 @@ static size_t pieces_of(const even_hosts_group *group, size_t bytes) {
 /* Copies a piece from where it lies in rank order to the order of the hosts, or back. */
 static void reorder(const even_hosts_group *group, const turn *at, unsigned char *by_rank, unsigned char *by_host,
                     bool back) {
-  for (int i = 0; i < group->ranks; i++) {
+  for (int i = 0; i < group->ranks && at->total > 0; i++) {
     int rank = group->members[i];
     unsigned char *part = by_rank + (begin_of(at->counts, rank) + slice_of(at, rank).from) * at->element;
     size_t bytes = group->parts[rank] * at->element;
@@ -67,7 +73,7 @@ static even_status move_parts(even_hosts_group *group, const turn *at, unsigned 
   const void **others = group->pointers + group->ranks; /* on all: where the leader's or one's own is */
   for (int local = 0; local < group->locals; local++) {
     size_t bytes = group->parts[locals[local]] * at->element;
-    leaders[local] = block == NULL ? NULL : block + begin;
+    leaders[local] = block == NULL ? NULL : block + begin; /* NULL: nobody has anything, or who does not lead */
     others[local] = own;
     group->sizes[local] = even_hosts_leads(group) ? bytes : 0;
     group->nothing[local] = 0;
@@ -117,7 +123,9 @@ static even_status reduce_slices(even_hosts_group *group, const even_comm_scatte
     if (slice.count > 0) {
       EVEN_TRY(even_hosts_reduce_inside(group, input, sums, slice.count, job->dtype, job->op));
     }
-    sums += even_hosts_leads(group) ? slice.count * job->element : 0;
+    if (even_hosts_leads(group)) {
+      sums += slice.count * job->element;
+    }
   }
   return EVEN_OK;
 }
@@ -146,7 +154,7 @@ static even_status scatter_piece(even_hosts_group *group, const even_comm_scatte
   even_hosts_sum_counts(group, group->parts, group->sizes);
   unsigned char *block = leads ? sums + begin_of(group->sizes, group->own_host) * job->element : NULL;
   EVEN_TRY(even_hosts_agree(group, leads ? scatter_between(group, &piece, sums, block) : EVEN_OK));
-  return move_parts(group, at, block, job->output + slice_of(at, group->rank).from * job->element, false);
+  return move_parts(group, at, block, own_slice(group, at, job->output), false);
 }
 
 even_status even_hosts_scatter_in_turns(even_hosts_group *group, const even_comm_scattering *job) {
@@ -177,8 +185,7 @@ static even_status gather_between(even_hosts_group *group, const even_comm_gathe
 /* On the leader in its output where the ranks of a host are neighbours, else by way of its scratch. */
 static even_status gather_piece(even_hosts_group *group, const even_comm_gathering *job, const turn *at) {
   bool leads = even_hosts_leads(group);
-  unsigned char *own =
-      (unsigned char *)(uintptr_t)job->input + slice_of(at, group->rank).from * job->element; /* read */
+  unsigned char *own = own_slice(group, at, (unsigned char *)(uintptr_t)job->input); /* only read */
   even_comm_gathering piece = *job;
   piece.total = at->total;
   piece.bytes = at->total * job->element;
@@ -186,9 +193,10 @@ static even_status gather_piece(even_hosts_group *group, const even_comm_gatheri
   size_t begin = begin_of(group->sizes, group->own_host) * job->element;
   EVEN_TRY(leads && !group->in_order ? even_hosts_scratch(group, piece.bytes + 1) : EVEN_OK);
   unsigned char *all = group->in_order ? job->output : group->scratch;
-  EVEN_TRY(move_parts(group, at, leads ? all + begin : NULL, own, true));
+  unsigned char *block = leads && at->total > 0 ? all + begin : NULL;
+  EVEN_TRY(move_parts(group, at, block, own, true));
   even_hosts_sum_counts(group, group->parts, group->sizes);
-  EVEN_TRY(even_hosts_agree(group, leads ? gather_between(group, &piece, all + begin, all) : EVEN_OK));
+  EVEN_TRY(even_hosts_agree(group, leads ? gather_between(group, &piece, block, all) : EVEN_OK));
   if (leads && !group->in_order) {
     reorder(group, at, job->output, all, true);
   }
