@@ -98,7 +98,7 @@ soak: ## 1,000 faults of all kinds within an hour, then an hour of 8 ranks on 2 
 	@scripts/bootstrap.sh test
 	@scripts/soak.sh $(ARGS)
 
-large: ## collectives and a checkpoint of more than 4 GiB, checked byte by byte (14 GB of memory, one part of it 18; ARGS="torch ucx": parts)
+large: ## collectives, gradients, optimizer states and checkpoints of more than 4 GiB, checked byte by byte (9 to 17 GB of memory a part; ARGS="torch ucx": parts)
 	@scripts/bootstrap.sh test
 	@scripts/large.sh $(ARGS)
 

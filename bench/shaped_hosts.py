@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 PORT = 29511
+FIRST_ADDRESS = "10.78.0.1"
 
 
 def missing() -> str:
@@ -27,7 +28,8 @@ def _command(words: str) -> None:
 class ShapedHosts:
     """`with ShapedHosts(4, 1000) as hosts: hosts.run([...])`; its namespaces have this process's number in their names."""
 
-    def __init__(self, hosts: int, mbit: float, ranks: int = 1) -> None:
+    def __init__(self, hosts: int, mbit: float | None, ranks: int = 1) -> None:
+        """mbit: None: links as fast as the machine makes them."""
         self.hosts, self.mbit, self.ranks = hosts, mbit, ranks
         self._net = f"evens-{os.getpid()}-net"
 
@@ -59,7 +61,9 @@ class ShapedHosts:
         _command(f"ip -n {name} addr add 10.78.0.{host + 1}/24 dev eth0")
         _command(f"ip -n {name} link set eth0 up")
         _command(f"ip -n {name} link set lo up")
-        for where, link in ((name, "eth0"), (self._net, f"p{host}")):  # out of the host, and into it
+        for where, link in (
+            ((name, "eth0"), (self._net, f"p{host}")) if self.mbit else ()
+        ):  # out of the host, and into it
             _command(f"tc -n {where} qdisc add dev {link} root tbf rate {self.mbit}mbit burst 256kb latency 100ms")
 
     def _remove(self) -> None:
@@ -82,7 +86,7 @@ class ShapedHosts:
                 "WORLD_SIZE": str(self.hosts * self.ranks),
                 "LOCAL_RANK": str(rank % self.ranks),
                 "LOCAL_WORLD_SIZE": str(self.ranks),
-                "MASTER_ADDR": "10.78.0.1",
+                "MASTER_ADDR": FIRST_ADDRESS,
                 "MASTER_PORT": str(PORT),
                 "EVENSTEP_HOST_ID": self._name(host),
                 "EVENSTEP_COMM_COSTS": "off",

@@ -1,18 +1,22 @@
-"""Collectives and messages of more than 4 GiB, and of more than 2^31 elements, between two or three ranks, and a checkpoint of as
-much, each checked to the last byte: `make large`. Each part has ranks of its own, one after the other, and takes a minute or two;
-not a part of `make test`.
+"""Collectives and messages of more than 4 GiB, and of more than 2^31 elements, between two or three ranks, gradients, states of
+an optimizer and checkpoints of as much, each checked to the last byte: `make large`. Each part has ranks of its own, one after
+the other, and takes a minute or two; not a part of `make test`.
 
     python scripts/large.py [PART …]     # without names: all that can be had here
 
 Parts: `plain`, `arena` and `chain` (es.comm in shared memory: of the ranks' own memory, of the group's, and of ranks that share one
-core), `torch` (torch.distributed on backend evenstep), `ucx`, `hosts`, `hosts-scatter` (its reduce-scatter, which takes the
-memory twice), `mpi`, `checkpoint`. What memory each needs stands below; where that is not free the part is not run, and that is
-said; so it is of what is not installed. MPI needs a launcher: EVENSTEP_TEST_MPIRUN, else an `mpirun` in build/mpi or on the path.
-A checkpoint goes where temporary files do, or to EVENSTEP_LARGE_FOLDER.
+core), `torch` (torch.distributed on backend evenstep), `ucx`, `hosts`, `hosts-scatter` (its reduce-scatter), `torch-hosts` and
+`torch-hosts-two` (torch.distributed on three ranks of two hosts, and on two: network namespaces, for which root is needed), `mpi`,
+`prepare` (gradients of es.prepare), `optim` and `optim-elements` (es.optim, on two ranks and on one), `checkpoint` and
+`checkpoint-ranks` (of one rank, and of two, in other files then). What memory each needs stands below; where that is not free the
+part is not run, and that is said; so it is of what is not installed. MPI needs a launcher: EVENSTEP_TEST_MPIRUN, else an `mpirun` in
+build/mpi or on the path. A checkpoint goes where temporary files do, or to EVENSTEP_LARGE_FOLDER.
+EVENSTEP_LARGE_SCALE=16 makes a sixteenth of everything, to try a part out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -27,9 +31,13 @@ ROOT = SCRIPTS.parent
 sys.path.insert(0, str(ROOT / "bench"))
 
 from heading import print_heading  # noqa: E402
+from shaped_hosts import FIRST_ADDRESS, PORT, ShapedHosts  # noqa: E402
+from shaped_hosts import missing as no_namespaces  # noqa: E402
 
 BESIDE_SCATTER = ("all_reduce", "broadcast", "all_gather", "all_to_all", "send")
 ALL = (*BESIDE_SCATTER, "reduce_scatter")
+TORCH_CALLS = ("all_reduce", "all_reduce_bf16", "broadcast", "send")
+TORCH_OTHERS = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single", "both_ways")
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,8 @@ class Part:
     hosts: str = "aa"
     """Where each rank is."""
     one_core: bool = False
+    namespaces: bool = False
+    """Each host is one, else they are only called so."""
 
 
 def comm(gib: float, *calls: str, memory: str = "plain", engine: str = "shm", hosts: str = "aa") -> Part:
@@ -56,10 +66,15 @@ PARTS = {
     "torch": Part(13, ("large_torch.py",)),
     "ucx": comm(9.5, *ALL, engine="ucx"),
     "hosts": comm(13, *BESIDE_SCATTER, engine="hosts", hosts="aab"),
-    # It takes as much memory again where a rank speaks for its host.
-    "hosts-scatter": comm(17.5, "reduce_scatter", engine="hosts", hosts="ab"),
+    "hosts-scatter": comm(13.5, "reduce_scatter", engine="hosts", hosts="aab"),
+    "torch-hosts": Part(14, ("large_torch.py", *TORCH_CALLS), "hosts", "aab", namespaces=True),
+    "torch-hosts-two": Part(13, ("large_torch.py", *TORCH_OTHERS), "hosts", "ab", namespaces=True),
     "mpi": comm(9.5, *ALL, engine="mpi"),
-    "checkpoint": Part(13, ("large_checkpoint.py",), hosts="a"),
+    "prepare": Part(14, ("large_prepare.py",)),
+    "optim": Part(16.5, ("large_optim.py", "momentum")),
+    "optim-elements": Part(16.5, ("large_optim.py", "elements"), hosts="a"),
+    "checkpoint": Part(9.5, ("large_checkpoint.py",), hosts="a"),
+    "checkpoint-ranks": Part(14, ("large_ranks.py",)),
 }
 
 
@@ -87,14 +102,25 @@ def missing(part: Part) -> str | None:
     version, why = ucx_state()
     if part.engine in ("ucx", "hosts") and not version:
         return f"no UCX: {why}"
+    if part.namespaces and no_namespaces():
+        return no_namespaces()
     if part.engine == "mpi" and mpirun() is None:
         return "no mpirun (EVENSTEP_TEST_MPIRUN, scripts/install_mpi.sh)"
-    free = free_gib()
-    return f"{part.gib} GiB of memory are needed, {free:.1f} are free" if free < part.gib else None
+    free, needed = free_gib(), part.gib / int(os.environ.get("EVENSTEP_LARGE_SCALE", "1"))
+    return f"{needed:g} GiB of memory are needed, {free:.1f} are free" if free < needed else None
 
 
 def run(part: Part) -> int:
     """The worst exit code of the ranks."""
+    with contextlib.ExitStack() as stack:
+        names = [""] * len(set(part.hosts))
+        if part.namespaces:
+            names = stack.enter_context(ShapedHosts(len(names), None)).names
+        return run_on(part, names)
+
+
+def run_on(part: Part, names: list[str]) -> int:
+    """names: of the hosts' namespaces."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -111,6 +137,15 @@ def run(part: Part) -> int:
         at = {"WORLD_SIZE": str(len(part.hosts)), "RANK": str(rank)}
         at |= {"EVENSTEP_HOST_ID": host} if part.engine == "hosts" else {}
         words = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *own] if part.one_core else own
+        if part.namespaces:
+            words = ["ip", "netns", "exec", names["ab".index(host)], *words]
+            at |= {
+                "MASTER_ADDR": FIRST_ADDRESS,
+                "MASTER_PORT": str(PORT),
+                "UCX_TLS": "tcp,self",
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
+            }
         ranks.append(subprocess.Popen(words, env={**environment, **at}))
     return max(abs(rank.wait()) for rank in ranks)
 
@@ -129,7 +164,7 @@ def main(names: list[str]) -> int:
             print(f"{name}: not run: {why}", flush=True)
             left.append(name)
             continue
-        print(f"{name}:", flush=True)
+        print(f"{name} ({part.gib} GiB):", flush=True)
         began = time.monotonic()
         if run(part) != 0:
             wrong.append(name)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Collectives, messages and a checkpoint of more than 4 GiB, checked byte by byte; takes up to 18 GB of memory. See large.py.
+# Collectives, gradients, states of optimizers and checkpoints of more than 4 GiB, checked byte by byte; takes up to 17 GB of memory. See large.py.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

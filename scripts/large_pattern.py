@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-BYTES = (4 << 30) + 70_001  # more than 32 bits can count, and no round number
+SCALE = int(os.environ.get("EVENSTEP_LARGE_SCALE", "1"))  # of everything a part so large: to try a script out
+BYTES = ((4 << 30) + 70_001) // SCALE  # more than 32 bits can count, and no round number
+HALF = ((1 << 31) + 35_001) // SCALE  # elements: more than 31 bits can count, and twice as many more than 32
 PIECE = 256 << 10  # what is made for a comparison stays in the caches
 
 Array = Any

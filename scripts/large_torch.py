@@ -1,4 +1,4 @@
-"""A rank of two of `make large`: calls of torch.distributed on backend evenstep. large_torch.py CALL…"""
+"""A rank of two or three of `make large`: calls of torch.distributed on backend evenstep. large_torch.py CALL…"""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from large_pattern import BYTES, Array, check, fill, largest, pattern, place, watched
+from large_pattern import BYTES, HALF, Array, check, fill, largest, pattern, place, watched
 
 import evenstep  # noqa: F401  (the backend)
-
-HALF = (1 << 31) + 35_001  # elements: more than 31 bits can count, and twice as many more than 32
 
 
 def octets(tensor: torch.Tensor) -> Array:
@@ -33,21 +32,24 @@ def say(what: str) -> str:
 def all_reduce() -> None:
     data = filled(BYTES)
     dist.all_reduce(data, op=dist.ReduceOp.MAX)
-    check(data.numpy(), lambda at, n: largest(2, at, n), say("all_reduce of int8"))
+    check(data.numpy(), lambda at, n: largest(dist.get_world_size(), at, n), say("all_reduce of int8"))
 
 
 def all_reduce_bf16() -> None:
     """Whole numbers, of which bfloat16 has all up to 256; asked for with async_op."""
+    most = 127 if dist.get_world_size() == 2 else 63
     bits = torch.arange(256).bfloat16().view(torch.int16).numpy()
     data = torch.empty(HALF, dtype=torch.bfloat16)
     numbers = data.view(torch.int16).numpy()
     for at in range(0, HALF, 128 << 10):
         part = numbers[at : at + (128 << 10)]
-        part[:] = bits[pattern(at, len(part), dist.get_rank()) & 127]
+        part[:] = bits[pattern(at, len(part), dist.get_rank()) & most]
     dist.all_reduce(data, async_op=True).wait()
     check(
         numbers,
-        lambda at, n: bits[(pattern(at, n, 0) & 127) + (pattern(at, n, 1) & 127)],
+        lambda at, n: bits[
+            sum((pattern(at, n, rank) & most).astype(np.int64) for rank in range(dist.get_world_size()))
+        ],
         say("all_reduce of bfloat16, asynchronous"),
     )
 
@@ -84,10 +86,11 @@ def all_to_all_single() -> None:
 
 
 def send() -> None:
-    data = filled(BYTES)
+    """From the first to the last: another host's, where there are several."""
+    data, last = filled(BYTES), dist.get_world_size() - 1
     if dist.get_rank() == 0:
-        dist.send(data, dst=1)
-    else:
+        dist.send(data, dst=last)
+    elif dist.get_rank() == last:
         dist.recv(data, src=0)
         check(octets(data), lambda at, n: pattern(at, n, 0), say("send and recv"))
     dist.barrier()
