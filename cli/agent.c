@@ -1,10 +1,12 @@
 /* evenstep agent: one host's part of a job of several. `evenstep run --hosts` starts it, over ssh. */
 #include "base/fail.h"
+#include "base/json_reader.h"
 #include "cli/command.h"
 #include "cli/job.h"
 #include "orchestrator/hosts.h"
 #include "os/signals.h"
 
+#include <stdint.h>
 #include <string.h>
 
 enum { MOST_LINE = 65536 };
@@ -34,9 +36,24 @@ static even_status read_invitation(char *line, size_t room) {
   return EVEN_OK;
 }
 
+/* Whether its ranks may outlast an agent here: then this process starts it, and another one where it is killed. */
+static bool may_outlast(const char *line) {
+  json_t *invitation = NULL;
+  if (even_json_parse("the leader's invitation", line, strlen(line), &invitation) != EVEN_OK) {
+    even_error_clear(); /* whoever reads it for its own sake says so */
+    return false;
+  }
+  bool may = json_is_true(json_object_get(invitation, "outlasts"));
+  const char *digits = even_json_text(invitation, "key");
+  explicit_bzero((char *)(uintptr_t)digits, strlen(digits));
+  json_decref(invitation);
+  return may;
+}
+
 int even_cli_agent(int argc, char **argv) {
   static char line[MOST_LINE];
   struct even_estate *estate = NULL;
+  struct even_legacy *legacy = NULL;
   int operand = 0;
   int code = 0;
   bool met = false;
@@ -47,8 +64,12 @@ int even_cli_agent(int argc, char **argv) {
   if (status == EVEN_OK) {
     status = read_invitation(line, sizeof line);
   }
+  if (status == EVEN_OK && may_outlast(line) && !even_job_supervise_agent(&legacy, &code)) {
+    explicit_bzero(line, sizeof line);
+    return code;
+  }
   if (status == EVEN_OK) {
-    status = even_hosts_serve(line, NULL, &met, &estate, &code);
+    status = even_hosts_serve(line, NULL, &met, &estate, legacy, &code);
   }
   explicit_bzero(line, sizeof line); /* the key */
   if (estate != NULL) {

@@ -3,6 +3,7 @@
 #include "cli/job_setup.h"
 #include "orchestrator/hosts.h"
 #include "orchestrator/legacy.h"
+#include "orchestrator/outlast.h"
 #include "os/clock.h"
 #include "os/signals.h"
 
@@ -31,10 +32,11 @@ static even_status check(const even_job_options *options, size_t count, char **w
 static even_status try_once(const even_job_options *options, const even_rendezvous *rendezvous, const char *key,
                             bool *invited, bool *met, int *code) {
   even_text line = EVEN_TEXT_EMPTY;
-  even_status status = even_rendezvous_read(rendezvous, options->launched, key, &line);
+  bool resumes = even_outlast_due(options->legacy); /* it has the leader from the agent before */
+  even_status status = resumes ? EVEN_OK : even_rendezvous_read(rendezvous, options->launched, key, &line);
   *invited = status == EVEN_OK;
   if (*invited) {
-    status = even_hosts_serve(line.data, NULL, met, NULL, code);
+    status = even_hosts_serve(even_text_string(&line), NULL, met, NULL, options->legacy, code);
   }
   if (line.data != NULL) {
     explicit_bzero(line.data, line.length);
@@ -99,7 +101,8 @@ static even_status follow(const even_job_options *options, int *code) {
       until = even_clock_ns() + (uint64_t)(patience * 1e9);
       *met = false;
     }
-    again = status != EVEN_OK && !*met && may_come(status, invited, rendezvous.address[0] == '\0');
+    bool ends = options->legacy != NULL && options->legacy->page->again; /* with ranks that it could not go on with */
+    again = status != EVEN_OK && !*met && !ends && may_come(status, invited, rendezvous.address[0] == '\0');
     if (again && even_signals_end_pending() != 0) {
       *code = 128 + even_signals_end_pending();
       status = EVEN_OK;

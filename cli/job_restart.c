@@ -1,7 +1,7 @@
-/* The process that the user, srun or mpirun has started keeps the terminal, its signals and the exit code, and starts
- * the job's agent, which may be killed (for lack of memory, say), as often as --max-restarts allows. Ranks of one host
- * outlast it where they can (orchestrator/outlast.h): what they need for that this process keeps. Where they cannot,
- * the job is started again. */
+/* The process that the user, srun, mpirun or ssh has started keeps the terminal, its signals and the exit code, and
+ * starts the agent, which may be killed (for lack of memory, say), as often as --max-restarts allows. Ranks outlast it
+ * where they can (orchestrator/outlast.h): what they need for that this process keeps. Where they cannot, the job is
+ * started again. */
 #include "base/fail.h"
 #include "cli/job.h"
 #include "orchestrator/launched.h"
@@ -25,6 +25,7 @@ typedef struct supervised {
   even_supervisor supervisor;
   even_legacy legacy;
   const char *whose; /* agent it is */
+  bool only_lives;   /* where its ranks end with it, whoever leads starts another one */
   int most;
   int starts;    /* of an agent, without the first, */
   int since;     /* and how many of them before the training last came further */
@@ -105,6 +106,7 @@ static even_status await_turn(supervised *on, bool lives) {
   if (lives) {
     return even_supervisor_pause(&on->supervisor, (uint64_t)on->waits_s * SECOND_NS);
   }
+  even_custody_release(&on->supervisor.custody); /* first: the leader waits for the end of its connection */
   end_rest(on);
   EVEN_TRY(even_supervisor_clear(&on->supervisor, CLEAR_NS, &clear));
   if (!clear) {
@@ -137,7 +139,8 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
       return EVEN_OK;
     }
     bool lives = even_legacy_is_whole(&on->legacy) && !on->supervisor.custody.broken;
-    bool again = on->supervisor.asked == 0 && may_again(on, &end, lives);
+    bool may = on->supervisor.asked == 0 && (lives || !on->only_lives);
+    bool again = may && may_again(on, &end, lives);
     if (again) {
       even_legacy_whole(&on->legacy, lives);
       EVEN_TRY(await_turn(on, lives));
@@ -147,6 +150,7 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
       *code = 128 + on->supervisor.asked;
     }
     if (!again || (on->supervisor.asked != 0 && !goes_on)) {
+      even_custody_release(&on->supervisor.custody);
       end_rest(on);
       return EVEN_OK;
     }
@@ -162,33 +166,52 @@ static void become_agent(supervised *on, even_job_options *options) {
   }
 }
 
-bool even_job_supervise(even_job_options *options, int *code) {
-  static supervised on; /* an agent has it until its end */
+/* Whether this is the agent: a new process. */
+static bool supervise(supervised *on, int *code) {
   bool is_agent = false;
-  if (strcmp(variable(), "0") == 0 || others_see_to_it(options)) {
-    return true;
-  }
-  on = (supervised){.legacy = {.memory = {.fd = -1}},
-                    .supervisor = {.signals = {.fd = -1}, .custody = {.socket = -1}, .child = -1},
-                    .whose = follows(options) ? "this host's" : "the job's",
-                    .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
-  even_status status = even_legacy_open(&on.legacy);
+  on->legacy = (even_legacy){.memory = {.fd = -1}};
+  on->supervisor = (even_supervisor){.signals = {.fd = -1}, .custody = {.socket = -1}, .child = -1};
+  even_status status = even_legacy_open(&on->legacy);
   if (status == EVEN_OK) {
-    status = even_supervisor_open(&on.supervisor);
+    status = even_supervisor_open(&on->supervisor);
   }
   if (status == EVEN_OK) {
-    status = run_agents(&on, &is_agent, code);
+    status = run_agents(on, &is_agent, code);
   }
   if (status == EVEN_OK && is_agent) {
-    become_agent(&on, options);
     return true;
   }
   if (status != EVEN_OK) {
     *code = even_cli_fail_of(status);
   }
   if (!is_agent) {
-    even_supervisor_close(&on.supervisor);
+    even_supervisor_close(&on->supervisor);
   }
-  even_legacy_close(&on.legacy);
+  even_legacy_close(&on->legacy);
   return false;
+}
+
+bool even_job_supervise(even_job_options *options, int *code) {
+  static supervised on; /* an agent has it until its end */
+  if (strcmp(variable(), "0") == 0 || others_see_to_it(options)) {
+    return true;
+  }
+  on = (supervised){.whose = follows(options) ? "this host's" : "the job's",
+                    .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
+  if (!supervise(&on, code)) {
+    return false;
+  }
+  become_agent(&on, options);
+  return true;
+}
+
+bool even_job_supervise_agent(struct even_legacy **legacy, int *code) {
+  static supervised on; /* an agent has it until its end */
+  on = (supervised){.whose = "this host's", .only_lives = true, .most = MOST_RESTARTS};
+  if (!supervise(&on, code)) {
+    return false;
+  }
+  on.legacy.custody = &on.supervisor.custody;
+  *legacy = &on.legacy;
+  return true;
 }

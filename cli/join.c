@@ -115,7 +115,7 @@ static even_status join(const char *word, int ranks, struct even_estate **estate
     status = even_signals_block();
   }
   if (status == EVEN_OK) {
-    status = even_hosts_serve(line.data, &wish, &met, estate, code);
+    status = even_hosts_serve(line.data, &wish, &met, estate, NULL, code);
     if (status == EVEN_ERR_PERMISSION) {
       (void)even_error_fix("give this host the job's key");
     }

@@ -7,6 +7,7 @@
 #include "orchestrator/hold.h"
 #include "orchestrator/invitation.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/outlast.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -106,16 +107,31 @@ static even_status name_hosts(even_follower *follower, const char *line) {
   return EVEN_OK;
 }
 
+/* None is asked where the agent before had one (*left: its ranks run). */
+static even_status find_leader(even_follower *follower, const char *line) {
+  if (even_outlast_due(follower->legacy)) {
+    even_status resumed = even_follower_resume(follower);
+    if (resumed != EVEN_OK) {
+      even_legacy_ask_again(follower->legacy);
+      return resumed;
+    }
+    return even_follower_run_attempt(follower);
+  }
+  even_status status =
+      even_invitation_accept(line, &follower->loop, &follower->calls, &follower->link, &follower->host);
+  EVEN_TRY(follower->refused ? EVEN_OK : status); /* a leader that has said why may be gone already */
+  follower->gone = false;                         /* connections that came to nothing were */
+  return EVEN_OK;
+}
+
 static even_status serve(even_follower *follower, const char *line, bool *met, even_estate **estate) {
   bool leads = false;
   follower->calls =
       (even_link_calls){.context = follower, .ready = on_ready, .message = even_follower_hear, .ended = on_ended};
   EVEN_TRY(even_loop_open(&follower->loop));
   EVEN_TRY(follower->joins == NULL ? EVEN_OK : name_hosts(follower, line));
-  even_status status =
-      even_invitation_accept(line, &follower->loop, &follower->calls, &follower->link, &follower->host);
-  EVEN_TRY(follower->refused ? EVEN_OK : status); /* a leader that has said why may be gone already */
-  follower->gone = false;                         /* connections that came to nothing were */
+  even_status status = find_leader(follower, line);
+  EVEN_TRY(status);
   status = serve_leaders(follower, &leads);
   *met = follower->taken;
   EVEN_TRY(status);
@@ -135,6 +151,7 @@ static void release(even_follower *follower) {
   even_follower_close_parcels(follower);
   even_bring_kept_free(&follower->kept);
   even_text_free(&follower->facts);
+  even_follower_forget_left(follower);
   json_decref(follower->checks);
   json_decref(follower->pointed);
   json_decref(follower->named);
@@ -170,7 +187,7 @@ static bool leads_with_ranks(const even_follower *follower, even_estate **estate
 }
 
 even_status even_hosts_serve(const char *invitation, const even_join_wish *joins, bool *met, even_estate **estate,
-                             int *exit_code) {
+                             struct even_legacy *legacy, int *exit_code) {
   even_follower *follower = NULL;
   struct sigaction pipe_before;
   *met = false;
@@ -183,6 +200,8 @@ even_status even_hosts_serve(const char *invitation, const even_join_wish *joins
   follower->joins = joins;
   follower->met = met;
   follower->invitation = invitation;
+  follower->legacy = legacy;
+  even_outlast_part_open(&follower->part);
   follower->launched = joins == NULL && estate == NULL;
   follower->link.fd = -1;
   follower->loop.fd = -1;
@@ -190,6 +209,8 @@ even_status even_hosts_serve(const char *invitation, const even_join_wish *joins
   follower->candidate.listener = -1;
   if (estate != NULL) {
     *estate = NULL;
+  }
+  if (estate != NULL && !even_outlast_due(legacy)) { /* else nobody takes the leader's place */
     even_candidate_open(&follower->candidate, invitation);
   }
   even_status status = serve(follower, invitation, met, estate);

@@ -19,6 +19,8 @@ void even_job_follower_tell_hung(even_job *job);
 bool even_job_follower_drains(even_job *job, const even_notice *notice);
 /* Tells the leader of job->own_notice, if there is one, and it was not. */
 void even_job_follower_say_notice(even_job *job);
+/* Whether another agent could serve the leader in this one's place, were this one killed now. */
+bool even_job_follower_is_calm(const even_job *job);
 /* The agent itself got INT, TERM or HUP. */
 void even_job_follower_signalled(even_job *job, int number);
 

@@ -8,6 +8,8 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/host_agent.h"
+#include "orchestrator/legacy.h"
+#include "orchestrator/outlast_part.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/warm_part.h"
 
@@ -48,7 +50,14 @@ struct even_follower {
   int telemetry_fd;
   even_telemetry_reader *reader;
   even_link_calls calls;  /* of the links to its leaders */
-  even_text facts;        /* as a leader was told them last */
+  even_text facts;        /* as a leader was told them last, */
+  even_text folder;       /* the working folder and */
+  int wish;               /* the number of ranks that it asked for, 0: one a device, */
+  even_text started;      /* and the attempt, as it said that (START) */
+  even_text untold;       /* lines of ranks that are held (messages) */
+  even_legacy *legacy;    /* of the agents of this host one after the other; NULL: there is no other */
+  even_outlast_part part; /* what this one leaves, where its ranks outlast it; */
+  json_t *left;           /* what the one before has left, NULL: nothing (follower_resume.c) */
   bool held;              /* the attempt outlasts its leader: what becomes of it the next one says */
   uint64_t wait_until_ns; /* until when the leader's next agent is waited for, held; 0: it is not */
   uint64_t look_ns;       /* when it is looked for again */
@@ -74,6 +83,8 @@ void even_follower_say_error(even_follower *follower, even_message_kind kind, co
 void even_follower_greet(even_follower *follower);
 /* The leader is lost: the notice of this host, which it may not have heard, is to be told to the next one. */
 void even_follower_untell_notice(even_follower *follower);
+/* The lines that ranks have printed while they were held. */
+void even_follower_say_untold(even_follower *follower);
 /* Of an attempt that went on under another leader: all that the new one must know of this host's ranks. */
 void even_follower_say_ranks(even_follower *follower);
 /* What the ranks wrote since the last time; while the leader cannot keep up, it stays in their rings. */
@@ -103,6 +114,8 @@ void even_follower_interface(const even_follower *follower, char out[EVEN_JOB_IN
 /* ---- follower_attempt.c ---- */
 /* The one that was asked for, to its end, or until this host leads it (then it is `running` still). */
 even_status even_follower_run_attempt(even_follower *follower) EVEN_MUST_USE;
+/* The job of ranks that run already (follower_resume.c). */
+even_status even_follower_open_left(even_follower *follower) EVEN_MUST_USE;
 /* Nothing of the attempt is left here. */
 void even_follower_say_settled(even_follower *follower);
 /* What the next leader has asked is answered, once nothing of the attempt is left. */
@@ -127,6 +140,20 @@ even_status even_follower_adopted(even_follower *follower, const json_t *content
 bool even_follower_may_wait(const even_follower *follower);
 /* In each turn meanwhile: looks for it; `gone`, and `waited`, where there is none. */
 even_status even_follower_wait(even_follower *follower) EVEN_MUST_USE;
+
+/* ---- follower_resume.c: ranks outlast this agent itself ---- */
+/* What the ranks of this attempt outlast it with; NULL: they end with it. */
+even_legacy *even_follower_legacy(const even_follower *follower);
+/* An attempt is about to begin, or goes on: leaves what the next agent needs. */
+even_status even_follower_leave(even_follower *follower) EVEN_MUST_USE;
+/* There is another connection to the leader; */
+void even_follower_keep_link(even_follower *follower);
+/* the leader knows this host by it. */
+void even_follower_known(even_follower *follower);
+/* In place of the invitation: with the ranks that the agent before has left, which are held. The attempt is `asked`
+ * for, and is gone on with (even_follower_run_attempt). An error: they are to be ended. */
+even_status even_follower_resume(even_follower *follower) EVEN_MUST_USE;
+void even_follower_forget_left(even_follower *follower);
 
 /* The next leader begins anew: once the ranks have ended, it is told what it asks. */
 void even_follower_yield(even_follower *follower, const json_t *asks);

@@ -5,6 +5,7 @@
 #include "orchestrator/follower_words.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/outlast.h"
 #include "orchestrator/usages.h"
 #include "os/folder.h"
 #include "os/path.h"
@@ -65,7 +66,11 @@ static even_status open_telemetry(even_follower *follower) {
   if (!follower->start.telemetry) {
     return EVEN_OK;
   }
-  EVEN_TRY(even_telemetry_create_segment(follower->start.rings, 0, &follower->telemetry_fd));
+  if (follower->left != NULL) {
+    follower->telemetry_fd = even_outlast_telemetry(follower->legacy);
+  } else {
+    EVEN_TRY(even_telemetry_create_segment(follower->start.rings, 0, &follower->telemetry_fd));
+  }
   EVEN_TRY(even_telemetry_reader_open(follower->telemetry_fd, &follower->reader));
   even_telemetry_reader_want_calls(follower->reader, follower->start.calls);
   return EVEN_OK;
@@ -99,6 +104,8 @@ static even_status open_job(even_follower *follower) {
                                          .max_restarts = start->max_restarts,
                                          .shrink = start->shrink,
                                          .replace = start->replace,
+                                         .legacy = even_follower_legacy(follower),
+                                         .memory = follower->kept.host,
                                          .spares = start->all_spares,
                                          .observer = even_follower_observer(follower)};
   follower->params.observer.tick = on_tick;
@@ -118,6 +125,7 @@ static even_status open_job(even_follower *follower) {
                              .warm = &follower->next.warm,
                              .own_notice = untold,
                              .parcels = follower->parcels,
+                             .adopted = follower->left != NULL,
                              .loop = {.fd = -1},
                              .signals = {.fd = -1},
                              .guardian = {.pid = -1, .pipe = -1},
@@ -166,6 +174,25 @@ static void open_memory(even_follower *follower) {
   follower->params.memory = follower->kept.host;
 }
 
+static void take_words(even_follower *follower) {
+  const even_remote_start *start = &follower->start;
+  follower->params.command = start->command;
+  follower->params.run_folder = start->run_folder;
+  follower->params.environment = start->environment;
+  follower->params.notice_from = start->notice_from;
+  follower->params.cpu_quota = start->quota;
+  follower->job.attempt = start->attempt;
+  follower->job.late = start->late;
+  memcpy(follower->job.master_address, start->master_address, sizeof follower->job.master_address);
+}
+
+even_status even_follower_open_left(even_follower *follower) {
+  EVEN_TRY(even_outlast_memory(follower->legacy, &follower->kept.host));
+  EVEN_TRY(open_job(follower));
+  take_words(follower);
+  return EVEN_OK;
+}
+
 /* What is new with each attempt. */
 static even_status prepare_job(even_follower *follower) {
   const even_remote_start *start = &follower->start;
@@ -180,15 +207,8 @@ static even_status prepare_job(even_follower *follower) {
     EVEN_TRY(open_job(follower));
   }
   open_memory(follower);
-  follower->params.command = start->command;
-  follower->params.run_folder = start->run_folder;
-  follower->params.environment = start->environment;
-  follower->params.notice_from = start->notice_from;
-  follower->params.cpu_quota = start->quota;
-  job->attempt = start->attempt;
-  job->late = start->late;
+  take_words(follower);
   job->master_port = start->master_port;
-  memcpy(job->master_address, start->master_address, sizeof job->master_address);
   even_text_clear(&job->resume);
   if (start->resume != NULL) {
     even_text_add(&job->resume, start->resume);
@@ -227,8 +247,9 @@ static void settle_recalled(even_follower *follower) {
 /* To its end, or until this host leads it. */
 static even_status run_ranks(even_follower *follower) {
   even_job *job = &follower->job;
-  even_status status = even_job_begin_attempt(job);
+  even_status status = job->adopted ? even_outlast_adopt(job) : even_job_begin_attempt(job);
   while (status == EVEN_OK && (even_job_attempt_lives(job) || even_follower_may_wait(follower)) && !follower->leads) {
+    even_outlast_settle(job);
     status = even_job_turn(job);
     if (status == EVEN_OK && even_follower_is_leaderless(follower) && even_follower_may_hold(follower)) {
       status = even_follower_outlast(follower);
@@ -240,6 +261,7 @@ static even_status run_ranks(even_follower *follower) {
     return EVEN_OK;
   }
   follower->running = false;
+  even_outlast_settle(job);
   even_usages_tell_faults(job->usages, job); /* what has ended a rank, before its end */
   return even_job_finish_attempt(job, status);
 }
@@ -276,7 +298,11 @@ even_status even_follower_run_attempt(even_follower *follower) {
     settle_recalled(follower);
     return EVEN_OK;
   }
-  even_status status = prepare_job(follower);
+  even_status status = EVEN_OK;
+  if (!follower->job.adopted) {
+    status = prepare_job(follower);
+    status = status == EVEN_OK ? even_follower_leave(follower) : status;
+  }
   if (status == EVEN_OK) {
     follower->running = true;
     status = run_ranks(follower);

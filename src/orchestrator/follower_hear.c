@@ -88,6 +88,10 @@ even_status even_follower_check(even_follower *follower, const json_t *content) 
   if (folder == NULL || folder[0] != '/' || ranks < 0 || ranks > EVEN_TELEMETRY_MOST_RANKS) {
     return even_fail(EVEN_ERR_INPUT, "the leader asks for nothing that can be checked");
   }
+  even_text_clear(&follower->folder);
+  even_text_add(&follower->folder, folder);
+  EVEN_TRY(even_text_status(&follower->folder));
+  follower->wish = (int)ranks;
   EVEN_TRY(renumber(follower, json_object_get(content, "host")));
   EVEN_TRY(watch_leader(follower, json_object_get(content, "silence_ms")));
   EVEN_TRY(even_follower_open_parcels(follower));
@@ -170,6 +174,10 @@ static even_status take_start(even_follower *follower, const even_message *messa
   }
   even_remote_start_free(&follower->start);
   EVEN_TRY(even_remote_start_read(message->json, message->json_bytes, &follower->start));
+  even_text_free(&follower->untold); /* of an attempt that nobody has gone on with */
+  even_text_clear(&follower->started);
+  even_text_append(&follower->started, message->json, message->json_bytes);
+  EVEN_TRY(even_text_status(&follower->started));
   even_warm_part_begins(&follower->next, (size_t)follower->start.count, &follower->own);
   EVEN_TRY(use_devices(follower));
   if ((size_t)follower->start.count != follower->own.count) {

@@ -103,8 +103,11 @@ even_status even_follower_adopted(even_follower *follower, const json_t *content
   follower->held = false;
   follower->wait_until_ns = 0;
   follower->taken = true;
+  even_follower_interface(follower, follower->job.interface); /* where another agent has opened the job, it is new */
+  even_follower_known(follower);
   even_boards_retell(&follower->job);
   even_usages_retell(follower->job.usages);
+  even_follower_say_untold(follower);
   even_follower_say_ranks(follower);
   if (!follower->running) {
     even_follower_say_settled(follower);

@@ -10,10 +10,45 @@
 #include <evenstep/version.h>
 #include <stdio.h>
 
+/* What ranks print while nobody leads; more of it is in their logs alone. */
+enum { MOST_UNTOLD = 256 << 10 };
+
+static void keep_line(even_follower *follower, const even_text *text, const void *data, size_t bytes) {
+  even_text *untold = &follower->untold;
+  size_t before = untold->length;
+  bool room = before + text->length + bytes < MOST_UNTOLD && even_text_status(text) == EVEN_OK;
+  if (room && even_message_add(untold, EVEN_MESSAGE_LINE, text->data, text->length, data, bytes) != EVEN_OK) {
+    untold->length = before;
+    even_error_clear(); /* as above */
+  }
+}
+
+void even_follower_say_untold(even_follower *follower) {
+  const even_text *untold = &follower->untold;
+  size_t used = 0;
+  size_t wanted = 0;
+  for (size_t at = 0; at < untold->length; at += used) {
+    even_message one;
+    even_text text = EVEN_TEXT_EMPTY;
+    if (even_message_next((const unsigned char *)untold->data + at, untold->length - at, &one, &used, &wanted) !=
+            EVEN_OK ||
+        used == 0) {
+      even_error_clear();
+      break;
+    }
+    even_text_append(&text, one.json, one.json_bytes);
+    even_follower_tell(follower, EVEN_MESSAGE_LINE, &text, one.data, one.data_bytes);
+  }
+  even_text_free(&follower->untold);
+}
+
 void even_follower_tell(even_follower *follower, even_message_kind kind, even_text *text, const void *data,
                         size_t bytes) {
   if (follower->held && kind != EVEN_MESSAGE_GREET && kind != EVEN_MESSAGE_RUNS) {
-    even_text_free(text); /* it is nobody's attempt: its next leader asks for all */
+    if (kind == EVEN_MESSAGE_LINE) {
+      keep_line(follower, text, data, bytes);
+    }
+    even_text_free(text); /* it is nobody's attempt: its next leader asks for all else */
     return;
   }
   if (even_link_send_text(&follower->link, kind, text, data, bytes) != EVEN_OK) {
@@ -53,6 +88,10 @@ void even_follower_greet(even_follower *follower) {
     even_json_integer(&json, "ranks", follower->joins->ranks);
   }
   even_json_bool(&json, "holds", follower->held);
+  if (follower->held) {
+    even_json_string(&json, "job", follower->job.id);
+    even_json_integer(&json, "attempt", follower->job.attempt);
+  }
   even_json_object_end(&json);
   even_follower_tell(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
   if (follower->held) {
@@ -84,6 +123,7 @@ void even_follower_forward_records(even_follower *follower) {
       even_text_free(&text);
     }
   }
+  even_outlast_part_note(&follower->part, follower->reader);
 }
 
 void even_job_follower_tell_end(even_job *job, const even_job_rank *rank) {

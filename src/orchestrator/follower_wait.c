@@ -79,7 +79,9 @@ even_status even_follower_wait(even_follower *follower) {
   } else if (follower->gone && now >= follower->look_ns) {
     follower->look_ns = now + PAUSE_NS;
     follower->gone = look(follower) != EVEN_OK;
-    if (follower->gone) {
+    if (!follower->gone) {
+      even_follower_keep_link(follower);
+    } else {
       even_error_clear(); /* why the leader was lost is the news */
       give_up(follower);
     }

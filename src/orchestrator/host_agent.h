@@ -77,6 +77,7 @@ typedef struct even_host_agent {
   bool fallen;              /* lost while nobody led: it has no part in the next attempt, whatever comes of it */
   bool holds;               /* ranks of an attempt that outlasted its leader: */
   json_t *runs;             /* what its agent says of it; NULL: nothing yet */
+  bool renewed;             /* another agent has come in a killed one's place, and has not said it yet */
   bool parted;              /* it was told so, and its agent has ended */
   int missed;               /* attempts in a row that could not begin for want of it */
   uint64_t asked_ns;        /* of one that comes to join: when it was asked what its host has */
@@ -202,6 +203,8 @@ even_status even_host_agent_launch(even_host_agent *agent) EVEN_MUST_USE;
 void even_host_agent_drop(even_host_agent *agent);
 /* Whether its shell has; all that it said is read then. */
 bool even_host_agent_shell_ended(even_host_agent *agent);
+/* The fix where it could not be reached, by what its shell said last. */
+void even_host_agent_say_way(const even_host_agent *agent, const char *said);
 /* The last line that its shell printed, "" for none. */
 void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes);
 

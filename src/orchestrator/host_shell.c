@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/json_writer.h"
 #include "orchestrator/bring.h"
+#include "orchestrator/outlast.h"
 #include "os/host.h"
 #include "os/pipe.h"
 #include "os/process.h"
@@ -73,6 +74,66 @@ void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t 
   (void)snprintf(out, bytes, "%.*s", (int)(end - start), text + start);
 }
 
+/* A word as a shell takes it for one; how long it would be, as snprintf. */
+static size_t write_word(const char *word, char *out, size_t bytes) {
+  size_t used = 0;
+  if (word[0] != '\0' && strpbrk(word, " \t\n'\"\\`$&;|<>()*?[]{}#~!") == NULL) {
+    return (size_t)snprintf(out, bytes, "%s", word);
+  }
+  used += (size_t)snprintf(out, bytes, "'");
+  for (const char *at = word; *at != '\0' && used < bytes; at++) {
+    used += (size_t)snprintf(out + used, bytes - used, "%s%c", *at == '\'' ? "'\\'" : "", *at);
+  }
+  return used < bytes ? used + (size_t)snprintf(out + used, bytes - used, "'") : used;
+}
+
+/* How many of the words that begin here keep ssh from asking. */
+static size_t count_silencing(char *const *shell) {
+  if (strcmp(shell[0], "-oBatchMode=yes") == 0) {
+    return 1;
+  }
+  return strcmp(shell[0], "-o") == 0 && shell[1] != NULL && strcmp(shell[1], "BatchMode=yes") == 0 ? 2 : 0;
+}
+
+/* The user's shell in one line; `asks`: as somebody types it who can be asked. */
+static void join_shell(char *const *shell, bool asks, char *out, size_t bytes) {
+  size_t used = 0;
+  out[0] = '\0';
+  for (size_t i = 0; shell[i] != NULL && used < bytes; i++) {
+    size_t silencing = asks ? count_silencing(shell + i) : 0;
+    if (silencing > 0) {
+      i += silencing - 1;
+      continue;
+    }
+    if (used > 0) {
+      used += (size_t)snprintf(out + used, bytes - used, " ");
+    }
+    used += used < bytes ? write_word(shell[i], out + used, bytes - used) : 0;
+  }
+  if (used >= bytes) { /* half a command would be another one */
+    (void)snprintf(out, bytes, "%.100s …", shell[0]);
+  }
+}
+
+/* By what ssh said last, where it is ssh. */
+void even_host_agent_say_way(const even_host_agent *agent, const char *said) {
+  char *const *words = agent->hosts->params.shell;
+  const char *program = agent->hosts->params.program;
+  char shell[200];
+  bool unknown = strstr(said, "Host key verification failed") != NULL;
+  join_shell(words, unknown, shell, sizeof shell);
+  if (unknown) {
+    (void)even_error_fix("`%s %s true` here asks once whether its key is right, or says which one it had before", shell,
+                         agent->name);
+  } else if (strstr(said, "Permission denied (") != NULL) {
+    (void)even_error_fix("ssh has to need no password: `ssh-copy-id %s`, or --ssh 'ssh -i KEY'; then try `%s %s true`",
+                         agent->name, shell, agent->name);
+  } else {
+    (void)even_error_fix("try `%s %s %s --version` here; --ssh says how hosts are reached, --address where this one is",
+                         shell, agent->name, program);
+  }
+}
+
 /* Of one that is up, or that is not. */
 static void add_interface(even_json *json, const even_interface *interface, bool up) {
   char addresses[sizeof interface->addresses];
@@ -113,6 +174,7 @@ even_status even_hosts_invitation(const even_hosts *hosts, size_t index, bool wi
   even_json_integer(&json, "port", hosts->port);
   even_json_number(&json, "patience_seconds", hosts->params.patience_seconds);
   even_json_integer(&json, "listens", hosts->join_port);
+  even_json_bool(&json, "outlasts", even_outlast_hosts_would(hosts));
   EVEN_TRY(add_addresses(&json, hosts));
   even_json_object_end(&json);
   even_text_add(out, "\n");
@@ -209,7 +271,7 @@ void even_host_agent_drop(even_host_agent *agent) {
     }
   }
   agent->input = -1;
-  agent->fits = false;
+  agent->fits = agent->renewed = false;
   agent->notice.signal = 0;
   agent->joins = false; /* another process has its own voter */
   agent->asked = false;

@@ -117,10 +117,11 @@ typedef struct even_join_wish {
 /* `evenstep agent`: serves the leader that `invitation` (one line of JSON) names until that has ended the job, or is
  * gone: then ends its ranks. Where another host takes that leader's place, it serves that one; where this one does,
  * *estate is what it needs for that (estate.h), else NULL; `estate` NULL: this one is no candidate. `joins` NULL: it
- * was waited for. *met: the leader
- * waited for this one, and has taken it. *exit_code: 0 where the job was ended by the leader, whatever became of it.
- * Main thread, signals blocked (even_signals_block). */
+ * was waited for. *met: the leader waited for this one, and has taken it. `legacy`: of the agents of this host, in
+ * which it leaves its ranks, where the leader has them outlast agents; where the one before has (even_outlast_due) they
+ * are gone on with, and the invitation is not read. NULL: nobody starts another one. *exit_code: 0 where the job was
+ * ended by the leader, whatever became of it. Main thread, signals blocked (even_signals_block). */
 even_status even_hosts_serve(const char *invitation, const even_join_wish *joins, bool *met,
-                             struct even_estate **estate, int *exit_code) EVEN_MUST_USE;
+                             struct even_estate **estate, struct even_legacy *legacy, int *exit_code) EVEN_MUST_USE;
 
 #endif

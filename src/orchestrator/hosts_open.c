@@ -129,8 +129,11 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
   if (guest != NULL) {
     return even_guests_welcome(guest, link, greeting);
   }
-  if (index < 1 || index >= (json_int_t)hosts->count || hosts->agents[index].link != NULL ||
-      hosts->agents[index].lost) {
+  bool known = index >= 1 && index < (json_int_t)hosts->count;
+  if (known && even_outlast_hosts_comes_anew(&hosts->agents[index], greeting)) {
+    return even_outlast_hosts_renew(&hosts->agents[index], link);
+  }
+  if (!known || hosts->agents[index].link != NULL || hosts->agents[index].lost) {
     even_status unknown = even_fail(EVEN_ERR_INPUT, "%s says that it is host %lld, which is none that is waited for",
                                     link->peer, (long long)index);
     return json_is_true(json_object_get(greeting, "holds")) ? dismiss(hosts, link) : unknown;
@@ -181,8 +184,7 @@ static even_status take_opening_message(even_hosts *hosts, even_link *link, cons
   }
   EVEN_TRY(even_json_parse("what another host says", message->json, message->json_bytes, &content));
   if (wanted == EVEN_MESSAGE_RUNS) {
-    agent->runs = content;
-    return EVEN_OK;
+    return even_outlast_hosts_take(agent, content);
   }
   bool joins = agent == NULL && json_is_true(json_object_get(content, "joins"));
   even_status status = joins           ? even_guests_greet(hosts, link, content)
@@ -223,9 +225,9 @@ static void on_ended(void *context, even_link *link) {
   } else if (agent != NULL) {
     const even_error *why = even_link_why(link);
     (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%.300s", why->what);
-    bool begun = agent->fits && hosts->job != NULL;
+    bool begun = (agent->fits || agent->renewed) && hosts->job != NULL;
     agent->lost = !hosts->gathering;
-    agent->fits = false;
+    agent->fits = agent->renewed = false;
     bool needed = !agent->witness || hosts->job == NULL; /* one that only votes is started again by and by */
     if (!begun && !hosts->gathering && needed) {
       (void)even_fail(EVEN_ERR_PEER_LOST, "host %s: %.400s", agent->name, why->what);
@@ -332,66 +334,6 @@ even_status even_hosts_open_parcels(even_hosts *hosts) {
 
 /* ---- opening ---- */
 
-/* A word as a shell takes it for one; how long it would be, as snprintf. */
-static size_t write_word(const char *word, char *out, size_t bytes) {
-  size_t used = 0;
-  if (word[0] != '\0' && strpbrk(word, " \t\n'\"\\`$&;|<>()*?[]{}#~!") == NULL) {
-    return (size_t)snprintf(out, bytes, "%s", word);
-  }
-  used += (size_t)snprintf(out, bytes, "'");
-  for (const char *at = word; *at != '\0' && used < bytes; at++) {
-    used += (size_t)snprintf(out + used, bytes - used, "%s%c", *at == '\'' ? "'\\'" : "", *at);
-  }
-  return used < bytes ? used + (size_t)snprintf(out + used, bytes - used, "'") : used;
-}
-
-/* How many of the words that begin here keep ssh from asking. */
-static size_t count_silencing(char *const *shell) {
-  if (strcmp(shell[0], "-oBatchMode=yes") == 0) {
-    return 1;
-  }
-  return strcmp(shell[0], "-o") == 0 && shell[1] != NULL && strcmp(shell[1], "BatchMode=yes") == 0 ? 2 : 0;
-}
-
-/* The user's shell in one line; `asks`: as somebody types it who can be asked. */
-static void join_shell(char *const *shell, bool asks, char *out, size_t bytes) {
-  size_t used = 0;
-  out[0] = '\0';
-  for (size_t i = 0; shell[i] != NULL && used < bytes; i++) {
-    size_t silencing = asks ? count_silencing(shell + i) : 0;
-    if (silencing > 0) {
-      i += silencing - 1;
-      continue;
-    }
-    if (used > 0) {
-      used += (size_t)snprintf(out + used, bytes - used, " ");
-    }
-    used += used < bytes ? write_word(shell[i], out + used, bytes - used) : 0;
-  }
-  if (used >= bytes) { /* half a command would be another one */
-    (void)snprintf(out, bytes, "%.100s …", shell[0]);
-  }
-}
-
-/* By what ssh said last, where it is ssh. */
-static void say_way(const even_host_agent *agent, const char *said) {
-  char *const *words = agent->hosts->params.shell;
-  const char *program = agent->hosts->params.program;
-  char shell[200];
-  bool unknown = strstr(said, "Host key verification failed") != NULL;
-  join_shell(words, unknown, shell, sizeof shell);
-  if (unknown) {
-    (void)even_error_fix("`%s %s true` here asks once whether its key is right, or says which one it had before", shell,
-                         agent->name);
-  } else if (strstr(said, "Permission denied (") != NULL) {
-    (void)even_error_fix("ssh has to need no password: `ssh-copy-id %s`, or --ssh 'ssh -i KEY'; then try `%s %s true`",
-                         agent->name, shell, agent->name);
-  } else {
-    (void)even_error_fix("try `%s %s %s --version` here; --ssh says how hosts are reached, --address where this one is",
-                         shell, agent->name, program);
-  }
-}
-
 static void agent_failed(even_host_agent *agent, even_status status, const char *how) {
   char words[300];
   if (agent->hosts->params.shell == NULL) {
@@ -401,7 +343,7 @@ static void agent_failed(even_host_agent *agent, even_status status, const char 
   }
   even_host_agent_last_words(agent, words, sizeof words);
   (void)even_fail(status, "host %s: %s%s%s", agent->name, how, words[0] == '\0' ? "" : ": ", words);
-  say_way(agent, words);
+  even_host_agent_say_way(agent, words);
   fail_opening(agent->hosts);
 }
 

@@ -133,6 +133,7 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   uint32_t next = atomic_load(&legacy->page->left) + 1;
   even_legacy_job *it = &legacy->page->jobs[next % 2];
   memcpy(it->id, job->id, sizeof it->id);
+  it->group = job->group;
   it->attempt = job->attempt;
   it->planned = job->planned;
   it->restarts = job->restarts;
@@ -146,6 +147,15 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   EVEN_TRY(write_text(&job->lineage, it->lineage));
   EVEN_TRY(write_text(&job->began, it->began));
   atomic_store(&legacy->page->left, next);
+  return EVEN_OK;
+}
+
+even_status even_legacy_leave_part(even_legacy *legacy, const even_job *job) {
+  EVEN_TRY(even_legacy_leave(legacy, job));
+  if (legacy != NULL) {
+    even_legacy_job *it = &legacy->page->jobs[atomic_load(&legacy->page->left) % 2];
+    it->planned = it->attempt;
+  }
   return EVEN_OK;
 }
 
@@ -189,8 +199,8 @@ bool even_legacy_mark(const even_legacy *legacy, char out[EVEN_SWEEP_MARK]) {
   if (!even_legacy_is_left(legacy)) {
     return false;
   }
-  const even_legacy_job *left = last(legacy); /* who leads is the first of the hosts */
-  even_environment_mark(left->id, 0, left->groups, left->era, out);
+  const even_legacy_job *left = last(legacy);
+  even_environment_mark(left->id, left->group, left->groups, left->era, out);
   return true;
 }
 

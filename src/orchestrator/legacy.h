@@ -32,6 +32,7 @@ typedef struct even_legacy_host {
 
 typedef struct even_legacy_job {
   char id[33];
+  int group;   /* of this host */
   int attempt; /* that began last */
   int planned;
   even_restarts restarts;
@@ -99,6 +100,8 @@ const even_legacy_host *even_legacy_hosts(const even_legacy *legacy, size_t *cou
 
 /* At the beginning of each attempt. `legacy` NULL: nobody is started in this one's place. */
 even_status even_legacy_leave(even_legacy *legacy, const struct even_job *job) EVEN_MUST_USE;
+/* The same of an agent that serves a leader, which alone counts restarts. */
+even_status even_legacy_leave_part(even_legacy *legacy, const struct even_job *job) EVEN_MUST_USE;
 /* Before a host is told to leave: whoever is started in this one's place has it no more, or, where it is `away` (left
  * out, and looked for), among those that are looked for. `legacy` NULL, or no attempt has begun: nothing. */
 void even_legacy_part(even_legacy *legacy, const char *host, bool away);

@@ -352,6 +352,12 @@ void even_link_tick(even_link *link, bool watched) {
   }
 }
 
+void even_link_read(even_link *link) {
+  if (link->fd >= 0 && link->was_ready && !link->failed) {
+    readable(link, link->fd);
+  }
+}
+
 void even_link_flush(even_link *link, int timeout_ms) {
   uint64_t until = even_clock_ns() + (uint64_t)timeout_ms * 1000000u;
   push(link);

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/aside.h"
+#include "orchestrator/follower.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/standing.h"
@@ -114,13 +115,13 @@ static even_status begin_roll(const even_job *job, even_outlast *out) {
 /* ---- what is left ---- */
 
 /* Then the ranks go with this agent, as without all this. */
-static void give_up(even_job *job) {
+void even_outlast_forgo(even_job *job) {
   even_outlast *outlast = job->outlast;
   even_legacy_whole(outlast->legacy, false);
   if (!outlast->failed) {
     outlast->failed = true;
-    even_job_notice(job, "where the job's agent is killed from now on, its ranks end with it: %s",
-                    even_error_last()->what);
+    even_job_notice(job, "where %s agent is killed from now on, its ranks end with it: %s",
+                    job->follower == NULL ? "the job's" : "this host's", even_error_last()->what);
   }
   even_error_clear();
 }
@@ -128,25 +129,25 @@ static void give_up(even_job *job) {
 static void keep(even_job *job, even_outlast_kind kind, size_t number, int fd) {
   if (fd >= 0 && !job->outlast->failed &&
       even_custody_keep(custody_of(job), (uint32_t)kind, (uint32_t)number, fd) != EVEN_OK) {
-    give_up(job);
+    even_outlast_forgo(job);
   }
 }
 
 static void drop(even_job *job, uint32_t kind, size_t number) {
   if (!job->outlast->failed && even_custody_drop(custody_of(job), kind, (uint32_t)number) != EVEN_OK) {
-    give_up(job);
+    even_outlast_forgo(job);
   }
 }
 
 static void watch(even_job *job, pid_t pid) {
   if (pid > 0 && !job->outlast->failed && even_custody_watch(custody_of(job), pid) != EVEN_OK) {
-    give_up(job);
+    even_outlast_forgo(job);
   }
 }
 
 static bool may_be(const even_job *job) {
-  return job->params->legacy != NULL && job->params->legacy->custody != NULL && job->follower == NULL &&
-         even_outlast_hosts_may(job);
+  return job->params->legacy != NULL && job->params->legacy->custody != NULL &&
+         (job->follower != NULL || even_outlast_hosts_may(job));
 }
 
 static void news_ready(void *context, int fd) {
@@ -174,7 +175,10 @@ even_status even_outlast_open(even_job *job) {
   return open_roll(job, outlast);
 }
 
-static void keep_memory(even_job *job) {
+void even_outlast_keep_memory(even_job *job) {
+  if (job->outlast == NULL) {
+    return;
+  }
   const even_host_memory *memory = job->params->memory;
   even_legacy_page *page = job->outlast->legacy->page;
   if (memory == NULL) {
@@ -183,7 +187,7 @@ static void keep_memory(even_job *job) {
   }
   if (memory->folder.length >= sizeof page->memory) {
     (void)even_fail(EVEN_ERR_INPUT, "%s is too long a name for a folder in memory", memory->folder.data);
-    give_up(job);
+    even_outlast_forgo(job);
     return;
   }
   if (strcmp(page->memory, memory->folder.data) != 0) { /* else the agent before has left the same */
@@ -205,7 +209,7 @@ static void keep_way(even_job *job) {
 
 void even_outlast_keep(even_job *job) {
   if (job->outlast != NULL) {
-    keep_memory(job);
+    even_outlast_keep_memory(job);
     keep(job, EVEN_OUTLAST_ROLL, 0, job->outlast->memory.fd);
     keep(job, EVEN_OUTLAST_TELEMETRY, 0, job->params->telemetry_fd);
     keep(job, EVEN_OUTLAST_GENERATION, 0, job->generation_fd);
@@ -296,11 +300,12 @@ static void write_rank(const even_job *job, size_t rank, roll_rank *out) {
   out->order = 0;
 }
 
-/* And none that lives here would end with this agent. */
+/* And none that lives here would end with this agent. One that serves a leader knows its own host's alone. */
 static bool are_all_there(const even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     const even_job_rank *own = &job->ranks[i];
-    if (own->pid == 0 || (own->alive && own->started_early)) {
+    bool unseen = job->follower != NULL && own->elsewhere;
+    if ((own->pid == 0 && !unseen) || (own->alive && own->started_early)) {
       return false;
     }
   }
@@ -335,6 +340,7 @@ void even_outlast_settle(even_job *job) {
   write_roll(job, place_of(outlast, next), &fits);
   bool calm = job->stage == EVEN_JOB_RUNS && job->draining == 0 && !job->changing && job->interrupted == 0 &&
               job->failure.status == EVEN_OK && even_outlast_hosts_calm(job) &&
+              (job->follower == NULL || even_job_follower_is_calm(job)) &&
               (job->params->aside == NULL || job->params->aside->count == 0);
   bool whole = fits && calm && are_all_there(job);
   if (!whole) { /* first: never with a roll that it does not go with */
@@ -444,7 +450,8 @@ static void place_member(even_job *job, size_t rank, const roll_rank *from) {
   even_job_replace_adopt(job, rank, !from->outside && !left);
 }
 
-/* Of one that is not there any more, and of which nobody knows how it ended. */
+/* Of one that is not there any more, and of which nobody knows how it ended; and of one that somebody has stopped
+ * while nobody could be told. */
 static void miss(even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     even_process_stat facts;
@@ -454,6 +461,9 @@ static void miss(even_job *job) {
     if (own->alive && !own->elsewhere && !there) {
       const even_process_end end = {.pid = own->pid, .signal = SIGKILL}; /* most likely */
       even_job_take_end(job, &end);
+    } else if (there && facts.state == 'T' && !own->stands) {
+      const even_process_end stop = {.pid = own->pid, .stopped = true, .signal = SIGSTOP}; /* most likely */
+      even_job_take_end(job, &stop);
     }
   }
 }

@@ -7,10 +7,15 @@
  *
  * Of several hosts (outlast_hosts.c) the socket at which the leader's agent listens is left, too: as long as anybody
  * has it, another agent may come, and the others' keep their ranks and ask there again and again (follower_wait.c).
- * Where nobody has it any more they end them, as they do at once where the leader's host cannot be reached. */
+ * Where nobody has it any more they end them, as they do at once where the leader's host cannot be reached.
+ *
+ * An agent that serves a leader leaves its ranks in the same way, with the process that starts agents on its host, and
+ * beside them its part and its connection (outlast_part.h): the next one holds the ranks as if the leader's agent had
+ * been killed, and comes to the leader, which has not missed the one before. */
 #ifndef EVEN_ORCHESTRATOR_OUTLAST_H
 #define EVEN_ORCHESTRATOR_OUTLAST_H
 
+#include "orchestrator/host_agent.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/job.h"
 #include "orchestrator/legacy.h"
@@ -30,7 +35,9 @@ typedef enum even_outlast_kind {
   EVEN_OUTLAST_KEEPER,
   EVEN_OUTLAST_LISTENER,
   EVEN_OUTLAST_STANDING,
-  EVEN_OUTLAST_PORT /* what keeps the attempt's from other jobs */
+  EVEN_OUTLAST_PORT, /* what keeps the attempt's from other jobs */
+  EVEN_OUTLAST_PART, /* of an agent that serves a leader (outlast_part.h), */
+  EVEN_OUTLAST_LINK  /* and its connections to that one */
 } even_outlast_kind;
 
 /* ---- the agent before may have been killed ---- */
@@ -57,11 +64,20 @@ int even_outlast_listener(const even_legacy *legacy);
 /* In place of the start of the other hosts' agents: waits for those that keep their ranks. EVEN_ERR_PEER_LOST: not all
  * have come; the agent is to end then, and the next one begins without ranks (even_legacy_ask_again). */
 even_status even_outlast_hosts_meet(even_hosts *hosts) EVEN_MUST_USE;
+/* Whether who greets so is another agent of a host whose agent was killed, with ranks of the attempt that runs. */
+bool even_outlast_hosts_comes_anew(const even_host_agent *agent, const json_t *greeting);
+/* The host is known by this link from now on, once it has said what runs there (RUNS): then it goes on. Until then it
+ * is `renewed`. EVEN_ERR_PEER_LOST: what the one before had said last has changed that. */
+even_status even_outlast_hosts_renew(even_host_agent *agent, even_link *link) EVEN_MUST_USE;
+even_status even_outlast_hosts_take(even_host_agent *agent, json_t *runs) EVEN_MUST_USE;
 /* They hear that the attempt goes on, and say what has become of their ranks. */
 even_status even_outlast_hosts_adopt(even_job *job) EVEN_MUST_USE;
 
 /* ---- this one may be ---- */
 
+/* Whether another agent is started here, and these hosts are none of those that change or lead: then it is worth a
+ * process on each that starts its agent. */
+bool even_outlast_hosts_would(const even_hosts *hosts);
 /* Whether the ranks of the job's hosts may ever outlast it, */
 bool even_outlast_hosts_may(const even_job *job);
 /* and whether they would now. */
@@ -74,6 +90,11 @@ even_status even_outlast_open(even_job *job) EVEN_MUST_USE;
 void even_outlast_keep(even_job *job);
 /* Nothing is kept any more. job->outlast may be NULL, here, before and below. */
 void even_outlast_close(even_job *job);
+/* What ranks keep in memory, where that was opened since. */
+void even_outlast_keep_memory(even_job *job);
+/* Something else could not be kept, for the reason of the last error, which is cleared: the ranks go with this agent.
+ */
+void even_outlast_forgo(even_job *job);
 /* Whether a process that is started now is to outlive this one. */
 bool even_outlast_holds(const even_job *job);
 /* The attempt has a port of its own now. */

@@ -22,14 +22,19 @@ static const uint64_t ASKED_NS = 2000000000u;
 
 /* Hosts that change, states that go from rank to rank, votes, copies on their way: the next agent would have to know
  * how far all that is. */
+static bool are_settled(const even_hosts_params *hosts) {
+  return hosts->most_ranks == 0 && hosts->estate == NULL && !hosts->replaces_leader && hosts->copies == 0 &&
+         hosts->memory_copies == 0;
+}
+
+bool even_outlast_hosts_would(const even_hosts *hosts) {
+  return hosts->params.before != NULL && hosts->params.before->custody != NULL && are_settled(&hosts->params);
+}
+
 bool even_outlast_hosts_may(const even_job *job) {
   const even_agent_params *params = job->params;
-  if (job->hosts == NULL) {
-    return true;
-  }
-  const even_hosts_params *hosts = &job->hosts->params;
-  return !params->shrink && params->spares == 0 && !params->grows && params->aside == NULL && hosts->most_ranks == 0 &&
-         hosts->estate == NULL && !hosts->replaces_leader && hosts->copies == 0 && hosts->memory_copies == 0;
+  return job->hosts == NULL || (!params->shrink && params->spares == 0 && !params->grows && params->aside == NULL &&
+                                are_settled(&job->hosts->params));
 }
 
 /* Where none of its ranks lives any more its agent clears up. */
@@ -124,6 +129,73 @@ static even_status take_host(even_host_agent *agent, size_t first, int attempt) 
   agent->fits = true;
   return EVEN_OK;
 }
+
+/* ---- another host's agent was killed, and the next one comes (outlast_part.h) ---- */
+
+bool even_outlast_hosts_comes_anew(const even_host_agent *agent, const json_t *greeting) {
+  const even_job *job = agent->hosts->job;
+  return job != NULL && !agent->hosts->gathering && even_outlast_hosts_may(job) && agent->link != NULL &&
+         (agent->fits || agent->renewed) && agent->busy && !agent->lost &&
+         json_is_true(json_object_get(greeting, "holds")) && strcmp(even_json_text(greeting, "job"), job->id) == 0 &&
+         is_number(greeting, "attempt", (size_t)job->attempt);
+}
+
+even_status even_outlast_hosts_renew(even_host_agent *agent, even_link *link) {
+  even_hosts *hosts = agent->hosts;
+  even_link *before = agent->link;
+  even_link_read(before); /* what it had said last */
+  if (agent->link != before || agent->lost || !agent->busy) {
+    return even_fail(EVEN_ERR_PEER_LOST, "host %s has ended its part of the attempt", agent->name);
+  }
+  even_hosts_leave_strangers(hosts, link);
+  even_hosts_bury(hosts, before);
+  even_parcels_lost(hosts->parcels, (int)agent->index);
+  json_decref(agent->runs);
+  agent->runs = NULL;
+  agent->link = link;
+  agent->holds = agent->renewed = true;
+  agent->fits = false;
+  return EVEN_OK;
+}
+
+/* How far the attempt's end has gone it may not have heard. */
+static even_status tell_stage(const even_host_agent *agent) {
+  const even_job *job = agent->hosts->job;
+  char text[96];
+  if (job->stage == EVEN_JOB_RUNS || job->stage == EVEN_JOB_SETTLES) {
+    return EVEN_OK;
+  }
+  int number = job->stage == EVEN_JOB_KILLED ? SIGKILL : job->stage == EVEN_JOB_ASKED ? SIGINT : SIGTERM;
+  (void)snprintf(text, sizeof text, "{\"number\":%d,\"groups\":%s,\"ends\":true}", number,
+                 number == SIGTERM ? "false" : "true");
+  return even_link_send(agent->link, EVEN_MESSAGE_SIGNAL, text, NULL, 0);
+}
+
+static even_status go_on(even_host_agent *agent) {
+  char text[64];
+  even_job *job = agent->hosts->job;
+  if (!is_number(agent->runs, "first", agent->first) || !is_number(agent->runs, "count", agent->count) ||
+      !is_number(agent->runs, "world", job->count) || !is_number(agent->runs, "attempt", (size_t)job->attempt)) {
+    return even_fail(EVEN_ERR_PEER_LOST, "host %s keeps other ranks than it had", agent->name);
+  }
+  agent->fits = true;
+  agent->renewed = false;
+  agent->waiting_ns = 0;
+  (void)snprintf(text, sizeof text, "{\"host\":%zu}", agent->index);
+  EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_ADOPT, text, NULL, 0));
+  EVEN_TRY(tell_stage(agent));
+  even_job_notice(job, "host %s: its agent was killed, and another one goes on with its %zu rank%s, which train%s on",
+                  agent->name, agent->count, agent->count == 1 ? "" : "s", agent->count == 1 ? "s" : "");
+  return EVEN_OK;
+}
+
+even_status even_outlast_hosts_take(even_host_agent *agent, json_t *runs) {
+  json_decref(agent->runs);
+  agent->runs = runs;
+  return agent->renewed && agent->hosts->job != NULL ? go_on(agent) : EVEN_OK;
+}
+
+/* ---- all have come ---- */
 
 static even_status take_all(even_hosts *hosts) {
   size_t first = (size_t)json_integer_value(json_object_get(hosts->agents[1].runs, "first"));

@@ -132,7 +132,7 @@ static void it_asks_one_after_the_other_until_the_leader_answers(void **state) {
   (void)snprintf(line, sizeof line,
                  "{\"key\":\"" KEY "\",\"host\":0,\"port\":%d,\"addresses\":[\"127.0.0.1\",\"127.0.0.2\"]}", at.port);
   assert_int_equal(even_signals_block(), EVEN_OK);
-  even_status status = even_hosts_serve(line, &wish, &met, &estate, &code);
+  even_status status = even_hosts_serve(line, &wish, &met, &estate, NULL, &code);
   if (strstr(even_error_last()->what, "the leader refuses: the job is full") == NULL) {
     fail_msg("%s: %s", even_status_name(status), even_error_last()->what);
   }

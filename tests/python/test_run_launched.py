@@ -267,6 +267,36 @@ def test_ranks_of_all_hosts_outlast_a_killed_leader(
     assert launched.meeting() == []
 
 
+@pytest.mark.parametrize("start", [Launched.of_slurm, pytest.param(Launched.both, marks=pytest.mark.more)])
+def test_ranks_outlast_a_killed_agent_of_another_host(
+    launched: Launched, staying: str, start: Callable[..., list[Job]]
+) -> None:
+    """Twice; what becomes of them while it has no agent the leader hears of the next one."""
+    leader, follower = start(launched, "--name", "a", *SHELL, staying)
+    ranks = processes(leader)
+    before: set[int] = set()
+    for number in (1, 2):
+        ask(launched, leader, number)
+        agent = agent_of(follower, before)
+        before |= children(agent) | {agent}
+        if number == 2:
+            os.kill(agent, signal.SIGSTOP)
+            os.kill(ranks[1], signal.SIGSTOP)
+        os.kill(agent, signal.SIGKILL)
+        leader.wait_for("its agent was killed, and another one goes on with its 1 rank", times=number)
+    leader.wait_for(rf"rank 1 \(process {ranks[1]}\) stands still: it was stopped by SIGSTOP")
+    os.kill(ranks[1], signal.SIGCONT)
+    ask(launched, leader, 3)
+    assert all(map(alive, ranks))
+    (launched.folder / "told").touch()
+    code, text = leader.finish()
+    assert code == 0, text
+    code, there = follower.finish()
+    assert code == 0 and there.count("and its ranks train on") == 2, there
+    assert text.count("attempt 0 process") == 2 and text.count("ends in attempt 0") == 2
+    assert "is lost" not in text and launched.meeting() == []
+
+
 def test_ranks_of_a_leader_end_without_their_guardian(launched: Launched, staying: str) -> None:
     """It is killed with the agent, and no other agent goes on with them."""
     leader, _ = launched.of_slurm("--name", "a", "--max-restarts", "0", *SHELL, staying)
