@@ -255,7 +255,7 @@ def _children(pid: int) -> set[int]:
 
 
 def test_ranks_there_outlast_their_agent(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
-    """It is killed twice while they train: the same processes come to the same bits as without."""
+    """It is killed twice while they train, once after the leader's: the same processes come to the same bits."""
     import torch
 
     words = ("--policy", "equal", "--log-rank", "all", script(OUTLASTING))  # else each run measures its own shares
@@ -264,6 +264,10 @@ def test_ranks_there_outlast_their_agent(hosts: Hosts, script: Script, tmp_path:
     before: set[int] = set()
     for number, step in enumerate((6, 12), 1):
         job.wait_for(f"in step {step}\n")
+        if number == 2:
+            (leader,) = _children(job.process.pid)
+            os.kill(leader, signal.SIGKILL)
+            job.wait_for("the agent before was killed: ranks 0 and 1 train on")
         (first,) = hosts.agents()
         (agent,) = _children(first) - before
         before |= _children(agent) | {agent}

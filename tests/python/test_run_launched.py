@@ -271,7 +271,7 @@ def test_ranks_of_all_hosts_outlast_a_killed_leader(
 def test_ranks_outlast_a_killed_agent_of_another_host(
     launched: Launched, staying: str, start: Callable[..., list[Job]]
 ) -> None:
-    """Twice; what becomes of them while it has no agent the leader hears of the next one."""
+    """Twice; what becomes of them meanwhile the leader hears of the next one, which does its part of what follows."""
     leader, follower = start(launched, "--name", "a", *SHELL, staying)
     ranks = processes(leader)
     before: set[int] = set()
@@ -288,13 +288,36 @@ def test_ranks_outlast_a_killed_agent_of_another_host(
     os.kill(ranks[1], signal.SIGCONT)
     ask(launched, leader, 3)
     assert all(map(alive, ranks))
+    os.kill(ranks[0], signal.SIGKILL)
+    for rank in range(2):
+        leader.wait_for(f"rank {rank} of 2 host {rank} attempt 1 process")
     (launched.folder / "told").touch()
     code, text = leader.finish()
     assert code == 0, text
     code, there = follower.finish()
     assert code == 0 and there.count("and its ranks train on") == 2, there
-    assert text.count("attempt 0 process") == 2 and text.count("ends in attempt 0") == 2
+    assert text.count("attempt 0 process") == 2 and text.count("ends in attempt 1") == 2
     assert "is lost" not in text and launched.meeting() == []
+
+
+@pytest.mark.more
+def test_agents_of_all_hosts_may_be_killed_together(launched: Launched, staying: str) -> None:
+    """The other host's next one comes before the leader's is there."""
+    leader, follower = launched.of_slurm("--name", "a", *SHELL, staying)
+    ranks = processes(leader)
+    ask(launched, leader, 1)
+    os.kill(leader.process.pid, signal.SIGSTOP)  # it starts none yet
+    os.kill(agent_of(leader), signal.SIGKILL)
+    os.kill(agent_of(follower), signal.SIGKILL)
+    follower.wait_for("and its ranks train on")
+    os.kill(leader.process.pid, signal.SIGCONT)
+    leader.wait_for("the agent before was killed: ranks 0 and 1 train on")
+    ask(launched, leader, 2)
+    assert all(map(alive, ranks))
+    (launched.folder / "told").touch()
+    code, text = leader.finish()
+    assert code == 0, text
+    assert text.count("ends in attempt 0") == 2 and follower.finish()[0] == 0
 
 
 def test_ranks_of_a_leader_end_without_their_guardian(launched: Launched, staying: str) -> None:
