@@ -278,7 +278,9 @@ def test_ranks_there_outlast_their_agent(hosts: Hosts, script: Script, tmp_path:
     assert code == 0, text
     assert "is lost" not in text and "restart" not in text
     for rank in range(2):
-        (steps, have), (all_steps, wanted) = (torch.load(tmp_path / f"end-{tag}-{rank}.pt") for tag in ("killed", "whole"))
+        (steps, have), (all_steps, wanted) = (
+            torch.load(tmp_path / f"end-{tag}-{rank}.pt") for tag in ("killed", "whole")
+        )
         assert steps == all_steps == 18 and all(map(torch.equal, have, wanted))
         assert len((tmp_path / f"ranks-killed-{rank}").read_text().split()) == 1
 

@@ -320,6 +320,22 @@ def test_agents_of_all_hosts_may_be_killed_together(launched: Launched, staying:
     assert text.count("ends in attempt 0") == 2 and follower.finish()[0] == 0
 
 
+@pytest.mark.more
+def test_ctrl_c_reaches_ranks_whose_agent_is_away(launched: Launched, staying: str) -> None:
+    words = ("--name", "a", "--checkpoint-memory", "5", "--memory-copies", "0", *SHELL, staying)
+    leader, follower = launched.of_slurm(*words)
+    ranks = processes(leader)
+    ask(launched, leader, 1)
+    os.kill(follower.process.pid, signal.SIGSTOP)  # it starts none yet
+    os.kill(agent_of(follower), signal.SIGKILL)
+    leader.process.send_signal(signal.SIGINT)
+    assert end_soon(ranks[:1]) and alive(ranks[1])
+    os.kill(follower.process.pid, signal.SIGCONT)
+    code, text = leader.finish()
+    assert code == 130 and "another one goes on with its 1 rank" in text, text
+    assert follower.finish()[0] == 0 and end_soon(ranks)
+
+
 def test_ranks_of_a_leader_end_without_their_guardian(launched: Launched, staying: str) -> None:
     """It is killed with the agent, and no other agent goes on with them."""
     leader, _ = launched.of_slurm("--name", "a", "--max-restarts", "0", *SHELL, staying)
