@@ -23,6 +23,7 @@ static void on_ready(void *context, even_link *link) {
 static void on_ended(void *context, even_link *link) {
   even_follower *follower = context;
   follower->gone = true;
+  even_follower_unlink(follower);
   even_parcels_lost(follower->parcels, 0);
   if (!follower->refused) {
     follower->why = *even_link_why(link);

@@ -148,8 +148,10 @@ even_legacy *even_follower_legacy(const even_follower *follower);
 even_status even_follower_leave(even_follower *follower) EVEN_MUST_USE;
 /* There is another connection to the leader; */
 void even_follower_keep_link(even_follower *follower);
-/* the leader knows this host by it. */
+/* the leader knows this host by it; */
 void even_follower_known(even_follower *follower);
+/* it has ended: where this agent lives, the leader is to hear of that at once. */
+void even_follower_unlink(even_follower *follower);
 /* In place of the invitation: with the ranks that the agent before has left, which are held. The attempt is `asked`
  * for, and is gone on with (even_follower_run_attempt). An error: they are to be ended. */
 even_status even_follower_resume(even_follower *follower) EVEN_MUST_USE;

@@ -87,6 +87,14 @@ void even_follower_known(even_follower *follower) {
   }
 }
 
+/* That of an agent before lives until the leader knows this one. */
+void even_follower_unlink(even_follower *follower) {
+  if (!follower->held && keeps(follower) &&
+      even_outlast_part_unlink(&follower->part, custody_of(follower)) != EVEN_OK) {
+    even_outlast_forgo(&follower->job);
+  }
+}
+
 /* ---- what was left ---- */
 
 static even_status read_start(even_follower *follower) {

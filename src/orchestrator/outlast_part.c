@@ -113,14 +113,24 @@ even_status even_outlast_part_link(even_outlast_part *part, even_custody *custod
   return EVEN_OK;
 }
 
-even_status even_outlast_part_known(even_outlast_part *part, even_custody *custody) {
-  const part_page *page = page_of(part);
-  for (uint32_t i = 0; page != NULL && page->links > 0 && i < EVEN_OUTLAST_LINKS; i++) {
-    if (i != (page->links - 1) % EVEN_OUTLAST_LINKS) {
+static even_status drop_all_but(even_outlast_part *part, even_custody *custody, uint32_t number) {
+  for (uint32_t i = 0; i < EVEN_OUTLAST_LINKS; i++) {
+    if (i != number) {
       even_pipe_close(part->links[i]);
       part->links[i] = -1;
       EVEN_TRY(even_custody_drop(custody, EVEN_OUTLAST_LINK, i));
     }
   }
   return EVEN_OK;
+}
+
+even_status even_outlast_part_known(even_outlast_part *part, even_custody *custody) {
+  const part_page *page = page_of(part);
+  return page == NULL || page->links == 0
+             ? EVEN_OK
+             : drop_all_but(part, custody, (uint32_t)((page->links - 1) % EVEN_OUTLAST_LINKS));
+}
+
+even_status even_outlast_part_unlink(even_outlast_part *part, even_custody *custody) {
+  return page_of(part) == NULL ? EVEN_OK : drop_all_but(part, custody, EVEN_OUTLAST_LINKS);
 }

@@ -42,5 +42,7 @@ void even_outlast_part_go_on(const even_outlast_part *part, even_telemetry_reade
 even_status even_outlast_part_link(even_outlast_part *part, even_custody *custody, int fd) EVEN_MUST_USE;
 /* and it is the one by which the leader knows this host: those before are not kept any more. */
 even_status even_outlast_part_known(even_outlast_part *part, even_custody *custody) EVEN_MUST_USE;
+/* It has ended, and this agent lives: none is kept. */
+even_status even_outlast_part_unlink(even_outlast_part *part, even_custody *custody) EVEN_MUST_USE;
 
 #endif

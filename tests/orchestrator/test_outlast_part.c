@@ -171,6 +171,16 @@ static void a_connection_outlasts_its_agent_until_the_leader_knows_another(void 
   (void)close(second[1]);
 }
 
+static void a_connection_that_an_agent_has_ended_ends(void **state) {
+  keepers *of = *state;
+  leave(of, "{}", 1);
+  int leader = connect_one(of);
+  assert_int_equal(even_outlast_part_unlink(&of->part, &of->agent), EVEN_OK);
+  even_custody_hear(&of->first);
+  assert_false(is_open(leader));
+  (void)close(leader);
+}
+
 static void telemetry_goes_on_where_it_was_passed_on(void **state) {
   keepers *of = *state;
   const char *words = NULL;
@@ -320,6 +330,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_cannot_be_kept_is_an_error, open_keepers, close_keepers),
       cmocka_unit_test_setup_teardown(a_connection_outlasts_its_agent_until_the_leader_knows_another, open_keepers,
                                       close_keepers),
+      cmocka_unit_test_setup_teardown(a_connection_that_an_agent_has_ended_ends, open_keepers, close_keepers),
       cmocka_unit_test_setup_teardown(telemetry_goes_on_where_it_was_passed_on, open_keepers, close_keepers),
       cmocka_unit_test(only_who_holds_ranks_of_this_attempt_comes_in_its_place),
       cmocka_unit_test(it_goes_on_once_it_has_said_what_runs),
