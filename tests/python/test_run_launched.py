@@ -394,16 +394,17 @@ def test_who_does_not_come_to_the_next_agent_has_all_begin_again(launched: Launc
     leader, follower = launched.of_slurm("--name", "a", *SHELL, staying)
     ranks = processes(leader)
     ask(launched, leader, 1)
-    os.kill(agent_of(follower), signal.SIGSTOP)
-    os.kill(agent_of(leader), signal.SIGKILL)
+    os.kill(follower.process.pid, signal.SIGSTOP)  # it starts none in its agent's place
     os.kill(agent_of(follower), signal.SIGKILL)
+    os.kill(agent_of(leader), signal.SIGKILL)
+    leader.wait_for("could not go on with its ranks: another one is started in ")
+    os.kill(follower.process.pid, signal.SIGCONT)
     for rank in range(2):
         leader.wait_for(f"rank {rank} of 2 host {rank} attempt 1 process")
     assert end_soon(ranks)
     (launched.folder / "told").touch()
     code, text = leader.finish()
     assert code == 0, text
-    assert "could not go on with its ranks: another one is started in " in text
     assert follower.finish()[0] == 0
 
 
