@@ -259,5 +259,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   even_device_list_free(&follower.own);
   even_device_list_free(&follower.whole);
   even_text_free(&follower.facts);
+  even_text_free(&follower.folder);
   return 0;
 }
