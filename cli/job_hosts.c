@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "cli/job_aside.h"
 #include "cli/job_setup.h"
+#include "cli/shell_words.h"
 #include "orchestrator/voter.h"
 #include "os/path.h"
 #include "os/socket.h"
@@ -276,17 +277,11 @@ static even_status check_alone(const even_job_options *options) {
   return even_error_fix("name the hosts, or leave it out");
 }
 
-/* Words at blanks; `text` is cut up. */
 static even_status split_shell(char *text, char **words) {
   size_t count = 0;
-  char *save = NULL;
-  for (char *word = strtok_r(text, " \t", &save); word != NULL; word = strtok_r(NULL, " \t", &save)) {
-    if (count == EVEN_JOB_SHELL_WORDS) {
-      return even_fail(EVEN_ERR_USAGE, "--ssh has more than %d words", EVEN_JOB_SHELL_WORDS);
-    }
-    words[count++] = word;
+  if (even_shell_words_split(text, words, EVEN_JOB_SHELL_WORDS, &count) != EVEN_OK) {
+    return even_error_prefix("--ssh");
   }
-  words[count] = NULL;
   return count > 0 ? EVEN_OK : even_fail(EVEN_ERR_USAGE, "--ssh is empty");
 }
 
