@@ -16,6 +16,8 @@
 #include <string.h>
 #include <time.h>
 
+enum { MOST_NAME_BYTES = 200 }; /* of the 255 of a name; .1, .2 … and what is made beside it follow */
+
 /* "examples/char_gpt.py" -> "char_gpt" */
 static void add_script_name(even_text *out, const char *script) {
   const char *slash = strrchr(script, '/');
@@ -90,6 +92,22 @@ static even_status make_unnamed(const even_job_options *options, const char *scr
   return status;
 }
 
+/* It stands in lines for people and programs, and beside others with something behind it (NAME.1). */
+static even_status check_bytes(const char *name) {
+  for (const char *at = name; *at != '\0'; at++) {
+    if ((unsigned char)*at < ' ' || *at == '\177') {
+      (void)even_fail(EVEN_ERR_USAGE, "--name has a control character as its byte %zu (0x%02x)",
+                      (size_t)(at - name) + 1, (unsigned)(unsigned char)*at);
+      return even_error_fix("give a name of one line: letters, digits, what a terminal shows");
+    }
+  }
+  if (strlen(name) > MOST_NAME_BYTES) {
+    (void)even_fail(EVEN_ERR_USAGE, "--name has %zu bytes", strlen(name));
+    return even_error_fix("give a name of at most %d", MOST_NAME_BYTES);
+  }
+  return EVEN_OK;
+}
+
 even_status even_job_check_name(const even_job_options *options) {
   if (options->name == NULL) {
     return EVEN_OK;
@@ -99,7 +117,7 @@ even_status even_job_check_name(const even_job_options *options) {
     (void)even_error_fix("give a name without '/' that does not begin with '.'; --runs-dir says where it is made");
     return status;
   }
-  return EVEN_OK;
+  return check_bytes(options->name);
 }
 
 /* A file system without locks (Lustre mounted without them, some of FUSE) cannot tell whether a job lives: the file

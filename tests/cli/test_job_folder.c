@@ -268,6 +268,32 @@ static void a_job_runs_where_no_sign_can_be_made(void **state) {
   assert_true(setup.lock >= 0);
 }
 
+static void assert_name_refused(const char *name, const char *what) {
+  options.name = name;
+  assert_int_equal(even_job_check_name(&options), EVEN_ERR_USAGE);
+  assert_non_null(strstr(even_error_last()->what, what));
+  assert_null(strchr(even_error_last()->what, '\n'));
+  assert_true(even_error_last()->fix[0] != '\0');
+}
+
+static void a_name_is_one_line_and_fits(void **state) {
+  (void)state;
+  char name[256];
+  memset(name, 'n', sizeof name);
+  name[201] = '\0';
+  assert_name_refused("a\nb", "control character as its byte 2 (0x0a)");
+  assert_name_refused("\033[31mred", "(0x1b)");
+  assert_name_refused("a\177", "(0x7f)");
+  assert_name_refused("a/b", "no name for a folder");
+  assert_name_refused(name, "201 bytes");
+  name[200] = '\0';
+  options.name = name;
+  assert_int_equal(even_job_check_name(&options), EVEN_OK);
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+  options.name = "my run; $(x) \"\xc3\xbc\" 100%s";
+  assert_int_equal(even_job_check_name(&options), EVEN_OK);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_folder_in_use_is_refused, make_runs, remove_runs),
@@ -279,6 +305,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_next_leader_waits_for_nobody, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_whose_sign_cannot_be_read_is_not_disturbed, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_runs_where_no_sign_can_be_made, make_shared_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(a_name_is_one_line_and_fits, make_runs, remove_runs),
   };
   return cmocka_run_group_tests_name("cli_job_folder", tests, NULL, NULL);
 }
