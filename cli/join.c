@@ -49,7 +49,9 @@ static even_status add_name(const char *at, size_t length, even_json *json) {
   }
   memcpy(name, at, length);
   name[length] = '\0';
-  EVEN_TRY(even_socket_resolve(name, &addresses));
+  if (even_socket_resolve(name, &addresses) != EVEN_OK) {
+    return even_error_fix("`getent hosts %s` says whether this host knows the name; an address does as well", name);
+  }
   for (size_t i = 0; i < addresses.count; i++) {
     even_json_string(json, NULL, addresses.items[i]);
   }
@@ -104,6 +106,14 @@ static even_status write_invitation(const char *word, const char *key, double pa
   return even_text_status(out);
 }
 
+/* No address answered as a leader does: whatever the kernel calls that. */
+static even_status not_reached(void) {
+  (void)even_error_means(EVEN_ERR_PEER_LOST);
+  return even_error_fix(
+      "does the job run, with --max-ranks, and do its host's firewall and routes let this one come? "
+      "Where it listens it said when it began");
+}
+
 static even_status join(const char *word, int ranks, struct even_estate **estate, int *code) {
   char key[EVEN_KEY_DIGITS + 1] = "";
   const even_join_wish wish = {.ranks = ranks, .taken = even_cli_say};
@@ -118,6 +128,8 @@ static even_status join(const char *word, int ranks, struct even_estate **estate
     status = even_hosts_serve(line.data, &wish, &met, estate, NULL, code);
     if (status == EVEN_ERR_PERMISSION) {
       (void)even_error_fix("give this host the job's key");
+    } else if (!met && (status == EVEN_ERR_SYSTEM || status == EVEN_ERR_TIMEOUT)) {
+      status = not_reached();
     }
   }
   explicit_bzero(key, sizeof key);

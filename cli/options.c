@@ -47,6 +47,8 @@ static even_status unknown(const even_usage *usage, const even_option *options, 
   even_status status = even_fail(EVEN_ERR_USAGE, "%s: unknown option %s", usage->command, word);
   if (nearest != NULL) {
     (void)even_error_fix("did you mean --%s? See `evenstep %s --help`", nearest, usage->command);
+  } else if (usage->stop_at_operand) {
+    (void)even_error_fix("options of the script come behind its name; see `evenstep %s --help`", usage->command);
   } else {
     (void)even_error_fix("see `evenstep %s --help`", usage->command);
   }

@@ -207,6 +207,8 @@ bool even_host_agent_shell_ended(even_host_agent *agent);
 void even_host_agent_say_way(const even_host_agent *agent, const char *said);
 /* The last line that its shell printed, "" for none. */
 void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes);
+/* Gives the last error a fix: what to try, by what the shell said last (where it is ssh). */
+void even_host_agent_say_way(const even_host_agent *agent, const char *said);
 
 /* ---- hosts_facts.c ---- */
 /* This host's, into hosts->facts. */

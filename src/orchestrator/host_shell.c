@@ -115,7 +115,6 @@ static void join_shell(char *const *shell, bool asks, char *out, size_t bytes) {
   }
 }
 
-/* By what ssh said last, where it is ssh. */
 void even_host_agent_say_way(const even_host_agent *agent, const char *said) {
   char *const *words = agent->hosts->params.shell;
   const char *program = agent->hosts->params.program;

@@ -359,8 +359,10 @@ static bool look_at_agents(even_hosts *hosts, bool late) {
     if (started && !agent->fits && agent->link == NULL && even_host_agent_shell_ended(agent)) {
       agent_failed(agent, EVEN_ERR_PEER_LOST, "its agent ended before it came here");
     } else if (!agent->fits && late) {
-      agent_failed(agent, EVEN_ERR_TIMEOUT,
-                   agent->link == NULL ? "its agent did not come here" : "its agent did not say what it has");
+      char how[100];
+      (void)snprintf(how, sizeof how, "its agent did not %s within %g s (EVENSTEP_HOSTS_PATIENCE)",
+                     agent->link == NULL ? "come here" : "say what it has", hosts->params.patience_seconds);
+      agent_failed(agent, EVEN_ERR_TIMEOUT, how);
     }
   }
   return all;

@@ -39,6 +39,12 @@ even_status even_hosts_listen(even_hosts *hosts) {
     hosts->port = 0;
     status = even_listener_open(where, &hosts->port, &hosts->listener);
   }
+  if (status != EVEN_OK && hosts->params.address != NULL) {
+    (void)even_error_fix("--address is one of this host's own (`ip -4 addr` shows them)%s",
+                         hosts->port == 0 ? "" : ", with a port that is free (`ss -ltnp` names who has it)");
+  } else if (status != EVEN_OK) {
+    (void)even_error_fix("choose another port, or end the program that has it (`ss -ltnp` names it)");
+  }
   hosts->join_port = hosts->params.most_ranks == 0 ? 0 : join > 0 ? join : hosts->port;
   return status;
 }

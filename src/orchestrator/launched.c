@@ -215,6 +215,8 @@ even_status even_job_key_read(char digits[EVEN_KEY_DIGITS + 1]) {
     status = take_key(path, even_text_string(&text), digits);
   } else {
     (void)even_error_prefix("EVENSTEP_JOB_KEY_FILE");
+    (void)even_error_fix("a copy of the file that all hosts of the job have: openssl rand -hex %d > %s; chmod 600 %s",
+                         EVEN_TLS_KEY_BYTES, path, path);
   }
   if (text.data != NULL) {
     explicit_bzero(text.data, text.length);

@@ -46,6 +46,11 @@ static even_status append_to_log(even_job *job, size_t rank, int *log) {
   even_status status = even_text_status(&path);
   if (status == EVEN_OK) {
     status = even_log_open(path.data, log);
+    if (status != EVEN_OK) {
+      (void)even_error_fix(
+          "each host writes its ranks' logs into the run folder's path: let it be writable there, or "
+          "name another one with --runs-dir");
+    }
   }
   even_text_free(&path);
   return status;

@@ -31,7 +31,9 @@ static even_status listen_at(int fd, const struct sockaddr_in *where, const char
     return even_fail_errno(errno, "a socket cannot be set up");
   }
   if (even_os.bind(fd, (const struct sockaddr *)where, sizeof *where) != 0 || even_os.listen(fd, BACKLOG) != 0) {
-    return even_fail_errno(errno, "port %d of %s cannot be listened at", *port, address);
+    int error_number = errno;
+    return *port == 0 ? even_fail_errno(error_number, "%s cannot be listened at", address)
+                      : even_fail_errno(error_number, "port %d of %s cannot be listened at", *port, address);
   }
   return even_listener_port(fd, port);
 }

@@ -123,6 +123,14 @@ static void slips_are_named_with_the_nearest(void **state) {
   assert_refused("--zzzzzzzzzzz", "unknown option", "evenstep test --help");
 }
 
+static void options_before_the_script_are_told_where_they_belong(void **state) {
+  (void)state;
+  assert_int_equal(parse(true, "--zzzzzzzzzzz 3 train.py"), EVEN_ERR_USAGE);
+  assert_non_null(strstr(even_error_last()->fix, "options of the script come behind its name"));
+  assert_int_equal(parse(true, "--rnaks 3 train.py"), EVEN_ERR_USAGE);
+  assert_non_null(strstr(even_error_last()->fix, "did you mean --ranks"));
+}
+
 static void wrong_values_are_refused(void **state) {
   (void)state;
   assert_refused("-n 0", "out of range", "from 1 to 4096");
@@ -197,6 +205,7 @@ int main(void) {
       cmocka_unit_test_teardown(after_the_script_all_is_the_scripts, silent),
       cmocka_unit_test_teardown(two_dashes_end_the_options, silent),
       cmocka_unit_test_teardown(slips_are_named_with_the_nearest, silent),
+      cmocka_unit_test_teardown(options_before_the_script_are_told_where_they_belong, silent),
       cmocka_unit_test_teardown(wrong_values_are_refused, silent),
       cmocka_unit_test_teardown(help_is_printed_and_ends_it, silent),
       cmocka_unit_test_teardown(an_option_of_an_earlier_version_is_taken_and_not_told_of, silent),

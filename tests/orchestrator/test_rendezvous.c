@@ -75,6 +75,7 @@ static void a_key_is_taken_from_the_environment_or_a_file_of_ones_own(void **sta
   (void)snprintf(line, sizeof line, "%s\n", KEY);
   assert_int_equal(setenv("EVENSTEP_JOB_KEY_FILE", path, 1), 0);
   assert_int_equal(even_job_key_read(digits), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->fix, "openssl rand -hex 32"));
   write_file(line, 0600);
   assert_int_equal(even_job_key_read(digits), EVEN_OK);
   assert_string_equal(digits, KEY);

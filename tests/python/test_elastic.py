@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -413,3 +414,12 @@ def test_options_that_make_no_sense_are_refused(alone: Alone, script: Script, wo
     script("", "t.py")
     code, text = alone.start("run", *words, EVENSTEP_JOB_KEY="").finish()
     assert code == 2 and said in text, text
+
+
+def test_a_job_that_is_not_there_is_told_as_that(alone: Alone) -> None:
+    with socket.socket() as deaf:  # has its port, and does not listen at it
+        deaf.bind(("127.0.0.1", 0))
+        code, text = alone.start("join", f"127.0.0.1:{deaf.getsockname()[1]}").finish()
+    assert code == 7 and "cannot be reached: Connection refused" in text and "fix: does the job run" in text, text
+    code, text = alone.start("join", "no..host:1").finish()
+    assert code == 3 and "fix: `getent hosts no..host` says" in text, text
