@@ -330,9 +330,24 @@ static even_status find_resume(even_job *job, bool restart) {
   return status == EVEN_OK ? even_path_absolute(wish, &job->resume) : status;
 }
 
+/* Whoever mistyped the run's name learns it now, and not from the loss. */
+static void tell_beginning(even_job *job) {
+  const char *folder = job->params->checkpoint_folder;
+  if (job->resume.length > 0) {
+    even_job_notice(job, "training begins from %s (--resume)", job->resume.data);
+  } else {
+    even_job_notice(job, "training begins anew: --resume auto found no checkpoint in %s",
+                    folder == NULL ? "the run's folder" : folder);
+  }
+}
+
 even_status even_job_find_resume(even_job *job, bool restart) {
   EVEN_TRY(find_resume(job, restart));
-  return count_turn(job);
+  EVEN_TRY(count_turn(job));
+  if (!restart && job->params->resume != NULL) {
+    tell_beginning(job);
+  }
+  return EVEN_OK;
 }
 
 const char *even_job_resume_place(const even_job *job) {

@@ -151,11 +151,16 @@ static void a_restart_after_auto_takes_what_its_training_had(void **state) {
   const char *second = strstr(job->seen.data, "attempt 1|");
   assert_non_null(second);
   assert_non_null(strstr(second, "line 0 resume=step-5|"));
+  (void)snprintf(command, sizeof command, "notice training begins from %s/step-5 (--resume)|", job->checkpoints);
+  assert_true(job_fixture_saw(job, command));
   /* and where nothing was there, a restart begins anew rather than from another's */
   (void)snprintf(command, sizeof command, "rm -r %s/go %s/*", job->folder, job->checkpoints);
   assert_int_equal(system(command), 0);
   even_text_clear(&job->seen);
   assert_int_equal(job_fixture_run(job, dies_when_told, &code), EVEN_OK);
+  (void)snprintf(command, sizeof command, "notice training begins anew: --resume auto found no checkpoint in %s|",
+                 job->checkpoints);
+  assert_true(job_fixture_saw(job, command));
   second = strstr(job->seen.data, "attempt 1|");
   assert_non_null(second);
   assert_non_null(strstr(second, "line 0 resume=|"));
