@@ -5,7 +5,10 @@
 #include "os/descriptors.h"
 
 #include <evenstep/version.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <string.h>
+#include <unistd.h>
 
 static int version(int argc, char **argv) {
   (void)argc;
@@ -62,6 +65,29 @@ static int unknown(const char *word) {
   return even_cli_fail();
 }
 
+/* Whether standard output has not taken all (a full disk). A reader that went away (`| head`) wants no more, and who
+ * closed it (it cannot be written to then: os/descriptors.h) wants nothing. */
+static bool has_lost_output(void) {
+  struct pollfd reader = {.fd = STDOUT_FILENO};
+  bool failed = fflush(stdout) != 0;
+  failed = ferror(stdout) != 0 || failed;
+  if (!failed || (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) == O_RDONLY) {
+    return false;
+  }
+  return poll(&reader, 1, 0) != 1 || (reader.revents & POLLERR) == 0;
+}
+
+static int run(const even_command *command, int argc, char **argv) {
+  int code = command->run(argc, argv);
+  if (!has_lost_output()) {
+    return code;
+  }
+  (void)even_fail(EVEN_ERR_SYSTEM, "%s: standard output has not taken all that was printed", command->name);
+  (void)even_error_fix("see whether its disk is full");
+  int lost = even_cli_fail();
+  return code != 0 || command->run == even_cli_run ? code : lost; /* a training that ended well did */
+}
+
 int main(int argc, char **argv) {
   even_descriptors_fill_standard();
   if (argc < 2) {
@@ -77,7 +103,7 @@ int main(int argc, char **argv) {
   }
   for (size_t i = 0; i < COMMAND_COUNT; i++) {
     if (strcmp(argv[1], commands[i].name) == 0) {
-      return commands[i].run(argc - 2, argv + 2);
+      return run(&commands[i], argc - 2, argv + 2);
     }
   }
   return unknown(argv[1]);

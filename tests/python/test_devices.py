@@ -92,3 +92,16 @@ def test_wrong_words(program: Path) -> None:
     assert answer.returncode == 2
     assert "one word too many" in answer.stderr
     assert devices(program, "--help").returncode == 0
+
+
+def test_output_that_is_not_taken_is_told(program: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([program, "devices"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 5 and "standard output has not taken all that was printed" in done.stderr
+    closed = subprocess.run(["sh", "-c", 'exec "$0" devices >&-', program], stderr=subprocess.PIPE, text=True)
+    assert closed.returncode == 0 and closed.stderr == ""
+    gone, end = os.pipe()
+    os.close(gone)  # its reader went away; Python's children begin with SIGPIPE as it was by default
+    left = subprocess.run(["sh", "-c", 'trap "" PIPE; exec "$0" devices', program], stdout=end, stderr=subprocess.PIPE)
+    os.close(end)
+    assert left.returncode == 0 and left.stderr == b""
