@@ -15,12 +15,21 @@ typedef struct report_options {
   bool json;
 } report_options;
 
+/* Whatever the kernel calls it: the run is there, and its file is not. */
+static even_status replace(const char *path, const even_text *content, const char *option) {
+  if (even_file_replace(path, even_text_string(content), content->length) == EVEN_OK) {
+    return EVEN_OK;
+  }
+  (void)even_error_means(EVEN_ERR_SYSTEM);
+  return even_error_fix("%s FILE names one in a folder that is there, and that you may write to", option);
+}
+
 static even_status write_page(even_report *report, const char *path) {
   even_text page = EVEN_TEXT_EMPTY;
   even_report_page(report, &page);
   even_status status = even_text_status(&page);
   if (status == EVEN_OK) {
-    status = even_file_replace(path, even_text_string(&page), page.length);
+    status = replace(path, &page, "-o");
   }
   even_text_free(&page);
   return status;
@@ -30,7 +39,7 @@ static even_status write_timeline(even_report *report, const char *path) {
   even_text trace = EVEN_TEXT_EMPTY;
   even_status status = even_report_timeline(report, &trace);
   if (status == EVEN_OK) {
-    status = even_file_replace(path, even_text_string(&trace), trace.length);
+    status = replace(path, &trace, "--timeline");
   }
   even_text_free(&trace);
   return status;

@@ -8,6 +8,7 @@ import pathlib
 import re
 import select
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -147,6 +148,8 @@ def test_a_finished_run_is_reported(watched: Watched) -> None:
     assert sum(event["name"].startswith("step ") for event in spans) == 80  # 40 of each rank
     assert min(event["ts"] for event in trace if "ts" in event) == 0 and all(event["dur"] >= 0 for event in spans)
     assert any(event["name"] == "forward" and event["args"]["step"] == 39 for event in spans)
+    nowhere = watched.call("report", "w", "-o", "nowhere/page.html")
+    assert nowhere.returncode == 5 and "fix: -o FILE names one in a folder that is there" in nowhere.stderr
     both = watched.call("report", str(folder), "--compare", "w", "-o", "both.html")
     assert "equal shares (21.5 ms, equal 18.2 ms): went back at step 7" in both.stdout
     assert both.returncode == 0 and "1.00 times the samples per second of w" in both.stdout
@@ -157,9 +160,14 @@ def test_a_finished_run_is_reported(watched: Watched) -> None:
 def test_bad_runs_are_one_error_each(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "runs/broken").mkdir(parents=True)
     (tmp_path / "runs/broken/run.db").write_bytes(b"no database" * 1000)
+    for day in range(1, 10):
+        (tmp_path / f"runs/a{10 - day}").mkdir()
+        with sqlite3.connect(tmp_path / f"runs/a{10 - day}/run.db") as history:
+            history.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value)")
+            history.execute("INSERT INTO meta VALUES ('started_wall_ns', ?)", (day * 86_400 * 10**9,))
     for words, code, said in [
-        (["report", "nosuch"], 3, "is no run"),
-        (["top", "nosuch", "--once"], 3, "broken"),
+        (["report", "nosuch"], 3, "the newest first: a1, a2, a3, a4, a5, a6, a7, a8 …"),
+        (["top", "nosuch", "--once"], 3, "is no run"),
         (["report", "broken"], 6, "not a database"),
         (["report", "a", "b"], 2, "--compare"),
         (["report", "--jsn"], 2, "--json"),
