@@ -295,11 +295,11 @@ static void an_address_of_another_host_is_told_as_that(void **state) {
                               .program = "/usr/bin/evenstep",
                               .folder = "/",
                               .patience_seconds = 1,
-                              .address = "192.0.2.1"}; /* nobody's (RFC 5737) */
+                              .address = "240.0.0.1"}; /* nobody's (RFC 1112, class E) */
   (void)state;
   assert_int_equal(even_hosts_open(&params, &hosts), EVEN_ERR_SYSTEM);
   assert_null(hosts);
-  assert_non_null(strstr(even_error_last()->what, "192.0.2.1 cannot be listened at"));
+  assert_non_null(strstr(even_error_last()->what, "240.0.0.1 cannot be listened at"));
   assert_non_null(strstr(even_error_last()->fix, "--address is one of this host's own"));
 }
 
