@@ -203,8 +203,6 @@ even_status even_host_agent_launch(even_host_agent *agent) EVEN_MUST_USE;
 void even_host_agent_drop(even_host_agent *agent);
 /* Whether its shell has; all that it said is read then. */
 bool even_host_agent_shell_ended(even_host_agent *agent);
-/* The fix where it could not be reached, by what its shell said last. */
-void even_host_agent_say_way(const even_host_agent *agent, const char *said);
 /* The last line that its shell printed, "" for none. */
 void even_host_agent_last_words(const even_host_agent *agent, char *out, size_t bytes);
 /* Gives the last error a fix: what to try, by what the shell said last (where it is ssh). */

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import signal
+import socket
 import sqlite3
 import struct
 import subprocess
@@ -568,6 +569,23 @@ def test_wrong_lists_are_named(
     script("", "t.py")
     result = subprocess.run([str(program), "run", *words], cwd=tmp_path, capture_output=True, text=True, timeout=150)
     assert result.returncode == 2 and said in result.stderr
+
+
+def test_a_list_in_another_order_is_told(program: pathlib.Path, tmp_path: pathlib.Path, script: Script) -> None:
+    script("", "t.py")
+    own = socket.gethostname().partition(".")[0]
+    for hosts, told in ((f"elsewhere,me@{own}.cluster", True), (f"{own},elsewhere", False), ("here,there", False)):
+        words = [str(program), "run", "--hosts", hosts, "--ssh", "false", "t.py"]
+        result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=150)
+        assert result.returncode == 7 and (f"called {own}" in result.stderr) == told, result.stderr
+        assert ("none on a host elsewhere; name this host first" in result.stderr) == told
+
+
+def test_ranks_there_have_an_empty_standard_input(hosts: Hosts, script: Script) -> None:
+    """Theirs is the agent's, which is a pipe from here that stays open."""
+    name = script("import os, sys; print('rank', os.environ['RANK'], 'reads', repr(sys.stdin.read()))")
+    code, text = hosts.run("--log-rank", "all", name)
+    assert code == 0 and "rank 0 reads ''" in text and "rank 1 reads ''" in text, text
 
 
 def test_that_profiles_of_other_hosts_are_not_read_is_said(hosts: Hosts, script: Script) -> None:
