@@ -163,6 +163,30 @@ static even_status read_hosts(const char *list, int ranks, even_host_wish **out,
   }
 }
 
+/* Also by the first part of a long name: "node1" of "node1.cluster". */
+static bool is_called(const even_host_wish *host, const char *own) {
+  const char *at = strchr(host->name, '@');
+  const char *name = at == NULL ? host->name : at + 1;
+  size_t length = strcspn(name, ".");
+  return strcspn(own, ".") == length && strncmp(name, own, length) == 0;
+}
+
+/* The first host is this one, whatever it is called: with another order its ranks and another one's share this host. */
+static void warn_of_order(const even_host_wish *hosts, size_t count) {
+  char own[EVEN_HOSTS_NAME];
+  char words[4 * EVEN_HOSTS_NAME + 200];
+  even_host_name(own, sizeof own);
+  for (size_t i = 1; i < count && !is_called(&hosts[0], own); i++) {
+    if (is_called(&hosts[i], own)) {
+      (void)snprintf(words, sizeof words,
+                     "warning: this host is called %s, which --hosts names behind %s: the first one stands for this "
+                     "host, so ranks of both are started here, and none on a host %s; name this host first",
+                     own, hosts[0].name, hosts[0].name);
+      even_cli_say(NULL, words);
+    }
+  }
+}
+
 even_status even_job_first_host(const even_job_options *options, int ranks, int *first) {
   even_host_wish *hosts = NULL;
   size_t count = 0;
@@ -492,6 +516,9 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, siz
   even_status status = options->launched != NULL ? make_wishes(options->launched, ranks, &wishes, &count)
                        : options->hosts == NULL  ? make_own_wish(ranks, &wishes, &count)
                                                  : read_hosts(options->hosts, ranks, &wishes, &count);
+  if (status == EVEN_OK && options->launched == NULL && options->estate == NULL) {
+    warn_of_order(wishes, count);
+  }
   if (status == EVEN_OK && options->witness != NULL) {
     status = add_witness(options, &wishes, &count);
   }
