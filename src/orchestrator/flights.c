@@ -137,12 +137,14 @@ static even_status write_file(const even_job *job, const even_text *record) {
   return status;
 }
 
-/* How long the one that waits longest in the group waits; 0: nobody is in a collective. */
+/* How long the one of this host that waits longest in the group waits; 0: nobody is in a collective. Of ranks of other
+ * hosts (without a process here) nothing newer need have come than what they told once, as they waited for long. */
 static uint64_t longest_wait(const even_flight *flight, uint64_t now_ns) {
   uint64_t longest = 0;
   for (int rank = 0; rank < even_flight_ranks(flight) && rank < MOST_RANKS; rank++) {
     even_flight_call call;
-    if (even_flight_read(flight, rank, &call, 1) == 1 && call.state != EVEN_FLIGHT_DONE) {
+    if (even_flight_process(flight, rank) != 0 && even_flight_read(flight, rank, &call, 1) == 1 &&
+        call.state != EVEN_FLIGHT_DONE) {
       uint64_t wait = now_ns > call.began_ns ? now_ns - call.began_ns : 1;
       longest = wait > longest ? wait : longest;
     }

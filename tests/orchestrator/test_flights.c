@@ -1,7 +1,9 @@
 /* What is said and written of a failing job's collectives: of ranks that stand in one, as long as one of them lives. */
+#include "comm/flight.h"
 #include "orchestrator/job.h"
 #include "orchestrator/last_call.h"
 #include "os/file.h"
+#include "os/shared_memory.h"
 #include "support/folder.h"
 
 #include <evenstep/flight.h>
@@ -120,7 +122,52 @@ static void the_collectives_of_a_failing_job_are_kept(void **state) {
   assert_int_equal(folder_remove(folder), 0);
 }
 
+/* This process's group with a rank of another host, which told long ago that it waited, and has gone on since. */
+static void what_another_host_told_once_is_no_news(void **state) {
+  even_text seen = EVEN_TEXT_EMPTY;
+  char folder[FOLDER_BYTES];
+  char path[128];
+  even_job_rank ranks[2] = {{.alive = true, .pid = getpid()}, {.alive = true, .elsewhere = true}};
+  even_agent_params agent = {.size = sizeof agent, .observer = {.context = &seen, .notice = take_notice}};
+  even_job job = {.params = &agent, .ranks = ranks, .count = 2};
+  even_comm_params params = {.size = sizeof params, .ranks = 2};
+  even_comm_layout layout;
+  even_shared_memory memory;
+  const even_comm_call barrier = {.kind = EVEN_CALL_BARRIER};
+  int fd = -1;
+  (void)state;
+  assert_int_equal(folder_make("flights", folder), 0);
+  (void)snprintf(path, sizeof path, "%s/logs", folder);
+  assert_int_equal(even_folder_make(path), EVEN_OK);
+  even_text_add(&job.run_folder, folder);
+  assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
+  assert_int_equal(even_comm_layout_of(&params, &layout), EVEN_OK);
+  assert_int_equal(even_shared_memory_duplicate(fd, &memory), EVEN_OK);
+  unsigned char *at = memory.address;
+  even_comm_control *controls = (even_comm_control *)(void *)(at + layout.controls);
+  even_flight_writer here = {
+      .records = (even_flight_record *)(void *)(at + layout.flights), .stride = layout.flight_stride, .ranks = 2};
+  even_flight_writer there = here;
+  there.rank = 1;
+  atomic_store(&controls[0].process, (uint32_t)getpid());
+  even_flight_begin(&there, &barrier, 1);
+  even_flight_begin(&here, &barrier, 1);
+  even_flight_end(&here, EVEN_OK);
+  even_job_flights_tell(&job);
+  assert_int_equal(seen.length, 0);
+  job.flights_told = false;
+  even_flight_begin(&here, &barrier, 2); /* now one of this host waits, which is news */
+  even_job_flights_tell(&job);
+  assert_non_null(strstr(even_text_string(&seen), "rank 0 in call 2 (barrier), rank 1 in call 1 (barrier)|"));
+  even_shared_memory_close(&memory);
+  (void)close(fd);
+  even_text_free(&seen);
+  even_text_free(&job.run_folder);
+  assert_int_equal(folder_remove(folder), 0);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(the_collectives_of_a_failing_job_are_kept)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(the_collectives_of_a_failing_job_are_kept),
+                                     cmocka_unit_test(what_another_host_told_once_is_no_news)};
   return cmocka_run_group_tests_name("the flight record of a job", tests, NULL, NULL);
 }
