@@ -19,6 +19,7 @@ enum { FEWEST_COLUMNS = 20, MOST_RANKS_SHOWN = 16, SHARE_BAR = 16 };
 typedef struct canvas {
   even_text *out;
   int columns;
+  int device; /* of the ranks' lines, for the device with its host */
   bool colour;
   bool unicode;
 } canvas;
@@ -132,7 +133,7 @@ static void rank_line(const canvas *on, const even_measure *measure, const even_
                       even_text *content) {
   const even_measure_rank *rank = &measure->rank[number];
   even_text_clear(content);
-  even_text_format(content, "rank %-2d %-8s ", number, rank->device);
+  even_text_format(content, "rank %-2d %-*s ", number, on->device, rank->device);
   if (isfinite(rank->share_samples)) {
     double fraction = measure->batch > 0 ? rank->share_samples / measure->batch : NAN;
     if (on->columns >= 64) {
@@ -182,6 +183,15 @@ static void wrapped(const canvas *on, const char *colour, const char *content) {
   }
 }
 
+static int widest_device(const even_measure *measure) {
+  int widest = 8;
+  for (int r = 0; r < measure->ranks && r < MOST_RANKS_SHOWN; r++) {
+    int width = (int)strlen(measure->rank[r].device);
+    widest = width > widest ? width : widest;
+  }
+  return widest;
+}
+
 void even_view_draw(even_state *state, uint64_t now_ns, int columns, bool colour, even_text *out) {
   even_measure measure;
   even_verdict verdict;
@@ -193,6 +203,7 @@ void even_view_draw(even_state *state, uint64_t now_ns, int columns, bool colour
                .colour = colour,
                .unicode = speaks_unicode()};
   even_state_measure(state, now_ns, &measure);
+  on.device = widest_device(&measure);
   even_verdict_find(&measure, &verdict);
   head(&on, state, &measure, &content);
   even_text_clear(&content);

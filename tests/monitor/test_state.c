@@ -352,6 +352,21 @@ static void the_view_obeys_width_and_colour(void **unused) {
   even_state_close(state);
 }
 
+static void ranks_of_several_hosts_stand_in_columns(void **unused) {
+  (void)unused;
+  even_state *state = open_state(2);
+  even_text text = EVEN_TEXT_EMPTY;
+  even_state_rank_facts(state, 1, "cpu:1 on there", "model", 1, NAN);
+  make_step(state, 0);
+  even_view_draw(state, after(1), 80, false, &text);
+  const char *first = strstr(even_text_string(&text), "rank 0 ");
+  const char *second = strstr(even_text_string(&text), "rank 1 ");
+  assert_true(first != NULL && second != NULL);
+  assert_int_equal(strstr(first, "share ") - first, strstr(second, "share ") - second);
+  even_text_free(&text);
+  even_state_close(state);
+}
+
 static void look_at_calls(even_state *state, uint64_t at_ns, uint64_t collectives, uint64_t bytes) {
   const even_call_totals totals = {.collectives = collectives,
                                    .bytes = bytes,
@@ -468,6 +483,7 @@ int main(void) {
       cmocka_unit_test(a_stall_is_shown_as_long_as_it_lasts),
       cmocka_unit_test(outputs_hold_for_no_steps_and_many_ranks),
       cmocka_unit_test(the_view_obeys_width_and_colour),
+      cmocka_unit_test(ranks_of_several_hosts_stand_in_columns),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
