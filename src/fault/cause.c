@@ -40,7 +40,7 @@ static void add_signal(even_text *cause, const even_fault_facts *facts) {
       even_text_add(cause, "crashed with SIGFPE: native code divided an integer by zero");
       break;
     case SIGTERM:
-      even_text_add(cause, "was ended by SIGTERM, sent from outside");
+      even_text_add(cause, "was ended by SIGTERM (kill, a job scheduler, or the script itself)");
       break;
     case SIGINT:
       even_text_add(cause, "was interrupted by SIGINT");

@@ -55,6 +55,8 @@ static void tells_signals(void **state) {
   (void)state;
   even_fault_facts facts = facts_of(SIGKILL, 0, "");
   assert_cause(&facts, "killed by SIGKILL, sent from outside");
+  facts.signal = SIGTERM; /* who sent it is not known */
+  assert_cause(&facts, "ended by SIGTERM (kill, a job scheduler, or the script itself)");
   facts = facts_of(SIGSEGV, 0, RECORDED_FATAL);
   assert_cause(&facts, "crashed with SIGSEGV");
   facts = facts_of(SIGBUS, 0, "");
