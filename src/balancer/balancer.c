@@ -4,6 +4,7 @@
 #include "balancer/state.h"
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/params.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -19,9 +20,6 @@ enum {
 static const double slowest = 1e-9;
 
 static even_status check(const even_balancer_params *params) {
-  if (params == NULL || params->size != sizeof *params) {
-    return even_fail(EVEN_ERR_ARGUMENT, "balancer: the parameters were made for another version of the library");
-  }
   if ((int)params->policy < EVEN_POLICY_EQUAL || (int)params->policy > EVEN_POLICY_CALLBACK) {
     return even_fail(EVEN_ERR_ARGUMENT, "balancer: there is no policy number %d", (int)params->policy);
   }
@@ -95,7 +93,10 @@ static even_status make(even_balancer *b, const even_balancer_params *params) {
 
 even_status even_balancer_open(const even_balancer_params *params, even_balancer **out) {
   even_balancer *b = NULL;
+  even_balancer_params own;
   *out = NULL;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_balancer_params, &own, params));
+  params = &own;
   EVEN_TRY(check(params));
   EVEN_TRY(EVEN_NEW(&b));
   even_status status = make(b, params);

@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "os/clock.h"
 
 #include <stdio.h>
@@ -37,10 +38,6 @@ static bool is_known(const char *way) {
 static even_status follow(even_comm *comm, const even_comm_choosing *params, size_t *lacking) {
   const even_comm_engine *engine = even_comm_engine_of(comm);
   even_comm_following by = {.costs = params->costs, .shape = params->shape, .engine = engine->name, .way = params->way};
-  if (params->size != sizeof *params) {
-    return even_fail(EVEN_ERR_ARGUMENT, "even_comm_choosing.size is %zu, this library's is %zu", params->size,
-                     sizeof *params);
-  }
   if (by.way != NULL && !is_known(by.way)) {
     (void)even_fail(EVEN_ERR_ARGUMENT, "'%.40s' is no way of any engine", by.way);
     return even_error_fix("choose one of %s", known_ways);
@@ -144,9 +141,11 @@ even_status even_comm_choose(even_comm *comm, const even_comm_choosing *params) 
   double seconds = 0;
   if (even_comm_base_of(comm)->rank == 0) {
     size_t lacking = 0;
-    status = follow(comm, params, &lacking);
-    seconds = params->measure_seconds;
-    word.lacking = status == EVEN_OK && params->costs != NULL && seconds > 0 ? lacking : 0;
+    even_comm_choosing own = {0};
+    status = EVEN_TAKE_PARAMS(even_comm_choosing, &own, params);
+    status = status == EVEN_OK ? follow(comm, &own, &lacking) : status;
+    seconds = own.measure_seconds;
+    word.lacking = status == EVEN_OK && own.costs != NULL && seconds > 0 ? lacking : 0;
   }
   EVEN_TRY(agree(comm, &word, status));
   EVEN_TRY(share_choice(comm));

@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "comm/messages.h"
 #include "comm/writing.h"
 #include "os/thread.h"
@@ -52,7 +53,8 @@ static even_status join(even_comm *comm, int spin) {
   return status;
 }
 
-static even_status check_open(const even_comm_params *params, even_comm_layout *layout) {
+static even_status check_open(const even_comm_params *given, even_comm_params *params, even_comm_layout *layout) {
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_params, params, given));
   EVEN_TRY(even_comm_layout_of(params, layout));
   if (params->rank < 0 || params->rank >= params->ranks) {
     return even_fail(EVEN_ERR_ARGUMENT, "rank %d of a group of %d ranks", params->rank, params->ranks);
@@ -110,26 +112,28 @@ static even_status open_over(const even_comm_params *params, const even_comm_lay
 
 even_status even_comm_open_mapped(const even_comm_params *params, void *segment, size_t segment_bytes,
                                   even_comm **out) {
+  even_comm_params own;
   even_comm_layout layout;
   even_shared_memory none = {.fd = -1};
   *out = NULL;
-  EVEN_TRY(check_open(params, &layout));
-  EVEN_TRY(even_comm_header_check(segment, segment_bytes, params, &layout));
-  return open_over(params, &layout, segment, none, out);
+  EVEN_TRY(check_open(params, &own, &layout));
+  EVEN_TRY(even_comm_header_check(segment, segment_bytes, &own, &layout));
+  return open_over(&own, &layout, segment, none, out);
 }
 
 even_status even_comm_open(const even_comm_params *params, int fd, even_comm **out) {
+  even_comm_params own;
   even_comm_layout layout;
   even_shared_memory memory;
   *out = NULL;
-  EVEN_TRY(check_open(params, &layout));
+  EVEN_TRY(check_open(params, &own, &layout));
   EVEN_TRY(even_shared_memory_duplicate(fd, &memory));
-  even_status status = even_comm_header_check(memory.address, memory.bytes, params, &layout);
+  even_status status = even_comm_header_check(memory.address, memory.bytes, &own, &layout);
   if (status != EVEN_OK) {
     even_shared_memory_close(&memory);
     return status;
   }
-  return open_over(params, &layout, memory.address, memory, out);
+  return open_over(&own, &layout, memory.address, memory, out);
 }
 
 static void leave_group(even_comm *comm) {

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "comm/flight.h"
 #include "comm/waits.h"
 #include "os/shared_memory.h"
@@ -50,10 +51,6 @@ static bool place(even_comm_layout *layout, size_t ranks, size_t bytes, size_t *
 even_status even_comm_layout_of(const even_comm_params *params, even_comm_layout *out) {
   size_t stride = 0;
   *out = (even_comm_layout){0};
-  if (params->size != sizeof *params) {
-    return even_fail(EVEN_ERR_ARGUMENT, "even_comm_params.size is %zu, this library's is %zu", params->size,
-                     sizeof *params);
-  }
   if (params->ranks < 1 || params->ranks > EVEN_COMM_MAX_RANKS) {
     return even_fail(EVEN_ERR_ARGUMENT, "a group of %d ranks: 1 … %d are possible", params->ranks, EVEN_COMM_MAX_RANKS);
   }
@@ -132,9 +129,12 @@ static void expect(unsigned char *segment, const even_comm_layout *layout, const
 }
 
 even_status even_comm_create_segment_for(const even_comm_params *params, const long *processes, int *fd) {
+  even_comm_params own;
   even_comm_layout layout;
   even_shared_memory memory;
   *fd = -1;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_params, &own, params));
+  params = &own;
   EVEN_TRY(even_comm_layout_of(params, &layout));
   EVEN_TRY(even_shared_memory_create("evenstep-group", layout.total, &memory));
   even_comm_header_write(memory.address, params, &layout);

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "os/calls.h"
 #include "os/process_stat.h"
 
@@ -14,10 +15,6 @@
 /* ---- the layout: a function of the parameters, and of whether there are others ---- */
 
 static even_status check_params(const even_optim_params *params) {
-  if (params->size != sizeof *params) {
-    return even_fail(EVEN_ERR_ARGUMENT, "even_optim_params.size is %zu, this library's is %zu", params->size,
-                     sizeof *params);
-  }
   for (size_t i = 0; i < params->parameter_count; i++) {
     const even_optim_parameter *one = &params->parameters[i];
     if (one->dtype != EVEN_F32 && one->dtype != EVEN_F64 && !even_optim_is_short(one->dtype)) {
@@ -202,6 +199,7 @@ static even_status prepare(even_optim *optim, const even_optim_params *params, s
 
 even_status even_optim_open(const even_optim_params *params, even_comm *comm, even_optim **out) {
   even_optim *optim = NULL;
+  even_optim_params own = {0};
   size_t bytes = 0;
   *out = NULL;
   if (comm != NULL && strcmp(even_comm_engine_name(comm), "shm") != 0) {
@@ -221,10 +219,11 @@ even_status even_optim_open(const even_optim_params *params, even_comm *comm, ev
   optim->ranks = comm == NULL ? 1 : even_comm_ranks(comm);
   optim->rank = comm == NULL ? 0 : even_comm_rank(comm);
   optim->comm = optim->ranks > 1 ? comm : NULL;
-  optim->survives = params->survives && optim->comm != NULL;
-  status = prepare(optim, params, &bytes);
-  if (optim->comm != NULL) {
-    status = open_shared(optim, status, bytes, status == EVEN_OK ? signature_of(params) : 0);
+  status = EVEN_TAKE_PARAMS(even_optim_params, &own, params);
+  optim->survives = own.survives && optim->comm != NULL;
+  status = status == EVEN_OK ? prepare(optim, &own, &bytes) : status;
+  if (optim->comm != NULL) { /* also to tell the others of an error here */
+    status = open_shared(optim, status, bytes, status == EVEN_OK ? signature_of(&own) : 0);
   } else if (status == EVEN_OK) {
     status = even_shared_memory_create("evenstep-optim", bytes, &optim->memory);
   }

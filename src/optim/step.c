@@ -1,5 +1,6 @@
 /* A step: pieces, by whoever is free; and what becomes of it where a rank ends in it. */
 #include "base/fail.h"
+#include "base/params.h"
 #include "optim/work.h"
 #include "os/clock.h"
 #include "os/process.h"
@@ -35,9 +36,6 @@ static bool is_aligned(const void *pointer, even_dtype dtype) {
 static even_status check_job(const even_optim *optim, const even_optim_job *job) {
   const even_optim_rule *rules = job->rules;
   size_t rule_count = job->rule_count;
-  if (job->size != sizeof *job) {
-    return even_fail(EVEN_ERR_ARGUMENT, "even_optim_job.size is %zu, this library's is %zu", job->size, sizeof *job);
-  }
   if (!(job->max_norm >= 0)) {
     return even_fail(EVEN_ERR_ARGUMENT, "max_norm %g: more than 0, or 0 for none", job->max_norm);
   }
@@ -202,6 +200,9 @@ static even_status make_step(even_optim_work *of, even_optim_report *seen) {
 
 even_status even_optim_step(even_optim *optim, const even_optim_job *job, even_optim_report *report) {
   even_optim_report seen = {0};
+  even_optim_job own;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_optim_job, &own, job));
+  job = &own;
   EVEN_TRY(check_job(optim, job));
   seen.all = work_out(optim, job);
   if (seen.all > 0) {

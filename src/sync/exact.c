@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "os/clock.h"
 #include "sync/exact_loops.h"
 #include "sync/exact_round.h"
@@ -66,11 +67,10 @@ static even_status set_up(even_exact *exact, const even_exact_params *params) {
 
 even_status even_exact_open(const even_exact_params *params, even_comm *comm, even_exact **out) {
   even_exact *exact = NULL;
+  even_exact_params own;
   *out = NULL;
-  if (params->size != sizeof *params) {
-    return even_fail(EVEN_ERR_ARGUMENT, "even_exact_params has size %zu, this library knows %zu", params->size,
-                     sizeof *params);
-  }
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_exact_params, &own, params));
+  params = &own;
   if (params->parameter_count > 0 && params->parameters == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "%zu parameters and no list of them", params->parameter_count);
   }

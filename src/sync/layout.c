@@ -127,10 +127,6 @@ static even_status place_wire(const even_sync_params *params, even_sync_layout *
 
 even_status even_sync_layout_make(const even_sync_params *params, even_sync_layout *out) {
   *out = (even_sync_layout){0};
-  if (params->size != sizeof *params) {
-    return even_fail(EVEN_ERR_ARGUMENT, "even_sync_params has size %zu, this library knows %zu", params->size,
-                     sizeof *params);
-  }
   if (params->parameter_count > 0 && params->parameters == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "%zu parameters and no list of them", params->parameter_count);
   }

@@ -1,5 +1,6 @@
 /* Sizes of buckets by measurement: when a round's exchange would end with each, by a model of its pipeline. */
 #include "base/fail.h"
+#include "base/params.h"
 #include "sync/layout.h"
 
 #include <evenstep/sync.h>
@@ -14,10 +15,6 @@ static const size_t first_caps[] = {(size_t)64 << 10, (size_t)256 << 10, (size_t
 #define WORTH 1e-3
 
 static even_status check(const even_sync_params *params, const even_sync_course *course) {
-  if (course->size != sizeof *course) {
-    return even_fail(EVEN_ERR_ARGUMENT, "even_sync_course has size %zu, this library knows %zu", course->size,
-                     sizeof *course);
-  }
   if (!isfinite(course->end_seconds)) {
     return even_fail(EVEN_ERR_ARGUMENT, "a backward that ends after %g seconds", course->end_seconds);
   }
@@ -62,7 +59,7 @@ static bool end_of(const even_sync_course *course, const even_sync_params *param
   return true;
 }
 
-even_status even_sync_predict(const even_sync_params *params, const even_sync_course *course, double *end_seconds) {
+static even_status predict(const even_sync_params *params, const even_sync_course *course, double *end_seconds) {
   even_sync_layout layout;
   *end_seconds = 0;
   EVEN_TRY(even_sync_layout_make(params, &layout));
@@ -75,6 +72,15 @@ even_status even_sync_predict(const even_sync_params *params, const even_sync_co
   return status;
 }
 
+even_status even_sync_predict(const even_sync_params *params, const even_sync_course *course, double *end_seconds) {
+  even_sync_params own;
+  even_sync_course measured;
+  *end_seconds = 0;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_sync_params, &own, params));
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_sync_course, &measured, course));
+  return predict(&own, &measured, end_seconds);
+}
+
 /* Whether such buckets have room. */
 static even_status fits(const even_sync_params *params, size_t arena_bytes, bool *out) {
   size_t needed = 0;
@@ -85,9 +91,13 @@ static even_status fits(const even_sync_params *params, size_t arena_bytes, bool
 
 even_status even_sync_choose_sizes(const even_sync_params *params, const even_sync_course *course,
                                    even_sync_sizes *out) {
-  even_sync_params tried = *params;
-  *out = (even_sync_sizes){.bucket_bytes = params->bucket_bytes, .first_bucket_bytes = params->first_bucket_bytes};
-  EVEN_TRY(even_sync_predict(params, course, &out->before_seconds));
+  even_sync_params tried;
+  even_sync_course measured;
+  *out = (even_sync_sizes){0};
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_sync_params, &tried, params));
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_sync_course, &measured, course));
+  *out = (even_sync_sizes){.bucket_bytes = tried.bucket_bytes, .first_bucket_bytes = tried.first_bucket_bytes};
+  EVEN_TRY(predict(&tried, &measured, &out->before_seconds));
   out->seconds = out->before_seconds;
   for (size_t c = 0; c < sizeof caps / sizeof caps[0]; c++) {
     for (size_t f = 0; f < sizeof first_caps / sizeof first_caps[0] && first_caps[f] <= caps[c]; f++) {
@@ -95,11 +105,11 @@ even_status even_sync_choose_sizes(const even_sync_params *params, const even_sy
       bool room = false;
       tried.bucket_bytes = caps[c];
       tried.first_bucket_bytes = first_caps[f];
-      EVEN_TRY(fits(&tried, course->arena_bytes, &room));
+      EVEN_TRY(fits(&tried, measured.arena_bytes, &room));
       if (!room) {
         continue;
       }
-      EVEN_TRY(even_sync_predict(&tried, course, &end));
+      EVEN_TRY(predict(&tried, &measured, &end));
       if (end < out->seconds - WORTH * fabs(out->seconds)) {
         out->bucket_bytes = caps[c];
         out->first_bucket_bytes = first_caps[f];

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "comm/waits.h"
 #include "os/clock.h"
 #include "os/futex.h"
@@ -18,8 +19,11 @@
 #define NAP_NS 1000000000u
 
 even_status even_sync_arena_bytes(const even_sync_params *params, size_t *out) {
+  even_sync_params own;
   even_sync_layout layout;
   *out = 0;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_sync_params, &own, params));
+  params = &own;
   EVEN_TRY(even_sync_layout_make(params, &layout));
   size_t bytes = layout.bytes;
   even_sync_layout_free(&layout);
@@ -94,9 +98,11 @@ static even_status set_up(even_sync *sync, const even_sync_params *params, even_
 
 even_status even_sync_open(const even_sync_params *params, even_comm *comm, even_sync **out) {
   even_sync *sync = NULL;
+  even_sync_params own;
   *out = NULL;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_sync_params, &own, params));
   EVEN_TRY(EVEN_NEW(&sync));
-  even_status status = set_up(sync, params, comm);
+  even_status status = set_up(sync, &own, comm);
   if (status != EVEN_OK) {
     even_error error = *even_error_last();
     even_sync_close(sync);

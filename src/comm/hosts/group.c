@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "os/thread.h"
 
 #include <stdio.h>
@@ -19,10 +20,6 @@ static even_status check_place(const even_comm_hosts *params) {
   int hosts = 0;
   int locals = 0;
   int local = 0;
-  if (params->size != sizeof *params) {
-    return even_fail(EVEN_ERR_ARGUMENT, "even_comm_hosts.size is %zu, this library's is %zu", params->size,
-                     sizeof *params);
-  }
   if (params->ranks < 1 || params->rank < 0 || params->rank >= params->ranks || params->host_of == NULL ||
       params->inside == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "rank %d of a group of %d ranks on several hosts, or its hosts are missing",
@@ -153,7 +150,10 @@ static void join_parts(even_hosts_group *group) {
 
 even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_seconds, even_comm **out) {
   even_hosts_group *group = NULL;
+  even_comm_hosts own;
   *out = NULL;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_hosts, &own, params));
+  params = &own;
   EVEN_TRY(check_place(params));
   EVEN_TRY(EVEN_NEW(&group));
   group->engine = &hosts_engine;

@@ -1,5 +1,6 @@
 /* Opening a group over MPI. */
 #include "base/fail.h"
+#include "base/params.h"
 #include "comm/mpi/process.h"
 
 typedef struct world {
@@ -30,13 +31,16 @@ static even_status open_world(const even_comm_params *params, const even_comm_ne
 }
 
 even_status even_comm_open_mpi(const even_comm_params *params, const even_comm_network *network, even_comm **out) {
+  even_comm_params own;
+  even_comm_network over;
   *out = NULL;
-  if (network->size == sizeof *network && network->interfaces != NULL) {
-    (void)even_fail(EVEN_ERR_ARGUMENT, "interfaces are given (%s), but MPI chooses its own", network->interfaces);
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_params, &own, params));
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_network, &over, network));
+  if (over.interfaces != NULL) {
+    (void)even_fail(EVEN_ERR_ARGUMENT, "interfaces are given (%s), but MPI chooses its own", over.interfaces);
     return even_error_fix("tell MPI: Open MPI has OMPI_MCA_btl_tcp_if_include, MPICH what its network library reads");
   }
-  bool alone = network->size == sizeof *network && params->size == sizeof *params && network->gather == NULL;
-  return alone ? open_world(params, network, out) : even_ucx_open(params, network, &even_mpi_transport, out);
+  return over.gather == NULL ? open_world(&own, &over, out) : even_ucx_open(&own, &over, &even_mpi_transport, out);
 }
 
 even_status even_comm_mpi_place(const char *library, int *rank, int *ranks) {

@@ -2,6 +2,7 @@
 #include "comm/nccl/device_comm.h"
 
 #include "base/alloc.h"
+#include "base/params.h"
 
 #include <string.h>
 
@@ -48,8 +49,11 @@ even_status even_device_introduce(even_device_comm *comm, const even_device_comm
 }
 
 even_status even_device_comm_meet(even_device_comm *comm, const even_device_comm_params *params) {
-  if (params->size != sizeof *params || params->gather == NULL) {
-    return even_fail(EVEN_ERR_ARGUMENT, "meet: no gather, or params.size is not sizeof(even_device_comm_params)");
+  even_device_comm_params own;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_device_comm_params, &own, params));
+  params = &own;
+  if (params->gather == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "meet: no gather in even_device_comm_params");
   }
   even_device_watch_end(comm); /* nobody looks at the board while it is put there */
   even_status status = even_device_introduce(comm, params);

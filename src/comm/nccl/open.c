@@ -2,6 +2,7 @@
 #include "comm/nccl/device_comm.h"
 
 #include "base/alloc.h"
+#include "base/params.h"
 #include "os/thread.h"
 
 #include <stdlib.h>
@@ -147,10 +148,6 @@ even_status even_device_new(const even_nccl *nccl, const even_cuda_driver *cuda,
 /* ---- opening ---- */
 
 static even_status check_params(const even_device_comm_params *params, const even_nccl *nccl) {
-  if (params->size != sizeof *params) {
-    return even_fail(EVEN_ERR_ARGUMENT, "params.size is %zu, not %zu: set it to sizeof(even_device_comm_params)",
-                     params->size, sizeof *params);
-  }
   if (params->ranks < 1 || params->rank < 0 || params->rank >= params->ranks) {
     return even_fail(EVEN_ERR_ARGUMENT, "rank %d of %d: ranks count from 0, and there is one at least", params->rank,
                      params->ranks);
@@ -219,6 +216,9 @@ static even_status open_or_join(const even_device_comm_params *params, const eve
   const even_nccl *nccl = NULL;
   const even_cuda_driver *cuda = NULL;
   even_device_comm *comm = NULL;
+  even_device_comm_params own;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_device_comm_params, &own, params));
+  params = &own;
   EVEN_TRY(even_nccl_open(params->library, &nccl));
   EVEN_TRY(check_params(params, nccl));
   if (joins) {

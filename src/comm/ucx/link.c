@@ -1,6 +1,7 @@
 /* UCX as a group's transport. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "comm/ucx/api.h"
 #include "comm/ucx/group.h"
 #include "os/readable.h"
@@ -222,5 +223,10 @@ static const even_transport ucx_transport = {
 };
 
 even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_network *network, even_comm **out) {
-  return even_ucx_open(params, network, &ucx_transport, out);
+  even_comm_params own;
+  even_comm_network over;
+  *out = NULL;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_params, &own, params));
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_network, &over, network));
+  return even_ucx_open(&own, &over, &ucx_transport, out);
 }

@@ -23,11 +23,7 @@ typedef struct introduction {
   even_board_place board;
 } introduction;
 
-static even_status check_open(const even_comm_params *params, const even_comm_network *network) {
-  if (params->size != sizeof *params || network->size != sizeof *network) {
-    return even_fail(EVEN_ERR_ARGUMENT, "the parameters' sizes are %zu and %zu, this library's are %zu and %zu",
-                     params->size, network->size, sizeof *params, sizeof *network);
-  }
+static even_status check_open(const even_comm_params *params) {
   if (params->ranks < 1 || params->ranks > EVEN_COMM_MAX_RANKS || params->rank < 0 || params->rank >= params->ranks) {
     return even_fail(EVEN_ERR_ARGUMENT, "rank %d of a group of %d ranks: 1 … %d ranks are possible", params->rank,
                      params->ranks, EVEN_COMM_MAX_RANKS);
@@ -204,7 +200,7 @@ even_status even_ucx_open(const even_comm_params *params, const even_comm_networ
                           const even_transport *transport, even_comm **out) {
   even_ucx_group *group = NULL;
   *out = NULL;
-  EVEN_TRY(check_open(params, network));
+  EVEN_TRY(check_open(params));
   EVEN_TRY(EVEN_NEW(&group));
   group->engine = strcmp(transport->engine, even_ucx_mpi_engine.name) == 0 ? &even_ucx_mpi_engine : &even_ucx_engine;
   group->transport = transport;
