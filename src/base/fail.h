@@ -31,6 +31,9 @@ even_status even_error_prefix(const char *format, ...) EVEN_PRINTF(1, 2);
  * saying why, or another call failed since) the table's text, which becomes the last error. Never NULL. */
 const even_error *even_error_of(even_status status);
 
+/* What a function of the caller's has returned, which may have recorded nothing, or something else. Returns it. */
+even_status even_error_told(even_status status);
+
 /* Makes `error`, recorded on another thread, the calling thread's last error. Returns its status. */
 even_status even_error_restore(const even_error *error);
 

@@ -73,6 +73,13 @@ const even_error *even_error_of(even_status status) {
   return &last_error;
 }
 
+even_status even_error_told(even_status status) {
+  if (status != EVEN_OK) {
+    (void)even_error_of(status);
+  }
+  return status;
+}
+
 static even_status status_of_errno(int error_number) {
   switch (error_number) {
     case ENOSPC:

@@ -53,7 +53,7 @@ even_status even_peers_enter(even_comm_control *own, int rank) {
   uint32_t nobody = 0;
   if (!atomic_compare_exchange_strong(&own->process, &nobody, (uint32_t)facts.pid)) {
     (void)even_fail(EVEN_ERR_IN_USE, "rank %d of the group is taken by process %u", rank, nobody);
-    return even_error_fix("give every process a rank of its own");
+    return even_error_fix("give every process a rank of its own, and every group a segment of its own");
   }
   atomic_store(&own->start_time, facts.start_time);
   memcpy(own->cpus, cpus, sizeof cpus);

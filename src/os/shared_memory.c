@@ -133,14 +133,15 @@ even_status even_shared_memory_bytes(int fd, size_t *bytes) {
   return EVEN_OK;
 }
 
-even_status even_shared_memory_adopt(int fd, even_shared_memory *out) {
+/* `told`: the number by which the caller knows it. */
+static even_status adopt(int fd, int told, even_shared_memory *out) {
   struct stat facts;
   *out = (even_shared_memory){.fd = fd};
   even_status status = EVEN_OK;
   if (even_os.fstat(fd, &facts) != 0) {
-    status = even_fail_errno(errno, "shared memory (descriptor %d) cannot be read", fd);
+    status = even_fail_errno(errno, "shared memory (descriptor %d) cannot be read", told);
   } else if (facts.st_size <= 0) {
-    status = even_fail(EVEN_ERR_INPUT, "shared memory (descriptor %d) is empty", fd);
+    status = even_fail(EVEN_ERR_INPUT, "shared memory (descriptor %d) is empty", told);
   } else {
     out->bytes = (size_t)facts.st_size;
     status = map(out);
@@ -151,13 +152,17 @@ even_status even_shared_memory_adopt(int fd, even_shared_memory *out) {
   return status;
 }
 
+even_status even_shared_memory_adopt(int fd, even_shared_memory *out) {
+  return adopt(fd, fd, out);
+}
+
 even_status even_shared_memory_duplicate(int fd, even_shared_memory *out) {
   *out = (even_shared_memory){.fd = -1};
   int own = even_os.duplicate(fd);
   if (own < 0) {
     return even_fail_errno(errno, "shared memory (descriptor %d) cannot be duplicated", fd);
   }
-  return even_shared_memory_adopt(own, out);
+  return adopt(own, fd, out);
 }
 
 /* Process numbers come anew to others, and a process of root can open anybody's: what another user made may be written

@@ -188,6 +188,8 @@ static void nonsense_of_the_callers_policy_is_refused(void **context) {
   }
   o = (own){.first = 32, .second = 32, .status = EVEN_ERR_STATE};
   assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_ERR_STATE);
+  assert_int_equal(even_error_last()->status, EVEN_ERR_STATE); /* the function recorded none */
+  assert_string_equal(even_error_last()->what, even_status_text(EVEN_ERR_STATE));
   o.status = EVEN_OK;
   assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK); /* nothing is broken by it */
   even_balancer_close(balancer);

@@ -228,5 +228,8 @@ even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_n
   *out = NULL;
   EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_params, &own, params));
   EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_network, &over, network));
+  if (over.gather == NULL) {
+    return even_fail(EVEN_ERR_ARGUMENT, "even_comm_network has no gather, by which the ranks find one another");
+  }
   return even_ucx_open(&own, &over, &ucx_transport, out);
 }
