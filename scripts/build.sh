@@ -9,7 +9,8 @@ flavour="${1:?usage: scripts/build.sh gcc|clang|address|thread}"
 python="${EVENSTEP_VENV:-$PWD/.venv}/bin/python"
 options=(-DEVENSTEP_WERROR=ON)
 case "$flavour" in
-  gcc) options+=(-DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=Release -DEVENSTEP_TESTS=ON -DEVENSTEP_BENCH=ON -DEVENSTEP_PYTHON=OFF) ;;
+  gcc) options+=(-DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=Release -DEVENSTEP_TESTS=ON -DEVENSTEP_BENCH=ON -DEVENSTEP_PYTHON=OFF
+    "-DCMAKE_INSTALL_LIBDIR=lib/$(gcc -print-multiarch)") ;; # as under /usr
   clang) options+=(-DCMAKE_C_COMPILER=clang-19 -DCMAKE_BUILD_TYPE=Debug -DEVENSTEP_TESTS=OFF -DEVENSTEP_BENCH=ON "-DPython_EXECUTABLE=$python") ;;
   address) options+=(-DCMAKE_C_COMPILER=clang-19 -DCMAKE_BUILD_TYPE=RelWithDebInfo -DEVENSTEP_TESTS=ON -DEVENSTEP_PYTHON=OFF -DEVENSTEP_FUZZ=ON
     "-DEVENSTEP_SANITIZE=address,undefined") ;;

@@ -81,17 +81,26 @@ c_tests() {
   ctest --test-dir "build/$1" --output-on-failure --no-tests=error -LE "$without" -j $(($(nproc) + 1)) 9<&-
 }
 
+# Installed, and moved from there; found by pkg-config and by CMake.
 c_library() {
-  local prefix="$PWD/build/prefix" program
+  local installed="$PWD/build/prefix" prefix="$PWD/build/moved" program header
   local -x LD_LIBRARY_PATH
-  rm -rf "$prefix"
-  cmake --install build/gcc --prefix "$prefix" || return 1
+  rm -rf "$installed" "$prefix" build/user
+  cmake --install build/gcc --prefix "$installed" && mv "$installed" "$prefix" || return 1
   PKG_CONFIG_PATH="$(dirname "$(find "$prefix" -name evenstep.pc)")"
   export PKG_CONFIG_PATH
   # shellcheck disable=SC2046  # several words are meant
   for program in shares all_reduce; do
     gcc -Wall -Wextra -Werror -std=gnu11 "examples/c/$program.c" $(pkg-config --cflags --libs evenstep) -o "build/$program" || return 1
   done
+  for header in "$prefix"/include/evenstep/*.h; do
+    echo "#include <evenstep/$(basename "$header")>" |
+      gcc -std=c99 -Wall -Wextra -Wpedantic -Wconversion -Werror "-I$prefix/include" -fsyntax-only -x c - || return 1
+  done
+  if nm -D --defined-only "$(pkg-config --variable=libdir evenstep)/libevenstep.so" | grep -v ' even_'; then
+    return 1 # a name of ours in every program's
+  fi
+  cmake -S examples/c -B build/user "-DCMAKE_PREFIX_PATH=$prefix" && cmake --build build/user || return 1
   LD_LIBRARY_PATH="$(pkg-config --variable=libdir evenstep)"
   build/shares | grep 'shares 37 9 18: 40.0 ms' || return 1
   build/all_reduce | grep -c 'of 2: 256 sums, each 3$' | grep -x 2

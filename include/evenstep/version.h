@@ -9,6 +9,10 @@ extern "C" {
 #endif
 
 #define EVEN_VERSION "0.1.0"
+/* The same in numbers, for #if. */
+#define EVEN_VERSION_MAJOR 0
+#define EVEN_VERSION_MINOR 1
+#define EVEN_VERSION_PATCH 0
 
 /* A static string. Any thread. */
 EVEN_PUBLIC const char *even_version(void);

@@ -2,10 +2,12 @@
 #include "base/fail.h"
 
 #include <errno.h>
+#include <evenstep/version.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -121,6 +123,14 @@ static void each_thread_has_its_own(void **state) {
   assert_string_equal(even_error_last()->what, "mine");
 }
 
+static void the_version_is_the_same_in_words_and_numbers(void **state) {
+  char words[32];
+  (void)state;
+  (void)snprintf(words, sizeof words, "%d.%d.%d", EVEN_VERSION_MAJOR, EVEN_VERSION_MINOR, EVEN_VERSION_PATCH);
+  assert_string_equal(words, EVEN_VERSION);
+  assert_string_equal(even_version(), EVEN_VERSION);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(every_status_has_words_and_a_code, forget),
@@ -131,6 +141,7 @@ int main(void) {
       cmocka_unit_test_teardown(long_texts_are_cut_not_overrun, forget),
       cmocka_unit_test_teardown(words_of_another_status_are_not_taken, forget),
       cmocka_unit_test_teardown(each_thread_has_its_own, forget),
+      cmocka_unit_test(the_version_is_the_same_in_words_and_numbers),
   };
   return cmocka_run_group_tests_name("base_status", tests, NULL, NULL);
 }
