@@ -3,7 +3,8 @@
  * A group on one host is a shared segment that its ranks map. One rank creates the segment and hands
  * its descriptor to the others (inherited, or through /proc/PID/fd); each opens the group over it.
  * Calls are collective: every rank of the group makes the same calls in the same order.
- * One thread at a time may call a collective of one group; several groups are independent.
+ * One thread at a time may call a collective of one group (another one then has EVEN_ERR_STATE, and the group goes
+ * on); several groups are independent, also of one process, whose threads may be ranks of one group.
  *
  * Every call that moves data can fail with EVEN_ERR_PEER_LOST (a rank that had opened the group died: within a tenth of
  * a second; one that was stopped: see even_comm_set_stop_grace; one that never comes: by the timeout), EVEN_ERR_REVOKED
@@ -14,7 +15,8 @@
  * these the group is unusable: close it. EVEN_ERR_ARGUMENT and EVEN_ERR_OVERFLOW come before anything is
  * announced: the group stays as it is, but peers that made the call wait for this rank. A child that a rank forks
  * inherits nothing of the group: its calls fail with EVEN_ERR_STATE, even_comm_revoke does nothing there, and
- * even_comm_close gives back its memory alone. No `comm`, `out` or `fd` may be NULL but in even_comm_close. */
+ * even_comm_close gives back its memory alone. Data are aligned to their elements, and may be NULL where there are none
+ * (EVEN_ERR_ARGUMENT); no other pointer may be NULL but where it says so. */
 #ifndef EVENSTEP_COMM_H
 #define EVENSTEP_COMM_H
 
@@ -38,8 +40,8 @@ typedef struct even_comm_params {
   int ranks;              /* 1 … 4096 */
   size_t arena_bytes;     /* each rank's part of the arena; the same on all ranks; may be 0 */
   double timeout_seconds; /* of one call, from its first wait on; <= 0: 1800 */
-  int spin; /* -1: chosen from the CPUs that the ranks may use; 0: never spin; else polls before sleeping, at most 2^20
-             */
+  int spin; /* < 0: chosen from the CPUs that the ranks may use; 0: never spin; else polls before sleeping (more than
+               2^20 count as so many) */
   /* NULL, or asked some fifty times a second while this rank waits, and of groups over the network also while it is in
    * no call. Once it says so the group ends with EVEN_ERR_REVOKED. All ranks are expected to have somebody to ask who
    * says the same: whoever fails or leaves then waits for no other. A group made of others asks as `inside` does. */
@@ -48,14 +50,18 @@ typedef struct even_comm_params {
 } even_comm_params;
 
 /* Makes the segment for a group (rank 0, or any parent of the ranks). *fd is close-on-exec; the caller
- * owns it and may close it once all ranks have opened the group. params->rank is not looked at. */
+ * owns it and may close it once all ranks have opened the group. params->rank is not looked at. Errors:
+ * EVEN_ERR_ARGUMENT, EVEN_ERR_OVERFLOW (larger than memory can be), EVEN_ERR_NO_SPACE and others of the system's. */
 EVEN_PUBLIC even_status even_comm_create_segment(const even_comm_params *params, int *fd) EVEN_MUST_USE;
-/* The same, where it is known which processes will come: processes[r] as rank r (0: not known). One that ends before it
- * has opened the group is then noticed as one that ends later is, and not by the timeout. */
+/* The same, where it is known which processes will come: processes[r] as rank r (0: not known; the array may be NULL).
+ * One that ends before it has opened the group is then noticed as one that ends later is, and not by the timeout. */
 EVEN_PUBLIC even_status even_comm_create_segment_for(const even_comm_params *params, const long *processes,
                                                      int *fd) EVEN_MUST_USE;
 /* Opens the group over a segment. The descriptor is duplicated: the caller keeps its own.
- * Returns when all ranks have come (or with an error by the timeout). */
+ * Returns when all ranks have come (or with an error by the timeout). Another process opens the descriptor by
+ * open("/proc/PID/fd/FD", O_RDWR). Errors before anybody waits: EVEN_ERR_ARGUMENT, EVEN_ERR_INPUT (no group's segment),
+ * EVEN_ERR_MISMATCH (made for other `ranks` or `arena_bytes`), EVEN_ERR_IN_USE (this rank is taken, now or before: a
+ * segment is for one group), EVEN_ERR_UNSUPPORTED (another version's). */
 EVEN_PUBLIC even_status even_comm_open(const even_comm_params *params, int fd, even_comm **out) EVEN_MUST_USE;
 /* ---- groups over several hosts ---- */
 
@@ -63,7 +69,7 @@ EVEN_PUBLIC even_status even_comm_open(const even_comm_params *params, int fd, e
 typedef struct even_comm_network {
   size_t size; /* sizeof(even_comm_network) */
   /* all (`ranks` times `bytes`) = `mine` of every rank, in rank order; collective, called a few times while the group
-   * is opened. What it returns ends the opening; it records its error itself. */
+   * is opened. What it returns but EVEN_OK ends the opening with that status. */
   even_status (*gather)(void *context, const void *mine, size_t bytes, void *all);
   void *context;
   const char *library;    /* NULL: UCX's libucp.so.0 where the loader looks. The first one serves the whole process */
@@ -73,7 +79,8 @@ typedef struct even_comm_network {
 
 /* Opens a group over UCX, which is opened at run time: TCP, shared memory, RDMA, as UCX finds them. Collective; returns
  * when all ranks have come. Each rank's arena is its own memory, and no faster than any other. Sums are formed in rank
- * order. EVEN_ERR_NOT_FOUND without UCX, EVEN_ERR_UNSUPPORTED where another rank cannot use it. */
+ * order. EVEN_ERR_NOT_FOUND without UCX, EVEN_ERR_UNSUPPORTED where another rank cannot use it. UCX reads its settings
+ * from the environment when it is opened, and handles signals of crashes then, unless UCX_HANDLE_ERRORS is "none". */
 EVEN_PUBLIC even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_network *network,
                                            even_comm **out) EVEN_MUST_USE;
 
@@ -177,6 +184,7 @@ EVEN_PUBLIC even_status even_comm_broadcast(even_comm *comm, void *data, size_t 
  * 1024 ranks. */
 EVEN_PUBLIC even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, const size_t *input_bytes,
                                              void *const *outputs, const size_t *output_bytes) EVEN_MUST_USE;
+/* Returns when all ranks have called it. */
 EVEN_PUBLIC even_status even_comm_barrier(even_comm *comm) EVEN_MUST_USE;
 
 /* ---- messages from one rank to another ----

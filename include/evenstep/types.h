@@ -34,9 +34,10 @@ typedef enum even_dtype {
 #undef EVEN_DTYPE_ENUM
 } even_dtype;
 
-/* fp16 and bf16 are reduced in fp32 and rounded once. AVG divides the sum by the number of ranks (floating types only;
- * on GPUs integers, too, rounded towards zero). BAND, BOR, BXOR: integers and bool only. SUM of bool is OR, as in
- * torch. F8E4M3 and F8E5M2 (torch's float8_e4m3fn and float8_e5m2) are reduced on GPUs alone, in NCCL's own way. */
+/* fp16 and bf16 are reduced in fp32 and rounded once. Integers wrap. Of MIN and MAX a NaN wins. AVG divides the sum by
+ * the number of ranks (floating types only; on GPUs integers, too, rounded towards zero). BAND, BOR, BXOR: integers and
+ * bool only. SUM of bool is OR, as in torch. F8E4M3 and F8E5M2 (torch's float8_e4m3fn and float8_e5m2) are reduced on
+ * GPUs alone, in NCCL's own way. */
 typedef enum even_reduce_op {
   EVEN_SUM = 0,
   EVEN_AVG = 1,
