@@ -157,7 +157,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, *_MODULES})
+    """What is public, and what every module has; not what this one needs itself, nor modules that happen to be imported."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 _stop_threads_at_exit()

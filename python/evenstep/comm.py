@@ -344,6 +344,7 @@ class Group:
 
     @property
     def closed(self) -> bool:
+        """Whether this rank has closed the group."""
         return self._comm.closed
 
     def revoke(self) -> None:

@@ -192,14 +192,17 @@ class EvenLoader(DataCourse):
             return gather_objects(self._session.group, value)
 
     def set_shares(self, shares: Shares | None) -> None:
+        """From the next batch on a schedule of shares; None: what the balancer gives."""
         self._shares = shares
 
     @property
     def feed(self) -> StreamFeed | IndexFeed:
+        """What draws the batches, and fetches this rank's samples of them."""
         return self._feed
 
     @property
     def prepared_in(self) -> Session:
+        """The session of the `es.prepare` that it came from."""
         return self._session
 
     @property
@@ -209,6 +212,7 @@ class EvenLoader(DataCourse):
 
     @property
     def shares(self) -> Shares | None:
+        """The schedule of shares that it was given, if any."""
         return self._shares
 
 

@@ -24,6 +24,7 @@ class PolicyView:
 
     @property
     def ranks(self) -> int:
+        """How many ranks share the batch."""
         return len(self.proposed)
 
     def seconds(self, rank: int, samples: int) -> float:

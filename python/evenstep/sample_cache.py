@@ -114,6 +114,7 @@ class SampleCache(Dataset):
 
     @property
     def kept_samples(self) -> int:
+        """How many decoded samples the host's ranks have in the cache by now."""
         return int(self._head()[1])
 
     # -- the memory --

@@ -293,6 +293,7 @@ class Session:
 
     @property
     def epoch(self) -> int:
+        """The epoch that the training loader is in, from 0."""
         return next((loader.epoch for loader in self.loaders.values() if loader.train), 0)
 
     @property

@@ -172,6 +172,7 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
+        """The epoch that training is in, from 0."""
         return session().epoch
 
     def fit(
