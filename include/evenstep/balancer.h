@@ -49,13 +49,13 @@ typedef struct even_time_table {
  * one point. Any thread. */
 EVEN_PUBLIC double even_time_table_at(const even_time_table *table, int64_t samples);
 
-/* The integer optimum: shares[r] >= 0, sum = batch, shares[r] <= caps[r] (caps NULL or < 0: none), that minimises
- * max_r t_r(shares[r]); a zero share costs t_r(0). Where several splits are optimal, the one in proportion to what each
- * rank could do in the optimal time (largest remainders, ties to the lower rank), so that all have the same headroom.
- * Method: bisection on the step time (each t_r is monotone), then the greedy choice of the next cheapest sample; exact
- * (Ibaraki and Katoh, Resource Allocation Problems, 1988, chapter 5). Below 1 ms for 1024 ranks.
+/* The integer optimum: shares[r] >= 0, sum = batch (>= 1), shares[r] <= caps[r] (caps NULL or < 0: none), that
+ * minimises max_r t_r(shares[r]); a zero share costs t_r(0). Where several splits are optimal, the one in proportion to
+ * what each rank could do in the optimal time (largest remainders, ties to the lower rank), so that all have the same
+ * headroom. Method: bisection on the step time (each t_r is monotone), then the greedy choice of the next cheapest
+ * sample; exact (Ibaraki and Katoh, Resource Allocation Problems, 1988, chapter 5). Below 1 ms for 1024 ranks.
  * *step_seconds (may be NULL) = the optimum. Errors: EVEN_ERR_ARGUMENT (says which rank), caps that cannot hold the
- * batch included; EVEN_ERR_MEMORY. Any thread. */
+ * batch included; EVEN_ERR_MEMORY; EVEN_ERR_OVERFLOW (more ranks than memory can hold). Any thread. */
 EVEN_PUBLIC even_status even_balancer_solve(const even_time_table *tables, const int64_t *caps, size_t ranks,
                                             int64_t batch, int64_t *shares, double *step_seconds) EVEN_MUST_USE;
 
@@ -125,7 +125,7 @@ typedef struct even_balancer_params {
 } even_balancer_params;
 
 /* *out is the caller's, closed with even_balancer_close; NULL after a failure. The parameters are copied. Errors:
- * EVEN_ERR_ARGUMENT (says which, caps that cannot hold the batch included), EVEN_ERR_MEMORY. */
+ * EVEN_ERR_ARGUMENT (says which, caps that cannot hold the batch included), EVEN_ERR_MEMORY, EVEN_ERR_OVERFLOW. */
 EVEN_PUBLIC even_status even_balancer_open(const even_balancer_params *params, even_balancer **out) EVEN_MUST_USE;
 /* NULL is allowed. */
 EVEN_PUBLIC void even_balancer_close(even_balancer *balancer);

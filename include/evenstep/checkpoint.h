@@ -90,7 +90,8 @@ EVEN_PUBLIC even_status even_checkpoint_writer_open(const even_checkpoint_params
 /* Writes one safetensors file with its checksums (XXH3, 64 bits, one a chunk), tensors in descending order of their
  * alignment, then by name; nothing is copied. After a failure the partial folder is gone and the writer refuses
  * everything but commit and abandon. Errors: EVEN_ERR_ARGUMENT (names twice, a shape that does not fit its bytes …),
- * _NO_SPACE with the figures. */
+ * _OVERFLOW (a shape with a negative number, or more than 64 bits count), what `fetch` returned, _NO_SPACE with the
+ * figures. */
 EVEN_PUBLIC even_status even_checkpoint_writer_add(even_checkpoint_writer *writer,
                                                    const even_checkpoint_file *file) EVEN_MUST_USE;
 /* Of the files that were added so far. */

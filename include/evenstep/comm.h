@@ -51,7 +51,8 @@ typedef struct even_comm_params {
 
 /* Makes the segment for a group (rank 0, or any parent of the ranks). *fd is close-on-exec; the caller
  * owns it and may close it once all ranks have opened the group. params->rank is not looked at. Errors:
- * EVEN_ERR_ARGUMENT, EVEN_ERR_OVERFLOW (larger than memory can be), EVEN_ERR_NO_SPACE and others of the system's. */
+ * EVEN_ERR_ARGUMENT, EVEN_ERR_OVERFLOW (larger than memory can be), EVEN_ERR_MEMORY, EVEN_ERR_NO_SPACE and others of
+ * the system's. */
 EVEN_PUBLIC even_status even_comm_create_segment(const even_comm_params *params, int *fd) EVEN_MUST_USE;
 /* The same, where it is known which processes will come: processes[r] as rank r (0: not known; the array may be NULL).
  * One that ends before it has opened the group is then noticed as one that ends later is, and not by the timeout. */
@@ -157,8 +158,8 @@ EVEN_PUBLIC const char *even_comm_engine_name(const even_comm *comm);
 EVEN_PUBLIC void *even_comm_arena(even_comm *comm);
 EVEN_PUBLIC size_t even_comm_arena_bytes(const even_comm *comm);
 /* Another rank's part, as long as this rank's own, where the memory is the same ("shm"); NULL else. What it holds is
- * that rank's to change: what was written there before a collective may be read after it, until the next one in which
- * that rank takes part. */
+ * that rank's to change: what it wrote there before a collective may be read after it, until the next one in which that
+ * rank takes part; what a collective itself puts there, after the next one (a barrier, say). */
 EVEN_PUBLIC const void *even_comm_peer_arena(const even_comm *comm, int rank);
 
 /* In place on all ranks: data[i] = op over ranks. `data` in the arena (the same offset on every rank) is reduced

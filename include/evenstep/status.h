@@ -53,11 +53,11 @@ typedef struct even_error {
   even_status status;
   int system_error; /* errno of the failed call, 0 where there was none */
   int rank;         /* -1 where the error belongs to no rank */
-  int line;
-  const char *file;
-  char device[32]; /* "cpu:0", "cuda:1", empty where the error belongs to none */
-  char what[640];  /* what happened, where and why, one line */
-  char fix[384];   /* what to do about it, one line, may be empty */
+  int line;         /* and `file`: where in the library it was found; for bug reports */
+  const char *file; /* a static string, NULL where there was none */
+  char device[32];  /* "cpu:0", "cuda:1", empty where the error belongs to none */
+  char what[640];   /* what happened, where and why, one line */
+  char fix[384];    /* what to do about it, one line, may be empty */
 } even_error;
 
 /* "EVEN_ERR_INPUT"; a static string, never NULL. Any thread. */

@@ -282,6 +282,7 @@ EVEN_PUBLIC void even_telemetry_enter(even_telemetry *telemetry, even_activity a
  * thread that never said its row gets the next free one when it first asks. From EVEN_ROW_GPU on: what runs on GPU 0,
  * 1, … of the rank, the last row for all further ones. */
 enum { EVEN_ROW_ENGINE = 1, EVEN_ROW_LATER = 2, EVEN_ROW_FIRST = 3, EVEN_ROW_GPU = 240, EVEN_ROW_MOST = 255 };
+/* Both are of the calling thread. */
 EVEN_PUBLIC void even_telemetry_set_row(int row);
 EVEN_PUBLIC int even_telemetry_row(void);
 

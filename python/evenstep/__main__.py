@@ -23,7 +23,9 @@ def _program() -> str | None:
 def main() -> None:
     program = _program()
     if program is None:
-        sys.exit("evenstep: the program was not installed with this package, and is not on PATH: pip install evenstep")
+        sys.exit(
+            "evenstep: the program was not installed with this package, and is not on PATH: pip install . in the source tree"
+        )
     os.environ.setdefault("EVENSTEP_PYTHON", sys.executable)
     os.execv(program, ["evenstep", *sys.argv[1:]])
 

@@ -83,5 +83,5 @@ def test_m_without_an_installation_takes_the_program_on_path_and_else_says_so(
     program.main()
     assert executed == [["/opt/evenstep", "evenstep", "run", "-n", "2"]]
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(SystemExit, match="pip install evenstep"):
+    with pytest.raises(SystemExit, match="was not installed with this package"):
         program.main()
