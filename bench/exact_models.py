@@ -327,7 +327,9 @@ def all_seeds(steps: int, seeds: int) -> None:
         trained = train(model, sgd(0.02), images, classify, steps, torch.float32)
         if es.is_main():
             alone = Alone(model, sgd(0.02), classify, trained.batches)
-            found = compared(trained.outcome, alone.outcome(torch.float32), {torch.float32}, trained.shares, trained.same)
+            found = compared(
+                trained.outcome, alone.outcome(torch.float32), {torch.float32}, trained.shares, trained.same
+            )
             other = alone.against(torch.float32, torch.float32)
             ours.append(found.difference)
             itself.append(other.difference)
