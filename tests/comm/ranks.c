@@ -18,10 +18,6 @@
 
 #define CANNOT_OPEN 99
 
-/* The segments of the groups of which a group over several hosts is made. */
-static int inside_fds[RANKS_MOST];
-static int lane_fds[EVEN_COMM_LANES];
-
 typedef struct thread_rank {
   even_comm_params params;
   even_shared_memory *memory;
@@ -89,13 +85,13 @@ static int lanes_of(const ranks_setup *setup) {
   return setup->lanes == 0 ? 1 : setup->lanes;
 }
 
-static even_status open_between(const ranks_setup *setup, const even_comm_params *params, int lane, even_comm **out) {
+static even_status open_between(const ranks_setup *setup, const even_comm_params *params, int fd, even_comm **out) {
   even_comm *bootstrap = NULL;
   even_comm_params outer = *params;
   outer.rank = setup->host_of[params->rank];
   outer.ranks = hosts_of(setup);
   outer.arena_bytes = 0;
-  even_status status = even_comm_open(&outer, lane_fds[lane], &bootstrap);
+  even_status status = even_comm_open(&outer, fd, &bootstrap);
   if (status == EVEN_OK) {
     status = open_network(setup, &outer, bootstrap, params->rank, out);
   }
@@ -106,8 +102,8 @@ static even_status open_between(const ranks_setup *setup, const even_comm_params
   return status;
 }
 
-static even_status open_hosts(const ranks_setup *setup, const even_comm_params *params, even_comm *everyone,
-                              even_comm **out) {
+static even_status open_hosts(const ranks_setup *setup, const ranks_segments *segments, const even_comm_params *params,
+                              even_comm *everyone, even_comm **out) {
   int host = setup->host_of[params->rank];
   even_comm_hosts hosts = {.size = sizeof hosts,
                            .rank = params->rank,
@@ -119,10 +115,10 @@ static even_status open_hosts(const ranks_setup *setup, const even_comm_params *
   even_comm_params inner = *params;
   inner.rank = ranks_on(setup, host, params->rank);
   inner.ranks = ranks_on(setup, host, params->ranks);
-  even_status status = even_comm_open(&inner, inside_fds[host], &hosts.inside);
+  even_status status = even_comm_open(&inner, segments->inside[host], &hosts.inside);
   for (int lane = 0; lane < lanes_of(setup) && status == EVEN_OK; lane++) {
     if (inner.rank == even_comm_lane_rank(lane, lanes_of(setup), inner.ranks)) {
-      status = open_between(setup, params, lane, &lanes[lane]);
+      status = open_between(setup, params, segments->lanes[lane], &lanes[lane]);
     }
   }
   hosts.between = lanes[0];
@@ -134,48 +130,45 @@ static even_status open_hosts(const ranks_setup *setup, const even_comm_params *
   return status;
 }
 
-static even_status make_segments(const ranks_setup *setup) {
+even_status ranks_make_segments(const ranks_setup *setup, ranks_segments *out) {
   even_comm_params params = params_of(setup, 0);
   int hosts = setup->engine == RANKS_HOSTS ? hosts_of(setup) : 0;
-  for (int host = 0; host < hosts; host++) {
+  even_status status = even_comm_create_segment(&params, &out->whole);
+  for (int host = 0; host < hosts && status == EVEN_OK; host++) {
     params.ranks = ranks_on(setup, host, setup->ranks);
-    even_status status = even_comm_create_segment(&params, &inside_fds[host]);
-    if (status != EVEN_OK) {
-      return status;
-    }
+    status = even_comm_create_segment(&params, &out->inside[host]);
   }
   params.ranks = hosts;
   params.arena_bytes = 0;
-  for (int lane = 0; hosts > 0 && lane < lanes_of(setup); lane++) {
-    even_status status = even_comm_create_segment(&params, &lane_fds[lane]);
-    if (status != EVEN_OK) {
-      return status;
-    }
+  for (int lane = 0; hosts > 0 && lane < lanes_of(setup) && status == EVEN_OK; lane++) {
+    status = even_comm_create_segment(&params, &out->lanes[lane]);
   }
-  return EVEN_OK;
+  return status;
 }
 
-static void close_segments(const ranks_setup *setup) {
+void ranks_close_segments(const ranks_setup *setup, ranks_segments *segments) {
   int hosts = setup->engine == RANKS_HOSTS ? hosts_of(setup) : 0;
+  (void)close(segments->whole);
   for (int host = 0; host < hosts; host++) {
-    (void)close(inside_fds[host]);
+    (void)close(segments->inside[host]);
   }
   for (int lane = 0; hosts > 0 && lane < lanes_of(setup); lane++) {
-    (void)close(lane_fds[lane]);
+    (void)close(segments->lanes[lane]);
   }
 }
 
-static even_status open_group(const ranks_setup *setup, const even_comm_params *params, int fd, even_comm **out) {
+even_status ranks_open(const ranks_setup *setup, const ranks_segments *segments, int rank, even_comm **out) {
+  const even_comm_params params = params_of(setup, rank);
   even_comm *bootstrap = NULL;
   if (setup->engine == RANKS_SHM) {
-    return even_comm_open(params, fd, out);
+    return even_comm_open(&params, segments->whole, out);
   }
-  even_status status = even_comm_open(params, fd, &bootstrap);
+  even_status status = even_comm_open(&params, segments->whole, &bootstrap);
   if (status == EVEN_OK) {
-    status = open_network(setup, params, bootstrap, -1, out);
+    status = open_network(setup, &params, bootstrap, -1, out);
   }
   if (status == EVEN_OK && setup->engine == RANKS_HOSTS) {
-    status = open_hosts(setup, params, *out, out);
+    status = open_hosts(setup, segments, &params, *out, out);
   }
   if (status == EVEN_OK) {
     status = even_comm_barrier(bootstrap); /* who leaves it first is not lost to the others */
@@ -234,15 +227,15 @@ static void enter_world(int rank) {
   (void)setenv(FAKE_MPI_RANK, text, 1);
 }
 
-static int be_process(const ranks_setup *setup, const even_comm_params *params, int fd, ranks_body *body,
+static int be_process(const ranks_setup *setup, const ranks_segments *segments, int rank, ranks_body *body,
                       void *argument) {
   even_comm *comm = NULL;
-  enter_world(params->rank);
+  enter_world(rank);
   if (setup->enter != NULL) {
-    setup->enter(params->rank);
+    setup->enter(rank);
   }
-  if (open_group(setup, params, fd, &comm) != EVEN_OK) {
-    (void)ranks_complain(NULL, "rank %d cannot open: %s", params->rank, even_error_last()->what);
+  if (ranks_open(setup, segments, rank, &comm) != EVEN_OK) {
+    (void)ranks_complain(NULL, "rank %d cannot open: %s", rank, even_error_last()->what);
     return CANNOT_OPEN;
   }
   int result = body(comm, argument);
@@ -250,18 +243,17 @@ static int be_process(const ranks_setup *setup, const even_comm_params *params, 
   return result;
 }
 
-static void run_processes(const ranks_setup *setup, int fd, ranks_body *body, void *argument, int *results) {
+static void run_processes(const ranks_setup *setup, const ranks_segments *segments, ranks_body *body, void *argument,
+                          int *results) {
   pid_t processes[RANKS_MOST];
   int world = setup->mpi == NULL ? -1 : make_world(setup->ranks);
   (void)fflush(NULL);
   for (int rank = 0; rank < setup->ranks; rank++) {
-    even_comm_params params = params_of(setup, rank);
     processes[rank] = fork();
     if (processes[rank] == 0) {
-      _exit(be_process(setup, &params, fd, body, argument));
+      _exit(be_process(setup, segments, rank, body, argument));
     }
   }
-  (void)close(fd);
   for (int rank = 0; rank < setup->ranks; rank++) {
     int status = 0;
     (void)waitpid(processes[rank], &status, 0);
@@ -323,18 +315,17 @@ static void run_threads(const ranks_setup *setup, int fd, ranks_body *body, void
 
 int ranks_run(const ranks_setup *setup, ranks_body *body, void *argument, int *results) {
   int own[RANKS_MOST] = {0};
-  int fd = -1;
+  ranks_segments segments;
   int wrong = 0;
-  even_comm_params params = params_of(setup, 0);
   int *into = results == NULL ? own : results;
-  if (even_comm_create_segment(&params, &fd) != EVEN_OK || make_segments(setup) != EVEN_OK) {
+  if (ranks_make_segments(setup, &segments) != EVEN_OK) {
     return ranks_complain(NULL, "no segment: %s", even_error_last()->what);
   }
   if (setup->threads) {
-    run_threads(setup, fd, body, argument, into);
+    run_threads(setup, segments.whole, body, argument, into);
   } else {
-    run_processes(setup, fd, body, argument, into);
-    close_segments(setup);
+    run_processes(setup, &segments, body, argument, into);
+    ranks_close_segments(setup, &segments);
   }
   for (int rank = 0; rank < setup->ranks; rank++) {
     wrong += into[rank] != 0;

@@ -39,6 +39,18 @@ typedef int ranks_body(even_comm *comm, void *argument);
  * not open the group. Returns how many results are not 0. */
 int ranks_run(const ranks_setup *setup, ranks_body *body, void *argument, int *results);
 
+/* The segments of a group's parts: made before the ranks are, closed behind them. */
+typedef struct ranks_segments {
+  int whole;
+  int inside[RANKS_MOST];
+  int lanes[EVEN_COMM_LANES];
+} ranks_segments;
+even_status ranks_make_segments(const ranks_setup *setup, ranks_segments *out) EVEN_MUST_USE;
+void ranks_close_segments(const ranks_setup *setup, ranks_segments *segments);
+/* One of the ranks opens a group over them. */
+even_status ranks_open(const ranks_setup *setup, const ranks_segments *segments, int rank,
+                       even_comm **out) EVEN_MUST_USE;
+
 /* The only rank of a group, in the calling process; NULL where it could not be opened. Close it. */
 even_comm *ranks_open_alone(size_t arena_bytes);
 
