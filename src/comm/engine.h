@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 typedef struct even_comm_engine even_comm_engine;
+typedef struct even_comm_whole even_comm_whole;
 
 /* By what a group chooses among an engine's ways; of its rank 0. */
 typedef struct even_comm_following {
@@ -57,7 +58,7 @@ typedef struct even_comm_flow {
   size_t piece;
   size_t stride;
   size_t pieces;
-  _Atomic size_t ready; /* so many pieces are there; whoever raises it calls `stir` */
+  _Atomic uint32_t ready; /* so many pieces are there; whoever raises it calls `stir` */
   /* On the call's thread: so many pieces have their results. */
   void (*done)(void *context, size_t pieces);
   void *context;
@@ -111,7 +112,7 @@ typedef struct even_comm_exchange {
 } even_comm_exchange;
 
 /* What a group is told that becomes part of a larger one; all of it stays as long as the group. */
-typedef struct even_comm_whole {
+struct even_comm_whole {
   const struct even_board *board; /* of the larger one, on this host */
   int rank;                       /* this one's there */
   int ranks;                      /* its ranks */
@@ -120,7 +121,9 @@ typedef struct even_comm_whole {
   int member_count;
   void (*look)(void *context); /* called some fifty times a second by those who wait; it may end the group */
   void *context;
-} even_comm_whole;
+  even_wait_place place;      /* of the larger one; and its call under way: */
+  const even_comm_call *call; /* NULL: of no larger one */
+};
 
 /* One engine: what <evenstep/comm.h> promises of each call, for this engine's groups. Sums are formed in an order that
  * the group's make-up alone decides, so that all ranks hold the same bits. */
@@ -165,6 +168,8 @@ struct even_comm_engine {
   void (*set_site)(even_comm *comm, const char *text);
   void (*ask_site)(even_comm *comm, even_comm_site_call *call, void *context);
   void (*on_stall)(even_comm *comm, double seconds, even_comm_stall_call *call, void *context);
+  /* NULL, or the group as its user knows it; what is not known of it stays as it is. */
+  void (*place)(even_comm *comm, even_wait_place *out);
   /* Of rank 0, between calls; NULL where there are no ways to choose from: chooses by `by` from now on. *lacking: the
    * largest size that is worth measuring at once (ways.h), 0 where none is. EVEN_ERR_NOT_FOUND where by->way is none of
    * this group's. */

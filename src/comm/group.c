@@ -234,8 +234,13 @@ static void why_ended(const even_comm *comm, even_error *out) {
 }
 
 static void join_whole(even_comm *comm, const even_comm_whole *whole) {
-  comm->numbers = whole->numbers;
+  even_waits_join(comm, whole);
   even_flight_drop(&comm->flight);
+}
+
+static void place(even_comm *comm, even_wait_place *out) {
+  out->flight = &comm->flight;
+  *out = comm->whole.call != NULL ? comm->whole.place : *out;
 }
 
 static bool has_ended(const even_comm *comm) {
@@ -270,6 +275,7 @@ static const even_comm_engine shared_engine = {
     .set_site = set_site,
     .ask_site = ask_site,
     .on_stall = even_shared_on_stall,
+    .place = place,
     .follow = even_shared_follow,
     .choice = even_shared_choice,
     .wait_ns = wait_ns,

@@ -106,6 +106,7 @@ struct even_comm {
   even_wait_pad *pads;   /* of all ranks, layout.pad_stride apart; NULL: none */
   even_comm *next_group; /* waits.c: of this process */
   const int *numbers;    /* what the ranks are called in errors; NULL: as here */
+  even_comm_whole whole; /* that this group is part of */
   even_stall_inspector stall;
   even_messages *messages;
   char unplaced[160];   /* why this rank's part lies on no chosen node, "" where it does (nodes.c) */

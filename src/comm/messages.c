@@ -1,5 +1,6 @@
 /* Beginning, awaiting and giving up messages. Whoever waits for one moves all; where nobody waits, a thread does. */
 #include "comm/messages.h"
+#include "comm/watcher.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
@@ -385,7 +386,7 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
     bool moved = moves != messages->moves;
     if (moved) {
       moves = messages->moves;
-      even_waits_end(&waiting); /* and another begins */
+      (void)even_waits_end(&waiting); /* and another begins */
     }
     if (now - checked >= EVEN_COMM_LOOK_NS || (request->peer >= 0 && has_left(comm, request->peer))) {
       checked = now;
@@ -399,7 +400,9 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
   messages->waiters--;
   leave_to_background(comm);
   (void)pthread_mutex_unlock(&messages->lock);
-  even_waits_end(&waiting);
+  if (even_waits_end(&waiting)) {
+    even_watcher_look();
+  }
   if (refused) {
     return even_error_last()->status; /* of another message: this one goes on */
   }

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #define EVEN_COMM_MAGIC 0x6d6d6f636e657665u /* "evencomm", read as bytes */
-#define EVEN_COMM_VERSION 13u
+#define EVEN_COMM_VERSION 14u
 #define EVEN_COMM_MAX_RANKS 4096
 #define EVEN_COMM_RECORD_ONLY UINT64_MAX /* in place of arena_bytes: a board, which moves no data */
 /* Messages up to this size go through the slots, with one synchronisation. */

@@ -2,6 +2,7 @@
  * its own, and waits until every peer's word is as far. Nothing is reset, so nothing can be reset too early. */
 #include "base/fail.h"
 #include "comm/group.h"
+#include "comm/watcher.h"
 #include "os/clock.h"
 #include "os/futex.h"
 
@@ -252,7 +253,9 @@ static even_status sleep_until_all_come(even_comm *comm, int missing, uint64_t b
 static even_status sleep_for(even_comm *comm, int missing, uint64_t began) {
   even_waiting waiting = {0};
   even_status status = sleep_until_all_come(comm, missing, began, &waiting);
-  even_waits_end(&waiting);
+  if (even_waits_end(&waiting)) {
+    even_watcher_look();
+  }
   return status;
 }
 

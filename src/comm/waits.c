@@ -1,21 +1,18 @@
-/* What this process's threads wait in, and telling it on the pads of all of its groups. */
+/* What this process's threads wait in, and telling it: on the pads of all of its groups, and to those that ask. */
 #include "comm/waits.h"
 
+#include "comm/board.h"
 #include "comm/group.h"
 #include "comm/messages.h"
+#include "comm/watcher.h"
 #include "os/calls.h"
 #include "os/clock.h"
+#include "os/host.h"
 #include "os/process_stat.h"
 #include "os/thread.h"
 
 #include <stdio.h>
 #include <string.h>
-
-#define RELAXED memory_order_relaxed
-#define WORDS (sizeof(even_process_words) / sizeof(uint64_t))
-#define FRESH_NS (2 * EVEN_WAITS_SETTLED_NS)
-
-_Static_assert(sizeof(even_process_words) % sizeof(uint64_t) == 0, "copied by words");
 
 typedef enum thread_state { THREAD_GOES_ON, THREAD_RESTS, THREAD_WAITS } thread_state;
 
@@ -23,13 +20,14 @@ typedef enum thread_state { THREAD_GOES_ON, THREAD_RESTS, THREAD_WAITS } thread_
 typedef struct calling_thread {
   struct calling_thread *next;
   bool known;
-  bool first; /* of the process */
+  bool first;   /* of the process */
+  bool carries; /* even_waits_carry */
   thread_state state;
   const _Atomic uint32_t *word; /* of one that rests */
   uint32_t seen;
   even_wait_words words; /* of one that waits, */
   const void *message;   /* and for which. Of one that rests behind another, `words.site` is where */
-  const even_comm *comm; /* in which it waits, or rests behind who does; NULL: none. Not looked into */
+  const void *group;     /* in which it waits, or rests behind who does; NULL: none. Not looked into */
 } calling_thread;
 
 static _Thread_local calling_thread own;
@@ -43,7 +41,17 @@ static struct {
   uint64_t whole_change;  /* at which all were seen to wait, */
   uint64_t whole_ns;      /* since then, */
   uint64_t whole_seen_ns; /* and last then */
+  int network_ranks;      /* of the largest group over the network in which one has waited, */
+  int network_rank;       /* and this process's rank there */
+  even_far_known far;
+  uint64_t found_change; /* the waits up to this change are a part of what was found; 0: nothing was */
+  even_circle_found found;
 } here = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* Over the network: messages that have begun and not ended; work that threads of the engine's own do. */
+static _Atomic size_t network_messages;
+static _Atomic size_t network_carriers;
+static _Atomic uint64_t circles; /* so many were found with this process in them */
 
 static even_process_words told; /* what is there to be told, under the lock */
 
@@ -76,6 +84,11 @@ static void begin_again(void) {
   here.threads = NULL;
   here.groups = NULL;
   here.process = 0;
+  here.network_ranks = 0;
+  here.found_change = 0;
+  memset(&here.far, 0, sizeof here.far);
+  atomic_store(&network_messages, 0);
+  atomic_store(&network_carriers, 0);
   own.known = false;
 }
 
@@ -83,6 +96,17 @@ static void prepare(void) {
   if (pthread_key_create(&thread_ends, forget_thread) != 0 || !even_process_fork_calls(begin_again)) {
     atomic_store(&unprepared, true);
   }
+}
+
+/* Hosts' clocks and numbers may be the same. */
+static uint64_t new_process(void) {
+  char host[EVEN_BOARD_HOST_BYTES];
+  even_host_identity(host, sizeof host);
+  uint64_t mark =
+      even_clock_ns() ^ (uint64_t)even_own_process() << 40 ^ (uint64_t)even_host_mark(host, sizeof host) << 8;
+  mark = (mark ^ (mark >> 30)) * 0xbf58476d1ce4e5b9u; /* splitmix64, as in call.c */
+  mark = (mark ^ (mark >> 27)) * 0x94d049bb133111ebu;
+  return (mark ^ (mark >> 31)) | 1u;
 }
 
 static void meet_thread(void) {
@@ -94,6 +118,7 @@ static void meet_thread(void) {
   (void)pthread_mutex_lock(&here.lock);
   own = (calling_thread){.next = here.threads, .known = true, .first = even_os.gettid() == even_own_process()};
   here.threads = &own;
+  here.process = here.process == 0 ? new_process() : here.process;
   here.change++;
   (void)pthread_mutex_unlock(&here.lock);
 }
@@ -102,6 +127,11 @@ void even_waits_call(void) {
   if (!own.known) {
     meet_thread();
   }
+}
+
+void even_waits_carry(void) {
+  even_waits_call();
+  own.carries = true;
 }
 
 static void go_on(void) {
@@ -118,7 +148,7 @@ void even_waits_rest(const _Atomic uint32_t *word, uint32_t seen) {
     (void)pthread_mutex_lock(&here.lock);
     own.word = word;
     own.seen = seen;
-    own.comm = NULL;
+    own.group = NULL;
     own.state = THREAD_RESTS;
     here.change++;
     (void)pthread_mutex_unlock(&here.lock);
@@ -148,13 +178,6 @@ void even_waits_ask_others(even_waits_others_call *call, void *context) {
 
 /* ---- the groups ---- */
 
-static uint64_t new_process(void) {
-  uint64_t mark = even_clock_ns() ^ (uint64_t)even_own_process() << 40;
-  mark = (mark ^ (mark >> 30)) * 0xbf58476d1ce4e5b9u; /* splitmix64, as in call.c */
-  mark = (mark ^ (mark >> 27)) * 0x94d049bb133111ebu;
-  return (mark ^ (mark >> 31)) | 1u;
-}
-
 void even_waits_open(even_comm *comm) {
   if (comm->pads == NULL) {
     return;
@@ -183,47 +206,20 @@ void even_waits_close(even_comm *comm) {
   (void)pthread_mutex_unlock(&here.lock);
 }
 
+void even_waits_join(even_comm *comm, const even_comm_whole *whole) {
+  (void)pthread_mutex_lock(&here.lock);
+  comm->whole = *whole;
+  comm->numbers = whole->numbers;
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
 static int rank_of_process(void) {
-  const even_comm *largest = here.groups;
-  for (const even_comm *group = here.groups; group != NULL; group = group->next_group) {
-    largest = group->ranks >= largest->ranks ? group : largest; /* of several the oldest */
+  even_wait_place largest = {.ranks = here.network_ranks, .rank = here.network_ranks == 0 ? -1 : here.network_rank};
+  for (even_comm *group = here.groups; group != NULL; group = group->next_group) {
+    const even_wait_place place = even_waits_place(group);
+    largest = place.ranks >= largest.ranks ? place : largest; /* of several the oldest */
   }
-  return largest == NULL ? -1 : even_comm_number(largest, largest->rank);
-}
-
-/* ---- the pads ---- */
-
-static void write_pad(even_wait_pad *pad, const uint64_t *words) {
-  uint64_t version = atomic_load_explicit(&pad->version, RELAXED) | 1u;
-  atomic_store_explicit(&pad->version, version, RELAXED);
-  atomic_thread_fence(memory_order_release);
-  for (size_t i = 0; i < WORDS; i++) {
-    atomic_store_explicit(&pad->words[i], words[i], RELAXED);
-  }
-  atomic_store_explicit(&pad->version, version + 1, memory_order_release);
-}
-
-bool even_waits_read(even_wait_pad *pad, even_process_words *out) {
-  uint64_t words[WORDS];
-  uint64_t version = atomic_load_explicit(&pad->version, memory_order_acquire);
-  if (version == 0 || (version & 1u) != 0) {
-    return false;
-  }
-  for (size_t i = 0; i < WORDS; i++) {
-    words[i] = atomic_load_explicit(&pad->words[i], RELAXED);
-  }
-  atomic_thread_fence(memory_order_acquire);
-  if (atomic_load_explicit(&pad->version, RELAXED) != version) {
-    return false;
-  }
-  memcpy(out, words, sizeof *out);
-  out->waits = out->waits < EVEN_WAITS ? out->waits : EVEN_WAITS; /* whatever the memory holds */
-  for (uint32_t i = 0; i < out->waits; i++) {
-    even_wait_words *wait = &out->wait[i];
-    wait->whoms = wait->whoms < EVEN_WAITS_WHOM ? wait->whoms : EVEN_WAITS_WHOM;
-    wait->doing[sizeof wait->doing - 1] = wait->group[sizeof wait->group - 1] = wait->site[sizeof wait->site - 1] = 0;
-  }
-  return true;
+  return largest.rank;
 }
 
 /* ---- telling ---- */
@@ -261,7 +257,9 @@ static bool all_wait(int *threads) {
   for (const even_comm *group = here.groups; group != NULL; group = group->next_group) {
     open += atomic_load(&group->messages->open);
   }
-  return first && waits > 0 && waits <= EVEN_WAITS && open == messages && !atomic_load(&unprepared);
+  open += atomic_load(&network_messages);
+  return first && waits > 0 && waits <= EVEN_WAITS && open == messages && atomic_load(&network_carriers) == 0 &&
+         !atomic_load(&unprepared);
 }
 
 /* Whether one may call that has not called yet; `threads` have. */
@@ -301,7 +299,7 @@ static void look_at_all(void) {
 /* Where a thread rests behind the one that waits: that one has a line of the program. */
 static const char *site_behind(const calling_thread *waits) {
   for (const calling_thread *thread = here.threads; thread != NULL; thread = thread->next) {
-    if (thread->state == THREAD_RESTS && thread->comm != NULL && thread->comm == waits->comm &&
+    if (thread->state == THREAD_RESTS && thread->group != NULL && thread->group == waits->group &&
         thread->words.site[0] != '\0') {
       return thread->words.site;
     }
@@ -325,14 +323,22 @@ static void tell_all(void) {
       }
     }
   }
-  uint64_t copy[WORDS];
-  memcpy(copy, words, sizeof copy);
   for (even_comm *group = here.groups; group != NULL; group = group->next_group) {
-    write_pad(even_comm_pad_of(group, group->rank), copy);
+    even_waits_write(even_comm_pad_of(group, group->rank), words);
   }
 }
 
-static void tell(const even_comm *comm, even_waiting *waiting, const even_wait_words *words, const void *message) {
+static void keep_found(uint64_t change, const even_circle_found *found) {
+  if (here.found_change < change) {
+    here.found = *found;
+    here.found_change = change;
+    (void)atomic_fetch_add(&circles, 1);
+  }
+}
+
+static void tell(const even_wait_place *place, even_waiting *waiting, const even_wait_words *words,
+                 const void *message) {
+  even_circle_found found;
   (void)pthread_mutex_lock(&here.lock);
   if (!waiting->told) {
     own.state = THREAD_WAITS;
@@ -343,21 +349,52 @@ static void tell(const even_comm *comm, even_waiting *waiting, const even_wait_w
   own.words = *words;
   own.words.number = number;
   own.message = message;
-  own.comm = comm;
+  own.group = place->group;
   (void)pthread_mutex_unlock(&here.lock);
   look_at_all();
   (void)pthread_mutex_lock(&here.lock);
   tell_all();
-  if (here.whole_ns != 0) {
-    even_waits_look_for_circle(here.groups, &told, even_clock_ns());
+  if (here.whole_ns != 0 && even_waits_look_for_circle(here.groups, &told, &here.far, even_clock_ns(), &found)) {
+    keep_found(told.change, &found);
   }
   (void)pthread_mutex_unlock(&here.lock);
 }
 
-void even_waits_end(even_waiting *waiting) {
+/* Whether the wait of that number was found to be a part of a circle: here, or as a pad of any of the groups says. Then
+ * the others of the host find it, too. With the lock held. */
+static bool find_found(uint64_t number, even_circle_found *found) {
+  bool is = here.found_change != 0 && here.found_change >= number;
+  if (is) {
+    *found = here.found;
+  }
+  for (even_comm *group = here.groups; group != NULL && !is; group = group->next_group) {
+    is = even_waits_read_found(even_comm_pad_of(group, group->rank), here.process, number, found);
+  }
+  if (is) {
+    keep_found(number, found);
+    even_waits_pass_on(here.groups, found);
+  }
+  return is;
+}
+
+/* Over the network they find it before this rank's groups end, and it leaves those in which it is waited for. */
+static bool was_found(uint64_t number, even_circle_found *found) {
+  (void)pthread_mutex_lock(&here.lock);
+  bool is = find_found(number, found);
+  (void)pthread_mutex_unlock(&here.lock);
+  if (is) {
+    even_watcher_look();
+  }
+  return is;
+}
+
+bool even_waits_end(even_waiting *waiting) {
+  even_circle_found found;
+  bool is = false;
   if (waiting->told) {
     waiting->told = false;
     (void)pthread_mutex_lock(&here.lock);
+    is = find_found(own.words.number, &found); /* who was told may have ended the group before it was read here */
     own.state = THREAD_GOES_ON;
     here.change++;
     here.whole_change = 0;
@@ -365,61 +402,15 @@ void even_waits_end(even_waiting *waiting) {
     tell_all();
     (void)pthread_mutex_unlock(&here.lock);
   }
+  return is;
 }
 
-/* Whether the wait of that number was found to be a part of a circle, as is said on a pad of any of the groups. */
-static bool was_found(uint64_t number, even_error *why) {
-  bool found = false;
-  (void)pthread_mutex_lock(&here.lock);
-  for (even_comm *group = here.groups; group != NULL && !found; group = group->next_group) {
-    even_wait_pad *pad = even_comm_pad_of(group, group->rank);
-    if (atomic_load(&pad->found_change) < number || atomic_exchange(&pad->held, 1u) != 0) {
-      continue;
-    }
-    found = pad->found_process == here.process && atomic_load(&pad->found_change) >= number;
-    if (found) {
-      even_comm_end_words_read(&pad->found, why);
-    }
-    atomic_store(&pad->held, 0);
-  }
-  (void)pthread_mutex_unlock(&here.lock);
-  return found;
-}
-
-/* Of a collective, as it is in the flight record. */
-static bool read_site(const even_comm *comm, even_waiting *waiting) {
-  const even_flight_writer *flight = &comm->flight;
-  even_flight_site_of(flight, comm->rank, flight->number, waiting->site, sizeof waiting->site);
-  if (waiting->site[0] != '\0') {
-    memmove(waiting->site, waiting->site + strlen(" at "), strlen(waiting->site + strlen(" at ")) + 1);
-  }
-  return waiting->site[0] != '\0';
-}
-
-static void ask_site(even_comm *comm, even_waiting *waiting, bool collective) {
-  const even_flight_writer *flight = &comm->flight;
-  waiting->asked = true;
-  if (collective) { /* it is in the flight record, too, from now on */
-    even_flight_say(&comm->flight);
-    if (read_site(comm, waiting)) {
-      return;
-    }
-  }
-  if (flight->ask == NULL || !flight->ask(flight->context, waiting->site, sizeof waiting->site)) {
-    waiting->site[0] = '\0';
-  }
-}
-
-static void name_group(const even_comm *comm, char *text, size_t bytes) {
-  if (comm->name[0] != '\0') {
-    (void)snprintf(text, bytes, "group %.*s", (int)bytes - 7, comm->name);
-  } else {
-    (void)snprintf(text, bytes, "a group of %d ranks", comm->ranks);
-  }
+bool even_waits_is_told(const even_waiting *waiting, uint64_t since_ns, uint64_t now_ns) {
+  return own.known && (waiting->told || now_ns - since_ns >= EVEN_WAITS_TOLD_NS);
 }
 
 static bool is_told(const even_comm *comm, const even_waiting *waiting, uint64_t since_ns, uint64_t now_ns) {
-  return comm->pads != NULL && own.known && (waiting->told || now_ns - since_ns >= EVEN_WAITS_TOLD_NS);
+  return comm->pads != NULL && even_waits_is_told(waiting, since_ns, now_ns);
 }
 
 /* Whether all threads have been seen to wait, and none has gone on since: who is asked then keeps none waiting. */
@@ -430,28 +421,36 @@ static bool was_whole(void) {
   return whole;
 }
 
-/* `late`: a rank that this one waits for; -1: none in particular. `message`: of which; NULL: in a collective. */
-static bool look(even_comm *comm, even_waiting *waiting, even_wait_words *words, int late, const void *message) {
-  even_error why;
+/* `message`: of which; NULL: in a collective. */
+static bool look(even_comm *comm, const even_wait_place *place, even_waiting *waiting, even_wait_words *words,
+                 const void *message, even_circle_found *found) {
   uint64_t now_ns = words->seen_ns;
   uint64_t waited_ns = now_ns - words->since_ns;
   if (!waiting->told || now_ns - waiting->told_ns >= EVEN_WAITS_TOLD_NS) {
     waiting->told_ns = now_ns;
-    if (!waiting->asked && waited_ns >= EVEN_WAITS_ASKED_NS && was_whole()) {
-      ask_site(comm, waiting, message == NULL);
+    if (!own.carries && !waiting->asked && waited_ns >= EVEN_WAITS_ASKED_NS && was_whole()) {
+      even_waits_ask_site(place, waiting, message == NULL);
     } else if (!waiting->asked && message == NULL) {
-      (void)read_site(comm, waiting); /* what the caller has said itself */
+      (void)even_waits_read_site(place, waiting); /* what the caller has said itself */
     }
     memcpy(words->site, waiting->site, sizeof words->site);
     words->main = own.first ? 1 : 0;
-    name_group(comm, words->group, sizeof words->group);
-    tell(comm, waiting, words, message);
+    even_waits_name_group(comm, place, words->group, sizeof words->group);
+    tell(place, waiting, words, message);
   }
-  if (!was_found(own.words.number, &why)) {
+  return was_found(own.words.number, found);
+}
+
+/* `late`: a rank that this one waits for; -1: none in particular. */
+static bool look_and_end(even_comm *comm, even_waiting *waiting, even_wait_words *words, int late,
+                         const void *message) {
+  const even_wait_place place = even_waits_place(comm);
+  even_circle_found found;
+  if (!look(comm, &place, waiting, words, message, &found)) {
     return false;
   }
-  why.rank = late < 0 ? -1 : even_comm_number(comm, late);
-  even_group_end_told(comm, &why);
+  found.why.rank = late < 0 ? -1 : even_comm_number(comm, late);
+  even_group_end_told(comm, &found.why);
   return !even_group_whole(comm); /* whole: another died that was about to say why */
 }
 
@@ -464,21 +463,18 @@ void even_waits_rest_behind(even_comm *comm, even_waiting *waiting, const _Atomi
   }
   waiting->told_ns = now_ns;
   if (!waiting->asked && now_ns - since_ns >= EVEN_WAITS_ASKED_NS && was_whole()) {
-    ask_site(comm, waiting, false);
+    const even_wait_place place = even_waits_place(comm);
+    even_waits_ask_site(&place, waiting, false);
     (void)pthread_mutex_lock(&here.lock);
     memcpy(own.words.site, waiting->site, sizeof own.words.site);
-    own.comm = comm;
+    own.group = place.group;
     (void)pthread_mutex_unlock(&here.lock);
   }
   look_at_all();
 }
 
 static void wait_for(const even_comm *comm, even_wait_words *words, int rank) {
-  if (words->whoms < EVEN_WAITS_WHOM) {
-    words->whom[words->whoms++] = atomic_load(&even_comm_pad_of(comm, rank)->process);
-  } else if (words->any != 0) {
-    words->whom[0] = 0; /* not all of them are told */
-  }
+  even_circle_need(&words->needs, atomic_load(&even_comm_pad_of(comm, rank)->process), 0);
 }
 
 bool even_waits_in_collective(even_comm *comm, even_waiting *waiting, uint64_t now_ns) {
@@ -500,48 +496,104 @@ bool even_waits_in_collective(even_comm *comm, even_waiting *waiting, uint64_t n
       wait_for(comm, &words, rank);
     }
   }
-  even_call_describe(&comm->call, words.doing, sizeof words.doing);
-  return look(comm, waiting, &words, late, NULL);
+  even_call_describe(comm->whole.call != NULL ? comm->whole.call : &comm->call, words.doing, sizeof words.doing);
+  return look_and_end(comm, waiting, &words, late, NULL);
 }
 
 bool even_waits_for_message(even_comm *comm, even_waiting *waiting, const void *message, const char *doing, int peer,
                             uint64_t since_ns, uint64_t now_ns) {
   even_wait_words words = {
-      .since_ns = since_ns, .seen_ns = now_ns, .message = 1, .any = peer == EVEN_COMM_ANY_RANK ? 1 : 0};
+      .since_ns = since_ns, .seen_ns = now_ns, .message = 1, .needs.any = peer == EVEN_COMM_ANY_RANK ? 1 : 0};
   if (!is_told(comm, waiting, since_ns, now_ns)) {
     return false;
   }
   for (int rank = 0; rank < comm->ranks; rank++) {
-    if (rank == peer || (words.any != 0 && rank != comm->rank && atomic_load(&comm->controls[rank].left) == 0)) {
+    if (rank == peer || (words.needs.any != 0 && rank != comm->rank && atomic_load(&comm->controls[rank].left) == 0)) {
       wait_for(comm, &words, rank);
     }
   }
   (void)snprintf(words.doing, sizeof words.doing, "%s", doing);
-  return look(comm, waiting, &words, words.any != 0 ? -1 : peer, message);
+  return look_and_end(comm, waiting, &words, words.needs.any != 0 ? -1 : peer, message);
 }
 
-/* ---- reading ---- */
+/* ---- over the network ---- */
 
-void even_waits_describe_wait(const even_wait_words *wait, int rank, size_t site_bytes, uint64_t now_ns, char *text,
-                              size_t bytes) {
-  size_t length = strlen(wait->site);
-  size_t cut = length > site_bytes ? length - site_bytes : 0; /* the end of a path says more than its beginning */
-  double seconds = now_ns > wait->since_ns ? (double)(now_ns - wait->since_ns) * 1e-9 : 0;
-  (void)snprintf(text, bytes, "rank %d is in %s of %s%s%s%s for %.1f s", rank, wait->doing, wait->group,
-                 length > 0 ? " at " : "", cut > 0 ? "…" : "", wait->site + cut, seconds);
+void even_waits_message_begins(void) {
+  (void)atomic_fetch_add(&network_messages, 1);
 }
 
-void even_waits_describe(const even_comm *comm, int rank, char *text, size_t bytes) {
-  even_process_words words;
-  uint64_t now = even_clock_ns();
-  text[0] = '\0';
-  if (comm->pads == NULL || rank == comm->rank || !even_waits_read(even_comm_pad_of(comm, rank), &words) ||
-      words.waits == 0 || words.process == atomic_load(&even_comm_pad_of(comm, comm->rank)->process)) {
-    return;
+void even_waits_message_ends(void) {
+  if (atomic_load(&network_messages) > 0) { /* of a parent's, in its child, nothing is counted */
+    (void)atomic_fetch_sub(&network_messages, 1);
   }
-  if (words.wait[0].seen_ns + FRESH_NS > now) {
-    (void)snprintf(text, bytes, "; ");
-    even_waits_describe_wait(&words.wait[0], even_comm_number(comm, rank), sizeof words.wait[0].site, now, text + 2,
-                             bytes - 2);
+}
+
+void even_waits_carrier_begins(void) {
+  (void)atomic_fetch_add(&network_carriers, 1);
+}
+
+void even_waits_carrier_ends(void) {
+  if (atomic_load(&network_carriers) > 0) {
+    (void)atomic_fetch_sub(&network_carriers, 1);
   }
+}
+
+bool even_waits_in_network(even_comm *comm, even_waiting *waiting, even_wait_words *words, const void *message,
+                           even_circle_found *found) {
+  const even_wait_place place = even_waits_place(comm);
+  (void)pthread_mutex_lock(&here.lock);
+  if (place.ranks > here.network_ranks) {
+    here.network_ranks = place.ranks;
+    here.network_rank = place.rank;
+  }
+  (void)pthread_mutex_unlock(&here.lock);
+  return look(comm, &place, waiting, words, message, found);
+}
+
+size_t even_waits_answer(even_far_waits *out) {
+  int threads = 0;
+  size_t count = 0;
+  out[0] = (even_far_waits){.process = 0};
+  (void)pthread_mutex_lock(&here.lock);
+  if (here.whole_ns != 0 && here.whole_change == here.change && told.change == here.change && all_wait(&threads)) {
+    count = even_waits_gather(here.groups, &told, &here.far, even_clock_ns(), out);
+  }
+  out[0].process = here.process;
+  (void)pthread_mutex_unlock(&here.lock);
+  return count > 0 ? count : 1;
+}
+
+void even_waits_hear(const even_far_waits *words) {
+  (void)pthread_mutex_lock(&here.lock);
+  even_waits_keep(&here.far, here.process, words, even_clock_ns());
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+void even_waits_hear_found(const even_circle_found *found) {
+  even_circle_found kept = *found;
+  uint64_t change = 0;
+  even_circle_bound_members(&kept.members);
+  (void)pthread_mutex_lock(&here.lock);
+  if (here.process != 0 && even_circle_has(&kept.members, here.process, &change) && change == here.change) {
+    keep_found(change, &kept);
+  }
+  (void)pthread_mutex_unlock(&here.lock);
+}
+
+uint64_t even_waits_found(uint64_t passed, even_circle_found *found) {
+  uint64_t number = atomic_load(&circles);
+  if (number > passed) {
+    (void)pthread_mutex_lock(&here.lock);
+    number = atomic_load(&circles);
+    *found = here.found;
+    (void)pthread_mutex_unlock(&here.lock);
+  }
+  return number;
+}
+
+uint64_t even_waits_process(void) {
+  (void)pthread_mutex_lock(&here.lock);
+  uint64_t process = here.process;
+  (void)pthread_mutex_unlock(&here.lock);
+  return process;
 }

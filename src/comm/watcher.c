@@ -47,14 +47,27 @@ static watcher *watcher_of_process(void) {
   return made;
 }
 
+static void look(watcher *own) {
+  (void)pthread_mutex_lock(&own->lock);
+  for (even_watch *watch = own->first; watch != NULL; watch = watch->next) {
+    watch->look(watch->context);
+  }
+  (void)pthread_mutex_unlock(&own->lock);
+}
+
+void even_watcher_look(void) {
+  const even_error kept = *even_error_last();
+  watcher *own = atomic_load(&here);
+  if (own != NULL && own->process_mark == even_process_mark()) {
+    look(own);
+  }
+  (void)even_error_restore(&kept);
+}
+
 static void *watch_groups(void *argument) {
   watcher *own = argument;
   while (atomic_load(&own->stop) == 0) {
-    (void)pthread_mutex_lock(&own->lock);
-    for (even_watch *watch = own->first; watch != NULL; watch = watch->next) {
-      watch->look(watch->context);
-    }
-    (void)pthread_mutex_unlock(&own->lock);
+    look(own);
     even_futex_wait(&own->stop, 0, EVEN_COMM_LOOK_NS);
   }
   return NULL;

@@ -14,6 +14,9 @@ typedef struct even_watch {
 
 /* Begins to look. Without memory or a thread for it nobody looks: a group hears all in its calls alone. */
 void even_watcher_add(even_watch *watch);
+/* Looks at once, at all of them, on the calling thread, which holds no lock of a group and is in no look. Its
+ * last error stays. */
+void even_watcher_look(void);
 /* Returns when no look is under way, and none follows. What was not added, or by a parent of this process, is left as
  * it is. */
 void even_watcher_remove(even_watch *watch);

@@ -4,6 +4,7 @@ thread may yet call."""
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,11 @@ import pytest
 from backend_session import Check, join
 
 torch = pytest.importorskip("torch")
+
+from evenstep import hosts
+
+UCX, WHY_NONE = hosts.ucx_state()
+MAY_SKIP = "ucx" not in os.environ.get("EVENSTEP_TEST_REQUIRE", "")  # `make test` skips nothing that it should have run
 
 
 @pytest.fixture
@@ -30,7 +36,8 @@ def check(run_ranks: Callable[..., Any]) -> Check:
 
 
 def body_crossed() -> None:
-    """Two groups in opposite order, after calls that ran on the groups' own threads and beside an idle one of Python's."""
+    """Two groups in opposite order, after calls that ran on the groups' own threads and beside an idle one of Python's; on
+    two hosts, too."""
     import concurrent.futures
 
     import torch.distributed as dist
@@ -44,11 +51,13 @@ def body_crossed() -> None:
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.submit(int).result()
     try:
-        dist.all_reduce(torch.ones(4 + rank), group=groups[rank])
+        dist.all_reduce(torch.ones(4 + rank % 2), group=groups[rank % 2])
     except evenstep.EvenstepError as error:
         text = str(error)
         assert error.status == "EVEN_ERR_MISMATCH" and "ranks wait for one another" in text, text
-        assert "rank 0 is in all_reduce of 4 F32" in text and "rank 1 is in all_reduce of 5 F32" in text, text
+        host = r" \(host [^)]+\)" if "EVENSTEP_HOST_ID" in os.environ else ""
+        assert re.search(rf"rank [02]{host} is in all_reduce of 4 F32", text), text
+        assert re.search(rf"rank 1{host} is in all_reduce of 5 F32", text), text
         circle = text.partition("; rank ")[0]
         assert circle.count("test_backend_crossed.py:") == circle.count(" in body_crossed") == 2, text
         assert len({name.split()[0] for name in circle.split(" of group ")[1:]}) == 2, text
@@ -121,6 +130,28 @@ def body_crossed_in_training() -> None:
 
 def test_groups_in_opposite_order_are_a_mismatch(check: Check) -> None:
     check(body_crossed, 2)
+
+
+needs_ucx = pytest.mark.skipif(not UCX and MAY_SKIP, reason=f"no UCX here: {WHY_NONE}")
+
+
+def run_on_hosts(run_ranks: Callable[..., Any], body: Callable[..., None], names: str) -> None:
+    places = {rank: {"EVENSTEP_HOST_ID": name} for rank, name in enumerate(names)}
+    run_ranks(Path(__file__), len(names), args=(body.__name__,), env={"UCX_TLS": "tcp,self"}, rank_env=places)
+
+
+@needs_ucx
+def test_groups_over_two_hosts_in_opposite_order_are_a_mismatch(run_ranks: Callable[..., Any]) -> None:
+    run_on_hosts(run_ranks, body_crossed, "xyx")
+
+
+@needs_ucx
+@pytest.mark.more
+@pytest.mark.parametrize("body", [body_crossed_later, body_crossed_in_training])
+def test_training_over_two_hosts_against_a_call_of_another_group(
+    run_ranks: Callable[..., Any], body: Callable[..., None]
+) -> None:
+    run_on_hosts(run_ranks, body, "xy")
 
 
 def test_groups_in_opposite_order_with_asynchronous_calls(check: Check) -> None:

@@ -2,8 +2,9 @@
 #ifndef EVEN_COMM_HOSTS_CARRIER_H
 #define EVEN_COMM_HOSTS_CARRIER_H
 
-#include <evenstep/status.h>
+#include <evenstep/comm.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,16 +20,20 @@ typedef struct even_carrier {
   pthread_cond_t changed;
   even_carrier_work *work; /* NULL: there is none */
   void *context;
-  size_t done;    /* of the work under way, or the last: pieces */
-  size_t allowed; /* pieces that may be carried, where the work asks */
-  bool stopped;   /* none any more */
+  even_comm *comm;         /* in which it makes its calls */
+  _Atomic uint32_t steps;  /* grows with `done`, and when the work is; a futex */
+  _Atomic uint32_t allows; /* grows with `allowed`, and when it is stopped */
+  size_t done;             /* of the work under way, or the last: pieces */
+  size_t allowed;          /* pieces that may be carried, where the work asks */
+  bool stopped;            /* none any more */
   bool closing;
   even_status status; /* of the last work, and why */
   even_error why;
 } even_carrier;
 
-/* Gives it work; the thread is started where there is none yet. */
-even_status even_carrier_begin(even_carrier *carrier, even_carrier_work *work, void *context) EVEN_MUST_USE;
+/* Gives it work, whose calls are in `comm`; the thread is started where there is none yet. */
+even_status even_carrier_begin(even_carrier *carrier, even_comm *comm, even_carrier_work *work,
+                               void *context) EVEN_MUST_USE;
 /* So many pieces may be carried; or, whatever was said, none any more. */
 void even_carrier_allow(even_carrier *carrier, size_t pieces);
 void even_carrier_stop(even_carrier *carrier);

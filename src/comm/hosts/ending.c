@@ -217,7 +217,7 @@ even_status even_hosts_failure(even_hosts_group *group) {
   await_reports(group, &why);
   even_call_describe(&group->call, doing, sizeof doing);
   even_flight_reached(&group->flight, reached, sizeof reached);
-  (void)even_fail(why.status, "%.400s; rank %d was in %s%s", why.what, group->rank, doing, reached);
+  (void)even_fail(why.status, "%.480s; rank %d was in %s%s", why.what, group->rank, doing, reached);
   (void)even_error_place(why.rank, NULL);
   return why.fix[0] == '\0' ? why.status : even_error_fix("%s", why.fix);
 }

@@ -122,6 +122,11 @@ static even_status share_board(even_hosts_group *group) {
   return status;
 }
 
+static void place(even_comm *comm, even_wait_place *out) {
+  even_hosts_group *group = even_hosts_of(comm);
+  *out = (even_wait_place){.group = group, .rank = group->rank, .ranks = group->ranks, .flight = &group->flight};
+}
+
 /* The parts name ranks as this group does, and leave the record to it. */
 static void join_parts(even_hosts_group *group) {
   const int *own_host = &group->members[group->first[group->own_host]];
@@ -130,7 +135,9 @@ static void join_parts(even_hosts_group *group) {
                            .ranks = group->ranks,
                            .numbers = own_host,
                            .look = even_hosts_look,
-                           .context = group};
+                           .context = group,
+                           .call = &group->call};
+  place((even_comm *)(void *)group, &whole.place);
   even_comm_engine_of(group->inside)->join(group->inside, &whole);
   whole.members = own_host; /* who carries a lane speaks there for its host */
   whole.member_count = group->locals;
@@ -442,6 +449,7 @@ static const even_comm_engine hosts_engine = {
     .flight = flight,
     .set_site = set_site,
     .ask_site = ask_site,
+    .place = place,
     .on_stall = on_stall,
     .follow = follow,
     .choice = choice,

@@ -131,8 +131,9 @@ static even_status run(relay *work, even_status (*move)(relay *work)) {
   int begun = 0;
   for (; begun < work->lanes && status == EVEN_OK; begun++) {
     work->lane[begun] = (relayed){.work = work, .lane = begun};
-    status =
-        group->lane[begun] == NULL ? EVEN_OK : even_carrier_begin(&group->carriers[begun], carry, &work->lane[begun]);
+    status = group->lane[begun] == NULL
+                 ? EVEN_OK
+                 : even_carrier_begin(&group->carriers[begun], group->lane[begun], carry, &work->lane[begun]);
   }
   status = status == EVEN_OK ? move(work) : status;
   even_error why = *even_error_last();

@@ -128,7 +128,7 @@ static even_status begin_lane(stream *work, int lane) {
   own->flow.done = tell_done;
   own->flow.context = own;
   atomic_init(&own->flow.ready, 0);
-  return even_carrier_begin(&work->group->carriers[lane], carry, own);
+  return even_carrier_begin(&work->group->carriers[lane], work->group->lane[lane], carry, own);
 }
 
 /* So many pieces may cross. */
@@ -136,7 +136,7 @@ static void make_ready(stream *work, size_t pieces) {
   for (int lane = 0; lane < work->lanes; lane++) {
     even_comm *comm = work->group->lane[lane];
     if (comm != NULL) {
-      atomic_store(&work->lane[lane].flow.ready, pieces);
+      atomic_store(&work->lane[lane].flow.ready, (uint32_t)pieces);
       even_comm_engine_of(comm)->stir(comm);
     }
   }

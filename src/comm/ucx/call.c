@@ -44,6 +44,7 @@ even_status even_ucx_call_begin(even_ucx_group *group, even_call_kind kind, uint
   for (int rank = 0; counts != NULL && rank < group->ranks; rank++) {
     hash = mix(hash, counts[rank]);
   }
+  even_waits_call();
   group->waits_since = 0;
   group->call =
       (even_comm_call){.kind = kind, .dtype = dtype, .op = op, .root = root, .count = count, .signature = hash};
@@ -123,6 +124,8 @@ even_status even_ucx_call_meet(even_ucx_group *group, size_t bytes, const size_t
     even_ucx_receive(group, &group->transfers[count++], from, even_ucx_call_tag(group, from, 0), &group->arrived[from],
                      sizeof group->arrived[from]);
   }
+  group->met = group->call_count;
+  group->steps = 0;
   for (int step = 1; step < group->ranks; step++) {
     int to = (group->rank + step) % group->ranks;
     even_ucx_block *block = &group->outgoing[each == NULL ? group->rank : to];
@@ -131,7 +134,10 @@ even_status even_ucx_call_meet(even_ucx_group *group, size_t bytes, const size_t
                   HEADER_BYTES + (each == NULL ? bytes : each[to]));
   }
   (void)pthread_mutex_unlock(&group->lock);
-  EVEN_TRY(even_ucx_wait(group, group->transfers, count));
+  group->meets = true;
+  even_status status = even_ucx_wait(group, group->transfers, count);
+  group->meets = false;
+  EVEN_TRY(status);
   for (int rank = 0; rank < group->ranks; rank++) {
     const even_comm_call *other = &group->arrived[rank].call;
     if (rank != group->rank && (even_call_differs(&group->call, other) || group->call.signature != other->signature)) {

@@ -15,14 +15,14 @@ void even_ucx_name(const even_ucx_group *group, int rank, char *text, size_t byt
                  group->peers[rank].host);
 }
 
-/* Sends a notice to all others that can be reached. Their places in `notices` are this notice's own. */
+/* Sends the end or the leaving to all others that can be reached. Their places in `notices` are this notice's own. */
 static void tell_all(even_ucx_group *group, const even_ucx_notice *notice, even_ucx_transfer *transfers) {
   uint64_t tag = even_ucx_tag(EVEN_UCX_NOTICE, group->rank, 0);
   for (int rank = 0; rank < group->ranks; rank++) {
     const even_ucx_peer *peer = &group->peers[rank];
     bool reached = peer->failed == 0 || !group->transport->takes_back; /* a connection that was not cut may still do */
     if (rank != group->rank && peer->endpoint != NULL && reached && !peer->left) {
-      even_ucx_send(group, &transfers[rank], rank, tag, notice, sizeof *notice);
+      even_ucx_send(group, &transfers[rank], rank, tag, notice, offsetof(even_ucx_notice, end) + sizeof notice->end);
     }
   }
 }
@@ -55,12 +55,8 @@ void even_ucx_end(even_ucx_group *group) {
     return;
   }
   const even_error why = *even_error_last();
-  even_ucx_end_words *words = &group->ending.end;
   group->ending = (even_ucx_notice){.word = EVEN_UCX_ENDED, .sender = group->rank};
-  words->status = (int32_t)why.status;
-  words->rank = why.rank;
-  (void)snprintf(words->what, sizeof words->what, "%.*s", (int)sizeof words->what - 1, why.what);
-  (void)snprintf(words->fix, sizeof words->fix, "%.*s", (int)sizeof words->fix - 1, why.fix);
+  even_ucx_end_words_write(&group->ending.end, &why);
   end_with(group, &why);
   tell_all(group, &group->ending, group->notices);
   uint64_t began = even_clock_ns();
@@ -140,7 +136,7 @@ even_status even_ucx_failure(const even_ucx_group *group, const char *doing) {
   int own = group->peers[group->rank].number;
   char reached[EVEN_FLIGHT_REACHED];
   even_flight_reached(&group->flight, reached, sizeof reached);
-  (void)even_fail(why.status, "%.400s; rank %d was in %s%s", why.what, own, doing, reached);
+  (void)even_fail(why.status, "%.480s; rank %d was in %s%s", why.what, own, doing, reached);
   (void)even_error_place(why.rank, NULL);
   return why.fix[0] == '\0' ? why.status : even_error_fix("%s", why.fix);
 }
@@ -150,11 +146,23 @@ static even_status status_of(int32_t number) {
   return number > EVEN_OK && number <= EVEN_ERR_INTERRUPTED ? (even_status)number : EVEN_ERR_REVOKED;
 }
 
+void even_ucx_end_words_write(even_ucx_end_words *words, const even_error *why) {
+  words->status = (int32_t)why->status;
+  words->rank = why->rank;
+  (void)snprintf(words->what, sizeof words->what, "%.*s", (int)sizeof words->what - 1, why->what);
+  (void)snprintf(words->fix, sizeof words->fix, "%.*s", (int)sizeof words->fix - 1, why->fix);
+}
+
+void even_ucx_end_words_read(const even_ucx_end_words *words, even_error *out) {
+  *out = (even_error){.status = status_of(words->status), .rank = words->rank};
+  (void)snprintf(out->what, sizeof out->what, "%.*s", (int)sizeof words->what - 1, words->what);
+  (void)snprintf(out->fix, sizeof out->fix, "%.*s", (int)sizeof words->fix - 1, words->fix);
+}
+
 static void take_end(even_ucx_group *group, const even_ucx_end_words *words) {
   if (!group->ended) {
-    even_error why = {.status = status_of(words->status), .rank = words->rank};
-    (void)snprintf(why.what, sizeof why.what, "%.*s", (int)sizeof words->what - 1, words->what);
-    (void)snprintf(why.fix, sizeof why.fix, "%.*s", (int)sizeof words->fix - 1, words->fix);
+    even_error why;
+    even_ucx_end_words_read(words, &why);
     end_with(group, &why);
   }
 }
@@ -187,6 +195,15 @@ static void take_notice(even_ucx_group *group) {
     case EVEN_UCX_REFUSES:
     case EVEN_UCX_ACCEPTS:
       even_ucx_take_refusal(group, notice);
+      break;
+    case EVEN_UCX_ASKS_WAITS:
+      even_ucx_answer_waits(group, notice);
+      break;
+    case EVEN_UCX_WAITS:
+      even_ucx_take_waits(group, notice);
+      break;
+    case EVEN_UCX_CROSSED:
+      even_ucx_take_crossed(notice);
       break;
     default:
       break;

@@ -24,6 +24,7 @@ static bool begin_leaving(even_comm *comm) {
   }
   even_watcher_remove(&group->watch);
   (void)pthread_mutex_lock(&group->lock);
+  even_ucx_pass_on(group);
   group->has_left = true;
   (void)pthread_mutex_unlock(&group->lock);
   even_ucx_messages_stop(group);
@@ -184,6 +185,13 @@ static void join_whole(even_comm *comm, const even_comm_whole *whole) {
   (void)pthread_mutex_unlock(&group->lock);
 }
 
+static void place(even_comm *comm, even_wait_place *out) {
+  even_ucx_group *group = even_ucx_of(comm);
+  out->rank = group->peers[group->rank].number;
+  out->flight = &group->flight;
+  *out = group->whole.call != NULL ? group->whole.place : *out;
+}
+
 static void tell(even_comm *comm) {
   even_ucx_group *group = even_ucx_of(comm);
   (void)pthread_mutex_lock(&group->lock);
@@ -287,6 +295,7 @@ static void revoke_group(even_comm *comm) {
       .set_site = set_site,                      \
       .ask_site = ask_site,                      \
       .on_stall = even_ucx_on_stall,             \
+      .place = place,                            \
       .follow = follow,                          \
       .stir = stir,                              \
       .tell_legs = even_ucx_tell_legs,           \

@@ -53,37 +53,45 @@ typedef struct even_ucx_peer {
   int number;         /* in error texts */
   int process;
   char host[EVEN_UCX_HOST_BYTES];
-  int host_number;      /* the first rank of its host */
-  uint32_t mark;        /* of its host: even_host_mark */
-  uint64_t sent;        /* messages to it */
-  uint64_t on_way;      /* bytes of messages to it that it has not returned (credit.c) */
-  uint64_t owed;        /* bytes of its messages that are to be returned to it */
-  bool reported;        /* what it reached when the group ended */
-  uint64_t answered_ns; /* when this rank last heard what it does */
-  uint64_t standing_ns; /* for how long a rank of its host had seen it stand still when that told so, */
-  uint64_t told_ns;     /* and when that was */
-  uint64_t asked_ns;    /* when it was asked what it does and has not answered since; 0: it has answered */
-  uint64_t slowest_ns;  /* the longest that it took to answer */
-  uint64_t under_way;   /* bytes to and from it that are under way */
+  int host_number;          /* the first rank of its host */
+  uint32_t mark;            /* of its host: even_host_mark */
+  uint64_t sent;            /* messages to it */
+  uint64_t on_way;          /* bytes of messages to it that it has not returned (credit.c) */
+  uint64_t owed;            /* bytes of its messages that are to be returned to it */
+  bool reported;            /* what it reached when the group ended */
+  uint64_t answered_ns;     /* when this rank last heard what it does */
+  uint64_t standing_ns;     /* for how long a rank of its host had seen it stand still when that told so, */
+  uint64_t told_ns;         /* and when that was */
+  uint64_t asked_ns;        /* when it was asked what it does and has not answered since; 0: it has answered */
+  uint64_t slowest_ns;      /* the longest that it took to answer */
+  uint64_t under_way;       /* bytes to and from it that are under way */
+  uint64_t heard;           /* messages from it whose headers have come */
+  even_circle_answer waits; /* what it said last */
 } even_ucx_peer;
 
 typedef enum even_ucx_word {
-  EVEN_UCX_LEFT = 1, /* the sender has left the group */
-  EVEN_UCX_ENDED,    /* the group has ended: why */
-  EVEN_UCX_ASKS,     /* what does the receiver do, and how are the ranks of its host? */
-  EVEN_UCX_REPORTS,  /* what a rank does */
-  EVEN_UCX_RETURNS,  /* room for messages to the sender */
-  EVEN_UCX_REFUSES,  /* a message of the receiver's, which does not fit here; */
-  EVEN_UCX_ACCEPTS   /* it has been received after all */
+  EVEN_UCX_LEFT = 1,   /* the sender has left the group */
+  EVEN_UCX_ENDED,      /* the group has ended: why */
+  EVEN_UCX_ASKS,       /* what does the receiver do, and how are the ranks of its host? */
+  EVEN_UCX_REPORTS,    /* what a rank does */
+  EVEN_UCX_RETURNS,    /* room for messages to the sender */
+  EVEN_UCX_REFUSES,    /* a message of the receiver's, which does not fit here; */
+  EVEN_UCX_ACCEPTS,    /* it has been received after all */
+  EVEN_UCX_ASKS_WAITS, /* what does the receiver wait in? */
+  EVEN_UCX_WAITS,      /* what a process waits in */
+  EVEN_UCX_CROSSED     /* ranks wait for one another, the receiver among them */
 } even_ucx_word;
 
 /* Why a group has ended. */
 typedef struct even_ucx_end_words {
   int32_t status;
   int32_t rank; /* whom the error names, as in even_error */
-  char what[400];
+  char what[480];
   char fix[256];
 } even_ucx_end_words;
+void even_ucx_end_words_write(even_ucx_end_words *words, const even_error *why);
+/* Whatever they hold. */
+void even_ucx_end_words_read(const even_ucx_end_words *words, even_error *out);
 
 /* What a rank, or another of its host, says of it. */
 typedef struct even_ucx_news {
@@ -102,6 +110,19 @@ typedef struct even_ucx_refusal {
   char fix[128];
 } even_ucx_refusal;
 
+/* What a process waits in, and, of the sender's own, up to where it has come in the group. */
+typedef struct even_ucx_waits {
+  uint64_t own;
+  even_circle_answer answer;
+  even_far_waits of;
+} even_ucx_waits;
+
+/* A circle that was found, and the error. */
+typedef struct even_ucx_crossed {
+  even_circle_members members;
+  even_ucx_end_words words;
+} even_ucx_crossed;
+
 typedef struct even_ucx_notice {
   int32_t word; /* even_ucx_word */
   int32_t sender;
@@ -110,7 +131,10 @@ typedef struct even_ucx_notice {
     even_ucx_news news;
     uint64_t room;
     even_ucx_refusal refusal;
-    int32_t hosts; /* whether those who are asked answer for their host, too */
+    int32_t hosts;    /* whether those who are asked answer for their host, too */
+    uint64_t process; /* of one that asks what the receiver waits in */
+    even_ucx_waits waits;
+    even_ucx_crossed crossed;
   };
 } even_ucx_notice;
 
@@ -118,7 +142,7 @@ typedef struct even_ucx_notice {
 typedef struct even_ucx_letter {
   struct even_ucx_letter *next;
   even_ucx_transfer transfer;
-  even_ucx_notice notice;
+  even_ucx_notice notice; /* as much of it as is sent */
 } even_ucx_letter;
 
 /* What every rank of a collective sends to every other: which call it makes, and the data of small ones. */
@@ -137,6 +161,12 @@ typedef struct even_ucx_looks {
   uint64_t since_ns; /* since when it has looked again and again */
   uint64_t asked_ns;
 } even_ucx_looks;
+
+/* A thread's side of a wait that others are told of. */
+typedef struct even_ucx_waiting {
+  even_waiting of;
+  uint64_t asked_ns; /* when it last asked others what they wait in */
+} even_ucx_waiting;
 
 /* Links of larger groups are not measured. */
 #define EVEN_UCX_FIT_RANKS 256
@@ -223,6 +253,12 @@ typedef struct even_ucx_group {
   atomic_flag busy; /* a thread is in a call */
   bool refuses;     /* a call has failed: `end` is an earlier failure for those that follow */
   uint64_t call_count;
+  uint64_t passed; /* circles of which it has told */
+  uint64_t met;    /* the last call of which this rank has told the others */
+  uint64_t steps;  /* of that call, for which it has sent what it has */
+  bool meets;      /* this rank waits for what they tell of theirs */
+  bool rests;      /* as even_ucx_tell_rest says */
+  even_ucx_waiting call_waiting;
   uint64_t waits_since; /* when the call under way first waited; 0: not yet */
   even_comm_call call;
   even_ucx_block *outgoing; /* one a rank */
@@ -276,8 +312,10 @@ even_status even_ucx_wait(even_ucx_group *group, even_ucx_transfer *transfers, s
 /* The same as soon as `until` says so (with the lock held), whatever is under way. What this rank's own side has to do
  * for it has no limit here, and is told by even_ucx_stir. */
 typedef bool even_ucx_until(even_ucx_group *group, const void *context);
+/* What it waits for, some fifty times a second: by even_ucx_tell_step, even_ucx_tell_rest or even_ucx_tell_nothing. */
+typedef void even_ucx_tell(even_ucx_group *group, const void *context, uint64_t now_ns);
 even_status even_ucx_wait_until(even_ucx_group *group, even_ucx_transfer *transfers, size_t count,
-                                even_ucx_until *until, const void *context) EVEN_MUST_USE;
+                                even_ucx_until *until, even_ucx_tell *tell, const void *context) EVEN_MUST_USE;
 /* After a failure: nothing of these transfers touches their memory any more. With the lock held. */
 void even_ucx_abandon(even_ucx_group *group, even_ucx_transfer *transfers, size_t count);
 /* Does what can be done now, or sleeps for a moment with the lock held: for those who end a group. */
@@ -350,6 +388,25 @@ void even_ucx_look(even_ucx_group *group, even_ucx_looks *looks, const bool *wai
 /* Says once a call, to whoever asked for it, for whom it waits for so long. The lock is let go meanwhile. */
 void even_ucx_stall_inspect(even_ucx_group *group, const bool *waits, uint64_t now_ns);
 void even_ucx_on_stall(even_comm *comm, double seconds, even_comm_stall_call *call, void *context);
+
+/* ---- waits.c: what ranks wait in; with the lock held ---- */
+
+/* Takes a notice of these kinds. */
+void even_ucx_answer_waits(even_ucx_group *group, const even_ucx_notice *question);
+void even_ucx_take_waits(even_ucx_group *group, const even_ucx_notice *notice);
+void even_ucx_take_crossed(const even_ucx_notice *notice);
+/* Tells those of a circle with this process in it that are in this group, where one was found: they wait in others. */
+void even_ucx_pass_on(even_ucx_group *group);
+/* This rank has waited in a meeting, and does still: `receives` are those of even_ucx_call_meet. Ends the group where
+ * it waits in a circle. The lock is let go meanwhile. Of the calling thread's last error nothing is left. */
+void even_ucx_tell_meeting(even_ucx_group *group, const even_ucx_transfer *receives, uint64_t now_ns);
+/* The same of one that waits, within a call to which all have come, for what others send for its step of that number,
+ * among `count` transfers; of one that rests while *word is `seen`, which another thread of this rank changes; and of
+ * one that waits for what is under way. */
+void even_ucx_tell_step(even_ucx_group *group, const even_ucx_transfer *transfers, size_t count, uint64_t step,
+                        uint64_t now_ns);
+void even_ucx_tell_rest(even_ucx_group *group, const _Atomic uint32_t *word, uint32_t seen);
+bool even_ucx_tell_nothing(even_ucx_group *group); /* as even_waits_end */
 
 /* ---- call.c: the beginning and the end of a collective ---- */
 

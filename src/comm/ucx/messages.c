@@ -29,6 +29,7 @@ void even_ucx_message_finish(even_ucx_group *group, even_ucx_request *request, e
   }
   *at = request->next;
   request->status = status;
+  even_waits_message_ends();
   if (status != EVEN_OK) {
     request->error = *even_error_last();
   }
@@ -46,6 +47,7 @@ static void append(even_ucx_group *group) {
     return; /* the next header lands there */
   }
   messages->incoming = NULL;
+  group->peers[message->header.sender].heard++;
   message->header.site[sizeof message->header.site - 1] = '\0';
   while (*at != NULL) {
     at = &(*at)->next;
@@ -257,6 +259,7 @@ static void check_lives(even_ucx_group *group) {
 static void *work_in_background(void *argument) {
   even_ucx_group *group = argument;
   even_ucx_messages *messages = group->messages;
+  even_waits_rest(NULL, 0); /* what it may do is seen from the messages that are open */
   (void)pthread_mutex_lock(&group->lock);
   while (!messages->stop) {
     if (messages->open == NULL || messages->waiters > 0) {
@@ -389,6 +392,7 @@ static void queue(even_ucx_group *group, even_ucx_request *request) {
     at = &(*at)->next;
   }
   *at = request;
+  even_waits_message_begins();
   if (request->sends) {
     even_ucx_messages_start(group, request->peer);
   }
@@ -402,6 +406,7 @@ static void queue(even_ucx_group *group, even_ucx_request *request) {
 static even_status begin(even_ucx_group *group, const even_ucx_request *wanted, even_comm_request **out) {
   const even_comm_called called = even_called_take_message();
   even_ucx_request *request = NULL;
+  even_waits_call();
   EVEN_TRY(EVEN_NEW(&request));
   *request = *wanted;
   request->elements = called.elements;
@@ -467,6 +472,15 @@ static void time_out(even_ucx_group *group, even_ucx_request *request, uint64_t 
   fail_all(group);
 }
 
+static void tell_wait(even_ucx_group *group, even_ucx_request *request, even_ucx_waiting *waiting, uint64_t began) {
+  char doing[EVEN_WAITS_DOING_BYTES];
+  if (!even_waits_is_told(&waiting->of, began, even_clock_ns())) {
+    return;
+  }
+  describe(group, request, doing, sizeof doing);
+  even_ucx_tell_receive(group, request, waiting, doing, began, even_clock_ns());
+}
+
 even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seconds, int *peer) {
   even_ucx_request *request = (even_ucx_request *)(void *)handle;
   even_ucx_group *group = even_ucx_of(request->comm);
@@ -474,7 +488,9 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
   uint64_t limit = timeout_seconds > 0 ? even_comm_limit_ns(timeout_seconds) : atomic_load(&group->timeout_ns);
   uint32_t polls = 0;
   bool refused = false;
+  even_ucx_waiting waiting = {.asked_ns = 0};
   even_error told = {.status = EVEN_OK};
+  even_waits_call();
   (void)pthread_mutex_lock(&group->lock);
   group->messages->waiters++;
   (void)even_ucx_move(group);
@@ -486,6 +502,7 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
     }
     even_ucx_rest(group, &polls, limit - waited);
     if (!request->done) {
+      tell_wait(group, request, &waiting, began); /* first: who has found the same may have left for it */
       look_for_the_stopped(group);
       check_lives(group);
       refused = !request->done && !group->ended && even_ucx_refusal_take(group);
@@ -495,6 +512,9 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
   group->messages->waiters--;
   leave_to_background(group);
   (void)pthread_mutex_unlock(&group->lock);
+  if (even_waits_end(&waiting.of)) {
+    even_watcher_look();
+  }
   if (refused) {
     return even_error_restore(&told); /* of another message: this one goes on */
   }

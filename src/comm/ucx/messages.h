@@ -67,6 +67,12 @@ struct even_ucx_messages {
 /* Ends a request; its error is the calling thread's last one. */
 void even_ucx_message_finish(even_ucx_group *group, even_ucx_request *request, even_status status);
 
+/* ---- waits.c ---- */
+
+/* As even_ucx_tell_meeting, of one that waits for a message. */
+void even_ucx_tell_receive(even_ucx_group *group, even_ucx_request *request, even_ucx_waiting *waiting,
+                           const char *doing, uint64_t since_ns, uint64_t now_ns);
+
 /* ---- refusal.c ---- */
 
 /* Ends a receive that a message does not fit. */

@@ -21,7 +21,8 @@ static bool can_be_told(const even_ucx_group *group, int rank) {
 
 bool even_ucx_post(even_ucx_group *group, int peer, const even_ucx_notice *notice, size_t bytes) {
   even_ucx_letter *letter = NULL;
-  if (!can_be_told(group, peer) || EVEN_NEW(&letter) != EVEN_OK) {
+  if (!can_be_told(group, peer) ||
+      even_alloc(1, offsetof(even_ucx_letter, notice) + bytes, (void **)&letter) != EVEN_OK) {
     return false;
   }
   memcpy(&letter->notice, notice, bytes);

@@ -192,6 +192,7 @@ static void look(void *context) {
   if (pthread_mutex_trylock(&group->lock) == 0) { /* else somebody waits, and hears */
     (void)even_ucx_move(group);
     even_ucx_end_over(group);
+    even_ucx_pass_on(group);
     (void)pthread_mutex_unlock(&group->lock);
   }
 }
@@ -212,6 +213,7 @@ even_status even_ucx_open(const even_comm_params *params, const even_comm_networ
   group->over_context = params->over_context;
   group->process = even_own_process();
   group->process_mark = even_process_mark();
+  group->passed = even_waits_found(UINT64_MAX, NULL); /* of earlier ones its ranks hear elsewhere */
   uint32_t most = params->spin < 0 ? transport->most_polls : (uint32_t)params->spin;
   even_ucx_start_ways(group);
   even_ucx_start_move_ways(group);

@@ -195,6 +195,22 @@ static bool can_advance(even_ucx_group *group, const void *context) {
   return can_begin(at) || can_reduce(group, at) || can_finish(group, at);
 }
 
+/* What is reduced is gathered without anybody's doing. Else it is this rank that has no more pieces ready, or another:
+ * whoever has not begun the step has sent nothing for it. */
+static void tell_wait(even_ucx_group *group, const void *context, uint64_t now_ns) {
+  const advance *at = context;
+  const even_comm_flow *flow = at->job->flow;
+  uint32_t ready = flow == NULL ? 0 : atomic_load(&flow->ready);
+  if (flow == NULL || at->done < at->reduced) {
+    (void)even_ucx_tell_nothing(group);
+  } else if (at->reduced < at->begun) {
+    even_ucx_tell_step(group, even_ucx_transfers_of(group, at->reduced, false), 2 * (size_t)group->ranks, at->reduced,
+                       now_ns);
+  } else if (at->begun / at->pipe->steps >= ready) {
+    even_ucx_tell_rest(group, &flow->ready, ready);
+  }
+}
+
 static void tell_done(const advance *at) {
   const even_comm_flow *flow = at->job->flow;
   if (flow != NULL && at->done % at->pipe->steps == 0) {
@@ -208,6 +224,7 @@ static void advance_once(even_ucx_group *group, advance *at) {
   bool begins = can_begin(at);
   if (begins) {
     begin_scatter(group, at->job, at->pipe, at->begun++);
+    group->steps = at->begun;
   }
   bool finishes = !begins && can_finish(group, at);
   bool reduces = !begins && !finishes && can_reduce(group, at);
@@ -228,7 +245,8 @@ static even_status reduce_parts(even_ucx_group *group, const even_comm_reduction
   pipeline pipe = plan(group, job, fitted);
   advance at = {.job = job, .pipe = &pipe};
   while (at.done < pipe.count) {
-    EVEN_TRY(even_ucx_wait_until(group, group->transfers, EVEN_UCX_TRANSFERS * (size_t)group->ranks, can_advance, &at));
+    EVEN_TRY(even_ucx_wait_until(group, group->transfers, EVEN_UCX_TRANSFERS * (size_t)group->ranks, can_advance,
+                                 tell_wait, &at));
     advance_once(group, &at);
   }
   return EVEN_OK;

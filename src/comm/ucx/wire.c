@@ -162,13 +162,30 @@ static const bool *find_waits(even_ucx_group *group, even_ucx_transfer *transfer
   return group->waits;
 }
 
+typedef struct condition {
+  even_ucx_until *until; /* NULL: all transfers are done */
+  even_ucx_tell *tell;
+  const void *context;
+} condition;
+
+static void tell_wait(even_ucx_group *group, const even_ucx_transfer *transfers, const condition *when,
+                      uint64_t now_ns) {
+  if (group->meets) {
+    even_ucx_tell_meeting(group, transfers, now_ns);
+  } else if (when->tell != NULL) {
+    when->tell(group, when->context, now_ns);
+  }
+}
+
 /* Looks around, as those who wait do at times. */
-static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, uint64_t now_ns) {
+static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, const condition *when,
+                        uint64_t now_ns) {
   if (even_ucx_look_is_due(&group->call_looks, now_ns)) {
     even_ucx_end_over(group);
     if (even_ucx_refusal_lasts(group) && even_ucx_refusal_stands(group)) { /* who refused may never come */
       even_ucx_end(group);
     }
+    tell_wait(group, transfers, when, now_ns); /* first: who has found the same may have left for it */
     const bool *waits = find_waits(group, transfers, count);
     even_ucx_look(group, &group->call_looks, waits, now_ns);
     even_ucx_stall_inspect(group, waits, now_ns);
@@ -179,11 +196,6 @@ static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, siz
     }
   }
 }
-
-typedef struct condition {
-  even_ucx_until *until; /* NULL: all transfers are done */
-  const void *context;
-} condition;
 
 static bool is_met(even_ucx_group *group, const condition *when, const even_ucx_transfer *open) {
   return when->until == NULL ? open == NULL : when->until(group, when->context);
@@ -205,6 +217,7 @@ static even_status wait_locked(even_ucx_group *group, even_ucx_transfer *transfe
       return even_ucx_call_failure(group);
     }
     if (gone) {
+      tell_wait(group, transfers, when, even_clock_ns()); /* as when it looks around */
       even_ucx_end_lost(group, open->peer);
       continue;
     }
@@ -215,7 +228,7 @@ static even_status wait_locked(even_ucx_group *group, even_ucx_transfer *transfe
       end_late(group, open->peer, limit);
       continue;
     }
-    look_around(group, transfers, count, now);
+    look_around(group, transfers, count, when, now);
     if (!group->ended) {
       even_ucx_rest(group, &polls, waited < limit ? limit - waited : EVEN_COMM_LOOK_NS);
     }
@@ -225,11 +238,16 @@ static even_status wait_locked(even_ucx_group *group, even_ucx_transfer *transfe
 static even_status wait_for(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, const condition *when) {
   uint64_t began = even_clock_ns();
   group->waits_since = group->waits_since == 0 ? began : group->waits_since;
+  group->call_waiting.of = (even_waiting){.told = false};
   (void)pthread_mutex_lock(&group->lock);
   even_status status = wait_locked(group, transfers, count, when, group->waits_since);
+  bool found = even_ucx_tell_nothing(group);
   uint64_t waited = even_clock_ns() - began;
   learn(&group->patience, waited); /* who moves messages meanwhile reads it, too */
   (void)pthread_mutex_unlock(&group->lock);
+  if (found) {
+    even_watcher_look();
+  }
   (void)atomic_fetch_add_explicit(&group->wait_ns, waited, memory_order_relaxed);
   return status;
 }
@@ -240,8 +258,8 @@ even_status even_ucx_wait(even_ucx_group *group, even_ucx_transfer *transfers, s
 }
 
 even_status even_ucx_wait_until(even_ucx_group *group, even_ucx_transfer *transfers, size_t count,
-                                even_ucx_until *until, const void *context) {
-  const condition when = {.until = until, .context = context};
+                                even_ucx_until *until, even_ucx_tell *tell, const void *context) {
+  const condition when = {.until = until, .tell = tell, .context = context};
   return wait_for(group, transfers, count, &when);
 }
 
