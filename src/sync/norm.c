@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "sync/norm_values.h"
 
 #include <math.h>
@@ -52,9 +53,6 @@ static even_status make_rows(norm_rows *rows, size_t channels) {
 }
 
 static even_status gather(even_comm *comm, const even_norm_values *mine, norm_rows *rows) {
-  if (mine->size != sizeof *mine) {
-    return even_fail(EVEN_ERR_ARGUMENT, "batch normalisation: the values were made for another version of the library");
-  }
   EVEN_TRY(even_norm_check(mine->dtype));
   rows->ranks = (size_t)even_comm_ranks(comm);
   EVEN_TRY(make_rows(rows, mine->channels));
@@ -121,10 +119,12 @@ typedef void join_call(const norm_rows *rows, size_t channels, even_norm_whole *
 
 static even_status together(even_comm *comm, const even_norm_values *mine, even_norm_whole *out, join_call *join) {
   norm_rows rows = {0};
-  even_status status = gather(comm, mine, &rows);
+  even_norm_values own;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_norm_values, &own, mine));
+  even_status status = gather(comm, &own, &rows);
   if (status == EVEN_OK) {
     read_heads(&rows, out);
-    join(&rows, mine->channels, out);
+    join(&rows, own.channels, out);
   }
   free_rows(&rows);
   return status;
@@ -139,9 +139,9 @@ even_status even_norm_sums(even_comm *comm, const even_norm_values *mine, even_n
 }
 
 even_status even_norm_through(const even_norm_backward *layer, const even_norm_whole *sums, void *slope, void *shift) {
-  if (layer->size != sizeof *layer) {
-    return even_fail(EVEN_ERR_ARGUMENT, "batch normalisation: the layer was made for another version of the library");
-  }
+  even_norm_backward own;
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_norm_backward, &own, layer));
+  layer = &own;
   EVEN_TRY(even_norm_check(layer->dtype));
   for (size_t c = 0; c < layer->channels; c++) {
     double factor = layer->weight != NULL ? even_norm_at(layer->weight, layer->dtype, c) : 1.0;

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/fail.h"
+#include "base/params.h"
 #include "sync/norm_values.h"
 
 #include <math.h>
@@ -26,11 +27,10 @@ enum {
 #undef NUMBER
 #undef NAME
 
-static even_status check(const even_norm_layout *layout) {
+/* `given` as *layout, where it can be. */
+static even_status take(even_norm_layout *layout, const even_norm_layout *given) {
   size_t count = 0;
-  if (layout->size != sizeof *layout) {
-    return even_fail(EVEN_ERR_ARGUMENT, "batch normalisation: the layout was made for another version of the library");
-  }
+  EVEN_TRY(EVEN_TAKE_PARAMS(even_norm_layout, layout, given));
   EVEN_TRY(even_norm_check(layout->dtype));
   if (!even_multiply_size(layout->outer, layout->channels, &count) ||
       !even_multiply_size(count, layout->inner, &count) ||
@@ -43,7 +43,12 @@ static even_status check(const even_norm_layout *layout) {
 }
 
 even_status even_norm_moments(const even_norm_layout *layout, const void *x, double *mean, double *variance) {
-  EVEN_TRY(check(layout));
+  even_norm_layout own;
+  EVEN_TRY(take(&own, layout));
+  layout = &own;
+  if (layout->channels == 0) {
+    return EVEN_OK;
+  }
   if (layout->outer == 0 || layout->inner == 0) {
     memset(mean, 0, layout->channels * sizeof *mean);
     memset(variance, 0, layout->channels * sizeof *variance);
@@ -58,7 +63,9 @@ even_status even_norm_moments(const even_norm_layout *layout, const void *x, dou
 even_status even_norm_input(const even_norm_layout *layout, const void *g, const void *x, const void *mean,
                             const void *variance, double eps, const void *weight, const void *slope, const void *shift,
                             void *out) {
-  EVEN_TRY(check(layout));
+  even_norm_layout own;
+  EVEN_TRY(take(&own, layout));
+  layout = &own;
   even_dtype dtype = layout->dtype;
   size_t bytes = even_dtype_bytes(dtype);
   char *factors = NULL; /* of_g, then of_x */

@@ -18,6 +18,9 @@ NEVER_SHRINKS(even_comm_network);
 NEVER_SHRINKS(even_comm_params);
 NEVER_SHRINKS(even_device_comm_params);
 NEVER_SHRINKS(even_exact_params);
+NEVER_SHRINKS(even_norm_backward);
+NEVER_SHRINKS(even_norm_layout);
+NEVER_SHRINKS(even_norm_values);
 NEVER_SHRINKS(even_optim_job);
 NEVER_SHRINKS(even_optim_params);
 NEVER_SHRINKS(even_sync_course);
@@ -91,6 +94,7 @@ static void programs_with_newer_headers_are_served(void **state) {
     NEWER(even_balancer_params, balance, asks);
     NEWER(even_sync_params, buckets, asks);
     NEWER(even_exact_params, blocks, asks);
+    NEWER(even_norm_layout, layer, asks);
     NEWER(even_optim_params, states, asks);
     int fd = -1;
     size_t bytes = 0;
@@ -118,6 +122,8 @@ static void programs_with_newer_headers_are_served(void **state) {
     blocks.known.parameter_count = 1;
     assert_int_equal(even_exact_open(&blocks.known, NULL, &exact), expected);
     even_exact_close(exact);
+    layer.known.dtype = EVEN_F64;
+    assert_int_equal(even_norm_moments(&layer.known, NULL, NULL, NULL), expected);
     states.known.parameters = &parameter;
     states.known.parameter_count = 1;
     assert_int_equal(even_optim_open(&states.known, NULL, &optim), expected);
