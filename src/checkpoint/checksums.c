@@ -116,17 +116,18 @@ void even_chunk_sums_drop(even_chunk_sums *sums) {
 }
 
 /* Hundreds of gigabytes take minutes: the user may have thought better of it. */
-static even_status sum_input(even_input *input, char *buffer, even_chunk_sums *sums, uint64_t *file_bytes) {
+static even_status sum_input(even_input *input, char *buffer, size_t room, even_chunk_sums *sums,
+                             uint64_t *file_bytes) {
   size_t got = 0;
   *file_bytes = 0;
   do {
     if (even_stop_asked()) {
       return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while %s was read", input->path);
     }
-    EVEN_TRY(even_input_read(input, buffer, READ_BYTES, &got));
+    EVEN_TRY(even_input_read(input, buffer, room, &got));
     EVEN_TRY(even_chunk_sums_update(sums, buffer, got));
     *file_bytes += got;
-  } while (got == READ_BYTES);
+  } while (got == room);
   return EVEN_OK;
 }
 
@@ -135,6 +136,7 @@ even_status even_checkpoint_file_checksums(const char *path, size_t chunk_bytes,
   even_input input = {.fd = -1};
   even_chunk_sums *chunks = NULL;
   char *buffer = NULL;
+  size_t room = READ_BYTES;
   *sums = NULL;
   *count = 0;
   *file_bytes = 0;
@@ -142,11 +144,12 @@ even_status even_checkpoint_file_checksums(const char *path, size_t chunk_bytes,
   if (status == EVEN_OK) {
     status = even_input_open(path, &input);
   }
-  if (status == EVEN_OK) {
-    status = EVEN_NEW_ARRAY(&buffer, READ_BYTES);
+  if (status == EVEN_OK) { /* a byte more than a small file has tells its end */
+    room = input.bytes < READ_BYTES ? (size_t)input.bytes + 1 : READ_BYTES;
+    status = EVEN_NEW_ARRAY(&buffer, room);
   }
   if (status == EVEN_OK) {
-    status = sum_input(&input, buffer, chunks, file_bytes);
+    status = sum_input(&input, buffer, room, chunks, file_bytes);
   }
   even_free(buffer);
   even_input_close(&input);

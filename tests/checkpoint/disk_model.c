@@ -487,9 +487,13 @@ static void write_blocks(const node *file, FILE *stream, unsigned *seed) {
   size_t block = length / 64 > 32 ? length / 64 : 32;
   for (size_t at = 0; at < length; at += block) {
     size_t end = length - at < block ? length : at + block;
-    bool written = draw(seed, 2) == 0;
-    for (size_t i = at; i < end; i++) {
-      (void)fputc(written ? now->data[i] : i < safe->length ? safe->data[i] : 0, stream);
+    const bytes *from = draw(seed, 2) == 0 ? now : safe;
+    size_t known = from->length < end ? from->length : end;
+    if (known > at) {
+      assert_int_equal(fwrite(from->data + at, 1, known - at, stream), known - at);
+    }
+    for (size_t i = known > at ? known : at; i < end; i++) {
+      (void)fputc(0, stream);
     }
   }
 }
