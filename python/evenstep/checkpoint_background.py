@@ -93,31 +93,39 @@ class Background:
     def begin(self) -> None:
         if self._prepared and self._owner == os.getpid():
             self._prepared = False
-            self._asked.release()
+            if self._thread is None:
+                self._make()
+            else:
+                self._asked.release()
 
     def begin_thread(self) -> None:
         """Begins the thread that writes, if there is none yet: best while there is memory. One that gets none before it
-        begins is waited for by Python's Thread.start for ever."""
+        begins is waited for by Python's Thread.start for ever. Once the script has ended, Python 3.12 and later begin none: who
+        asks then writes."""
         if self._owner != os.getpid():
             self._own_threads()
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="evenstep-checkpoint", daemon=True)
-            thread.start()
-            self._thread = thread
+            with suppress(RuntimeError):
+                thread.start()
+                self._thread = thread
 
     def _serve(self) -> None:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)  # of this thread
         while True:
             self._asked.acquire()
-            try:
-                assert self._call is not None
-                self._call()
-            except BaseException as error:
-                self._error = error
-            finally:
-                self._call = None
-                self._idle.release()
+            self._make()
+
+    def _make(self) -> None:
+        try:
+            assert self._call is not None
+            self._call()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._call = None
+            self._idle.release()
 
     def write(self) -> None:
         assert self._memory is not None

@@ -24,10 +24,14 @@ from evenstep._core import EvenstepError
 from evenstep.checkpoint_keeping import Keep
 from evenstep.checkpoint_remote import Altered, Remote, shown
 
+_BEGINS_NONE = (3, 12) <= sys.version_info[:3] <= (3, 12, 1)
+"""Whether this Python begins no thread once the script has ended, though others of its threads go on."""
+
 
 def _ends() -> bool:
     """Whether this interpreter does: the script has ended, and each thread that goes on after it (none of a daemon's)."""
-    return _script_ended() and not any(one.is_alive() and not one.daemon for one in threading.enumerate())
+    goes_on = not _BEGINS_NONE and any(one.is_alive() and not one.daemon for one in threading.enumerate())
+    return _script_ended() and not goes_on
 
 
 def _script_ended() -> bool:

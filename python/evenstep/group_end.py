@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
@@ -157,31 +158,73 @@ def _keep(group: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
+class _Standing:
+    """A thread that is there before the script ends: from then on Python 3.12 and later begin none. Made once a process."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()  # a forked one has none of its parent's
+        self._runs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="evenstep-standing", daemon=True)
+        self._thread.start()
+        stop_at_exit(self)
+
+    def make(self, run: Callable[[], None]) -> bool:
+        """After what it was given before. False: it has been stopped."""
+        self._runs.put(run)
+        return self._thread.is_alive()
+
+    def _serve(self) -> None:
+        while (run := self._runs.get()) is not None:
+            run()
+
+    def stop(self, seconds: float) -> None:
+        """For `exits`."""
+        self._runs.put(None)
+        self._thread.join(seconds)
+
+
+_standing: _Standing | None = None
+
+
+def _stand_by() -> None:
+    global _standing
+    if _standing is None or _standing.process != os.getpid():
+        with suppress(RuntimeError):  # the script has ended
+            _standing = _Standing()
+
+
 class _Asked(Generic[T]):
     """ask(), on a thread of its own: the store's host may be cut off, or its process gone."""
 
     def __init__(self, ask: Callable[[], T]) -> None:
         self._ask, self._found = ask, list[T]()
-        self._thread = threading.Thread(target=self._run, name="evenstep-group-end", daemon=True)
-        self._thread.start()
+        self._over = threading.Event()
+        try:
+            threading.Thread(target=self._run, name="evenstep-group-end", daemon=True).start()
+        except RuntimeError:  # none can begin any more
+            if _standing is None or _standing.process != os.getpid() or not _standing.make(self._run):
+                self._over.set()  # nothing is asked
         stop_at_exit(self)
 
     def _run(self) -> None:
-        with suppress(Exception):
-            self._found.append(self._ask())
+        try:
+            with suppress(Exception):
+                self._found.append(self._ask())
+        finally:
+            self._over.set()
 
     def within(self, seconds: float) -> T | None:
         """What it gave; None where it takes longer, or has failed."""
-        self._thread.join(seconds)
+        self._over.wait(seconds)
         return self._found[0] if self._found else None
 
     @property
     def hangs(self) -> bool:
-        return self._thread.is_alive()
+        return not self._over.is_set()
 
     def stop(self, seconds: float) -> None:
         """For `exits`: the store may answer when the interpreter is ending."""
-        self._thread.join(seconds)
+        self._over.wait(seconds)
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T | None:
@@ -227,6 +270,7 @@ class GroupEnd:
         self._process = os.getpid()
         store.set(f"{place}/who/{self._rank}", f"rank {self._rank} (process {self._process} on host {host_name()})")
         _open.add(self)
+        _stand_by()
 
     def begins(self, what: str) -> None:
         """A call."""

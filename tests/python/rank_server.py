@@ -119,10 +119,16 @@ def _run(path: str) -> int:
     return 0
 
 
+def _no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
 def _end(code: int) -> None:
-    """Ends the rank as Python does up to its last part: taking torch's modules apart costs a quarter of a second, in
-    which every page of theirs is copied. Ranks that start as programs do it (`fresh=True`, `evenstep run`)."""
+    """Ends the rank as Python does (3.12 and later: without new threads) up to its last part: taking torch's modules apart costs
+    a quarter of a second, in which every page of theirs is copied. Ranks that start as programs do it (`fresh=True`,
+    `evenstep run`)."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+    threading.Thread.start = _no_thread  # type: ignore[method-assign]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -195,6 +195,21 @@ def test_a_process_without_memory_still_writes() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_where_no_thread_can_begin_who_asks_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 and later begin none once the script has ended."""
+
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    background, told = Background(), []
+    background.write = lambda: told.append("write")  # type: ignore[method-assign]
+    background.start(lambda: told.append("after"), lambda error: False)
+    assert told == ["write", "after"] and not background.busy and background.join() is None
+    background.start(lambda: 1 / 0, lambda error: False)
+    assert isinstance(background.join(), ZeroDivisionError) and background.join() is None
+
+
 def test_a_fork_has_no_part_in_its_parents_write() -> None:
     background, go_on = Background(), threading.Event()
     background.write = go_on.wait  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from evenstep import exits_older
+from evenstep import exits_older, group_end
 
 HEAD = """
 import atexit, threading
@@ -75,6 +75,39 @@ assert any(thread.name == "evenstep-group-end" for thread in threading.enumerate
         1,
     )
     assert rank.stdout == "left: []\n"
+
+
+def test_a_question_at_the_end_is_asked(run_ranks: Callable[..., Any]) -> None:
+    """Python 3.12 and later begin no thread then: ranks of this harness neither."""
+    (rank,) = run_ranks(
+        HEAD.replace('dist.init_process_group("evenstep")', "")
+        + """
+from evenstep.group_end import GroupEnd, within
+
+def asks():
+    try:
+        threading.Thread(target=print).start()
+    except RuntimeError:
+        print("begins none")
+    print(within(100, lambda: "answered"), within(0.001, lambda: time.sleep(0.2)), within(100, lambda: "again"))
+
+import time
+dist.init_process_group("gloo")
+end = GroupEnd(dist.group.WORLD, dist.HashStore(), "place")
+atexit.register(asks)
+""",
+        1,
+    )
+    assert rank.stdout == "begins none\nanswered None again\nleft: []\n"
+
+
+def test_where_no_thread_can_begin_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(group_end, "_standing", None)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert group_end.within(100, lambda: 1) is None
 
 
 def test_a_thread_that_looks_again_and_again_ends_before(run_ranks: Callable[..., Any]) -> None:

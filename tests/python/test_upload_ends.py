@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,15 @@ def test_settings_that_json_cannot_carry_are_left_out(added: Callable[..., str])
     assert os.fspath(checkpoint_uploads._environment()["PYTHONPATH"]).split(os.pathsep)[0].endswith("drivers")
 
 
+def test_where_no_thread_can_begin_a_process_sends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    uploads = Uploads(Remote(f"file://{tmp_path}/far"), f"file://{tmp_path}/far")
+    monkeypatch.setattr(checkpoint_uploads, "_script_ended", lambda: True)
+    monkeypatch.setattr(checkpoint_uploads, "_BEGINS_NONE", True)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail("it would have begun one"))
+    uploads.begin(tmp_path / "step-00000002", None, OURS, print)
+    assert uploads.join() == [tmp_path / "step-00000002"]  # `send_by_process` takes it
+
+
 GOES_ON = """
     import atexit, pathlib, threading, time
     import torch
@@ -201,8 +211,10 @@ def test_a_thread_that_goes_on_after_the_script_uploads(run: Run, script: Any, t
     place = {"EVENSTEP_CHECKPOINT_TO": f"file://{tmp_path}/far"}
     done = run("-n", "1", "--log-rank", "0", script(GOES_ON), env=place, timeout=300)
     assert done.returncode == 0, done.stderr
+    at_the_end = checkpoint_uploads._BEGINS_NONE  # by a process
     assert [line for line in done.stdout.splitlines() if line.startswith(("ends:", "up:"))] == [
-        "ends: False",
-        "up: 1",
+        f"ends: {at_the_end}",
+        f"up: {int(not at_the_end)}",
         "ends: True",
     ], done.stdout + done.stderr
+    assert len(list(Path(tmp_path, "far").glob("*/manifest.json"))) == 1, done.stdout + done.stderr
