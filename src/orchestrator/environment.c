@@ -231,6 +231,9 @@ static even_status set_evenstep(even_environment *environment, const even_rank_p
     EVEN_TRY(set_number(environment, "OMP_NUM_THREADS", thread_count(device)));
   }
   EVEN_TRY(even_environment_set(environment, "PYTHONUNBUFFERED", "1"));
+  if (even_environment_get(environment, "PYTHON_COLORS") == NULL) { /* Python 3.13 obeys FORCE_COLOR */
+    EVEN_TRY(even_environment_set(environment, "PYTHON_COLORS", "0"));
+  }
   EVEN_TRY(even_environment_set(environment, "EVENSTEP_JOB", place->job));
   EVEN_TRY(set_agent(environment, place));
   EVEN_TRY(set_parent(environment, place));

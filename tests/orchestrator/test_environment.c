@@ -72,6 +72,7 @@ static void says_what_torchrun_says(void **state) {
       {"CUDA_VISIBLE_DEVICES", "1,0"},
       {"OMP_NUM_THREADS", "4"},
       {"PYTHONUNBUFFERED", "1"},
+      {"PYTHON_COLORS", "0"},
       {"EVENSTEP_JOB", "abc"},
       {"EVENSTEP_RUN_DIR", "/runs/a"},
       {"EVENSTEP_DEVICE", "cuda:1"},
@@ -95,7 +96,8 @@ static void says_what_torchrun_says(void **state) {
 static void keeps_the_users_wishes(void **state) {
   (void)state;
   char *const inherited[] = {(char *)"OMP_NUM_THREADS=9", (char *)"CUDA_VISIBLE_DEVICES=5,GPU-7",
-                             (char *)"EVENSTEP_SEED=3", (char *)"TORCH_NCCL_ASYNC_ERROR_HANDLING=0", NULL};
+                             (char *)"EVENSTEP_SEED=3",   (char *)"TORCH_NCCL_ASYNC_ERROR_HANDLING=0",
+                             (char *)"PYTHON_COLORS=1",   NULL};
   char *const extra[] = {(char *)"EVENSTEP_PLAN=/p", (char *)"OMP_NUM_THREADS=8", NULL};
   even_environment environment;
   even_rank_place place = place_of(0);
@@ -106,6 +108,7 @@ static void keeps_the_users_wishes(void **state) {
   assert_value(&environment, "OMP_NUM_THREADS", "8");
   assert_value(&environment, "EVENSTEP_PLAN", "/p");
   assert_value(&environment, "EVENSTEP_SEED", "3");
+  assert_value(&environment, "PYTHON_COLORS", "1");
   assert_value(&environment, "EVENSTEP_TELEMETRY_FD", "6");
   assert_value(&environment, "EVENSTEP_RESUME", "/c/step-1");
   assert_value(&environment, "EVENSTEP_RUN_SIGN_SEEN", "1");
