@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _MODULE = "torch.distributed.distributed_c10d"
 _COMPILER = "torch._dynamo.trace_rules"
+_COMPILERS_GROUPS = "torch._dynamo.variables.distributed"
 _NOT_COMPILED = ("backend", "device", "comm", "sites", "errors", "exits", "rendezvous", "ring")
 """How files begin that calls of the backend run through."""
 
@@ -53,6 +54,21 @@ def _leave_out(rules: ModuleType) -> None:
     here = Path(__file__).parent
     files: set[str] = getattr(rules, "FORCE_SKIP_FILES", set())
     files.update(str(file) for file in here.glob("*.py") if file.stem.split("_")[0] in _NOT_COMPILED)
+
+
+def _know_as_group(variables: ModuleType) -> None:
+    """A compiler that takes none but torch's own two kinds for process groups (2.7; not 2.13) would trace what it asks ours (its name,
+    its rank), which it is to leave alone."""
+    kind: Any = getattr(variables, "ProcessGroupVariable", None)
+    theirs = getattr(kind, "is_process_group", None)
+    if theirs is None or hasattr(theirs, "__wrapped__"):
+        return
+
+    @wraps(theirs)
+    def is_process_group(value: Any) -> bool:
+        return bool(theirs(value)) or type(value) is getattr(sys.modules.get("evenstep.backend"), "EvenstepGroup", None)
+
+    kind.is_process_group = staticmethod(is_process_group)
 
 
 def _has_the_agents_memory() -> bool:
@@ -208,7 +224,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 def register() -> None:
     """Does so now or when torch is imported. Cheap; may be called again."""
     awaited = {finder.name for finder in sys.meta_path if isinstance(finder, _Finder)}
-    for name, then in ((_MODULE, _register), (_COMPILER, _leave_out)):
+    for name, then in ((_MODULE, _register), (_COMPILER, _leave_out), (_COMPILERS_GROUPS, _know_as_group)):
         module = sys.modules.get(name)
         if module is not None:
             then(module)

@@ -184,7 +184,7 @@ def functional() -> None:
     group = dist.distributed_c10d._get_default_group()
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        total = calls.all_reduce(x * 2, "sum", group)
+        total = calls.all_reduce(x * dist.get_world_size(group), "sum", group) * 2 / group.size()
         parts = calls.all_gather_tensor(total[:2], 0, group)
         return calls.reduce_scatter_tensor(parts, "avg", 0, group) + 1
 

@@ -195,3 +195,25 @@ def test_of_a_group_of_some_ranks_the_agent_is_told_nothing(monkeypatch: pytest.
     c10d, written = _watched(monkeypatch, _plain)
     assert c10d.rendezvous("file:///tmp/private", 0, 2) == ("file:///tmp/private", 0, 2, {})
     assert written.events == []
+
+
+# -- torch's compiler --
+
+
+def test_older_compilers_take_it_for_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Variable:  # as torch 2.7 has it
+        @staticmethod
+        def is_process_group(value: object) -> bool:
+            return value == "torch's own"
+
+    class Group:
+        pass
+
+    monkeypatch.setitem(sys.modules, "evenstep.backend", types.SimpleNamespace(EvenstepGroup=Group))
+    module = types.SimpleNamespace(ProcessGroupVariable=Variable)
+    for _ in range(2):
+        registration._know_as_group(module)  # type: ignore[arg-type]
+        asked = Variable.is_process_group
+        assert [asked("torch's own"), asked(Group()), asked("another"), asked(None)] == [True, True, False, False]
+        assert not hasattr(asked.__wrapped__, "__wrapped__")  # type: ignore[attr-defined]
+    registration._know_as_group(types.SimpleNamespace())  # type: ignore[arg-type]  # later ones have none
