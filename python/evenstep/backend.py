@@ -581,7 +581,7 @@ def create_group(options: Any, backend_options: Any) -> EvenstepGroup:
     """What torch calls to make a group (extended API of `Backend.register_backend`)."""
     del backend_options  # the backend has no options of its own
     members = list(getattr(options, "global_ranks_in_group", None) or range(options.group_size))
-    if len(set(members)) < len(members):  # which torch 2.6 does not refuse
+    if len(set(members)) < len(members):  # which torch 2.6 to 2.11 do not refuse
         raise ValueError(f"the new group has duplicate ranks: {members}")
     return EvenstepGroup(
         options.store,

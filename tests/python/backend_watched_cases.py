@@ -24,9 +24,7 @@ RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 IS_LATER = hasattr(torch.cpu.Stream, "record_event")  # than 2.6, where fully_shard trains on no CPU
-HAS_LISTS = hasattr(
-    dist.AllreduceOptions(), "asyncOp"
-)  # Gloo's reduce-scatter and all-to-all of lists: not in 2.6 and 2.7
+HAS_LISTS = hasattr(dist.ProcessGroup, "all_gather_single")  # reduce-scatter and all-to-all: 2.11 has the first
 
 
 def calls(group: Any, lists: bool = True) -> None:
