@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_background import Background, Saved
+from evenstep.checkpoint_background import Background, Saved, saved_words
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, owner, read_manifest, sync_folder, write_tensors
 from evenstep.checkpoint_keeping import (
     checkpoint_folder,
@@ -177,7 +177,7 @@ def _on_rank_zero(
 
     def after(saved: Saved) -> None:
         session.last_checkpoint, session.shares_files = folder, True
-        session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, _saved_words(folder, saved))
+        session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, saved_words(folder, saved))
         if told is not None:
             _room.written(session, step)
         if keep is not None:
@@ -205,9 +205,8 @@ def _on_rank_zero(
     if not wait:
         _make_parent(folder)
         if _background.take(folder, snapshot, replace, previous):
-            _background.prepare(
-                lambda: after(_background.saved), failed
-            )  # begins once the others know: they wait for this one's answer
+            # begins once the others know: they wait for this one's answer
+            _background.prepare(lambda: after(_background.saved), failed)
             return folder, False
         _tell_once(
             session,
@@ -233,14 +232,6 @@ def write_behind(
         return False
     _background.start(after, failed)
     return True
-
-
-def _saved_words(folder: Path, saved: Saved) -> str:
-    """What the event of a checkpoint says."""
-    total, linked, shared = saved
-    if not linked and not shared:
-        return folder.name
-    return f"{folder.name}: of {total / 2**20:.1f} MiB {linked / 2**20:.1f} linked, {shared / 2**20:.1f} shared"
 
 
 def _previous(session: Any) -> Path | None:

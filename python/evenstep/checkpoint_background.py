@@ -24,6 +24,14 @@ _NICE = 4
 Saved = tuple[int, int, int]  # bytes of a checkpoint's files; of these linked, and shared chunk by chunk
 
 
+def saved_words(folder: Path, saved: Saved) -> str:
+    """What the event of a checkpoint says."""
+    total, linked, shared = saved
+    if not linked and not shared:
+        return folder.name
+    return f"{folder.name}: of {total / 2**20:.1f} MiB {linked / 2**20:.1f} linked, {shared / 2**20:.1f} shared"
+
+
 class Background:
     """The write that goes on while training does."""
 

@@ -77,9 +77,8 @@ class Session:
         self.loaders: dict[str, EvenLoader] = {}
         self.evaluated: EvenLoader | None = None  # in an es.evaluate: which it goes through
         self.objects: dict[str, Any] = {}  # of which checkpoints keep the state: a GradScaler, for one
-        self.exchange_state: dict[
-            str, Any
-        ] = {}  # of all ranks, while a checkpoint is written (evenstep.exchange_state)
+        # Of all ranks, while a checkpoint is written (evenstep.exchange_state).
+        self.exchange_state: dict[str, Any] = {}
         self.user_state: dict[str, Any] = {}
         self.group: Group = Alone()
         self._opens = bootstrap
@@ -293,7 +292,7 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the training loader is in, from 0."""
+        """That the training loader is in, from 0."""
         return next((loader.epoch for loader in self.loaders.values() if loader.train), 0)
 
     @property

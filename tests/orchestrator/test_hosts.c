@@ -285,24 +285,6 @@ static void who_is_not_waited_for_was_not_met(void **state) {
   }
 }
 
-static void an_address_of_another_host_is_told_as_that(void **state) {
-  static const even_host_wish wishes[] = {{.name = "here", .ranks = 1}};
-  even_hosts *hosts = NULL;
-  even_hosts_params params = {.size = sizeof params,
-                              .hosts = wishes,
-                              .count = 1,
-                              .most_ranks = 2,
-                              .program = "/usr/bin/evenstep",
-                              .folder = "/",
-                              .patience_seconds = 1,
-                              .address = "240.0.0.1"}; /* nobody's (RFC 1112, class E) */
-  (void)state;
-  assert_int_equal(even_hosts_open(&params, &hosts), EVEN_ERR_SYSTEM);
-  assert_null(hosts);
-  assert_non_null(strstr(even_error_last()->what, "240.0.0.1 cannot be listened at"));
-  assert_non_null(strstr(even_error_last()->fix, "--address is one of this host's own"));
-}
-
 static void who_says_nothing_is_not_waited_for_long(void **state) {
   (void)state;
   assert_int_equal(lead("mute", 0.3), EVEN_ERR_TIMEOUT);
@@ -592,7 +574,6 @@ int main(int argc, char **argv) {
       cmocka_unit_test(what_ssh_says_has_its_fix),
       cmocka_unit_test(odd_words_let_nobody_in),
       cmocka_unit_test(who_is_not_waited_for_was_not_met),
-      cmocka_unit_test(an_address_of_another_host_is_told_as_that),
       cmocka_unit_test(who_says_nothing_is_not_waited_for_long),
       cmocka_unit_test(a_shell_has_ended_also_where_another_holds_its_pipes),
       cmocka_unit_test(without_descriptors_a_connection_waits_and_the_loop_does_not_spin),

@@ -302,8 +302,27 @@ static void an_agent_on_the_leaders_machine_is_no_measure_for_others(void **stat
   expect_address(here, "10.0.0.1");
 }
 
+static void an_address_of_another_host_is_told_as_that(void **state) {
+  static const even_host_wish wishes[] = {{.name = "here", .ranks = 1}};
+  even_hosts *hosts = NULL;
+  even_hosts_params params = {.size = sizeof params,
+                              .hosts = wishes,
+                              .count = 1,
+                              .most_ranks = 2,
+                              .program = "/usr/bin/evenstep",
+                              .folder = "/",
+                              .patience_seconds = 1,
+                              .address = "240.0.0.1"}; /* nobody's (RFC 1112, class E) */
+  (void)state;
+  assert_int_equal(even_hosts_open(&params, &hosts), EVEN_ERR_SYSTEM);
+  assert_null(hosts);
+  assert_non_null(strstr(even_error_last()->what, "240.0.0.1 cannot be listened at"));
+  assert_non_null(strstr(even_error_last()->fix, "--address is one of this host's own"));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test(an_address_of_another_host_is_told_as_that),
       cmocka_unit_test(lists_are_written_out_as_scontrol_does),
       cmocka_unit_test(what_is_no_list_is_refused),
       cmocka_unit_test(a_list_without_memory_fails_and_leaks_nothing),
