@@ -61,7 +61,8 @@ typedef struct even_norm_backward {
 EVEN_PUBLIC even_status even_norm_through(const even_norm_backward *layer, const even_norm_whole *sums, void *slope,
                                           void *shift) EVEN_MUST_USE;
 /* running = (1 - momentum) running + momentum value * factor, of `channels` running values of dtype EVEN_F32 or
- * EVEN_F64, each operation rounded in it. No collective. Errors: EVEN_ERR_ARGUMENT (another dtype). */
+ * EVEN_F64, value * factor
+ * in 64 bits, all else rounded in that type. No collective. Errors: EVEN_ERR_ARGUMENT (another dtype). */
 EVEN_PUBLIC even_status even_norm_follow(void *running, even_dtype dtype, const double *values, size_t channels,
                                          double momentum, double factor) EVEN_MUST_USE;
 
@@ -74,7 +75,7 @@ typedef struct even_norm_layout {
   size_t inner;
 } even_norm_layout;
 
-/* Each channel's mean and biased variance; zeros where there are no numbers. Sums of some 1,024 numbers are formed
+/* Each channel's mean and biased variance; zeros where there are no numbers. Sums of up to 2,047 numbers are formed
  * in the numbers' own type, in an order that is the same on every processor, all else in 64 bits. No collective.
  * Errors: EVEN_ERR_ARGUMENT (another dtype, more numbers than a size holds). */
 EVEN_PUBLIC even_status even_norm_moments(const even_norm_layout *layout, const void *x, double *mean,

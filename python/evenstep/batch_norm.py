@@ -29,6 +29,8 @@ _NAME = "synchronised_as"  # among a module's attributes
 _COMPUTED = (torch.float32, torch.float64)
 _PLAIN = (torch.Tensor, nn.Parameter)
 _THREADS = 4  # of torch's, which share a layer's channels out
+_SHORTEST = 8  # numbers of a sample's channel
+_FORWARD, _FUNCTION = _BatchNorm.forward, functional.batch_norm
 _SET = "synchronised_in"  # the process set that computes it; "": all ranks
 _FIX = (
     "  fix: run every BatchNorm on all ranks alike, equally often and in the same order (a branch that the data choose: on "
@@ -82,8 +84,8 @@ def forward(self: _BatchNorm, *arguments: Any, **options: Any) -> torch.Tensor:
     own = _BatchNorm.forward if isinstance(self, nn.SyncBatchNorm) else type(self).forward
     if not self.training:
         return own(self, *arguments, **options)
-    plain = own is _BatchNorm.forward and len(arguments) == 1 and not options
-    if plain and not torch.compiler.is_compiling():
+    torchs = own is _FORWARD and functional.batch_norm is _FUNCTION  # and nobody has put another one in its place
+    if torchs and len(arguments) == 1 and not options and not torch.compiler.is_compiling():
         owner = session_named(vars(self)[_SET])
         with nullcontext() if owner is session() else entered(owner):
             return _plain_in_training(self, arguments[0])
@@ -155,6 +157,9 @@ def batch_norm(
             f"Expected more than 1 value per channel when training, got input size {x.size()} on all ranks together"
         )
     if of_all.total > 1 and session().follows_statistics:
+        for what, running in (("running_mean", running_mean), ("running_var", running_var)):
+            if running is not None and running.numel() != x.shape[1]:
+                raise RuntimeError(f"{what} should contain {x.shape[1]} elements not {running.numel()}")
         with torch.no_grad():
             _follow(running_mean, of_all.mean, 1.0, momentum)
             _follow(running_var, of_all.variance, of_all.total / (of_all.total - 1), momentum)
@@ -172,7 +177,7 @@ def _follow(running: torch.Tensor | None, value: torch.Tensor, factor: float, mo
     """As torch's kernels: no new version, which a graph made in eval mode would refuse."""
     if running is None:
         return
-    if running.is_cpu and running.dtype in _COMPUTED and running.is_contiguous():
+    if _is_plain(running):
         dtype = DTYPES[running.dtype]
         _core.norm_follow(running.data_ptr(), dtype, value.data_ptr(), value.numel(), momentum, factor)
     else:
@@ -222,16 +227,16 @@ def _statistics(name: str, x: torch.Tensor) -> tuple[_OfAll, int]:
     call = _Call(current, "forward", name)
     found: _OfAll | None = None
     if call.fast is not None:
-        values = torch.empty(2, channels, dtype=torch.float64)
-        narrow = torch.empty(2, channels) if _wide(x.dtype) is torch.float32 else None
-        counts = call.make(lambda: call.fast.norm_statistics(call.mark, count, _on_host(mine), values, narrow))
+        own, values = _on_host(mine), _rows(channels, torch.float64)
+        narrow = _rows(channels, torch.float32) if _wide(x.dtype) is torch.float32 else None
+        counts = call.make(lambda: call.fast.norm_statistics(call.mark, count, own, values, narrow))
         if counts is not None:
             found = _OfAll([int(one) for one in counts], values, narrow)
     else:
         found = call.gathered(count, _or_zeros(mine, channels), _merged)
     if found is None:
-        own = [torch.tensor([count], dtype=torch.float64), *(one.cpu() for one in _or_zeros(mine, channels))]
-        found = _merged(torch.cat(own)[None])
+        head = torch.tensor([count], dtype=torch.float64, device="cpu")
+        found = _merged(torch.cat([head, *(one.cpu() for one in _or_zeros(mine, channels))])[None])
     return found, count
 
 
@@ -241,7 +246,7 @@ def _moments(x: torch.Tensor) -> Sequence[torch.Tensor]:
     if layout is None:
         found: tuple[torch.Tensor, ...] = torch.batch_norm_update_stats(x.to(_wide(x.dtype)), None, None, 0.0)
         return found
-    out = torch.empty(2, x.shape[1], dtype=torch.float64)
+    out = _rows(x.shape[1], torch.float64)
     _core.norm_moments(x.data_ptr(), *layout, out.data_ptr())
     return out.unbind()
 
@@ -249,12 +254,22 @@ def _moments(x: torch.Tensor) -> Sequence[torch.Tensor]:
 def _layout_of(x: torch.Tensor) -> tuple[int, int, int, int] | None:
     """Type, and how many samples, channels, and numbers of a sample's channel there are, where one thread of our own loops
     (include/evenstep/norm.h) does better than torch's: not where channels are innermost."""
-    if type(x) not in _PLAIN or not x.is_cpu or x.dtype not in _COMPUTED or x.dim() < 3 or x.numel() == 0:
-        return None
-    if not x.is_contiguous() or torch.get_num_threads() > _THREADS:
+    if not _is_plain(x) or x.dim() < 3 or x.numel() == 0 or torch.get_num_threads() > _THREADS:
         return None
     samples, channels = x.shape[:2]
-    return DTYPES[x.dtype], samples, channels, x.numel() // (samples * channels)
+    inner = x.numel() // (samples * channels)
+    return (DTYPES[x.dtype], samples, channels, inner) if inner >= _SHORTEST else None
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether its numbers lie in the host's memory one after the other, as they are, in a type that is computed with."""
+    own = type(x) in _PLAIN and x.is_cpu and x.dtype in _COMPUTED and x.layout is torch.strided and x.is_contiguous()
+    return own and not x.is_neg() and not x._is_zerotensor()
+
+
+def _rows(channels: int, dtype: torch.dtype) -> torch.Tensor:
+    """Two, on the host, whatever the script's defaults are."""
+    return torch.empty(2, channels, dtype=dtype, device="cpu")
 
 
 def _on_host(mine: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -265,7 +280,7 @@ def _on_host(mine: Sequence[torch.Tensor] | None) -> tuple[torch.Tensor, torch.T
 
 
 def _or_zeros(mine: Sequence[torch.Tensor] | None, channels: int) -> Sequence[torch.Tensor]:
-    return (torch.zeros(2 * channels, dtype=torch.float64),) if mine is None else mine
+    return (torch.zeros(2 * channels, dtype=torch.float64, device="cpu"),) if mine is None else mine
 
 
 def _counts_nothing(current: Session) -> bool:
@@ -324,7 +339,7 @@ class _Call:
     def gathered(self, number: float, values: Sequence[torch.Tensor], make: Callable[[torch.Tensor], Any]) -> Any:
         """make(a row for each rank: its number, then its values), over any group; None in a pass that counts nothing."""
         group = self._current.group
-        head = torch.tensor([*self.mark, number], dtype=torch.float64)
+        head = torch.tensor([*self.mark, number], dtype=torch.float64, device="cpu")
         row = torch.cat([head, *(one if one.is_cpu else one.cpu() for one in values)])
         rows = self.make(lambda: group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1))
         if rows is None:
@@ -378,9 +393,9 @@ class _BatchNormOfAll(torch.autograd.Function):
         current = ctx.session
         dtype, channels = mean.dtype, x.shape[1]
         wide, gradient = x.to(dtype), gradient.to(dtype)
-        factor = None if weight is None else weight.to(dtype)
+        factor = None if weight is None else weight.to(dtype).contiguous()  # torch's kernel takes others for that
         counts, needed = ctx.own > 0, ctx.needs_input_grad[0]
-        layout = _layout_of(wide) if counts and needed and gradient.stride() == wide.stride() else None
+        layout = _layout_of(wide) if counts and needed and _is_plain(gradient) else None
 
         def from_torch(which: list[bool]) -> tuple[torch.Tensor, ...]:
             found: tuple[torch.Tensor, ...] = torch.ops.aten.native_batch_norm_backward(
@@ -420,7 +435,6 @@ def _gradient_of_input(
 ) -> torch.Tensor:
     """In one pass over both. (through: see _through_statistics.)"""
     out = torch.empty_like(x)
-    factor = None if weight is None else weight.contiguous()
     mean, variance = mean.contiguous(), variance.contiguous()
     _core.norm_input(
         gradient.data_ptr(),
@@ -429,7 +443,7 @@ def _gradient_of_input(
         mean.data_ptr(),
         variance.data_ptr(),
         eps,
-        0 if factor is None else factor.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
         through.data_ptr(),
         out.data_ptr(),
     )
@@ -467,8 +481,8 @@ def _through_statistics(
 
     both: torch.Tensor | None
     if call.fast is not None:
-        both = torch.empty(2, channels, dtype=torch.float64)
-        parts = call.make(lambda: call.fast.norm_sums(call.mark, part, _on_host(mine), both))
+        own, both = _on_host(mine), _rows(channels, torch.float64)
+        parts = call.make(lambda: call.fast.norm_sums(call.mark, part, own, both))
         if parts is None:
             return None
         check(parts)
@@ -479,7 +493,7 @@ def _through_statistics(
     spread, factor = (None if one is None else one.detach().cpu().contiguous() for one in (variance, weight))
     assert spread is not None
     factor = None if factor is None else factor.to(spread.dtype)
-    out = torch.empty(2, channels, dtype=spread.dtype)
+    out = _rows(channels, spread.dtype)
     _core.norm_through(
         both.data_ptr(),
         spread.data_ptr(),

@@ -41,7 +41,10 @@ def _state(model: nn.Module) -> _Named:
 def _first_ones(values: Iterable[torch.Tensor]) -> bytes:
     """Of each tensor one number: what is drawn by chance differs there, too."""
     strided = (one for one in values if one.layout is torch.strided and one.numel() > 0)
-    found = [one.detach().flatten()[:1].cpu().view(torch.uint8) for one in strided]
+    found = [
+        one.detach().flatten()[:1].cpu().clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        for one in strided
+    ]
     return bytes(torch.cat(found).tolist()) if found else b""
 
 

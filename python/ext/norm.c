@@ -5,6 +5,15 @@
 
 #include <evenstep/norm.h>
 
+/* Whether there is memory for each channel's numbers; else an exception is set. A tensor that has none (a fake one of
+ * torch's) has address 0. */
+static bool has_memory(const void *memory, size_t channels) {
+  if (memory == NULL && channels > 0) {
+    PyErr_SetString(PyExc_ValueError, "a tensor without memory");
+  }
+  return memory != NULL || channels == 0;
+}
+
 /* What the script's layer brings, and where the answer goes. */
 typedef struct norm_call {
   even_norm_values mine;
@@ -62,6 +71,9 @@ PyObject *even_ext_comm_norm_statistics(PyObject *object, PyObject *arguments) {
                         &mine->channels, even_ext_to_address, &out, even_ext_to_address, &narrowed)) {
     return NULL;
   }
+  if (!has_memory(out, mine->channels)) {
+    return NULL;
+  }
   mine->first = mean;
   mine->second = variance;
   mine->dtype = (even_dtype)dtype;
@@ -89,6 +101,9 @@ PyObject *even_ext_comm_norm_sums(PyObject *object, PyObject *arguments) {
                         &mine->channels, even_ext_to_address, &out)) {
     return NULL;
   }
+  if (!has_memory(out, mine->channels)) {
+    return NULL;
+  }
   mine->first = gradient;
   mine->second = product;
   mine->dtype = (even_dtype)dtype;
@@ -110,6 +125,9 @@ static PyObject *norm_through(PyObject *module, PyObject *arguments) {
   if (!PyArg_ParseTuple(arguments, "O&O&O&iO&dddO&:norm_through", even_ext_to_address, &both, even_ext_to_address,
                         &variance, even_ext_to_address, &weight, &dtype, even_ext_to_size, &layer.channels, &layer.eps,
                         &layer.values, &layer.part, even_ext_to_address, &out)) {
+    return NULL;
+  }
+  if (!has_memory(both, layer.channels) || !has_memory(variance, layer.channels) || !has_memory(out, layer.channels)) {
     return NULL;
   }
   layer.dtype = (even_dtype)dtype;
@@ -137,6 +155,9 @@ static PyObject *norm_follow(PyObject *module, PyObject *arguments) {
                         &values, even_ext_to_size, &channels, &momentum, &factor)) {
     return NULL;
   }
+  if (!has_memory(running, channels) || !has_memory(values, channels)) {
+    return NULL;
+  }
   even_status status = even_norm_follow(running, (even_dtype)dtype, values, channels, momentum, factor);
   if (status != EVEN_OK) {
     return even_ext_raise(status);
@@ -155,6 +176,9 @@ static PyObject *norm_moments(PyObject *module, PyObject *arguments) {
   if (!PyArg_ParseTuple(arguments, "O&iO&O&O&O&:norm_moments", even_ext_to_address, &x, &dtype, even_ext_to_size,
                         &layout.outer, even_ext_to_size, &layout.channels, even_ext_to_size, &layout.inner,
                         even_ext_to_address, &out)) {
+    return NULL;
+  }
+  if (!has_memory(x, layout.channels) || !has_memory(out, layout.channels)) {
     return NULL;
   }
   layout.dtype = (even_dtype)dtype;
@@ -186,6 +210,11 @@ static PyObject *norm_input(PyObject *module, PyObject *arguments) {
                         &layout.channels, even_ext_to_size, &layout.inner, even_ext_to_address, &mean,
                         even_ext_to_address, &variance, &eps, even_ext_to_address, &weight, even_ext_to_address,
                         &through, even_ext_to_address, &out)) {
+    return NULL;
+  }
+  if (!has_memory(gradient, layout.channels) || !has_memory(x, layout.channels) || !has_memory(mean, layout.channels) ||
+      !has_memory(variance, layout.channels) || !has_memory(through, layout.channels) ||
+      !has_memory(out, layout.channels)) {
     return NULL;
   }
   layout.dtype = (even_dtype)dtype;

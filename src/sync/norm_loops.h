@@ -50,11 +50,11 @@ static void NAME(moments)(const even_norm_layout *layout, const NUMBER *x, doubl
   double count = (double)layout->outer * (double)layout->inner;
   for (size_t c = 0; c < layout->channels; c++) {
     const NUMBER *first = x + c * layout->inner;
-    mean[c] = NAME(channel_sum)(layout, first, 0, false) / count;
+    mean[c] = (double)first[0] + NAME(channel_sum)(layout, first, first[0], false) / count; /* few digits cancel */
     NUMBER off = (NUMBER)mean[c];
     double beside = mean[c] - (double)off;
     double squares = NAME(channel_sum)(layout, first, off, true) / count - beside * beside;
-    variance[c] = squares > 0.0 ? squares : 0.0;
+    variance[c] = squares < 0.0 ? 0.0 : squares; /* no number stays none */
   }
 }
 

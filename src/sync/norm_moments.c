@@ -32,7 +32,8 @@ static even_status take(even_norm_layout *layout, const even_norm_layout *given)
   size_t count = 0;
   EVEN_TRY(EVEN_TAKE_PARAMS(even_norm_layout, layout, given));
   EVEN_TRY(even_norm_check(layout->dtype));
-  if (!even_multiply_size(layout->outer, layout->channels, &count) ||
+  if (!even_multiply_size(layout->channels, 2 * sizeof(double), &count) ||
+      !even_multiply_size(layout->outer, layout->channels, &count) ||
       !even_multiply_size(count, layout->inner, &count) ||
       !even_multiply_size(count, even_dtype_bytes(layout->dtype), &count)) {
     return even_fail(EVEN_ERR_ARGUMENT,

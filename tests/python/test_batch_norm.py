@@ -30,15 +30,19 @@ def test_same_parameters_and_statistics_as_one_process(
     assert not wrong
 
 
-def test_moments_of_any_layout() -> None:
+def test_moments_of_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """By our own loops and by torch's, as the numbers lie."""
     import torch
 
+    from evenstep import batch_norm
     from evenstep.batch_norm import _layout_of, _moments
 
+    monkeypatch.setattr(batch_norm, "_THREADS", torch.get_num_threads())
     x = torch.randn(3, 5, 7, 6, dtype=torch.float64) * 2 + 30
     ours = [x, x.float(), x.flatten(2), x.unsqueeze(2), x[1:]]
     theirs = [
+        x[:, :, 0, :4],
+        torch._neg_view(x),
         x[:, :, :, 0, None].flatten(1),
         x.to(memory_format=torch.channels_last),
         x[:, 1:4],
@@ -69,6 +73,18 @@ def test_local_statistics_where_asked_for(run_ranks: Callable[..., list[Any]]) -
     assert all(abs(mean - wanted) < 1e-5 for mean, wanted in zip(means, (7, own, own))), means
     sync.eval()
     sync(x[: es.rank()])  # no statistics of the batch, no other rank
+    bare = nn.BatchNorm2d(2, affine=False)
+    es.prepare(nn.Sequential(nn.Conv2d(2, 2, 1), bare))
+    torch.set_default_dtype(torch.float64)  # what is computed in stays the layer's
+    y = bare((5 + 3 * torch.randn(4, 2, 5, 7)).float())
+    assert float(y.mean((0, 2, 3)).abs().max()) < 2 and 0.5 < float(y.var()) < 2, y
+    before = bare.running_mean.clone()
+    try:
+        bare(torch.randn(4, 1, 5, 7).float())
+        raise SystemExit("another number of channels is not refused")
+    except RuntimeError as error:
+        assert "running_mean should contain 1 elements not 2" in str(error), error
+    assert torch.equal(bare.running_mean, before)
     for arguments in ({"batch_norm": "all"}, {"batch_norm": "sync", "sync": es.DiLoCo(every=8)},
                       {"batch_norm": "sync", "reduction": "adasum"}):
         try:

@@ -342,6 +342,23 @@ static void finds_moments(void **state) {
   }
 }
 
+static void keeps_the_digits_of_large_means(void **state) {
+  even_norm_layout layout = {.size = sizeof layout, .dtype = EVEN_F32, .outer = 1024, .channels = 2, .inner = 2};
+  static float x[1024 * 2 * 2];
+  double mean[2];
+  double variance[2];
+  (void)state;
+  for (size_t at = 0; at < 4096; at++) {
+    x[at] = at / 2 % 2 == 0 ? 100.1f : 1000.0f + (float)sin((double)at);
+  }
+  assert_int_equal(even_norm_moments(&layout, x, mean, variance), EVEN_OK);
+  assert_true(mean[0] == (double)100.1f && variance[0] == 0.0);
+  assert_true(fabs(mean[1] - 1000.0) < 0.01 && fabs(variance[1] - 0.5) < 0.01);
+  x[1] = NAN;
+  assert_int_equal(even_norm_moments(&layout, x, mean, variance), EVEN_OK);
+  assert_true(isnan(mean[0]) && isnan(variance[0]) && fabs(variance[1] - 0.5) < 0.01);
+}
+
 static void finds_the_inputs_gradient(void **state) {
   enum { OUTER = 2, OF = 3, INNER = 35, ALL = OUTER * OF * INNER };
   static const double mean[OF] = {1.0, -2.0, 300.0};
@@ -404,6 +421,7 @@ int main(void) {
       cmocka_unit_test(refuses_what_cannot_be),
       cmocka_unit_test(follows),
       cmocka_unit_test(finds_moments),
+      cmocka_unit_test(keeps_the_digits_of_large_means),
       cmocka_unit_test(finds_the_inputs_gradient),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
