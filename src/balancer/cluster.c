@@ -88,9 +88,37 @@ double even_cluster_work(const even_cluster_rank *rank, double samples) {
   return rank->fixed + rank->per_sample * bent(rank, tiled(rank, samples)) + rank->per_piece * pieces;
 }
 
+/* Works off so many core seconds of each rank, a part before each meeting and one after the last: for how long each was
+ * seen to work, and when it was done. */
+static void work_and_meet(even_cluster *c, const double *seconds, double *seen, double *done) {
+  double at = c->now;
+  double part = 1.0 / (double)(c->meetings + 1);
+  for (size_t r = 0; r < c->ranks; r++) {
+    seen[r] = 0.0;
+  }
+  for (int meeting = 0; meeting <= c->meetings; meeting++) {
+    double met = at;
+    for (size_t r = 0; r < c->ranks; r++) {
+      even_cluster_rank *rank = &c->rank[r];
+      double lasts = rank->quota > 0.0 ? throttled(rank, at, seconds[r] * part) : seconds[r] * part;
+      seen[r] += lasts;
+      done[r] = at + lasts;
+      met = fmax(met, done[r]);
+    }
+    for (size_t r = 0; meeting < c->meetings && r < c->ranks; r++) {
+      if (c->rank[r].quota > 0.0) {
+        refill(&c->rank[r], done[r], met);
+      }
+    }
+    at = met;
+  }
+}
+
 double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings) {
   double longest = 0.0;
+  double work[EVEN_CLUSTER_RANKS];
   double seen[EVEN_CLUSTER_RANKS];
+  double done[EVEN_CLUSTER_RANKS];
   double tilt = tilted(c, shares);
   for (size_t r = 0; r < c->ranks; r++) {
     even_cluster_rank *rank = &c->rank[r];
@@ -99,26 +127,28 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
     noise *= rank->wander > 0.0 ? wandering(c, rank) : 1.0;
     noise *= even_pseudo_random_unit(&c->state) < rank->outliers ? 5.0 : 1.0;
     noise *= c->steps == 0 && c->first_step > 0.0 ? c->first_step : 1.0;
-    double work = even_cluster_work(rank, shares[r] > 0 ? (double)shares[r] : 1.0);
-    double seconds = work * factor_of(rank) * noise * tilt;
-    seconds *= shares[r] == 0 && c->dummy > 0.0 ? c->dummy : 1.0;
+    work[r] = even_cluster_work(rank, shares[r] > 0 ? (double)shares[r] : 1.0) * factor_of(rank) * noise * tilt;
+    work[r] *= shares[r] == 0 && c->dummy > 0.0 ? c->dummy : 1.0;
     if (shares[r] == 0 && c->idles) {
-      seconds = 0.0;
+      work[r] = 0.0;
     }
-    double given = c->steps > 0 ? fmin(c->together, rank->period) : 0.0; /* as evenstep.step_times counts it */
-    double lasts = !c->clocked && rank->quota > 0.0 ? seconds / rank->quota - given : 0.0;
-    seconds = rank->quota > 0.0 ? throttled(rank, c->now, seconds) : seconds;
-    seconds += c->steps > 0 && shares[r] != c->before[r] ? c->change : 0.0;
-    c->before[r] = shares[r];
-    seen[r] = seconds;
-    timings[r] = (even_step_timing){.samples = shares[r], .busy_seconds = fmax(seconds, lasts)};
     c->exchange[r] = own_part(c, rank);
-    longest = fmax(longest, seconds + c->exchange[r]);
+  }
+  work_and_meet(c, work, seen, done);
+  for (size_t r = 0; r < c->ranks; r++) {
+    const even_cluster_rank *rank = &c->rank[r];
+    double given = c->steps > 0 ? fmin(c->together, rank->period) : 0.0; /* as evenstep.step_times counts it */
+    double lasts = !c->clocked && rank->quota > 0.0 ? work[r] / rank->quota - given : 0.0;
+    double changes = c->steps > 0 && shares[r] != c->before[r] ? c->change : 0.0;
+    c->before[r] = shares[r];
+    timings[r] = (even_step_timing){.samples = shares[r], .busy_seconds = fmax(seen[r] + changes, lasts)};
+    c->pass[r] = done[r] + changes - c->now;
+    longest = fmax(longest, c->pass[r] + c->exchange[r]);
   }
   longest += c->together;
   for (size_t r = 0; r < c->ranks; r++) {
     if (c->rank[r].quota > 0.0) {
-      refill(&c->rank[r], c->now + seen[r], c->now + longest);
+      refill(&c->rank[r], c->now + c->pass[r], c->now + longest);
     }
   }
   c->now += longest;

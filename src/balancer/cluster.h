@@ -45,9 +45,11 @@ typedef struct even_cluster {
   bool clocked;      /* ranks under a quota tell what the clock saw alone, not what their CPU time lasts by the quota */
   bool idles;        /* ranks without samples take no time, instead of that of a dummy batch */
   double together;   /* seconds of each step's end in which all exchange, and none works */
+  int meetings;      /* in each step's work all wait for all so often, after equal parts of it */
   double first_step; /* factor of the first step's time: warm-up; 0 is read as 1 */
   int64_t steps;
-  double exchange[EVEN_CLUSTER_RANKS]; /* of the last step: each rank's own part */
+  double exchange[EVEN_CLUSTER_RANKS]; /* of the last step: each rank's own part, … */
+  double pass[EVEN_CLUSTER_RANKS];     /* … and how long its work lasted, with what it waited in meetings */
 } even_cluster;
 
 /* One step of all ranks; its time is the slowest rank's, with its own part of the exchange. The same state draws the
