@@ -79,6 +79,7 @@ void even_trial_begin(even_trial *trial, double margin) {
   even_series_clear(&trial->after);
   trial->settling = SETTLE;
   trial->lost = 0.0;
+  trial->missed = 0;
   trial->margin = margin;
 }
 
@@ -122,11 +123,13 @@ even_trial_result even_trial_take(even_trial *trial, bool challenger, double sec
     }
     return EVEN_TRIAL_GOES_ON;
   }
-  if (trial->state == EVEN_TRIAL_CHALLENGER_RUNS) {
-    return challenger ? challenge(trial, seconds) : EVEN_TRIAL_GOES_ON;
+  bool awaited = challenger == (trial->state == EVEN_TRIAL_CHALLENGER_RUNS);
+  trial->missed = awaited ? 0 : trial->missed + 1;
+  if (!awaited) {
+    return trial->missed < EVEN_TRIAL_MISSED ? EVEN_TRIAL_GOES_ON : end(trial, EVEN_TRIAL_LOST);
   }
-  if (challenger) {
-    return EVEN_TRIAL_GOES_ON;
+  if (trial->state == EVEN_TRIAL_CHALLENGER_RUNS) {
+    return challenge(trial, seconds);
   }
   if (trial->settling > 0) {
     trial->settling--;

@@ -6,8 +6,10 @@
 #include <stdbool.h>
 
 enum {
-  EVEN_TRIAL_WINDOW = 48,   /* last steps of the split in force that are remembered */
-  EVEN_TRIAL_CHALLENGE = 32 /* steps of a challenger */
+  EVEN_TRIAL_WINDOW = 48,    /* last steps of the split in force that are remembered */
+  EVEN_TRIAL_CHALLENGE = 32, /* steps of a challenger */
+  EVEN_TRIAL_MISSED = 288 /* of the split whose turn it is not, more than shares are ever late: the other never comes,
+                             as where what runs of both is the same, since nobody may have a single sample */
 };
 
 /* Step times, the oldest overwritten. */
@@ -29,6 +31,7 @@ typedef struct even_trial {
   even_series before;
   even_series challenger;
   even_series after;
+  int missed;    /* steps, the last ones, that ran with the split whose turn it was not */
   int settling;  /* steps that are passed over: what the other split left behind wears off */
   double lost;   /* seconds that the challenger cost beyond the split in force */
   double margin; /* gain that it must show, as a part of a step */

@@ -55,10 +55,34 @@ static void faster_challenger_wins_when_the_other_split_has_not_become_faster_to
   }
 }
 
+/* Whatever else would keep the shares as they are for ever. */
+static void what_never_runs_has_lost(void **context) {
+  (void)context;
+  for (int ran = 0; ran <= 40; ran += 40) {
+    even_trial trial = begun();
+    even_trial_result result = EVEN_TRIAL_GOES_ON;
+    for (int step = 0; step < ran; step++) {
+      result = even_trial_take(&trial, true, 0.9);
+      assert_int_equal(result, EVEN_TRIAL_GOES_ON);
+    }
+    bool checked = ran > 0;
+    assert_int_equal(trial.state, checked ? EVEN_TRIAL_CHECKED : EVEN_TRIAL_CHALLENGER_RUNS);
+    int steps = 0;
+    for (; result == EVEN_TRIAL_GOES_ON; steps++) {
+      assert_true(steps < EVEN_TRIAL_MISSED);
+      result = even_trial_take(&trial, checked, 1.0);
+    }
+    assert_true(steps > 255);
+    assert_int_equal(result, EVEN_TRIAL_LOST);
+    assert_int_equal(trial.state, EVEN_TRIAL_IDLE);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(worst_challenger_costs_eight_steps_and_its_own_last),
       cmocka_unit_test(faster_challenger_wins_when_the_other_split_has_not_become_faster_too),
+      cmocka_unit_test(what_never_runs_has_lost),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
