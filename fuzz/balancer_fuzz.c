@@ -150,7 +150,12 @@ static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
     for (size_t r = 0; told && r < ranks; r++) {
       exchange[r] = take_seconds(in);
     }
-    even_status status = even_balancer_observe_exchange(balancer, timings, NULL, exchange);
+    double passes[MOST_RANKS] = {0.0};
+    bool waits = take_byte(in) % 2 == 0;
+    for (size_t r = 0; waits && r < ranks; r++) {
+      passes[r] = take_seconds(in);
+    }
+    even_status status = even_balancer_observe_waits(balancer, timings, NULL, exchange, passes);
     if (status != EVEN_OK && status != EVEN_ERR_ARGUMENT) {
       abort();
     }

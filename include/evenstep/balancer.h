@@ -149,6 +149,16 @@ EVEN_PUBLIC even_status even_balancer_observe_spared(even_balancer *balancer, co
 EVEN_PUBLIC even_status even_balancer_observe_exchange(even_balancer *balancer, const even_step_timing *timings,
                                                        const bool *spared,
                                                        const double *exchange_seconds) EVEN_MUST_USE;
+/* The same, with how long each rank's work lasted in a step in which it waited for others before the work was done
+ * (they meet within it: statistics of all ranks' samples, a script's own collectives): pass_seconds[r] with these
+ * waits, but without the vote, the exchange of gradients, and what busy_seconds leaves out as no part of a step; 0
+ * (NULL: all): it waited for nobody. A step's time is the longest of all ranks' busy and pass seconds wherever measured
+ * steps are compared, and where that stays longer than all ranks are busy, trials ask whether less for one of them is
+ * faster. Where all are 0 every share is, to the bit, what even_balancer_observe_exchange makes it. Numbers that are
+ * not finite or negative: as with timings. */
+EVEN_PUBLIC even_status even_balancer_observe_waits(even_balancer *balancer, const even_step_timing *timings,
+                                                    const bool *spared, const double *exchange_seconds,
+                                                    const double *pass_seconds) EVEN_MUST_USE;
 /* Shares for a step of `batch` samples (the global batch, or a smaller last one) into shares[ranks]. Asking changes
  * nothing: only what was observed decides on later shares. Errors: EVEN_ERR_ARGUMENT (batch < 1, or more than the caps
  * hold; the caller's policy gave no split of the batch), and those of the caller's policy. */

@@ -141,7 +141,7 @@ void even_balancer_close(even_balancer *b) {
 }
 
 static even_status check_timings(const even_balancer *b, const even_step_timing *timings,
-                                 const double *exchange_seconds) {
+                                 const double *exchange_seconds, const double *pass_seconds) {
   for (size_t r = 0; r < b->ranks; r++) {
     if (!isfinite(timings[r].busy_seconds) || timings[r].busy_seconds < 0.0 || timings[r].samples < 0) {
       return even_fail(EVEN_ERR_ARGUMENT, "balancer: rank %zu reports %g seconds for %" PRId64 " samples", r,
@@ -150,6 +150,10 @@ static even_status check_timings(const even_balancer *b, const even_step_timing 
     if (exchange_seconds != NULL && (!isfinite(exchange_seconds[r]) || exchange_seconds[r] < 0.0)) {
       return even_fail(EVEN_ERR_ARGUMENT, "balancer: rank %zu reports %g seconds of its own in the exchange", r,
                        exchange_seconds[r]);
+    }
+    if (pass_seconds != NULL && (!isfinite(pass_seconds[r]) || pass_seconds[r] < 0.0)) {
+      return even_fail(EVEN_ERR_ARGUMENT, "balancer: rank %zu reports %g seconds of work with its waits", r,
+                       pass_seconds[r]);
     }
   }
   return EVEN_OK;
@@ -182,16 +186,22 @@ even_status even_balancer_observe_spared(even_balancer *b, const even_step_timin
   return even_balancer_observe_exchange(b, timings, spared, NULL);
 }
 
-even_status even_balancer_observe_exchange(even_balancer *b, const even_step_timing *told, const bool *spared,
+even_status even_balancer_observe_exchange(even_balancer *b, const even_step_timing *timings, const bool *spared,
                                            const double *exchange_seconds) {
-  EVEN_TRY(check_timings(b, told, exchange_seconds));
+  return even_balancer_observe_waits(b, timings, spared, exchange_seconds, NULL);
+}
+
+even_status even_balancer_observe_waits(even_balancer *b, const even_step_timing *told, const bool *spared,
+                                        const double *exchange_seconds, const double *pass_seconds) {
+  EVEN_TRY(check_timings(b, told, exchange_seconds, pass_seconds));
   bool look = false;
   b->steps++;
   const even_step_timing *timings = even_exchange_take(b, told, exchange_seconds);
+  even_meetings_take(b, told, timings, pass_seconds);
   bool spoiled = b->steps > 1 && even_change_take(&b->change, b->models, b->last, timings, b->ranks, b->steps);
   memcpy(b->last, told, b->ranks * sizeof *b->last);
   if (spoiled && even_balancer_measured(b)) {
-    even_guard_pass(b, timings);
+    even_guard_pass(b);
     return EVEN_OK;
   }
   if (even_balancer_whole(b, timings)) {

@@ -88,11 +88,33 @@ double even_cluster_work(const even_cluster_rank *rank, double samples) {
   return rank->fixed + rank->per_sample * bent(rank, tiled(rank, samples)) + rank->per_piece * pieces;
 }
 
-/* Works off so many core seconds of each rank, a part before each meeting and one after the last: for how long each was
- * seen to work, and when it was done. */
-static void work_and_meet(even_cluster *c, const double *seconds, double *seen, double *done) {
+/* What of the rank's work, in a step of `samples`, its samples are. */
+static double part_of_samples(const even_cluster_rank *rank, int64_t samples) {
+  double many = samples > 0 ? (double)samples : 1.0;
+  double work = even_cluster_work(rank, many);
+  return work > 0.0 ? 1.0 - rank->fixed / work : 0.0;
+}
+
+/* What of a step's work the part before each meeting is, and that after the last; of a rank of whose work so much are
+ * its samples. */
+static double part_of_work(even_cluster *c, int part, double samples) {
+  double parts = (double)(c->meetings + 1);
+  double even = 1.0 / parts;
+  if (c->meetings == 0) {
+    return even;
+  }
+  if (c->uneven > 0.0) {
+    double falls = exp(-c->uneven / (double)c->meetings);
+    even = (1.0 - samples) / parts + samples * pow(falls, part) * (1.0 - falls) / (1.0 - pow(falls, parts));
+  }
+  return c->parts > 0.0 ? even * exp(c->parts * normal(c)) : even;
+}
+
+/* Works off so many core seconds of each rank, a part before each meeting and one after the last, and tells how many
+ * they became: for how long each was seen to work, and when it was done. */
+static void work_and_meet(even_cluster *c, const int64_t *shares, double *seconds, double *seen, double *done) {
   double at = c->now;
-  double part = 1.0 / (double)(c->meetings + 1);
+  double worked[EVEN_CLUSTER_RANKS] = {0.0};
   for (size_t r = 0; r < c->ranks; r++) {
     seen[r] = 0.0;
   }
@@ -100,9 +122,14 @@ static void work_and_meet(even_cluster *c, const double *seconds, double *seen, 
     double met = at;
     for (size_t r = 0; r < c->ranks; r++) {
       even_cluster_rank *rank = &c->rank[r];
-      double lasts = rank->quota > 0.0 ? throttled(rank, at, seconds[r] * part) : seconds[r] * part;
+      double part = seconds[r] * part_of_work(c, meeting, part_of_samples(rank, shares[r]));
+      double lasts = rank->quota > 0.0 ? throttled(rank, at, part) : part;
+      worked[r] += part;
       seen[r] += lasts;
       done[r] = at + lasts;
+      if (meeting < c->meetings && rank->meets > 0.0) {
+        done[r] += rank->quota > 0.0 ? throttled(rank, done[r], rank->meets) : rank->meets;
+      }
       met = fmax(met, done[r]);
     }
     for (size_t r = 0; meeting < c->meetings && r < c->ranks; r++) {
@@ -111,6 +138,9 @@ static void work_and_meet(even_cluster *c, const double *seconds, double *seen, 
       }
     }
     at = met;
+  }
+  for (size_t r = 0; c->meetings > 0 && r < c->ranks; r++) {
+    seconds[r] = worked[r];
   }
 }
 
@@ -134,7 +164,7 @@ double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timin
     }
     c->exchange[r] = own_part(c, rank);
   }
-  work_and_meet(c, work, seen, done);
+  work_and_meet(c, shares, work, seen, done);
   for (size_t r = 0; r < c->ranks; r++) {
     const even_cluster_rank *rank = &c->rank[r];
     double given = c->steps > 0 ? fmin(c->together, rank->period) : 0.0; /* as evenstep.step_times counts it */

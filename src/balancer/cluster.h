@@ -24,8 +24,9 @@ typedef struct even_cluster_rank {
   double quota;    /* of a core's time, in each period; 0: none. As the kernel's CPU quota does it: the work goes on at
                       full speed until the period's time is used up, then stands still until the next */
   double period;
-  double own;        /* seconds of the exchange that are its own, after all have met */
-  double own_noise;  /* each step takes 1 - own_noise … 1 + own_noise of them … */
+  double meets;     /* of a core, for each meeting within a step; no part of its work, as what it waits there is none */
+  double own;       /* seconds of the exchange that are its own, after all have met */
+  double own_noise; /* each step takes 1 - own_noise … 1 + own_noise of them … */
   double own_seldom; /* … and this part of the steps none */
   double left;       /* of this period's time */
   double wandered;   /* the logarithm now */
@@ -45,7 +46,9 @@ typedef struct even_cluster {
   bool clocked;      /* ranks under a quota tell what the clock saw alone, not what their CPU time lasts by the quota */
   bool idles;        /* ranks without samples take no time, instead of that of a dummy batch */
   double together;   /* seconds of each step's end in which all exchange, and none works */
-  int meetings;      /* in each step's work all wait for all so often, after equal parts of it */
+  int meetings;      /* in each step's work all wait for all so often, after equal parts of it … */
+  double uneven;     /* … but that its samples' work is less in each part, in the last by this logarithm … */
+  double parts;      /* … and each part's time scatters: standard deviation of its logarithm */
   double first_step; /* factor of the first step's time: warm-up; 0 is read as 1 */
   int64_t steps;
   double exchange[EVEN_CLUSTER_RANKS]; /* of the last step: each rank's own part, … */

@@ -163,7 +163,8 @@ void even_balancer_believe(even_balancer *b, int64_t batch) {
       double scatter = even_scatter_seconds(b->scatters[r], b->ranks, step);
       double headroom = even_scatter_headroom(scatter, steepness(model) / least);
       double floor = b->guard.floors[r];
-      if (floor * (double)b->current[r] > even_model_at(model, b->current[r])) {
+      int64_t share = b->current[r] + (b->guard.met[r] ? 1 : 0); /* what one sample more does to the others */
+      if (floor * (double)share > even_model_at(model, share)) {
         set_table(b, r, 0.0, floor, floor);
       } else if (even_model_bent(model)) {
         set_points(b, r, model->shape.samples, model->shape.seconds, model->shape.points, model->shape.slope, headroom);

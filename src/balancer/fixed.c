@@ -50,6 +50,6 @@ bool even_fixed_asked(const even_balancer *b, even_fixed_name name) {
 
 double even_fixed_trial_steps(even_balancer *b, even_fixed_name name, double mean) {
   even_balancer_believe(b, b->batch);
-  double loss = even_balancer_step_seconds(b, b->guard.fixed[name].shares) / mean - 1.0;
+  double loss = (even_balancer_step_seconds(b, b->guard.fixed[name].shares) + b->meetings.waited) / mean - 1.0;
   return loss > 0.0 ? fmin(loss * (double)EVEN_TRIAL_CHALLENGE, 4.0 + 4.0 * loss) : 0.0;
 }

@@ -28,6 +28,7 @@ void even_floors_forget(even_balancer *b) {
   for (size_t r = 0; r < b->ranks; r++) {
     if (b->models[r].sped_up) {
       b->guard.floors[r] = b->guard.floors_tried[r] = 0.0; /* nor does a trial's end bring it back */
+      b->guard.met[r] = false;
       b->models[r].sped_up = false;
     }
   }
@@ -89,7 +90,7 @@ even_status even_floors_release(even_balancer *b, bool *begun) {
     any = any || g->floors[r] > 0.0;
   }
   if (!any) {
-    g->next[EVEN_GUARD_RELEASE] = b->steps + EVEN_GUARD_SETTLED;
+    even_guard_wait(b, EVEN_GUARD_RELEASE);
   }
   for (int cuts = 0; any && !*begun && cuts < MOST_CUTS; cuts++) {
     for (size_t r = 0; r < b->ranks; r++) {

@@ -12,6 +12,7 @@
 
 enum {
   FIRST_CAUTION = 48,
+  FIRST_MEETINGS = 25, /* more than a checkpoint remembers: no trial begins of what is replayed */
   FIRST_RELEASE = 192,
   FIRST_EQUAL = 256,
   FIRST_RETURN = 256,
@@ -25,8 +26,9 @@ static const double often = 0.15;
 static const double changed_by = 1.6;
 /* What the trials of each question may cost of the run. */
 static const double trial_cost[EVEN_GUARD_QUESTIONS] = {
-    [EVEN_GUARD_CAUTION] = 0.01, [EVEN_GUARD_RELEASE] = 0.005, [EVEN_GUARD_MODELS] = 0.01, [EVEN_GUARD_SIZES] = 0.01,
-    [EVEN_GUARD_RATES] = 0.002,  [EVEN_GUARD_EQUAL] = 0.003,   [EVEN_GUARD_PRIOR] = 0.003, [EVEN_GUARD_RETURN] = 0.005};
+    [EVEN_GUARD_CAUTION] = 0.01, [EVEN_GUARD_MEETINGS] = 0.01, [EVEN_GUARD_RELEASE] = 0.005,
+    [EVEN_GUARD_MODELS] = 0.01,  [EVEN_GUARD_SIZES] = 0.01,    [EVEN_GUARD_RATES] = 0.002,
+    [EVEN_GUARD_EQUAL] = 0.003,  [EVEN_GUARD_PRIOR] = 0.003,   [EVEN_GUARD_RETURN] = 0.005};
 /* A gain that decides for a challenger. */
 static const double least_gain = 0.015;
 /* Where the models promise so much more than they did as a fixed split was measured faster, that is no longer true. */
@@ -39,9 +41,9 @@ static const double hoped_gain = 0.02;
 static const double memory = 1.0 - 1.0 / 32.0;
 
 static const int64_t first_pause[EVEN_GUARD_QUESTIONS] = {
-    [EVEN_GUARD_CAUTION] = FIRST_CAUTION, [EVEN_GUARD_RELEASE] = FIRST_RELEASE, [EVEN_GUARD_MODELS] = FIRST_CAUTION,
-    [EVEN_GUARD_SIZES] = FIRST_CAUTION,   [EVEN_GUARD_RATES] = FIRST_RATES,     [EVEN_GUARD_EQUAL] = FIRST_EQUAL,
-    [EVEN_GUARD_PRIOR] = FIRST_EQUAL,     [EVEN_GUARD_RETURN] = FIRST_RETURN,
+    [EVEN_GUARD_CAUTION] = FIRST_CAUTION, [EVEN_GUARD_MEETINGS] = FIRST_MEETINGS, [EVEN_GUARD_RELEASE] = FIRST_RELEASE,
+    [EVEN_GUARD_MODELS] = FIRST_CAUTION,  [EVEN_GUARD_SIZES] = FIRST_CAUTION,     [EVEN_GUARD_RATES] = FIRST_RATES,
+    [EVEN_GUARD_EQUAL] = FIRST_EQUAL,     [EVEN_GUARD_PRIOR] = FIRST_EQUAL,       [EVEN_GUARD_RETURN] = FIRST_RETURN,
 };
 
 even_status even_guard_open(even_guard *g, even_balancer *b) {
@@ -49,6 +51,7 @@ even_status even_guard_open(even_guard *g, even_balancer *b) {
   g->released = 0.9;
   EVEN_TRY(EVEN_NEW_ARRAY(&g->floors, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->floors_tried, b->ranks));
+  EVEN_TRY(EVEN_NEW_ARRAY(&g->met, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->blame, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->busy, b->ranks));
   EVEN_TRY(EVEN_NEW_ARRAY(&g->scatter, b->ranks));
@@ -67,6 +70,7 @@ even_status even_guard_open(even_guard *g, even_balancer *b) {
 void even_guard_close(even_guard *g) {
   even_free(g->floors);
   even_free(g->floors_tried);
+  even_free(g->met);
   even_free(g->blame);
   even_free(g->busy);
   even_free(g->scatter);
@@ -144,6 +148,7 @@ static void blame(even_balancer *b, const even_step_timing *timings) {
     }
   }
   g->busy_of += (longest - g->busy_of) * part;
+  even_meetings_remember(&b->meetings, part);
   g->blame[slowest] += (longest - second) * (1.0 - memory);
   g->blame_weight += (1.0 - g->blame_weight) * (1.0 - memory);
 }
@@ -191,7 +196,8 @@ even_status even_guard_caps_changed(even_balancer *b) {
   return EVEN_OK;
 }
 
-static void wait(even_balancer *b, even_guard_question question, bool won) {
+/* `again`: after a refusal, whether the same may well be asked as soon as this time. */
+static void wait(even_balancer *b, even_guard_question question, bool won, bool again) {
   even_guard *g = &b->guard;
   double mean = even_series_mean(&g->trial.before);
   double lost = g->trial.lost + even_change_seconds(&b->change); /* for the way back */
@@ -202,7 +208,7 @@ static void wait(even_balancer *b, even_guard_question question, bool won) {
   }
   int64_t cost = steps < (double)LONGEST_PAUSE ? (int64_t)steps : LONGEST_PAUSE;
   g->next[question] = b->steps + (*pause > cost ? *pause : cost);
-  if (!won && *pause < LONGEST_PAUSE) {
+  if (!won && !again && *pause < LONGEST_PAUSE) {
     *pause *= 2;
   }
 }
@@ -260,7 +266,8 @@ static void conclude(even_balancer *b, bool won) {
   if (on_fixed(question) && doubts(b, won)) {
     return;
   }
-  wait(b, question, won);
+  bool again = question == EVEN_GUARD_MEETINGS && !even_meetings_answer(b, won);
+  wait(b, question, won, again);
   if (on_fixed(question)) {
     answer_both(b, won);
   } else if (won) {
@@ -282,7 +289,7 @@ static void conclude(even_balancer *b, bool won) {
   }
 }
 
-static void begin_trial(even_balancer *b, even_guard_question question) {
+void even_guard_begin(even_balancer *b, even_guard_question question) {
   even_guard *g = &b->guard;
   memcpy(g->challenger, b->candidate, b->ranks * sizeof *g->challenger);
   g->question = question;
@@ -290,18 +297,27 @@ static void begin_trial(even_balancer *b, even_guard_question question) {
   even_trial_begin(&g->trial, least_gain);
 }
 
-even_status even_guard_challenge(even_balancer *b, even_guard_question question, bool *begun) {
+void even_guard_wait(even_balancer *b, even_guard_question question) {
+  b->guard.next[question] = b->steps + EVEN_GUARD_SETTLED;
+}
+
+even_status even_guard_candidate(even_balancer *b, bool *other) {
   even_guard *g = &b->guard;
   double *floors = g->floors;
   g->floors = g->floors_tried;
   even_status status = even_balancer_propose(b, NULL);
   g->floors = floors;
   EVEN_TRY(status);
-  *begun = !same(b, b->candidate, b->current);
+  *other = !same(b, b->candidate, b->current);
+  return EVEN_OK;
+}
+
+even_status even_guard_challenge(even_balancer *b, even_guard_question question, bool *begun) {
+  EVEN_TRY(even_guard_candidate(b, begun));
   if (*begun) {
-    begin_trial(b, question);
+    even_guard_begin(b, question);
   } else {
-    g->next[question] = b->steps + EVEN_GUARD_SETTLED; /* nothing to ask now */
+    even_guard_wait(b, question);
   }
   return EVEN_OK;
 }
@@ -316,9 +332,9 @@ static void try_candidate(even_balancer *b, even_guard_question question, bool a
   even_guard *g = &b->guard;
   if (any) {
     memcpy(g->floors_tried, g->floors, b->ranks * sizeof *g->floors);
-    begin_trial(b, question);
+    even_guard_begin(b, question);
   } else {
-    g->next[question] = b->steps + EVEN_GUARD_SETTLED;
+    even_guard_wait(b, question);
   }
 }
 
@@ -349,7 +365,7 @@ static void compare(even_balancer *b, even_fixed_name name, bool *begun) {
   bool back = g->in_force == name;
   even_guard_question question = back ? EVEN_GUARD_RETURN : about(name);
   if (!even_fixed_asked(b, name)) {
-    g->next[question] = b->steps + EVEN_GUARD_SETTLED;
+    even_guard_wait(b, question);
     g->doubted = EVEN_FIXED_NONE;
     return;
   }
@@ -376,18 +392,10 @@ static bool is_due(even_balancer *b, even_fixed_name name, double mean) {
          (even_fixed_trial_steps(b, name, mean) + changes) / trial_cost[question];
 }
 
-static double longest_of(const even_balancer *b, const even_step_timing *timings) {
-  double longest = 0.0;
-  for (size_t r = 0; r < b->ranks; r++) {
-    longest = fmax(longest, timings[r].busy_seconds);
-  }
-  return longest;
-}
-
-void even_guard_pass(even_balancer *b, const even_step_timing *timings) {
+void even_guard_pass(even_balancer *b) {
   even_trial *trial = &b->guard.trial;
   if (trial->state == EVEN_TRIAL_CHALLENGER_RUNS) {
-    trial->lost += fmax(0.0, longest_of(b, timings) - even_series_mean(&trial->before));
+    trial->lost += fmax(0.0, b->meetings.longest - even_series_mean(&trial->before));
   }
 }
 
@@ -409,11 +417,21 @@ static void leave_fixed(even_balancer *b) {
   }
 }
 
+/* What is asked before as many steps of a split are there as others have: where waits are long, they are no chance. */
+static even_status early(even_balancer *b) {
+  bool settled = even_series_count(&b->guard.trial.before) >= EVEN_GUARD_SETTLED;
+  bool begun = false;
+  if (settled && b->guard.in_force == EVEN_FIXED_NONE && even_meetings_are_long(b) && may_ask(b, EVEN_GUARD_MEETINGS)) {
+    EVEN_TRY(even_meetings_ask(b, &begun));
+  }
+  return EVEN_OK;
+}
+
 static even_status ask(even_balancer *b) {
   even_guard *g = &b->guard;
   bool begun = false;
   if (even_series_count(&g->trial.before) < EVEN_TRIAL_CHALLENGE) {
-    return EVEN_OK;
+    return early(b);
   }
   if (g->in_force != EVEN_FIXED_NONE) {
     if (may_ask(b, EVEN_GUARD_RETURN)) {
@@ -423,6 +441,9 @@ static even_status ask(even_balancer *b) {
   }
   if (may_ask(b, EVEN_GUARD_CAUTION)) {
     EVEN_TRY(even_floors_caution(b, &begun));
+  }
+  if (!begun && may_ask(b, EVEN_GUARD_MEETINGS)) {
+    EVEN_TRY(even_meetings_ask(b, &begun));
   }
   if (!begun && may_ask(b, EVEN_GUARD_RELEASE)) {
     EVEN_TRY(even_floors_release(b, &begun));
@@ -458,7 +479,7 @@ even_status even_guard_take(even_balancer *b, const even_step_timing *timings) {
   if (!running(g) && g->in_force != EVEN_FIXED_NONE && even_series_count(&g->trial.before) < EVEN_TRIAL_CHALLENGE) {
     leave_fixed(b); /* the window has just begun: something has changed */
   }
-  double longest = longest_of(b, timings);
+  double longest = b->meetings.longest;
   for (int name = 0; b->steps > 1 && b->steps < EVEN_TRIAL_CHALLENGE && name < EVEN_FIXED_COUNT; name++) {
     if (distance(b, timings, g->fixed[name].shares) == 0) {
       even_fixed_take(&g->fixed[name], longest);

@@ -17,14 +17,15 @@ static const double EVEN_GUARD_FAR = 1.0 / 3.0;
 
 /* What a trial asks. */
 typedef enum even_guard_question {
-  EVEN_GUARD_CAUTION, /* does a rank that is mostly fast, and sometimes stopped, do better with less? */
-  EVEN_GUARD_RELEASE, /* does one that was cut do as well with more? */
-  EVEN_GUARD_MODELS,  /* ranks are bursty: is the split that the models propose faster? */
-  EVEN_GUARD_SIZES,   /* times are no straight lines: is a size that never ran as fast as the next smaller one? */
-  EVEN_GUARD_RATES,   /* ranks take unequal times: would shares by what each does in a second be faster? */
-  EVEN_GUARD_EQUAL,   /* would equal shares be faster? */
-  EVEN_GUARD_PRIOR,   /* would the profile's be? */
-  EVEN_GUARD_RETURN,  /* one of these two is in force: would the models' split be faster now? */
+  EVEN_GUARD_CAUTION,  /* does a rank that is mostly fast, and sometimes stopped, do better with less? */
+  EVEN_GUARD_MEETINGS, /* ranks wait for one another within steps: is less for one of them faster? */
+  EVEN_GUARD_RELEASE,  /* does one that was cut do as well with more? */
+  EVEN_GUARD_MODELS,   /* ranks are bursty: is the split that the models propose faster? */
+  EVEN_GUARD_SIZES,    /* times are no straight lines: is a size that never ran as fast as the next smaller one? */
+  EVEN_GUARD_RATES,    /* ranks take unequal times: would shares by what each does in a second be faster? */
+  EVEN_GUARD_EQUAL,    /* would equal shares be faster? */
+  EVEN_GUARD_PRIOR,    /* would the profile's be? */
+  EVEN_GUARD_RETURN,   /* one of these two is in force: would the models' split be faster now? */
   EVEN_GUARD_QUESTIONS
 } even_guard_question;
 
@@ -32,6 +33,7 @@ typedef struct even_guard {
   size_t ranks;
   double *floors;       /* seconds that a sample takes a rank at least, whatever its busy seconds say; 0: no floor */
   double *floors_tried; /* of the challenger */
+  bool *met;            /* its floor is for what others wait for it within steps: it counts at any share */
   double *blame;        /* seconds that the others waited for each rank alone, of late */
   double blame_weight;  /* how much of a memory it has */
   double *busy;         /* mean busy seconds of each rank, of late */
@@ -62,7 +64,7 @@ void even_guard_close(even_guard *guard);
 /* Takes one step's timings; ends and begins trials. */
 even_status even_guard_take(struct even_balancer *balancer, const even_step_timing *timings) EVEN_MUST_USE;
 /* Takes a step that says nothing of a split, for a change to it took its time: a trial that runs has cost it. */
-void even_guard_pass(struct even_balancer *balancer, const even_step_timing *timings);
+void even_guard_pass(struct even_balancer *balancer);
 /* The rank's steps took so many seconds more than was taken (< 0: fewer); even_guard_begin_anew follows. */
 void even_guard_shift(even_guard *guard, size_t rank, double seconds);
 /* What was measured of splits is no longer true: a trial is given up, and the one in force is measured anew. */
@@ -74,6 +76,12 @@ even_status even_guard_caps_changed(struct even_balancer *balancer) EVEN_MUST_US
 /* Whether `guard.floors_tried` lead to another split, which then is the challenger. */
 even_status even_guard_challenge(struct even_balancer *balancer, even_guard_question question,
                                  bool *begun) EVEN_MUST_USE;
+/* Its halves: the split that these floors lead to, as b->candidate, and whether it is another than the one that runs; …
+ */
+even_status even_guard_candidate(struct even_balancer *balancer, bool *other) EVEN_MUST_USE;
+/* … the trial of b->candidate and `guard.floors_tried`; or the question's next turn is some steps away. */
+void even_guard_begin(struct even_balancer *balancer, even_guard_question question);
+void even_guard_wait(struct even_balancer *balancer, even_guard_question question);
 /* The shares of a whole batch that are to run now. */
 const int64_t *even_guard_shares(const struct even_balancer *balancer);
 

@@ -6,6 +6,7 @@
 #include "balancer/exchange.h"
 #include "balancer/guard.h"
 #include "balancer/level.h"
+#include "balancer/meetings.h"
 #include "balancer/model.h"
 #include "balancer/replay.h"
 #include "balancer/scatter.h"
@@ -40,6 +41,7 @@ struct even_balancer {
   even_level level;
   even_change change;
   even_exchange exchange;
+  even_meetings meetings;
   even_step_timing *last; /* the last step that was observed, as it was told */
   even_policy_function choose;
   void *choose_context;

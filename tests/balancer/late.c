@@ -45,7 +45,8 @@ static void step(late_job *job) {
   job->seconds += even_cluster_step(&job->ranks, job->ran, timings);
   job->best_seconds += even_cluster_step(&job->twin, best, ignored);
   const double *told = job->silent ? NULL : job->ranks.exchange;
-  assert_int_equal(even_balancer_observe_exchange(job->balancer, timings, NULL, told), EVEN_OK);
+  const double *passes = job->waits ? job->ranks.pass : NULL;
+  assert_int_equal(even_balancer_observe_waits(job->balancer, timings, NULL, told, passes), EVEN_OK);
   assert_int_equal(even_balancer_shares(job->balancer, job->batch, job->queue[LATE_AHEAD]), EVEN_OK);
 }
 

@@ -18,6 +18,7 @@ typedef struct late_job {
   int64_t queue[LATE_AHEAD + 1][EVEN_CLUSTER_RANKS]; /* the next step's shares first */
   int64_t ran[EVEN_CLUSTER_RANKS];                   /* the last step's */
   bool silent;                                       /* nobody tells its own part of the exchange */
+  bool waits;                                        /* all tell how long their work lasted with its waits */
   double seconds;                                    /* of all steps so far … */
   double best_seconds;                               /* … and the twin's */
   int changes;                                       /* steps with other shares than the one before */
