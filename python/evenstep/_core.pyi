@@ -505,9 +505,11 @@ class Balancer:
         timings: Sequence[tuple[int, float]],
         spared: Sequence[int] = ...,
         exchange: Sequence[float] | None = ...,
+        passes: Sequence[float] | None = ...,
         /,
     ) -> None:
-        """exchange: seconds that each rank needed for the exchange by itself."""
+        """exchange: seconds that each rank needed for the exchange by itself. passes: busy seconds with what was waited for
+        others within the step; 0: nothing was."""
     def shares(self, batch: int = ..., /) -> list[int]: ...
     def without_caps(self) -> tuple[list[int], float]: ...
     def predict(self, rank: int, samples: int, /) -> float: ...

@@ -19,7 +19,7 @@ from evenstep.policies import Policy
 from evenstep.random_generators import seed_generators
 from evenstep.share_samples import Place
 from evenstep.share_schedule import Schedule, ShareSchedule
-from evenstep.shares import Shares, at_least_one
+from evenstep.shares import Shares, at_least_one, remembered
 
 _FETCH, _COLLATE, FORWARD = range(3)  # what a block's random numbers are for
 
@@ -165,11 +165,16 @@ class BlockShares(Shares):
         step_seconds: float,
         spared: Sequence[int] = (),
         exchange: Sequence[float] = (),
+        passes: Sequence[float] = (),
     ) -> None:
         """spared: ranks whose backward was left out; a block's never is, and a rank without blocks tells its time as it is.
         exchange: in blocks no rank has a part of its own."""
-        self._balancer.observe([(blocks_in(samples, self.block), seconds) for samples, seconds in timings])
-        self._timings.append([tuple(pair) for pair in timings])
+        told = passes if any(passes) else None
+        self._balancer.observe(
+            [(blocks_in(samples, self.block), seconds) for samples, seconds in timings], (), None, told
+        )
+        rows = zip(timings, told or [0.0] * self.ranks)
+        self._timings.append([remembered(pair, False, 0.0, lasted) for pair, lasted in rows])
 
     def take_micro_batches(self, told: Sequence[tuple[int, float]]) -> None:
         """Shares are counted in blocks, each of which runs by itself."""

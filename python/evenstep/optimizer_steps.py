@@ -122,7 +122,13 @@ class OptimizerSteps:
         observing = {id(loader.shares): loader.shares for loader in loaders if loader.shares is not None}
         for shares in observing.values() if timings else ():
             shares.take_micro_batches([(one.micro_batch, one.piece_samples) for one in steps.told])
-            shares.observe(timings, steps.step_seconds, steps.spared, [one.exchange_seconds for one in steps.told])
+            shares.observe(
+                timings,
+                steps.step_seconds,
+                steps.spared,
+                [one.exchange_seconds for one in steps.told],
+                [one.pass_seconds / max(1, one.batches) for one in steps.told],
+            )
             for kind, news in (
                 (_core.EVENT_BALANCING, shares.turned()),
                 (_core.EVENT_LEFT_OUT, shares.left_out(timings)),

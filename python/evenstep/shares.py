@@ -60,8 +60,10 @@ def crowded(batch: int, ranks: int) -> tuple[str, str]:
     )
 
 
-def _remembered(timing: tuple[float, ...], spared: bool, own: float) -> tuple[float, ...]:
+def remembered(timing: tuple[float, ...], spared: bool, own: float, lasted: float) -> tuple[float, ...]:
     """One rank's step as checkpoints have it: no longer than it has to be."""
+    if lasted > 0:
+        return (*timing, int(spared), own, lasted)
     if own > 0:
         return (*timing, int(spared), own)
     return (*timing, 1) if spared else timing
@@ -69,6 +71,10 @@ def _remembered(timing: tuple[float, ...], spared: bool, own: float) -> tuple[fl
 
 def _own_part(remembered: Sequence[float]) -> float:
     return float(remembered[3]) if len(remembered) > 3 else 0.0
+
+
+def _pass(remembered: Sequence[float]) -> float:
+    return float(remembered[4]) if len(remembered) > 4 else 0.0
 
 
 class Shares:
@@ -142,8 +148,8 @@ class Shares:
             row = [one[-back] if one is not None and len(one) >= back else None for one in known]
             there = [pair for pair in row if pair is not None]
             usual = tuple(sum(pair[i] for pair in there) / len(there) for i in range(2))
-            own = sum(map(_own_part, there)) / len(there)
-            rows.append([_remembered(usual, False, own) if pair is None else pair for pair in row])
+            own, lasted = (sum(map(part, there)) / len(there) for part in (_own_part, _pass))
+            rows.append([remembered(usual, False, own, lasted) if pair is None else pair for pair in row])
         self.learn(rows)
 
     def _among(
@@ -260,15 +266,19 @@ class Shares:
         step_seconds: float,
         spared: Sequence[int] = (),
         exchange: Sequence[float] = (),
+        passes: Sequence[float] = (),
     ) -> None:
-        """spared: ranks without samples that left out backward. exchange: seconds of each rank's own part of the exchange."""
+        """spared: ranks without samples that left out backward. exchange: seconds of each rank's own part of the exchange.
+        passes: as the busy seconds, with what was waited for others within the step; 0: nothing was."""
         if self._plan is not None:
             self._plan.observe(timings, step_seconds)
             return
-        told = exchange if any(exchange) else None
-        self._balancer.observe(timings, spared, told)
-        rows = zip(timings, told or [0.0] * self.ranks)
-        self._timings.append([_remembered(pair, rank in spared, own) for rank, (pair, own) in enumerate(rows)])
+        own = exchange if any(exchange) else None
+        lasted = passes if any(passes) else None
+        self._balancer.observe(timings, spared, own, lasted)
+        none = [0.0] * self.ranks
+        rows = zip(timings, own or none, lasted or none)
+        self._timings.append([remembered(pair, rank in spared, *more) for rank, (pair, *more) in enumerate(rows)])
 
     def take_micro_batches(self, told: Sequence[tuple[int, float]]) -> None:
         """What the ranks told in a step, before that is observed: of how many samples the pieces are that they run a larger share
@@ -322,8 +332,9 @@ class Shares:
         return self._timings[-1] if self._timings else []
 
     def state(self) -> list[list[list[float]]]:
-        """The last steps' timings, (samples, seconds) for each rank, 1 or 0 where it left out backward or not, and the seconds
-        of its own part of the exchange; both may be missing. What the balancer knows, whatever it makes of it."""
+        """The last steps' timings, (samples, seconds) for each rank, 1 or 0 where it left out backward or not, the seconds of its
+        own part of the exchange, and those with what it waited within the step; these may be missing. What the balancer knows,
+        whatever it makes of it."""
         return [[list(pair) for pair in timings] for timings in self._timings]
 
     def learn(self, state: Sequence[Sequence[Sequence[float]]]) -> None:
@@ -333,7 +344,7 @@ class Shares:
         for timings in state:
             spared = [rank for rank, one in enumerate(timings) if len(one) > 2 and one[2]]
             told = [(int(one[0]), float(one[1])) for one in timings]
-            self.observe(told, math.nan, spared, list(map(_own_part, timings)))
+            self.observe(told, math.nan, spared, list(map(_own_part, timings)), list(map(_pass, timings)))
 
     def turned(self) -> tuple[int, str] | None:
         """(1, measured times) once the models' split was measured slower than equal shares, which run from now on; (2,

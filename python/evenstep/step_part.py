@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from evenstep.steps import Steps
 
 
-_Counts = tuple[int, int, int, int]  # samples of this rank and of all, batches, ns in which this rank was busy
-_NOTHING = (0, 0, 0, 0)
+# samples of this rank and of all, batches; ns in which this rank was busy, by its quota, by the clock alone, and waited for
+# others within the step
+_Counts = tuple[int, int, int, int, int, int]
+_NOTHING = (0, 0, 0, 0, 0, 0)
 
 
 class StepPart:
@@ -39,13 +41,13 @@ class StepPart:
         self.checksum = self._drawn = 0
         self._untold = _NOTHING
 
-    def begins_anew(self, told: bool = True, busy_ns: int = 0) -> None:
-        """After a commit. told: nothing is left for the next vote. busy_ns: of a step that had none."""
+    def begins_anew(self, told: bool = True, busy_ns: int = 0, seen_ns: int = 0, waited_ns: int = 0) -> None:
+        """After a commit. told: nothing is left for the next vote. Times: of a step that had none, as _Counts has them."""
         if told:
             self._forget_untold()
         else:
             self._drawn += self.batches
-            step = (self.samples, self.total, self.batches, busy_ns)
+            step = (self.samples, self.total, self.batches, busy_ns, seen_ns, waited_ns)
             self._untold = _added(self._untold, step)
         self._begin()
         self.loss.sum = 0.0
@@ -73,7 +75,9 @@ class StepPart:
 
     def ballot(self, steps: Steps, weight: float, busy_ns: int, flags: int) -> vote.Ballot:
         watch = steps.memory.watch if steps.memory is not None else None
-        samples, total, batches, busy_ns = _added(self._untold, (self.samples, self.total, self.batches, busy_ns))
+        times = (steps.times.seen, steps.times.waited) if busy_ns else (0, 0)
+        now = (self.samples, self.total, self.batches, busy_ns, *times)
+        samples, total, batches, busy_ns, seen_ns, waited_ns = _added(self._untold, now)
         return vote.Ballot(
             backward=self.backwards,
             step=steps.step,
@@ -98,11 +102,12 @@ class StepPart:
             piece_samples=steps.micro_batch[1],
             changed=_bits(steps.syncs, "changed"),
             drawn=self._drawn + self.batches,
+            pass_seconds=(seen_ns + waited_ns) / 1e9 if waited_ns else 0.0,
         )
 
 
 def _added(one: _Counts, other: _Counts) -> _Counts:
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3])
+    return tuple(map(sum, zip(one, other)))  # type: ignore[return-value]
 
 
 def _bits(syncs: list[GradientSync], which: str) -> int:

@@ -42,6 +42,11 @@ class StepTimes:
         self._voted: tuple[int, int] | None = None  # when all ranks were at the exchange under way; CPU time then
         self._exchanges: list[tuple[int, int]] = []  # the last one of the step before, all of this one: ns; CPU time
         self.seen = 0  # of the pass that was asked for last, by the clock alone
+        self.waited = 0  # ns of it beside, for others within the step, before it was done
+        self._blocked_at_step = 0  # from when on what is blocked is such a wait …
+        self._apart_at_step = 0  # … and how much of evaluation and checkpoints was
+        self._blocked_at_vote = 0
+        self._exchanged = 0  # ns blocked in votes and exchanges of gradients since then
         self._sync_end = now
         self._used_reference = self._used_at_sync = self._used_ns()  # CPU time
         self._last_end = self._end_at_sync = now  # of the last backward before the step's work
@@ -120,6 +125,7 @@ class StepTimes:
         apart, before = self._apart, self._apart_reference
         blocked = self.blocked_ns() - self._blocked_reference
         self.seen = seen = max(0, end_ns - self._reference - blocked - (apart.idle - before.idle))
+        self._waits()
         if self._quota is None:
             return seen
         # what was waited for others may have been polled, and is no work
@@ -128,6 +134,17 @@ class StepTimes:
         if used <= seen * self._quota.bound.cores:
             return seen
         return max(seen, self._lasts(used, self._quota.look(), end_ns))  # another one, perhaps, than it was
+
+    def _waits(self) -> None:
+        """What this rank has waited within the step: where the others have samples of theirs in its statistics, or the script
+        calls a collective of its own. Not from the last exchange to the optimizer's step, in which all meet to commit it."""
+        self._blocked_at_vote = self.blocked_ns()
+        blocked = self._blocked_at_vote - self._blocked_at_step - self._exchanged
+        self.waited = max(0, blocked - (self._apart.blocked - self._apart_at_step))
+
+    def _step_begins(self) -> None:
+        """From now on, what is waited is waited within it."""
+        self._blocked_at_step, self._apart_at_step, self._exchanged = self.blocked_ns(), self._apart.blocked, 0
 
     def _used_ns(self) -> int:
         return self._quota.used_ns() if self._quota is not None else 0
@@ -150,6 +167,7 @@ class StepTimes:
         """The gradients of the backward that ended then are whole."""
         self._sync_end, self._used_at_sync, self._end_at_sync = _core.clock_ns(), self._used_ns(), end_ns
         self._blocked_at_sync, self._apart_at_sync = self.blocked_ns(), self._apart
+        self._exchanged += self._blocked_at_sync - self._blocked_at_vote
         since, used = self._voted or (self._sync_end, self._used_at_sync)
         self._exchanges.append((self._sync_end - since, self._used_at_sync - used))
         self._voted = None
@@ -163,6 +181,7 @@ class StepTimes:
         self._last_end = self._end_at_sync
         del self._exchanges[:-1]
         self._blocked_reference, self._apart_reference = self._blocked_at_sync, self._apart_at_sync
+        self._step_begins()
 
     def begin_anew(self) -> None:
         """The step begins now."""
@@ -172,12 +191,14 @@ class StepTimes:
         self._blocked_reference = self._blocked_at_sync = self.blocked_ns()
         self._apart_reference = self._apart_at_sync = self._apart
         self._exchanges, self._voted = [], None
+        self._step_begins()
 
     def stepped(self, step: int) -> tuple[int, int]:
         """The optimizer has made it: when, and how long it was since the one before."""
         now = _core.clock_ns()
         self._telemetry.span(_core.SPAN_OPTIMIZER, step, self._sync_end, now - self._sync_end)
         duration, self._step_end = now - self._step_end, now
+        self._step_begins()
         return now, duration
 
     @property

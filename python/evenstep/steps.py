@@ -547,7 +547,8 @@ class Steps:
             self.telemetry.event(_core.EVENT_SHARES, self.step, plan.total, words)
         if not any(sync.local for sync in self.syncs):
             self.saved.tell(self.step, aloud=self.group.rank == 0)
-        self._part.begins_anew(bool(ballots) or late or not self.quiet.agreed, self._busy if passed else 0)
+        busy = (self._busy, self.times.seen, self.times.waited) if passed else (0, 0, 0)
+        self._part.begins_anew(bool(ballots) or late or not self.quiet.agreed, *busy)
         self._had_at_step = dict(self._had)
         if passed:
             self.times.committed(self._batches)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from evenstep._core import EvenstepError
 from evenstep.memory import UNKNOWN as UNKNOWN
 
-_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQdqdQi")
+_FORMAT = struct.Struct("<qqqqdddQQQQIIiqqdQdqdQid")
 BYTES = _FORMAT.size
 
 WANTS_CHECKPOINT = 1
@@ -57,6 +57,7 @@ class Ballot:
         0  # a bit for each model: static_graph was said, and it has gradients of other parameters than before
     )
     drawn: int = 0  # batches, of any shares
+    pass_seconds: float = 0.0  # as busy_seconds, with what was waited for others before the vote; 0: nothing was
 
     @property
     def lead(self) -> int:
@@ -87,6 +88,7 @@ class Ballot:
             self.piece_samples,
             self.changed,
             self.drawn,
+            self.pass_seconds,
         )
 
 

@@ -177,8 +177,10 @@ static PyObject *balancer_observe(PyObject *object, PyObject *arguments) {
   PyObject *timings = NULL;
   PyObject *ranks = NULL;
   PyObject *exchange = Py_None;
+  PyObject *passes = Py_None;
   double *exchange_seconds = NULL;
-  if (!PyArg_ParseTuple(arguments, "O|OO:observe", &timings, &ranks, &exchange)) {
+  double *pass_seconds = NULL;
+  if (!PyArg_ParseTuple(arguments, "O|OOO:observe", &timings, &ranks, &exchange, &passes)) {
     return NULL;
   }
   PyObject *tuple = even_ext_one_a_rank(timings, self->ranks, "timings");
@@ -188,16 +190,18 @@ static PyObject *balancer_observe(PyObject *object, PyObject *arguments) {
   even_step_timing *timing = even_ext_array(self->ranks, sizeof *timing);
   bool *spared = timing != NULL ? even_ext_array(self->ranks, sizeof *spared) : NULL;
   bool read = spared != NULL && (ranks == NULL || read_spared(ranks, self->ranks, spared) == 0) &&
-              even_ext_as_doubles(exchange, self->ranks, "exchange", &exchange_seconds) == 0;
+              even_ext_as_doubles(exchange, self->ranks, "exchange", &exchange_seconds) == 0 &&
+              even_ext_as_doubles(passes, self->ranks, "passes", &pass_seconds) == 0;
   for (size_t r = 0; read && r < self->ranks; r++) {
     read = even_ext_as_pair(PyTuple_GetItem(tuple, (Py_ssize_t)r), &timing[r].samples, &timing[r].busy_seconds) == 0;
   }
   Py_DECREF(tuple);
   even_status status =
-      read ? even_balancer_observe_exchange(self->balancer, timing, spared, exchange_seconds) : EVEN_OK;
+      read ? even_balancer_observe_waits(self->balancer, timing, spared, exchange_seconds, pass_seconds) : EVEN_OK;
   PyMem_Free(timing);
   PyMem_Free(spared);
   PyMem_Free(exchange_seconds);
+  PyMem_Free(pass_seconds);
   if (!read || status != EVEN_OK) {
     return read ? even_ext_raise(status) : NULL;
   }
@@ -311,8 +315,9 @@ static PyObject *balancer_policy(PyObject *object, void *closure) {
 
 static PyMethodDef balancer_methods[] = {
     {"observe", balancer_observe, METH_VARARGS,
-     "observe(timings, spared=(), exchange=None): takes one step, a pair (samples, busy seconds) for each rank; those "
-     "that left out part of a dummy batch's work; the seconds that each needed for the exchange by itself"},
+     "observe(timings, spared=(), exchange=None, passes=None): takes one step, a pair (samples, busy seconds) for each "
+     "rank; those that left out part of a dummy batch's work; the seconds that each needed for the exchange by itself; "
+     "its busy seconds with what it waited for others within the step, 0 where that is nothing"},
     {"shares", balancer_shares, METH_VARARGS, "shares(batch=the global batch) -> the samples of each rank"},
     {"set_caps", balancer_set_caps, METH_O,
      "set_caps(caps): most samples of each rank from now on; None for one or all: no cap"},
