@@ -35,6 +35,11 @@ even_status even_cli_python(const char *wish, even_text *out) {
     }
     return even_text_status(out);
   }
+  const char *main_python = getenv("EVENSTEP_MAIN_PYTHON");
+  if (main_python != NULL && main_python[0] != '\0') {
+    even_text_add(out, main_python);
+    return even_text_status(out);
+  }
   EVEN_TRY(python_beside_us(out));
   if (out->length == 0) {
     even_text_add(out, variable != NULL && variable[0] != '\0' ? variable : "python3");

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
 
 
 def _program() -> str | None:
@@ -14,9 +16,11 @@ def _program() -> str | None:
         installed = files("evenstep") or []
     except PackageNotFoundError:  # a build in the tree
         installed = []
-    for file in installed:
-        if file.name == "evenstep" and file.parent.name == "bin":
-            return os.path.realpath(file.locate())
+    places = [str(file.locate()) for file in installed if file.name == "evenstep" and file.parent.name == "bin"]
+    places.append(str(Path(__file__).parent.parent / "bin" / "evenstep"))  # pip install --target names another one
+    for place in places:
+        if os.path.isfile(place) and os.access(place, os.X_OK):
+            return os.path.realpath(place)
     return shutil.which("evenstep")
 
 
@@ -26,7 +30,9 @@ def main() -> None:
         sys.exit(
             "evenstep: the program was not installed with this package, and is not on PATH: pip install . in the source tree"
         )
-    os.environ.setdefault("EVENSTEP_PYTHON", sys.executable)
+    os.environ["EVENSTEP_MAIN_PYTHON"] = sys.executable  # cli/python.c
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and by whatever it becomes
+        signal.signal(ignored, signal.SIG_DFL)
     os.execv(program, ["evenstep", *sys.argv[1:]])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 import warnings
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -178,11 +179,24 @@ def _meet(variables: MutableMapping[str, str], place: Place) -> None:
     variables.setdefault("MASTER_PORT", str(port))
 
 
+def _becomes_the_program() -> bool:
+    """Whether this is `python -m evenstep …`, of which the package is imported before __main__.py makes it the program: that
+    one starts ranks, and is none. (Until then sys.argv begins with "-m"; sys.orig_argv there is from Python 3.10 on.)"""
+    if sys.argv[:1] != ["-m"]:
+        return False
+    try:
+        words = Path("/proc/self/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return False
+    module = words[-len(sys.argv)] if len(words) > len(sys.argv) else b""  # behind it, what is in sys.argv
+    return re.fullmatch(rb"(-[A-Za-z]*m)?evenstep(\.__main__)?", module) is not None
+
+
 def adopt(variables: MutableMapping[str, str] | None = None) -> None:
     """Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in a process of mpirun's or srun's that
     has none of its own. On several hosts without MASTER_ADDR, MPI is started to say where rank 0 is; srun says it itself."""
     v = os.environ if variables is None else variables
-    if "RANK" in v or "WORLD_SIZE" in v:
+    if "RANK" in v or "WORLD_SIZE" in v or _becomes_the_program():
         return
     place = find_place(v)
     if place is None:

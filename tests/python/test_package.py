@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +59,44 @@ class _File:
 
 
 @pytest.fixture
-def executed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+def executed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     calls: list[list[str]] = []
     monkeypatch.setattr(program.os, "execv", lambda path, arguments: calls.append([path, *arguments]))
     monkeypatch.setattr(sys, "argv", ["__main__.py", "run", "-n", "2"])
-    monkeypatch.setenv("EVENSTEP_PYTHON", "taken back at the end")
-    monkeypatch.delenv("EVENSTEP_PYTHON")
-    return calls
+    monkeypatch.setenv("EVENSTEP_MAIN_PYTHON", "taken back at the end")
+    handled = {number: signal.getsignal(number) for number in (signal.SIGPIPE, signal.SIGXFSZ)}
+    yield calls
+    for number, handler in handled.items():
+        signal.signal(number, handler)
+
+
+def _runs(place: Path) -> Path:
+    place.parent.mkdir(parents=True)
+    place.write_text("#!/bin/sh\nenv\n", encoding="utf-8")
+    place.chmod(0o755)
+    return place
 
 
 def test_m_is_the_program_that_was_installed_with_the_package(
     executed: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    there = [_File(tmp_path / "lib/evenstep/__init__.py"), _File(tmp_path / "bin/evenstep")]
+    there = [_File(tmp_path / "lib/evenstep/__init__.py"), _File(_runs(tmp_path / "bin/evenstep"))]
     monkeypatch.setattr(program, "files", lambda _: there)
     program.main()
     assert executed == [[str(tmp_path / "bin/evenstep"), "evenstep", "run", "-n", "2"]]
-    assert os.environ["EVENSTEP_PYTHON"] == sys.executable
+    assert os.environ["EVENSTEP_MAIN_PYTHON"] == sys.executable
+    assert {signal.getsignal(signal.SIGPIPE), signal.getsignal(signal.SIGXFSZ)} == {signal.SIG_DFL}
+
+
+def test_m_of_an_installation_elsewhere_is_the_program_beside_the_package(
+    executed: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As pip install --target leaves it: the program is not where RECORD says."""
+    beside = _runs(tmp_path / "target/bin/evenstep")
+    monkeypatch.setattr(program, "files", lambda _: [_File(tmp_path / "bin/evenstep")])
+    monkeypatch.setattr(program, "__file__", str(tmp_path / "target/evenstep/__main__.py"))
+    program.main()
+    assert [call[0] for call in executed] == [str(beside)]
 
 
 def test_m_without_an_installation_takes_the_program_on_path_and_else_says_so(
@@ -85,3 +109,30 @@ def test_m_without_an_installation_takes_the_program_on_path_and_else_says_so(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(SystemExit, match="was not installed with this package"):
         program.main()
+
+
+@pytest.mark.parametrize("words", [["-m", "evenstep"], ["-um", "evenstep"], ["-mevenstep"]])
+def test_m_is_no_rank_of_a_launcher_and_takes_the_programs_place_before_it_is_one(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """On several hosts MPI would be started, and thrown away; on one the program would inherit the place of a rank."""
+    _runs(tmp_path / "bin/evenstep")
+    (tmp_path / "evenstep").symlink_to(Path(es.__file__).parent)
+    (tmp_path / "evenstep-0.dist-info").mkdir()
+    (tmp_path / "evenstep-0.dist-info/METADATA").write_text("Name: evenstep\nVersion: 0\n", encoding="utf-8")
+    own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
+    own |= {"PYTHONPATH": str(tmp_path)}
+    own |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    own |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    run = subprocess.run(
+        [sys.executable, *words, "run", "-m", "evenstep"],
+        env=own,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    told = dict(line.split("=", 1) for line in run.stdout.splitlines() if "=" in line)
+    assert told["EVENSTEP_MAIN_PYTHON"] == sys.executable
+    assert "RANK" not in told
+    assert "MASTER_PORT" not in told
