@@ -86,7 +86,7 @@ typedef struct even_device_comm_params {
                          and even_device_comm_shrink, or _abort, frees its streams */
 } even_device_comm_params;
 
-/* Comes together with the other ranks of `id`. */
+/* Comes together with the other ranks of `id`. As by the others below, *out is NULL where it fails. */
 EVEN_PUBLIC even_status even_device_comm_open(const even_device_comm_params *params, const even_device_comm_id *id,
                                               even_device_comm **out) EVEN_MUST_USE;
 /* Lets what is on the streams end (within the time limit, else it is aborted) and frees the communicator. NULL is

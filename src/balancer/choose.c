@@ -71,7 +71,8 @@ even_status even_balancer_ask_callback(even_balancer *b, int64_t batch, int64_t 
                                  .fixed_seconds = b->view_fixed,
                                  .seconds_per_sample = b->view_slope,
                                  .proposed = b->candidate};
-  EVEN_TRY(even_error_told(b->choose(b->choose_context, &view, shares)));
+  const even_error aside = even_error_aside();
+  EVEN_TRY(even_error_told(b->choose(b->choose_context, &view, shares), &aside));
   return check(b, batch, shares);
 }
 

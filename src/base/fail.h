@@ -31,8 +31,11 @@ even_status even_error_prefix(const char *format, ...) EVEN_PRINTF(1, 2);
  * saying why, or another call failed since) the table's text, which becomes the last error. Never NULL. */
 const even_error *even_error_of(even_status status);
 
-/* What a function of the caller's has returned, which may have recorded nothing, or something else. Returns it. */
-even_status even_error_told(even_status status);
+/* Around a call of a function of the caller's: what was recorded before it is put aside, so that it is not taken for
+ * the words of a function that fails with the same status and records nothing; where it returns EVEN_OK it is put back.
+ * Returns what the function has returned. */
+even_error even_error_aside(void);
+even_status even_error_told(even_status status, const even_error *aside);
 
 /* Makes `error`, recorded on another thread, the calling thread's last error. Returns its status. */
 even_status even_error_restore(const even_error *error);

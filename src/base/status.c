@@ -73,8 +73,16 @@ const even_error *even_error_of(even_status status) {
   return &last_error;
 }
 
-even_status even_error_told(even_status status) {
-  if (status != EVEN_OK) {
+even_error even_error_aside(void) {
+  const even_error aside = last_error;
+  even_error_clear();
+  return aside;
+}
+
+even_status even_error_told(even_status status, const even_error *aside) {
+  if (status == EVEN_OK) {
+    (void)even_error_restore(aside);
+  } else {
     (void)even_error_of(status);
   }
   return status;

@@ -50,7 +50,11 @@ void even_content_free(even_content *content) {
 
 static even_status data_of(const even_content *content, const even_content_piece *piece, const void **data) {
   *data = piece->data;
-  return piece->data != NULL ? EVEN_OK : content->fetch(content->fetch_context, piece->index, data);
+  if (piece->data != NULL) {
+    return EVEN_OK;
+  }
+  const even_error aside = even_error_aside();
+  return even_error_told(content->fetch(content->fetch_context, piece->index, data), &aside);
 }
 
 /* ---- one thread ---- */

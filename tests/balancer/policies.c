@@ -1,4 +1,6 @@
 /* Policies: auto, which measures what runs; a function of the caller's; caps that change; changes that cost. */
+#include "base/fail.h"
+
 #include <evenstep/balancer.h>
 #include <math.h>
 #include <setjmp.h>
@@ -190,8 +192,13 @@ static void nonsense_of_the_callers_policy_is_refused(void **context) {
   assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_ERR_STATE);
   assert_int_equal(even_error_last()->status, EVEN_ERR_STATE); /* the function recorded none */
   assert_string_equal(even_error_last()->what, even_status_text(EVEN_ERR_STATE));
+  (void)even_fail(EVEN_ERR_STATE, "of long ago");
+  assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_ERR_STATE);
+  assert_string_equal(even_error_last()->what, even_status_text(EVEN_ERR_STATE));
   o.status = EVEN_OK;
+  (void)even_fail(EVEN_ERR_STATE, "of long ago");
   assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK); /* nothing is broken by it */
+  assert_string_equal(even_error_last()->what, "of long ago");              /* until the next failing call */
   even_balancer_close(balancer);
   even_balancer_params wrong = params;
   wrong.choose = NULL;

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include "base/alloc.h"
+#include "base/fail.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "support/fault.h"
@@ -118,7 +119,9 @@ static void data_is_asked_for_when_it_is_due(void **state) {
   assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
   file.name = "b";
   tensors[0].data = NULL; /* fetch refuses this one */
+  (void)even_fail(EVEN_ERR_STATE, "of long ago");
   assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_ERR_STATE);
+  assert_null(strstr(even_error_last()->what, "of long ago"));
   assert_int_equal(scratch_entries(), 0);
   even_checkpoint_writer_abandon(writer);
 }

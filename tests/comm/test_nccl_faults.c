@@ -28,7 +28,7 @@ static even_status sum_alone(device_rank *at, const double *weight) {
 static even_status live(void *unused) {
   even_device_comm_id id;
   even_device_comm_params params = {.size = sizeof params, .ranks = 1, .timeout_seconds = 30};
-  even_device_comm *comm = NULL;
+  even_device_comm *comm = (even_device_comm *)(void *)&id; /* what a caller's variable holds before it is opened */
   float data[6] = {0};
   double weight = 0.5;
   const size_t parts[] = {6};
@@ -39,6 +39,7 @@ static even_status live(void *unused) {
   even_status status = even_device_comm_make_id(NULL, &id);
   if (status == EVEN_OK) {
     status = even_device_comm_open(&params, &id, &comm);
+    assert_true((status == EVEN_OK) == (comm != NULL));
   }
   if (status != EVEN_OK) {
     return status;

@@ -33,7 +33,8 @@ even_status even_device_introduce(even_device_comm *comm, const even_device_comm
   EVEN_TRY(EVEN_NEW_ARRAY(&all, (size_t)comm->ranks));
   memset(&own, 0, sizeof own); /* all of it crosses */
   make_board(comm, &own);
-  even_status status = even_error_told(params->gather(params->context, &own, sizeof own, all));
+  const even_error aside = even_error_aside();
+  even_status status = even_error_told(params->gather(params->context, &own, sizeof own, all), &aside);
   (void)pthread_mutex_lock(&comm->track);
   if (status == EVEN_OK) {
     even_board_share(&comm->board, all, sizeof *all);

@@ -217,6 +217,7 @@ static even_status open_or_join(const even_device_comm_params *params, const eve
   const even_cuda_driver *cuda = NULL;
   even_device_comm *comm = NULL;
   even_device_comm_params own;
+  *out = NULL;
   EVEN_TRY(EVEN_TAKE_PARAMS(even_device_comm_params, &own, params));
   params = &own;
   EVEN_TRY(even_nccl_open(params->library, &nccl));

@@ -81,6 +81,7 @@ even_status even_device_comm_shrink(even_device_comm *comm, const int *excluded,
                                     even_device_comm **out) {
   int *copy = NULL; /* NCCL takes it without const */
   even_device_comm *child = NULL;
+  *out = NULL;
   EVEN_TRY(even_device_needs((const void *)(comm->nccl->shrink == NULL ? NULL : comm), comm->nccl,
                              "shrink a communicator", "2.27"));
   EVEN_TRY(check_excluded(comm, excluded, count));
@@ -127,6 +128,7 @@ static even_status grow(even_device_comm *comm, int ranks, const even_device_com
 even_status even_device_comm_grow(even_device_comm *comm, int ranks, const even_device_comm_id *id,
                                   even_device_comm **out) {
   even_device_comm *child = NULL;
+  *out = NULL;
   EVEN_TRY(even_device_check_grow(comm->nccl));
   if (ranks <= comm->ranks) {
     return even_fail(EVEN_ERR_ARGUMENT, "grow from %d to %d ranks: give more than there are", comm->ranks, ranks);

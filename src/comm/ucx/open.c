@@ -44,7 +44,8 @@ static even_status connect_all(even_ucx_group *group, const even_comm_network *n
     status = even_alloc((size_t)group->ranks, largest, (void **)&all);
   }
   if (status == EVEN_OK) {
-    status = even_error_told(network->gather(network->context, own, largest, all));
+    const even_error aside = even_error_aside();
+    status = even_error_told(network->gather(network->context, own, largest, all), &aside);
   }
   if (begun != EVEN_OK) {
     status = even_error_restore(&why);
@@ -120,7 +121,8 @@ static even_status introduce(even_ucx_group *group, const even_comm_network *net
     (void)even_error_restore(&kept);
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&all, (size_t)group->ranks));
-  even_status status = even_error_told(network->gather(network->context, &own, sizeof own, all));
+  const even_error aside = even_error_aside();
+  even_status status = even_error_told(network->gather(network->context, &own, sizeof own, all), &aside);
   *largest = 0;
   for (int rank = 0; status == EVEN_OK && rank < group->ranks; rank++) {
     *largest = all[rank].address_bytes > *largest ? all[rank].address_bytes : *largest;
