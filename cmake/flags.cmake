@@ -7,6 +7,10 @@ if(CMAKE_C_COMPILER_ID MATCHES "Clang")
   # long texts in tables are written as several literals on purpose
   target_compile_options(evenstep_flags INTERFACE -Wno-string-concatenation)
 endif()
+# Of a project that says no build type (without one at top level CMakeLists.txt takes Release) the library is as fast all the same.
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND NOT CMAKE_C_FLAGS MATCHES "-O")
+  target_compile_options(evenstep_flags INTERFACE -O3 -DNDEBUG)
+endif()
 if(EVENSTEP_WERROR)
   target_compile_options(evenstep_flags INTERFACE -Werror)
 endif()

@@ -37,8 +37,12 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/evenstepConfigVersion.cma
 
 install(TARGETS evenstep_library EXPORT evenstep LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/evenstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(DIRECTORY licenses DESTINATION ${CMAKE_INSTALL_DOCDIR})
+set(documents ${CMAKE_INSTALL_DATAROOTDIR}/doc/evenstep)
+if(PROJECT_IS_TOP_LEVEL)
+  set(documents ${CMAKE_INSTALL_DOCDIR}) # of another project it is that project's
+endif()
+install(FILES LICENSE NOTICE DESTINATION ${documents})
+install(DIRECTORY licenses DESTINATION ${documents})
 install(FILES ${PROJECT_BINARY_DIR}/evenstep.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(EXPORT evenstep NAMESPACE evenstep:: FILE evenstepConfig.cmake DESTINATION ${package})
 install(FILES ${PROJECT_BINARY_DIR}/evenstepConfigVersion.cmake DESTINATION ${package})
