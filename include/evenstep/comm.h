@@ -76,6 +76,7 @@ typedef struct even_comm_network {
   const char *library;    /* NULL: UCX's libucp.so.0 where the loader looks. The first one serves the whole process */
   const char *interfaces; /* as UCX_NET_DEVICES: "eth0", "mlx5_0:1,eth1"; NULL: that variable's, or UCX's own choice */
   int number;             /* what this rank is called in error texts; < 0: its rank */
+  int reserved;           /* 0 */
 } even_comm_network;
 
 /* Opens a group over UCX, which is opened at run time: TCP, shared memory, RDMA, as UCX finds them. Collective; returns

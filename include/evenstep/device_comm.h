@@ -84,6 +84,7 @@ typedef struct even_device_comm_params {
   const int *numbers; /* what the ranks are called in errors, of which this is a part; copied. NULL: as here */
   bool leave_abort;   /* a communicator that is ended by what was seen is not aborted: its calls say why it has ended,
                          and even_device_comm_shrink, or _abort, frees its streams */
+  unsigned char reserved[7]; /* 0 */
 } even_device_comm_params;
 
 /* Comes together with the other ranks of `id`. As by the others below, *out is NULL where it fails. */

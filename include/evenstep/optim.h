@@ -44,6 +44,7 @@ typedef struct even_optim_params {
   /* A rank that ends in a step leaves nothing half done: what a piece was is kept until it is done (a copy of 64 to 512
    * KB a rank, which stays in the caches), and those that are left do its pieces again. The same on all ranks. */
   bool survives;
+  unsigned char reserved[7]; /* 0 */
 } even_optim_params;
 
 /* How the elements of one parameter change in one step; all finite, betas in [0, 1), the others as their method has

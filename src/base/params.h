@@ -31,4 +31,10 @@ enum {
 
 even_status even_params_take(const char *name, void *own, size_t bytes, size_t least, const void *given);
 
+/* Structs have no padding at their ends, of which nobody could tell whether a caller's is zero: those that would have
+ * it have `reserved` there, for members to come. EVEN_ERR_ARGUMENT where it is not zero in *own, which was taken. */
+#define EVEN_CHECK_RESERVED(type, own) even_params_check_reserved(#type, &(own)->reserved, sizeof(own)->reserved)
+
+even_status even_params_check_reserved(const char *name, const void *reserved, size_t bytes);
+
 #endif

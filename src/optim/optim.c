@@ -220,6 +220,7 @@ even_status even_optim_open(const even_optim_params *params, even_comm *comm, ev
   optim->rank = comm == NULL ? 0 : even_comm_rank(comm);
   optim->comm = optim->ranks > 1 ? comm : NULL;
   status = EVEN_TAKE_PARAMS(even_optim_params, &own, params);
+  status = status == EVEN_OK ? EVEN_CHECK_RESERVED(even_optim_params, &own) : status;
   optim->survives = own.survives && optim->comm != NULL;
   status = status == EVEN_OK ? prepare(optim, &own, &bytes) : status;
   if (optim->comm != NULL) { /* also to tell the others of an error here */

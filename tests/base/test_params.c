@@ -9,22 +9,24 @@
 #include <cmocka.h>
 #include <evenstep/evenstep.h>
 
-#define NEVER_SHRINKS(type) \
-  _Static_assert(sizeof(type) >= EVEN_LEAST_##type, "programs that were compiled with version 0.1 give more")
-NEVER_SHRINKS(even_balancer_params);
-NEVER_SHRINKS(even_comm_choosing);
-NEVER_SHRINKS(even_comm_hosts);
-NEVER_SHRINKS(even_comm_network);
-NEVER_SHRINKS(even_comm_params);
-NEVER_SHRINKS(even_device_comm_params);
-NEVER_SHRINKS(even_exact_params);
-NEVER_SHRINKS(even_norm_backward);
-NEVER_SHRINKS(even_norm_layout);
-NEVER_SHRINKS(even_norm_values);
-NEVER_SHRINKS(even_optim_job);
-NEVER_SHRINKS(even_optim_params);
-NEVER_SHRINKS(even_sync_course);
-NEVER_SHRINKS(even_sync_params);
+#define NEVER_SHRINKS(type, last)                                                                              \
+  _Static_assert(sizeof(type) >= EVEN_LEAST_##type, "programs that were compiled with version 0.1 give more"); \
+  _Static_assert(offsetof(type, last) + sizeof(((type *)0)->last) == sizeof(type),                             \
+                 "a member that is added later would lie in padding, which callers need not set")
+NEVER_SHRINKS(even_balancer_params, choose_context);
+NEVER_SHRINKS(even_comm_choosing, measure_seconds);
+NEVER_SHRINKS(even_comm_hosts, lane);
+NEVER_SHRINKS(even_comm_network, reserved);
+NEVER_SHRINKS(even_comm_params, over_context);
+NEVER_SHRINKS(even_device_comm_params, reserved);
+NEVER_SHRINKS(even_exact_params, part_bytes);
+NEVER_SHRINKS(even_norm_backward, part);
+NEVER_SHRINKS(even_norm_layout, inner);
+NEVER_SHRINKS(even_norm_values, second);
+NEVER_SHRINKS(even_optim_job, max_norm);
+NEVER_SHRINKS(even_optim_params, reserved);
+NEVER_SHRINKS(even_sync_course, arena_bytes);
+NEVER_SHRINKS(even_sync_params, telemetry);
 
 /* A struct that was { size, number } first, and has got `later`. */
 typedef struct grown {
@@ -58,7 +60,7 @@ static void what_the_library_does_not_know_must_be_zero(void **state) {
   assert_int_equal(own.size, sizeof own);
   newer[3] = 1;
   assert_int_equal(take(&own, newer), EVEN_ERR_ARGUMENT);
-  assert_non_null(strstr(even_error_last()->what, "grown has 32 bytes"));
+  assert_non_null(strstr(even_error_last()->what, "grown asks in those of its 32 bytes that are behind the first 24"));
 }
 
 static void what_is_no_size_is_refused(void **state) {
@@ -70,6 +72,12 @@ static void what_is_no_size_is_refused(void **state) {
     wrong[0] = size;
     assert_int_equal(take(&own, wrong), EVEN_ERR_ARGUMENT);
   }
+  for (size_t size = FIRST + 1; size < TAIL; size++) {
+    wrong[0] = size;
+    assert_int_equal(take(&own, wrong), EVEN_ERR_ARGUMENT);
+  }
+  wrong[0] = 1032;
+  assert_int_equal(take(&own, wrong), EVEN_ERR_ARGUMENT);
   wrong[0] = SIZE_MAX;
   assert_int_equal(take(&own, wrong), EVEN_ERR_ARGUMENT);
   assert_string_equal(even_error_last()->fix, "set it to sizeof(grown)");
@@ -131,12 +139,27 @@ static void programs_with_newer_headers_are_served(void **state) {
   }
 }
 
+static void what_is_reserved_must_be_zero(void **state) {
+  const even_optim_parameter parameter = {4, EVEN_F32, 1};
+  even_optim_params params = {.size = sizeof params, .parameters = &parameter, .parameter_count = 1};
+  even_optim *optim = NULL;
+  (void)state;
+  params.reserved[6] = 1;
+  assert_int_equal(even_optim_open(&params, NULL, &optim), EVEN_ERR_ARGUMENT);
+  assert_null(optim);
+  assert_non_null(strstr(even_error_last()->what, "even_optim_params asks in its last member"));
+  params.reserved[6] = 0;
+  assert_int_equal(even_optim_open(&params, NULL, &optim), EVEN_OK);
+  even_optim_close(optim);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_a_caller_does_not_know_is_zero),
       cmocka_unit_test(what_the_library_does_not_know_must_be_zero),
       cmocka_unit_test(what_is_no_size_is_refused),
       cmocka_unit_test(programs_with_newer_headers_are_served),
+      cmocka_unit_test(what_is_reserved_must_be_zero),
   };
   return cmocka_run_group_tests_name("base_params", tests, NULL, NULL);
 }

@@ -36,6 +36,7 @@ even_status even_comm_open_mpi(const even_comm_params *params, const even_comm_n
   *out = NULL;
   EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_params, &own, params));
   EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_network, &over, network));
+  EVEN_TRY(EVEN_CHECK_RESERVED(even_comm_network, &over));
   if (over.interfaces != NULL) {
     (void)even_fail(EVEN_ERR_ARGUMENT, "interfaces are given (%s), but MPI chooses its own", over.interfaces);
     return even_error_fix("tell MPI: Open MPI has OMPI_MCA_btl_tcp_if_include, MPICH what its network library reads");

@@ -52,6 +52,7 @@ even_status even_device_introduce(even_device_comm *comm, const even_device_comm
 even_status even_device_comm_meet(even_device_comm *comm, const even_device_comm_params *params) {
   even_device_comm_params own;
   EVEN_TRY(EVEN_TAKE_PARAMS(even_device_comm_params, &own, params));
+  EVEN_TRY(EVEN_CHECK_RESERVED(even_device_comm_params, &own));
   params = &own;
   if (params->gather == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "meet: no gather in even_device_comm_params");

@@ -219,6 +219,7 @@ static even_status open_or_join(const even_device_comm_params *params, const eve
   even_device_comm_params own;
   *out = NULL;
   EVEN_TRY(EVEN_TAKE_PARAMS(even_device_comm_params, &own, params));
+  EVEN_TRY(EVEN_CHECK_RESERVED(even_device_comm_params, &own));
   params = &own;
   EVEN_TRY(even_nccl_open(params->library, &nccl));
   EVEN_TRY(check_params(params, nccl));

@@ -228,6 +228,7 @@ even_status even_comm_open_ucx(const even_comm_params *params, const even_comm_n
   *out = NULL;
   EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_params, &own, params));
   EVEN_TRY(EVEN_TAKE_PARAMS(even_comm_network, &over, network));
+  EVEN_TRY(EVEN_CHECK_RESERVED(even_comm_network, &over));
   if (over.gather == NULL) {
     return even_fail(EVEN_ERR_ARGUMENT, "even_comm_network has no gather, by which the ranks find one another");
   }
