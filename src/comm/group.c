@@ -18,7 +18,6 @@
 #define PROGRESS_POLLS 2000u
 #define LEAST_POLLS 8u
 #define YIELDS 200u /* where ranks share cores; one takes half a microsecond where nobody else wants the core */
-#define MOST_POLLS (1 << 20) /* nobody looks for the dead meanwhile: some 50 ms */
 
 static const even_comm_engine shared_engine;
 static void close_group(even_comm *comm);
@@ -29,7 +28,7 @@ static void choose_patience(even_comm *comm, int spin) {
   uint32_t progress = PROGRESS_POLLS;
   uint32_t least = LEAST_POLLS;
   if (spin >= 0) {
-    arrival = progress = least = (uint32_t)(spin < MOST_POLLS ? spin : MOST_POLLS);
+    arrival = progress = least = even_comm_polls_of(spin);
   } else if (!even_peers_have_cpus(comm)) {
     arrival = progress = YIELDS;
     least = 1;

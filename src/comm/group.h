@@ -32,6 +32,12 @@ typedef struct even_comm_patience {
   uint32_t rest;  /* how many that will be the next time */
 } even_comm_patience;
 
+/* A user's `spin` that is not less than 0, with any engine. Nobody looks for the dead meanwhile: some 50 ms at most. */
+static inline uint32_t even_comm_polls_of(int spin) {
+  const int most = 1 << 20;
+  return (uint32_t)(spin < most ? spin : most);
+}
+
 /* As which the user wants staged data written; on all ranks alike. */
 typedef enum even_writing_way { EVEN_WRITING_MEASURED, EVEN_WRITING_THROUGH, EVEN_WRITING_PAST } even_writing_way;
 

@@ -3,6 +3,7 @@
 #include "os/calls.h"
 #include "support/fault.h"
 
+#include <limits.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -263,6 +264,13 @@ static void counts_are_asked_for(void **state) {
   assert_int_equal(even_comm_all_gather(&comm, data, data, NULL, EVEN_F32), EVEN_ERR_ARGUMENT);
 }
 
+static void a_users_polls_end_where_the_dead_would_not_be_seen(void **state) {
+  (void)state;
+  assert_int_equal(even_comm_polls_of(0), 0);
+  assert_int_equal(even_comm_polls_of(7), 7);
+  assert_int_equal(even_comm_polls_of(INT_MAX), 1 << 20);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(the_timeout_is_of_the_whole_call, set_up, tear_down),
@@ -272,6 +280,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(who_is_stopped_is_lost_after_a_grace, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_stop_is_seen_by_who_did_not_look, set_up, tear_down),
       cmocka_unit_test_setup_teardown(counts_are_asked_for, set_up, tear_down),
+      cmocka_unit_test(a_users_polls_end_where_the_dead_would_not_be_seen),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -216,7 +216,7 @@ even_status even_ucx_open(const even_comm_params *params, const even_comm_networ
   group->process = even_own_process();
   group->process_mark = even_process_mark();
   group->passed = even_waits_found(UINT64_MAX, NULL); /* of earlier ones its ranks hear elsewhere */
-  uint32_t most = params->spin < 0 ? transport->most_polls : (uint32_t)params->spin;
+  uint32_t most = params->spin < 0 ? transport->most_polls : even_comm_polls_of(params->spin);
   even_ucx_start_ways(group);
   even_ucx_start_move_ways(group);
   group->patience = (even_comm_patience){.polls = most, .least = most < LEAST_POLLS ? most : LEAST_POLLS, .most = most};
