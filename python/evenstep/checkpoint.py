@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, NamedTuple
 
-from evenstep import _core
+from evenstep import _core, checkpoint_shared
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_background import Background, Saved, saved_words
 from evenstep.checkpoint_files import MANIFEST, PARTIAL, owner, read_manifest, sync_folder, write_tensors
@@ -171,12 +171,12 @@ def _on_rank_zero(
     snapshot = capture(session, random_states, extra)
     snapshot.state["between"] = between
 
-    previous = _previous(session)
+    previous = checkpoint_shared.previous(session)
     if told is not None:
         _room.begin(folder.parent, snapshot.size + len(snapshot.text))
 
     def after(saved: Saved) -> None:
-        session.last_checkpoint, session.shares_files = folder, True
+        checkpoint_shared.written(session, folder, previous)
         session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, saved_words(folder, saved))
         if told is not None:
             _room.written(session, step)
@@ -185,7 +185,7 @@ def _on_rank_zero(
         upload(session, folder, keep, lineage, not_up)
 
     def damaged() -> None:
-        session.shares_files = False
+        checkpoint_shared.share_none(session)
 
     def not_up(error: BaseException) -> None:
         what, _, fix = str(error).partition("\n  fix: ")
@@ -195,6 +195,8 @@ def _on_rank_zero(
         else:
             text += ", and training goes on"
             once = what if isinstance(error, Altered) else "upload"
+        if isinstance(error, Altered):  # there or here, before it was sent
+            damaged()
         _tell_once(session, once, f"{text}\n  fix: {fix}" if fix else text)
 
     def failed(error: BaseException) -> bool:
@@ -232,16 +234,6 @@ def write_behind(
         return False
     _background.start(after, failed)
     return True
-
-
-def _previous(session: Any) -> Path | None:
-    """The checkpoint that may share large files with the next one: what has not changed is not written again. One that is
-    known to be damaged shares none: memory has what it lost."""
-    if not getattr(session, "shares_files", True):
-        return None
-    last: Path | None = getattr(session, "last_checkpoint", None)
-    loaded = None if session.loaded is None else session.loaded.folder
-    return last or (loaded if isinstance(loaded, Path) else None)  # who joined has its state from a rank
 
 
 def _check_not_anothers(session: Any, path: Path) -> None:
@@ -474,11 +466,12 @@ def load_checkpoint(
         loader.read(kinds, rest=loaders and optimizers)
         return os.fspath(folder)
 
-    session.call_by_all(read)  # by those that are left, where a rank is lost
-    assert found is not None
-    folder, loader = found
+    with checkpoint_shared.reading(session):
+        session.call_by_all(read)  # by those that are left, where a rank is lost
+        assert found is not None
+        folder, loader = found
+        loader.put(loader.wanted)
     manifest = loader.manifest
-    loader.put(loader.wanted)
     if models and optimizers:
         restore_exchange(session, loader.exchange())
     elif models:
@@ -491,6 +484,7 @@ def load_checkpoint(
         session.step = state["step"]
         session.loaded = Loaded(session.step, False, folder, bool(state.get("between")))
         inherit(session, folder, state)
+        checkpoint_shared.read_whole(session, folder)
     if random:
         _restore_random(session, loader, state)
     session.begin_pass_anew(models)

@@ -16,7 +16,7 @@
  * bytes are not read again, as those of a linked file are not. The manifest that is written has the sums of the bytes
  * in memory, so a chunk that the disk has damaged since is inherited, but not in silence: whoever reads either
  * checkpoint finds it, among them what keeps checkpoints, before an older one goes, and then the next one shares
- * nothing (evenstep/checkpoint_keeping.py).
+ * nothing (evenstep/checkpoint_shared.py).
  *
  * The power: the kernel has the shared bytes on the disk before it shares them, and what the new file holds is safe by
  * its fsync, like bytes that were written; the folder gets its name after that. The earlier file may lose its name, or

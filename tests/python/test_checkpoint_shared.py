@@ -15,7 +15,8 @@ from checkpoint_session import OneProcess, ck, empty_place, files, names, use  #
 from safetensors.torch import load_file
 from torch import nn
 
-from evenstep import convert_evenstep
+from evenstep import EvenstepError, checkpoint_shared, convert_evenstep
+from evenstep.checkpoint_remote import Altered
 
 
 def partly_frozen() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -32,6 +33,14 @@ def train(model: Any, optimizer: Any) -> None:
 
 def inode(path: Path, name: str) -> int:
     return (path / name).stat().st_ino
+
+
+def lose_a_bit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-9, 2)
+        byte = file.read(1)[0]
+        file.seek(-9, 2)
+        file.write(bytes([byte ^ 4]))
 
 
 TRAINED, FROZEN = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -85,11 +94,7 @@ def test_nothing_is_shared_with_one_that_is_known_to_be_damaged(monkeypatch: pyt
     model, optimizer = partly_frozen()
     session = use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
     session.step = 1
-    with (ck.checkpoint() / FROZEN).open("r+b") as file:
-        file.seek(-9, 2)
-        byte = file.read(1)[0]
-        file.seek(-9, 2)
-        file.write(bytes([byte ^ 4]))
+    lose_a_bit(ck.checkpoint() / FROZEN)
     session.step = 2
     with pytest.warns(RuntimeWarning, match="an old checkpoint stays"):
         ck.checkpoint()
@@ -100,6 +105,49 @@ def test_nothing_is_shared_with_one_that_is_known_to_be_damaged(monkeypatch: pyt
     assert names() == [third.name]
     kept, session.step = inode(third, FROZEN), 4
     assert inode(ck.checkpoint(), FROZEN) == kept  # from then on they share again
+
+
+def test_nothing_is_shared_with_one_that_could_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = partly_frozen()
+    session = use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    old = ck.checkpoint("old")
+    shutil.copytree(old, "copy")
+    last = ck.checkpoint("last")
+    assert inode(last, FROZEN) == inode(old, FROZEN)
+    lose_a_bit(last / FROZEN)
+    for path in (last, old):  # found in either: they have the file in common
+        with pytest.raises(files.EvenstepError, match="is damaged"):
+            ck.load_checkpoint(path)
+        new = ck.checkpoint("new")
+        files.verify(new, files.read_manifest(new))
+        assert inode(ck.checkpoint("next"), FROZEN) == inode(new, FROZEN)  # from then on they share again
+    with pytest.raises(files.EvenstepError, match="is damaged"):
+        ck.load_checkpoint(last)
+    ck.load_checkpoint("copy")  # what was loaded since is right, and newer than what was written
+    assert inode(ck.checkpoint("after"), FROZEN) == inode(Path("copy"), FROZEN)
+    assert session.last_checkpoint == Path("after").absolute()
+
+
+def test_nothing_is_shared_with_one_whose_upload_was_altered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was sent may have been damaged here already."""
+    model, optimizer = partly_frozen()
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    errors = [EvenstepError("it does not answer"), Altered("it was damaged there"), None]
+    monkeypatch.setattr(ck, "upload", lambda *given: given[4](errors.pop(0)) if errors[0] else None)
+    one, two, three = (ck.checkpoint(name) for name in ("one", "two", "three"))
+    assert inode(one, FROZEN) == inode(two, FROZEN) != inode(three, FROZEN)
+
+
+def test_damage_that_is_found_while_the_next_one_is_written_is_not_forgotten() -> None:
+    session = SimpleNamespace(loaded=None)
+    checkpoint_shared.written(session, Path("one"), None)
+    shared = checkpoint_shared.previous(session)
+    assert shared == Path("one")
+    checkpoint_shared.share_none(session)  # an upload of it was read back
+    checkpoint_shared.written(session, Path("two"), shared)
+    assert checkpoint_shared.previous(session) is None
+    checkpoint_shared.written(session, Path("three"), None)
+    assert checkpoint_shared.previous(session) == Path("three")
 
 
 def test_its_files_are_shards_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
