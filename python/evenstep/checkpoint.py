@@ -173,10 +173,11 @@ def _on_rank_zero(
 
     previous = checkpoint_shared.previous(session)
     if told is not None:
-        _room.begin(folder.parent, snapshot.size + len(snapshot.text))
+        _room.begin(session, folder.parent, snapshot.size + len(snapshot.text), previous is not None)
 
     def after(saved: Saved) -> None:
         checkpoint_shared.written(session, folder, previous)
+        _room.took(session, saved[0] - saved[1] - saved[2])
         session.telemetry.event(_core.EVENT_CHECKPOINT, step, step, saved_words(folder, saved))
         if told is not None:
             _room.written(session, step)
