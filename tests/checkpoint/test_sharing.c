@@ -187,6 +187,33 @@ static void room_is_made_for_what_is_written(void **state) {
   whole("two");
 }
 
+static int no_room(int fd, int mode, off_t offset, off_t bytes) {
+  (void)fd, (void)mode, (void)offset, (void)bytes;
+  errno = ENOSPC;
+  return -1;
+}
+
+/* Of a full disk what is shared is not asked for. */
+static void what_is_missing_is_what_was_to_be_written(void **state) {
+  even_checkpoint_saved saved;
+  char missing[64];
+  (void)state;
+  (void)shared("one", NULL);
+  change(1);
+  change(3);
+  (void)snprintf(missing, sizeof missing, "free at least %d bytes", BYTES - 2 * CHUNK);
+  clones_begin(0, 0);
+  even_os.fstatfs = says_xfs;
+  even_os.open = open_not_direct;
+  even_os.fallocate = no_room;
+  assert_int_equal(save_of(save_at_once, "two", "one", BYTES, &saved), EVEN_ERR_NO_SPACE);
+  even_os = even_os_real;
+  if (strstr(even_error_last()->fix, missing) == NULL) {
+    fail_msg("%s, not: %s", missing, even_error_last()->fix);
+  }
+  whole("one");
+}
+
 /* ---- what cannot be shared is written ---- */
 static void a_call_that_fails_is_made_up_for(void **state) {
   static const int errors[] = {EOPNOTSUPP, ENOTTY, EXDEV, EINVAL, ENOSPC, EDQUOT, EPERM, EIO, ETXTBSY};
@@ -391,6 +418,7 @@ int main(void) {
       CASE(what_has_not_changed_is_shared),
       CASE(files_that_grow_or_shrink_share_their_chunks),
       CASE(room_is_made_for_what_is_written),
+      CASE(what_is_missing_is_what_was_to_be_written),
       CASE(a_call_that_fails_is_made_up_for),
       CASE(what_is_wrong_shares_nothing),
       CASE(the_earlier_one_may_go_meanwhile),
