@@ -209,6 +209,9 @@ class TensorFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._file.close()
 
     def names(self) -> list[str]:

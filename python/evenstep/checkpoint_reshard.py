@@ -41,42 +41,59 @@ def arguments() -> argparse.Namespace:
 
 
 class Shards:
-    """Tensors that lie in several files."""
+    """Tensors that lie in several files, of which the one that was asked last is open: who goes through them in their order
+    opens each once, and reads its header once."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self.paths = list(paths)
+        self._last: TensorFile | None = None
         self._files: dict[str, Path] = {}
         self.sizes: dict[str, int] = {}
         self.tied: dict[str, str] = {}
         for path in self.paths:
-            with TensorFile(path) as file:
-                for name, _ in file.by_place():
-                    if name in self._files:
-                        raise Refused(f"{path} has the tensor {name!r}, which another file has, too", "", DAMAGED)
-                    self._files[name] = path
-                    self.sizes[name] = file.bytes_of(name)
-                    self.tied.update({k: of for k, of in file.metadata.items() if of in self._files})
+            file = self._open(path)
+            for name, _ in file.by_place():
+                if name in self._files:
+                    self.close()
+                    raise Refused(f"{path} has the tensor {name!r}, which another file has, too", "", DAMAGED)
+                self._files[name] = path
+                self.sizes[name] = file.bytes_of(name)
+            self.tied.update({k: of for k, of in file.metadata.items() if of in self._files})
         self.tied = {k: of for k, of in self.tied.items() if k not in self._files}
 
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """What is asked then opens one again."""
+        if self._last is not None:
+            self._last.close()
+            self._last = None
+
+    def _open(self, path: Path) -> TensorFile:
+        if self._last is None or self._last.path != path:
+            self.close()
+            self._last = TensorFile(path)
+        return self._last
+
+    def _of(self, name: str) -> TensorFile:
+        return self._open(self._files[name])
+
     def read(self, names: Iterable[str]) -> Tensors:
-        by_file: dict[Path, list[str]] = {}
-        for name in names:
-            by_file.setdefault(self._files[name], []).append(name)
-        tensors = {}
-        for path, those in by_file.items():
-            with TensorFile(path) as file:
-                tensors.update({name: file.read(name) for name in those})
-        return {name: tensors[name] for name in names}
+        return {name: self._of(name).read(name) for name in names}
 
     def file(self, file_name: str, names: Iterable[str], metadata: Iterable[tuple[str, str]]) -> File:
         """One file of these, as the extension takes it: each is read when it is its turn."""
         names = list(names)
         specs, complex_names = [], []
         for name in names:
-            with TensorFile(self._files[name]) as file:
-                dtype, shape = file.plain(name)
-                specs.append((name, DTYPES[dtype], shape, 0, file.bytes_of(name)))
-                complex_names += [name] if file.describe(name)[0].is_complex else []
+            file = self._of(name)
+            dtype, shape = file.plain(name)
+            specs.append((name, DTYPES[dtype], shape, 0, file.bytes_of(name)))
+            complex_names += [name] if file.describe(name)[0].is_complex else []
         held: list[torch.Tensor] = []
 
         def fetch(index: int) -> int:
@@ -94,16 +111,16 @@ class Shards:
         if set(self.sizes) != set(other.sizes):
             raise Refused("what was written does not read back as it was: names differ", "check the disk", DAMAGED)
         for name in self.sizes:
-            with TensorFile(self._files[name]) as a, TensorFile(other._files[name]) as b:
-                pieces = zip(a.pieces(name, _PIECE), b.pieces(name, _PIECE))
-                if a.describe(name) != b.describe(name) or any(one != its for one, its in pieces):
-                    raise Refused(f"what was written does not read back as it was: {name!r}", "check the disk", DAMAGED)
+            a, b = self._of(name), other._of(name)
+            pieces = zip(a.pieces(name, _PIECE), b.pieces(name, _PIECE))
+            if a.describe(name) != b.describe(name) or any(one != its for one, its in pieces):
+                raise Refused(f"what was written does not read back as it was: {name!r}", "check the disk", DAMAGED)
 
 
 def split(sizes: dict[str, int], files: int, most_bytes: int) -> list[list[str]]:
     """Names in their order, cut into as many parts of nearly equal size, or into parts of at most so many bytes (a larger
     tensor has one of its own)."""
-    if files > len(sizes):
+    if files > max(len(sizes), 1):  # one may be empty: an optimizer's that has made no step
         raise Refused(f"{len(sizes)} tensors do not make {files} files: no tensor is cut", "give fewer files", USAGE)
     parts: list[list[str]] = [[]]
     total, filled, done = sum(sizes.values()), 0, 0
@@ -139,9 +156,8 @@ def _hf_files(source: Path) -> list[Path]:
 
 
 def _reshard_folder(source: Path, target: Path, options: argparse.Namespace) -> int:
-    shards = Shards(_hf_files(source))
-    parts = split(shards.sizes, options.files, options.shard_bytes)
-    with ckpt_convert.partial_of(target) as partial:
+    with Shards(_hf_files(source)) as shards, ckpt_convert.partial_of(target) as partial:
+        parts = split(shards.sizes, options.files, options.shard_bytes)
         partial.mkdir()
         where = {}
         for i, names in enumerate(parts):
@@ -155,7 +171,8 @@ def _reshard_folder(source: Path, target: Path, options: argparse.Namespace) -> 
         for path in sorted(source.iterdir()) if source.is_dir() else ():
             if path not in shards.paths and path.name != convert_safetensors.INDEX and path.is_file():
                 shutil.copy(path, partial / path.name)
-        shards.compare(Shards(_hf_files(partial)))
+        with Shards(_hf_files(partial)) as written:
+            shards.compare(written)
         ckpt_convert.sync_tree(partial)
     return len(parts)
 
@@ -178,23 +195,10 @@ def _reshard_checkpoint(source: Path, target: Path, options: argparse.Namespace)
     try:
         for kind in ("models", "optimizers"):
             for name, saved in state.get(kind, {}).items():
-                shards = Shards(source / file for file in files_of(saved))
                 split_files.update(files_of(saved))
                 split_files.update([saved["index"]] if saved.get("index") else [])
-                files = min(options.files, max(1, len(shards.sizes))) if kind == "optimizers" else options.files
-                parts = split(shards.sizes, files, options.shard_bytes)
-                written[name] = [shard_name(name, i, len(parts)) for i in range(len(parts))]
-                for file, names in zip(written[name], parts):
-                    tied = [(k, of) for k, of in shards.tied.items() if of in names]
-                    writer.add(*shards.file(file, names, tied))
-                saved.pop("files", None), saved.pop("index", None)
-                saved["file"] = written[name][0]
-                if len(parts) > 1:
-                    saved["files"] = written[name]
-                    if kind == "models":
-                        saved["index"] = f"{name}.safetensors.index.json"
-                        where = {key: file for file, names in zip(written[name], parts) for key in names}
-                        writer.add(saved["index"], index_of(where, sum(shards.sizes.values())))
+                with Shards(source / file for file in files_of(saved)) as shards:
+                    written[name] = _write(writer, kind, name, saved, shards, options)
         for entry in manifest["files"]:
             if entry["name"] not in split_files:
                 _copy(writer, source, entry["name"])
@@ -205,6 +209,32 @@ def _reshard_checkpoint(source: Path, target: Path, options: argparse.Namespace)
     return sum(len(files) for files in written.values())
 
 
+def _write(
+    writer: _core.CheckpointWriter,
+    kind: str,
+    name: str,
+    saved: dict[str, Any],
+    shards: Shards,
+    options: argparse.Namespace,
+) -> list[str]:
+    """A model or an optimizer; `saved` then says in which files."""
+    files = min(options.files, max(1, len(shards.sizes))) if kind == "optimizers" else options.files
+    parts = split(shards.sizes, files, options.shard_bytes)
+    written = [shard_name(name, i, len(parts)) for i in range(len(parts))]
+    for file, names in zip(written, parts):
+        tied = [(k, of) for k, of in shards.tied.items() if of in names]
+        writer.add(*shards.file(file, names, tied))
+    saved.pop("files", None), saved.pop("index", None)
+    saved["file"] = written[0]
+    if len(parts) > 1:
+        saved["files"] = written
+        if kind == "models":
+            saved["index"] = f"{name}.safetensors.index.json"
+            where = {key: file for file, names in zip(written, parts) for key in names}
+            writer.add(saved["index"], index_of(where, sum(shards.sizes.values())))
+    return written
+
+
 def _copy(writer: _core.CheckpointWriter, source: Path, name: str) -> None:
     if not name.endswith(".safetensors"):
         writer.add(name, (source / name).read_bytes())
@@ -212,7 +242,8 @@ def _copy(writer: _core.CheckpointWriter, source: Path, name: str) -> None:
     with TensorFile(source / name) as file:
         pairs = [(k, v) for k, v in file.metadata.items() if k not in ("format", "complex")]
         names = file.names()
-    writer.add(*Shards([source / name]).file(name, names, pairs))
+    with Shards([source / name]) as shards:
+        writer.add(*shards.file(name, names, pairs))
 
 
 def _compare_checkpoints(source: Path, target: Path) -> None:
@@ -221,8 +252,9 @@ def _compare_checkpoints(source: Path, target: Path) -> None:
     old = read_manifest(source)["state"]
     for kind in ("models", "optimizers"):
         for name, saved in new["state"].get(kind, {}).items():
-            there = Shards(target / file for file in files_of(saved))
-            Shards(source / file for file in files_of(old[kind][name])).compare(there)
+            here, there = files_of(old[kind][name]), files_of(saved)
+            with Shards(source / file for file in here) as one, Shards(target / file for file in there) as other:
+                one.compare(other)
 
 
 def reshard(options: argparse.Namespace) -> dict[str, Any]:

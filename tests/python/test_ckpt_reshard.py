@@ -49,6 +49,9 @@ def test_parts() -> None:
         assert len(parts) == many and all(parts) and [name for part in parts for name in part] == list(sizes)
     with pytest.raises(Refused, match="do not make 7 files"):
         split(sizes, 7, 0)
+    assert split({}, 1, 0) == split({}, 0, 9) == [[]]  # an optimizer's that has made no step
+    with pytest.raises(Refused, match="do not make 2 files"):
+        split({}, 2, 0)
 
 
 def test_a_folder_of_shards(tmp_path: pathlib.Path) -> None:
@@ -128,6 +131,30 @@ def test_one_tensor_of_a_checkpoint_is_in_memory_at_a_time(monkeypatch: pytest.M
     use(monkeypatch, OneProcess(model=other, optimizer=its_optimizer))
     ck.load_checkpoint("split")
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_a_header_is_read_once_for_all_of_its_tensors(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each: that is a time that grows with the square of their number."""
+    read: list[str] = []
+    real = files.TensorFile._read_header
+
+    def counted(self: Any) -> None:
+        read.append(self.path.name)
+        real(self)
+
+    monkeypatch.setattr(files.TensorFile, "_read_header", counted)
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(60)))
+    optimizer = torch.optim.Adam(model.parameters())
+    use(monkeypatch, OneProcess(model=model, optimizer=optimizer))
+    reshard(options(ck.checkpoint("first"), "first-split", files=4))
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    reshard(options(ck.checkpoint("whole"), "split", files=4))
+    reshard(options("split", "three", files=3))
+    save_file({f"t{i}": torch.full((1,), float(i)) for i in range(60)}, "one.safetensors")
+    reshard(options("one.safetensors", "a", files=4))
+    reshard(options("a", "b", files=3))
+    assert max(read.count(name) for name in read) < 30, {name: read.count(name) for name in read}
 
 
 def test_what_lies_beyond_4_gib(tmp_path: pathlib.Path) -> None:
