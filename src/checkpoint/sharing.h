@@ -20,7 +20,9 @@
  *
  * The power: the kernel has the shared bytes on the disk before it shares them, and what the new file holds is safe by
  * its fsync, like bytes that were written; the folder gets its name after that. The earlier file may lose its name, or
- * be replaced, meanwhile: it is open. What holds the bytes lives for as long as one of the files does, and a write to
+ * be replaced, from its opening on: it stays open. One that was replaced by another of its size after the earlier
+ * manifest was read, and before that, is not seen: its bytes are shared in silence, as a damaged one's, and whoever
+ * reads the new checkpoint finds it. What holds the bytes lives for as long as one of the files does, and a write to
  * one of them (a disk that is repaired, a user) does not reach the other: less is lost together than with a link. */
 
 typedef struct even_sharing {

@@ -237,10 +237,13 @@ static int in_place(even_comm *comm, void *argument) {
 #define LITTLE ((size_t)96 << 10)
 
 static void parts_may_lie_in_place(void **state) {
+  static const int alone[] = {0, 1, 2};
   size_t little = LITTLE;
   (void)state;
   assert_int_equal(run_on(UNEVEN, 4, 2, true, in_place, NULL, NULL), 0);
   assert_int_equal(run_on(UNEVEN, 4, 2, true, in_place, &little, NULL), 0);
+  assert_int_equal(run_on(alone, 3, 2, true, in_place, NULL, NULL), 0);
+  assert_int_equal(run_on(alone, 3, 2, true, in_place, &little, NULL), 0);
 }
 
 /* ---- how much memory they take ---- */

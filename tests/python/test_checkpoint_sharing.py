@@ -85,7 +85,8 @@ def test_only_what_changed_takes_room(program: pathlib.Path, tmp_path: pathlib.P
 
 @pytest.mark.parametrize("kind", SHARING)
 def test_what_returned_is_there_after_the_power_was_cut(tmp_path: pathlib.Path, kind: str) -> None:
-    """What the disk has when a save returns is what a copy of it has then; all later is lost. The bytes lie there once."""
+    """What was written back when a save returns is what a copy of the disk has then; all later is lost. (That the disk was
+    told to flush what it has in caches of its own is not shown.) The bytes lie there once."""
     image, tensor = make_image(kind, tmp_path / "image"), state(1)
     mark = bytes(tensor.view(torch.uint8)[MARK : MARK + 64].tolist())
     cut = tmp_path / "cut"
