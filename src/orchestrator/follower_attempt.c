@@ -62,11 +62,11 @@ static even_status make_world(even_follower *follower) {
   return EVEN_OK;
 }
 
-static even_status open_telemetry(even_follower *follower) {
+static even_status open_telemetry(even_follower *follower, bool adopts) {
   if (!follower->start.telemetry) {
     return EVEN_OK;
   }
-  if (follower->left != NULL) {
+  if (adopts) {
     follower->telemetry_fd = even_outlast_telemetry(follower->legacy);
   } else {
     EVEN_TRY(even_telemetry_create_segment(follower->start.rings, 0, &follower->telemetry_fd));
@@ -84,10 +84,11 @@ static void loop_ready(void *context, int fd) {
   }
 }
 
-static even_status open_job(even_follower *follower) {
+/* `adopts`: that of the attempt that the agent before has left; a later one of this agent has ranks to start. */
+static even_status open_job(even_follower *follower, bool adopts) {
   const even_remote_start *start = &follower->start;
   EVEN_TRY(make_world(follower));
-  EVEN_TRY(open_telemetry(follower));
+  EVEN_TRY(open_telemetry(follower, adopts));
   follower->params = (even_agent_params){.size = sizeof follower->params,
                                          .devices = &follower->world,
                                          .command = start->command,
@@ -125,7 +126,7 @@ static even_status open_job(even_follower *follower) {
                              .warm = &follower->next.warm,
                              .own_notice = untold,
                              .parcels = follower->parcels,
-                             .adopted = follower->left != NULL,
+                             .adopted = adopts,
                              .loop = {.fd = -1},
                              .signals = {.fd = -1},
                              .guardian = {.pid = -1, .pipe = -1},
@@ -188,7 +189,7 @@ static void take_words(even_follower *follower) {
 
 even_status even_follower_open_left(even_follower *follower) {
   EVEN_TRY(even_outlast_memory(follower->legacy, &follower->kept.host));
-  EVEN_TRY(open_job(follower));
+  EVEN_TRY(open_job(follower, true));
   take_words(follower);
   return EVEN_OK;
 }
@@ -204,7 +205,7 @@ static even_status prepare_job(even_follower *follower) {
     EVEN_TRY(even_follower_open_parcels(follower));
   }
   if (!follower->open) {
-    EVEN_TRY(open_job(follower));
+    EVEN_TRY(open_job(follower, false));
   }
   open_memory(follower);
   take_words(follower);

@@ -76,8 +76,9 @@ def waiting(script: Script, tmp_path: pathlib.Path) -> str:
     return f"./{name}"
 
 
-def processes(job: Job) -> list[int]:
-    return [int(job.wait_for(rf"rank {rank} of 2 host {rank} attempt 0 process (\d+)")[0]) for rank in range(2)]
+def processes(job: Job, count: int = 2) -> list[int]:
+    words = rf"of {count} host \d attempt 0 process (\d+)"
+    return [int(job.wait_for(f"rank {rank} {words}")[0]) for rank in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -226,10 +227,10 @@ def staying(script: Script, tmp_path: pathlib.Path) -> str:
     return f"./{name}"
 
 
-def ask(launched: Launched, leader: Job, number: int) -> None:
+def ask(launched: Launched, leader: Job, number: int, count: int = 2) -> None:
     """All that was said before was heard by the leader's agent then, and it has looked how all stands."""
     (launched.folder / f"ask-{number}").touch()
-    for rank in range(2):
+    for rank in range(count):
         leader.wait_for(f"rank {rank} heard {number}\n")
 
 
@@ -298,6 +299,28 @@ def test_ranks_outlast_a_killed_agent_of_another_host(
     assert code == 0 and there.count("and its ranks train on") == 2, there
     assert text.count("attempt 0 process") == 2 and text.count("ends in attempt 1") == 2
     assert "is lost" not in text and launched.meeting() == []
+
+
+def test_a_host_leaves_after_anothers_agent_was_killed(launched: Launched, staying: str) -> None:
+    """Of the next attempt the agent that went on with ranks opens its part anew."""
+    words = ("--name", "a", "--no-replace-leader", *SHELL, staying)
+    leader, follower, _ = places = [launched.place(rank, *words, count=3) for rank in range(3)]
+    for rank in range(3):
+        leader.wait_for(f"rank {rank} of 3 host {rank} attempt 0 process")
+    ask(launched, leader, 1, 3)
+    os.kill(agent_of(follower), signal.SIGKILL)
+    leader.wait_for("its agent was killed, and another one goes on with its 1 rank")
+    name = re.search(r"rank 2 on (\S+)\]", leader.seen.decode())
+    assert name
+    leave = launched.start([str(launched.program), "drain", "--run", "a", "--no-move", "--cold", name[1]])
+    leader.wait_for(f"host {name[1]} is drained")
+    os.kill(processes(leader, 3)[0], signal.SIGKILL)
+    for rank in range(2):
+        leader.wait_for(f"rank {rank} of 2 host {rank} attempt 1 process")
+    (launched.folder / "told").touch()
+    for job in (*places, leave):
+        code, text = job.finish()
+        assert code == 0, text
 
 
 @pytest.mark.more
