@@ -80,7 +80,7 @@ int even_cli_agent(int argc, char **argv) {
   if (status == EVEN_OK) {
     status = end_input();
   }
-  if (status == EVEN_OK && may_outlast(line) && !even_job_supervise_agent(&legacy, &code)) {
+  if (status == EVEN_OK && may_outlast(line) && !even_job_supervise_agent(line, &legacy, &code)) {
     explicit_bzero(line, sizeof line);
     return code;
   }

@@ -90,8 +90,9 @@ int even_job_start(const even_job_options *options, char *const *environment, si
  * EVENSTEP_RESTART_AGENT=0: true, in the calling process. */
 bool even_job_supervise(even_job_options *options, int *code);
 /* The same of an agent that a leader has started over ssh (cli/agent.c): *legacy is what those before it have left. It
- * is not started again where its ranks have ended with it: the leader sees to that. */
-bool even_job_supervise_agent(struct even_legacy **legacy, int *code);
+ * is not started again where its ranks have ended with it: the leader sees to that. The calling process keeps nothing
+ * of the invitation, which has the key, once the first agent has it. */
+bool even_job_supervise_agent(char *invitation, struct even_legacy **legacy, int *code);
 /* Whether another one of the hosts that `options` names takes this one's place when it is lost. */
 bool even_job_replaces_leader(const even_job_options *options);
 /* The same for a process of --hosts auto that does not lead: does its part of the job, and returns its exit code. With

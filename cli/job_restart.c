@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RESTARTS = 3, LONGEST_PAUSE_S = 60, PAUSE_AGAIN_S = 600, PAUSE_AGAIN_LIVES_S = 60 };
+enum { MOST_RESTARTS = 3, PAUSE_AGAIN_S = 600, PAUSE_AGAIN_LIVES_S = 60 };
 
 /* The guardian kills for 5 s, and removes control groups; checkpoints in memory are removed for 10 s. */
 static const uint64_t CLEAR_NS = 30000000000u;
@@ -26,6 +26,7 @@ typedef struct supervised {
   even_legacy legacy;
   const char *whose; /* agent it is */
   bool only_lives;   /* where its ranks end with it, whoever leads starts another one */
+  char *secret;      /* of the first agent alone; NULL: none */
   int most;
   int starts;    /* of an agent, without the first, */
   int since;     /* and how many of them before the training last came further */
@@ -54,8 +55,7 @@ static void choose_pause(supervised *on, bool lives) {
   uint64_t again_s = lives ? PAUSE_AGAIN_LIVES_S : PAUSE_AGAIN_S;
   bool lasted = even_clock_ns() - on->started_ns > again_s * SECOND_NS;
   on->soon = lasted ? 1 : on->soon + 1;
-  uint64_t pause_ns = even_pause_after(SECOND_NS, LONGEST_PAUSE_S * SECOND_NS, on->soon);
-  on->waits_s = on->soon == 1 && lives ? 0 : (int)(pause_ns / SECOND_NS);
+  on->waits_s = even_pause_of_agent_s(on->soon, lives);
 }
 
 /* Whether another agent is to be started, and after which pause; `lives`: the job's ranks outlast this one. */
@@ -63,14 +63,16 @@ static bool may_again(supervised *on, const even_process_end *end, bool lives) {
   char how[64];
   char words[320];
   char when[32];
+  char limit[48];
   int used = even_legacy_is_left(&on->legacy) && !lives ? even_legacy_restarts(&on->legacy) : 0;
   on->since = even_legacy_advanced(&on->legacy, lives) ? on->starts : on->since;
   used = used > on->starts - on->since ? used : on->starts - on->since;
   (void)snprintf(how, sizeof how, "%s%s", end->signal == 0 ? "could not go on with its ranks" : "was ended by ",
                  end->signal == 0 ? "" : even_signal_name(end->signal));
   if (used >= on->most) {
-    (void)snprintf(words, sizeof words, "%s agent (process %ld) %s, and no restart is left (--max-restarts %d)",
-                   on->whose, (long)end->pid, how, on->most);
+    (void)snprintf(limit, sizeof limit, on->only_lives ? "%d in a row at most" : "--max-restarts %d", on->most);
+    (void)snprintf(words, sizeof words, "%s agent (process %ld) %s, and no restart is left (%s)", on->whose,
+                   (long)end->pid, how, limit);
     even_cli_say(NULL, words);
     return false;
   }
@@ -126,6 +128,9 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     EVEN_TRY(even_supervisor_start(&on->supervisor, is_agent));
     if (*is_agent) {
       return EVEN_OK;
+    }
+    if (on->secret != NULL) { /* the agents after it have what they need from those before */
+      explicit_bzero(on->secret, strlen(on->secret));
     }
     EVEN_TRY(even_supervisor_wait(&on->supervisor, &end));
     *code = end.signal == 0 ? end.code : 128 + end.signal;
@@ -205,9 +210,9 @@ bool even_job_supervise(even_job_options *options, int *code) {
   return true;
 }
 
-bool even_job_supervise_agent(struct even_legacy **legacy, int *code) {
+bool even_job_supervise_agent(char *invitation, struct even_legacy **legacy, int *code) {
   static supervised on; /* an agent has it until its end */
-  on = (supervised){.whose = "this host's", .only_lives = true, .most = MOST_RESTARTS};
+  on = (supervised){.whose = "this host's", .only_lives = true, .secret = invitation, .most = MOST_RESTARTS};
   if (!supervise(&on, code)) {
     return false;
   }

@@ -387,4 +387,5 @@ void even_link_close(even_link *link) {
   link->tls = NULL;
   even_text_free(&link->in);
   even_text_free(&link->out);
+  link->sent = 0; /* of that */
 }

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "orchestrator/invitation.h"
 #include "orchestrator/leadership.h"
+#include "orchestrator/pauses.h"
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/listener.h"
@@ -322,6 +323,35 @@ static void signs_of_life_follow_the_silence(void **state) {
   even_link_leaders_change(false);
 }
 
+/* Whose ranks train on: however often it happened before, and though it has said nothing for some time. */
+static void the_next_agent_comes_before_it_is_given_up(void **state) {
+  static const int pauses_s[] = {0, 0, 2, 4, 8, 15, 15, 15};
+  static const int without_ranks_s[] = {0, 1, 2, 4, 8, 16, 32, 60};
+  (void)state;
+  for (unsigned soon = 0; soon < sizeof pauses_s / sizeof pauses_s[0]; soon++) {
+    int pause_s = even_pause_of_agent_s(soon, true);
+    assert_int_equal(pause_s, pauses_s[soon]);
+    assert_true((uint64_t)pause_s * 1000000000u + even_link_beat_ns() < even_link_silence_ns() * 2 / 3);
+    assert_int_equal(even_pause_of_agent_s(soon, false), without_ranks_s[soon]);
+  }
+}
+
+static void a_link_that_is_closed_has_nothing_waiting(void **state) {
+  meeting at;
+  (void)state;
+  prepare(&at);
+  assert_int_equal(open_listener(&at), EVEN_OK);
+  assert_int_equal(call_leader(&at, KEY), EVEN_OK);
+  assert_int_equal(talk(&at), EVEN_OK);
+  for (int i = 0; i < 32 && even_link_waiting(&at.agent.link) == 0; i++) { /* more than the kernel takes */
+    assert_int_equal(even_link_send(&at.agent.link, EVEN_MESSAGE_RECORDS, "{}", data, sizeof data), EVEN_OK);
+  }
+  assert_true(even_link_waiting(&at.agent.link) > 0);
+  even_link_close(&at.agent.link);
+  assert_int_equal(even_link_waiting(&at.agent.link), 0);
+  part(&at);
+}
+
 /* ---- an agent's way to its leader ---- */
 
 static even_status accept_invitation(meeting *at, const char *addresses) {
@@ -433,6 +463,8 @@ int main(void) {
       cmocka_unit_test_teardown(a_watched_link_ends_when_nothing_comes_for_long, teardown),
       cmocka_unit_test_teardown(a_link_ends_when_nothing_comes_from_the_other_host, teardown),
       cmocka_unit_test(signs_of_life_follow_the_silence),
+      cmocka_unit_test(the_next_agent_comes_before_it_is_given_up),
+      cmocka_unit_test_teardown(a_link_that_is_closed_has_nothing_waiting, teardown),
       cmocka_unit_test(what_was_said_before_the_end_is_heard),
       cmocka_unit_test_teardown(the_leader_is_found_behind_an_address_where_it_is_not, teardown),
       cmocka_unit_test_teardown(a_try_that_fails_leaves_no_connection, teardown),
