@@ -1,6 +1,7 @@
 /* The run folder: its name, and what happens to one of that name. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/utf8.h"
 #include "cli/command.h"
 #include "cli/job_setup.h"
 #include "orchestrator/environment.h"
@@ -16,17 +17,33 @@
 #include <string.h>
 #include <time.h>
 
-enum { MOST_NAME_BYTES = 200 }; /* of the 255 of a name; .1, .2 … and what is made beside it follow */
+enum { MOST_NAME_BYTES = 200 }; /* of the 255 of a name: more is made beside it */
+enum { TIME_AND_NUMBER = 24 };  /* "-20261201-173000", ".1", ".2" … */
+enum { MOST_SCRIPT_BYTES = MOST_NAME_BYTES - TIME_AND_NUMBER };
 
-/* "examples/char_gpt.py" -> "char_gpt" */
+static bool is_control(char byte) {
+  return (unsigned char)byte < ' ' || byte == '\177';
+}
+
+/* "examples/char_gpt.py" -> "char_gpt". Whatever the script is called: a name that --name takes, too (check_bytes). */
 static void add_script_name(even_text *out, const char *script) {
+  char clean[MOST_SCRIPT_BYTES + 1];
   const char *slash = strrchr(script, '/');
   const char *name = slash == NULL || slash[1] == '\0' ? script : slash + 1;
   size_t length = strlen(name);
   if (length > 3 && strcmp(name + length - 3, ".py") == 0) {
     length -= 3;
   }
-  even_text_append(out, name, length);
+  length = length < MOST_SCRIPT_BYTES ? length : MOST_SCRIPT_BYTES;
+  memcpy(clean, name, length);
+  clean[length] = '\0';
+  if (length == MOST_SCRIPT_BYTES) {
+    even_utf8_trim(clean);
+  }
+  for (char *at = clean; *at != '\0'; at++) {
+    *at = is_control(*at) || *at == '/' || (at == clean && *at == '.') ? '_' : *at;
+  }
+  even_text_add(out, clean);
 }
 
 static even_status default_name(const char *script, even_text *out) {
@@ -92,10 +109,15 @@ static even_status make_unnamed(const even_job_options *options, const char *scr
   return status;
 }
 
+/* That of an agent that was killed is no more, and its folder this one's. */
+static bool goes_on(const even_job_options *options) {
+  return options->legacy != NULL && even_legacy_run_name(options->legacy) != NULL;
+}
+
 /* It stands in lines for people and programs, and beside others with something behind it (NAME.1). */
 static even_status check_bytes(const char *name) {
   for (const char *at = name; *at != '\0'; at++) {
-    if ((unsigned char)*at < ' ' || *at == '\177') {
+    if (is_control(*at)) {
       (void)even_fail(EVEN_ERR_USAGE, "--name has a control character as its byte %zu (0x%02x)",
                       (size_t)(at - name) + 1, (unsigned)(unsigned char)*at);
       return even_error_fix("give a name of one line: letters, digits, what a terminal shows");
@@ -109,7 +131,7 @@ static even_status check_bytes(const char *name) {
 }
 
 even_status even_job_check_name(const even_job_options *options) {
-  if (options->name == NULL) {
+  if (options->name == NULL || goes_on(options)) { /* else its folder is there, whatever it is called */
     return EVEN_OK;
   }
   if (options->name[0] == '\0' || options->name[0] == '.' || strchr(options->name, '/') != NULL) {
@@ -135,11 +157,6 @@ static even_status check_unlocked(const even_job_setup *setup) {
   }
   even_text_free(&file);
   return status;
-}
-
-/* That of an agent that was killed is no more, and its folder this one's. */
-static bool goes_on(const even_job_options *options) {
-  return options->legacy != NULL && even_legacy_run_name(options->legacy) != NULL;
 }
 
 /* Among jobs of this host. */

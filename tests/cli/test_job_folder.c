@@ -1,6 +1,7 @@
 /* Run folders: locked while their job lives, what holds where a file system has no locks, and among hosts that share
  * one: it says that it is NFS, keeps locks of folders to each host, and waits go by a made-up clock. */
 #include "base/fail.h"
+#include "base/utf8.h"
 #include "cli/job_setup.h"
 #include "orchestrator/estate.h"
 #include "os/calls.h"
@@ -294,6 +295,35 @@ static void a_name_is_one_line_and_fits(void **state) {
   assert_int_equal(even_job_check_name(&options), EVEN_OK);
 }
 
+static void assert_taken(const char *script, const char *begin) {
+  options.name = NULL;
+  assert_int_equal(even_job_run_folder(&options, script, &setup), EVEN_OK);
+  options.name = setup.run_name.data;
+  assert_int_equal(even_job_check_name(&options), EVEN_OK);
+  assert_int_equal(strncmp(options.name, begin, strlen(begin)), 0);
+  assert_true(even_utf8_valid(options.name));
+  close_setup();
+}
+
+/* Also where the script's own is none: the agent that goes on with the job is told it, and --name takes it. */
+static void a_name_that_nobody_gave_can_be_given(void **state) {
+  (void)state;
+  static const char *const scripts[] = {"a\nb.py", "x/.hidden.py", "..", "\033[31mred\177.sh", "folder/", "train.py"};
+  static const char *const begins[] = {"a_b-", "_hidden-", "_.-", "_[31mred_.sh-", "folder_-", "train-"};
+  for (size_t i = 0; i < sizeof scripts / sizeof scripts[0]; i++) {
+    assert_taken(scripts[i], begins[i]);
+  }
+  char name[256];
+  for (size_t letters = 170; letters < 254; letters++) { /* then characters of two bytes */
+    memset(name, 'n', sizeof name);
+    for (size_t at = letters; at < 254; at += 2) {
+      memcpy(name + at, "\xc3\xbc", 2);
+    }
+    name[letters + (254 - letters) / 2 * 2] = '\0';
+    assert_taken(name, "nnn");
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_folder_in_use_is_refused, make_runs, remove_runs),
@@ -306,6 +336,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_job_whose_sign_cannot_be_read_is_not_disturbed, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_runs_where_no_sign_can_be_made, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_name_is_one_line_and_fits, make_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(a_name_that_nobody_gave_can_be_given, make_runs, remove_runs),
   };
   return cmocka_run_group_tests_name("cli_job_folder", tests, NULL, NULL);
 }
