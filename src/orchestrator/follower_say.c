@@ -256,9 +256,10 @@ even_agent_observer even_follower_observer(even_follower *follower) {
       .context = follower, .rank_started = on_rank_started, .line = on_line, .hang = on_hang, .notice = on_notice};
 }
 
+/* That it goes on, too: it may have been let go on while no agent was here that could tell. */
 static void retell_stopped(even_job *job, const even_job_rank *rank) {
-  if (rank->stands && rank->stopped_by != 0) {
-    even_job_follower_tell_stopped(job, rank, rank->stopped_by);
+  if (!rank->stands || rank->stopped_by != 0) {
+    even_job_follower_tell_stopped(job, rank, rank->stands ? rank->stopped_by : 0);
   }
 }
 

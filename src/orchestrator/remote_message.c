@@ -136,10 +136,12 @@ static void take_drain(even_job *job, even_host_agent *agent, const json_t *cont
   even_elastic_notice(job, agent, &notice);
 }
 
-/* Signal 0: it was let go on. */
+/* Signal 0: it was let go on, or may have been. */
 static void take_stopped(even_job *job, even_job_rank *rank, int signal) {
-  if (signal == 0) {
+  if (signal == 0 && rank->stands) {
     even_job_rank_continues(job, rank);
+  } else if (signal == 0) {
+    return;
   } else if (job->stage == EVEN_JOB_RUNS) {
     even_job_rank_stopped(job, rank, signal);
   }

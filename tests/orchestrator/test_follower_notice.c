@@ -1,5 +1,5 @@
-/* A host has notice while nobody leads: whoever leads next is told. The leader is the other end of a link here, and the
- * ranks are numbers. */
+/* A host has notice while nobody leads, or ranks that somebody stopped, or let go on: whoever leads next is told. The
+ * leader is the other end of a link here, and the ranks are numbers. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
@@ -31,6 +31,8 @@ typedef struct scene {
   int drains; /* that came, */
   int signal; /* and the last one */
   double seconds;
+  int stops;         /* that were told of ranks, */
+  int stopped_by[3]; /* and the last of each; 0: it goes on */
 } scene;
 
 static void on_ready(void *context, even_link *link) {
@@ -38,16 +40,27 @@ static void on_ready(void *context, even_link *link) {
   at->ready = at->ready || link == &at->follower.link;
 }
 
-static even_status on_message(void *context, even_link *link, const even_message *message) {
-  scene *at = context;
-  json_t *content = NULL;
-  if (link != &at->leader || message->kind != EVEN_MESSAGE_DRAIN) {
-    return EVEN_OK;
-  }
-  EVEN_TRY(even_json_parse("it", message->json, message->json_bytes, &content));
+static void take_stop(scene *at, const json_t *content) {
+  json_int_t rank = json_integer_value(json_object_get(content, "rank"));
+  assert_true(rank >= 0 && rank < 3);
+  at->stopped_by[rank] = (int)json_integer_value(json_object_get(content, "signal"));
+  at->stops++;
+}
+
+static void take_drain(scene *at, const json_t *content) {
   at->drains++;
   at->signal = (int)json_integer_value(json_object_get(content, "signal"));
   at->seconds = json_number_value(json_object_get(content, "seconds"));
+}
+
+static even_status on_message(void *context, even_link *link, const even_message *message) {
+  scene *at = context;
+  json_t *content = NULL;
+  if (link != &at->leader || (message->kind != EVEN_MESSAGE_DRAIN && message->kind != EVEN_MESSAGE_STOPPED)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_json_parse("it", message->json, message->json_bytes, &content));
+  (message->kind == EVEN_MESSAGE_DRAIN ? take_drain : take_stop)(at, content);
   json_decref(content);
   return EVEN_OK;
 }
@@ -217,6 +230,26 @@ static void where_this_host_leads_next_its_ranks_are_asked(void **state) {
   (void)close(fd);
 }
 
+/* The leader may have heard of one before, and not that it was let go on while no agent was here. */
+static void the_next_one_hears_who_stands_and_who_goes_on(void **state) {
+  scene *at = *state;
+  even_job *job = &at->follower.job;
+  even_job_rank ranks[3] = {{.pid = 11, .alive = true},
+                            {.pid = 12, .alive = true, .stands = true, .stopped_by = SIGTSTP},
+                            {.pid = 13, .alive = true, .stands = true}}; /* held by the guardian */
+  at->stopped_by[0] = at->stopped_by[1] = at->stopped_by[2] = -1;
+  job->ranks = ranks;
+  job->count = job->local = 3;
+  even_follower_say_ranks(&at->follower);
+  for (int i = 0; i < MOST_TURNS && at->stops < 2; i++) {
+    turn(at);
+  }
+  assert_int_equal(at->stops, 2);
+  assert_int_equal(at->stopped_by[0], 0);
+  assert_int_equal(at->stopped_by[1], SIGTSTP);
+  assert_int_equal(at->stopped_by[2], -1);
+}
+
 int main(void) {
 #define SCENE_TEST(test) cmocka_unit_test_setup_teardown(test, open_scene, close_scene)
   const struct CMUnitTest tests[] = {
@@ -226,6 +259,7 @@ int main(void) {
       SCENE_TEST(ranks_that_end_for_it_are_not_held),
       SCENE_TEST(another_attempt_does_not_forget_it_untold),
       SCENE_TEST(where_this_host_leads_next_its_ranks_are_asked),
+      SCENE_TEST(the_next_one_hears_who_stands_and_who_goes_on),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
