@@ -59,6 +59,7 @@ static even_status leave_part(even_follower *follower) {
   }
   even_text_free(&words);
   EVEN_TRY(status);
+  even_outlast_part_note(&follower->part, follower->reader); /* what was passed on of the attempts before */
   EVEN_TRY(even_outlast_part_link(&follower->part, custody_of(follower), follower->link.fd));
   return even_outlast_part_known(&follower->part, custody_of(follower));
 }
