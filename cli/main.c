@@ -74,18 +74,23 @@ static bool has_lost_output(void) {
   if (!failed || (fcntl(STDOUT_FILENO, F_GETFL) & O_ACCMODE) == O_RDONLY) {
     return false;
   }
-  return poll(&reader, 1, 0) != 1 || (reader.revents & POLLERR) == 0;
+  return poll(&reader, 1, 0) != 1 || (reader.revents & (POLLERR | POLLHUP)) == 0;
+}
+
+static int end(const char *name, int code) {
+  if (!has_lost_output()) {
+    return code;
+  }
+  (void)even_fail(EVEN_ERR_SYSTEM, "%s: standard output has not taken all that was printed", name);
+  (void)even_error_fix("see whether its disk is full");
+  int lost = even_cli_fail();
+  return code != 0 ? code : lost;
 }
 
 static int run(const even_command *command, int argc, char **argv) {
   int code = command->run(argc, argv);
-  if (!has_lost_output()) {
-    return code;
-  }
-  (void)even_fail(EVEN_ERR_SYSTEM, "%s: standard output has not taken all that was printed", command->name);
-  (void)even_error_fix("see whether its disk is full");
-  int lost = even_cli_fail();
-  return code != 0 || command->run == even_cli_run ? code : lost; /* a training that ended well did */
+  int ended = end(command->name, code);
+  return command->run == even_cli_run ? code : ended; /* a training that ended well did */
 }
 
 int main(int argc, char **argv) {
@@ -96,10 +101,10 @@ int main(int argc, char **argv) {
   }
   if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
     help(stdout);
-    return 0;
+    return end("help", 0);
   }
   if (strcmp(argv[1], "--version") == 0) {
-    return version(0, NULL);
+    return end("version", version(0, NULL));
   }
   for (size_t i = 0; i < COMMAND_COUNT; i++) {
     if (strcmp(argv[1], commands[i].name) == 0) {

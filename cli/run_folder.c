@@ -52,7 +52,7 @@ static even_status newest(even_text *out) {
 
 /* The newest ones first: a run that is looked for is seldom an old one. */
 static void list_newest(const even_names *names, uint64_t *began, even_text *list) {
-  for (int told = 0; told < MOST_TOLD; told++) {
+  for (int told = 0;; told++) {
     size_t best = names->count;
     for (size_t i = 0; i < names->count; i++) {
       if (began[i] != 0 && (best == names->count || began[i] > began[best])) {
@@ -62,10 +62,13 @@ static void list_newest(const even_names *names, uint64_t *began, even_text *lis
     if (best == names->count) {
       return;
     }
+    if (told == MOST_TOLD) {
+      even_text_add(list, " …");
+      return;
+    }
     even_text_format(list, "%s%s", told > 0 ? ", " : "", names->items[best]);
     began[best] = 0;
   }
-  even_text_add(list, " …");
 }
 
 static void list_runs(even_text *list) {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -95,13 +96,16 @@ def test_wrong_words(program: Path) -> None:
 
 
 def test_output_that_is_not_taken_is_told(program: Path) -> None:
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([program, "devices"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 5 and "standard output has not taken all that was printed" in done.stderr
+    for word in ("devices", "version", "--version", "--help"):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([program, word], stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 5 and "standard output has not taken all that was printed" in done.stderr, word
     closed = subprocess.run(["sh", "-c", 'exec "$0" devices >&-', program], stderr=subprocess.PIPE, text=True)
     assert closed.returncode == 0 and closed.stderr == ""
-    gone, end = os.pipe()
-    os.close(gone)  # its reader went away; Python's children begin with SIGPIPE as it was by default
-    left = subprocess.run(["sh", "-c", 'trap "" PIPE; exec "$0" devices', program], stdout=end, stderr=subprocess.PIPE)
-    os.close(end)
-    assert left.returncode == 0 and left.stderr == b""
+    pipe = [os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"))]
+    ignoring = ["sh", "-c", 'trap "" PIPE; exec "$0" devices', program]
+    for gone, end in (pipe, socket.socketpair()):
+        gone.close()  # its reader went away; Python's children begin with SIGPIPE as it was by default
+        left = subprocess.run(ignoring, stdout=end.fileno(), stderr=subprocess.PIPE)
+        end.close()
+        assert left.returncode == 0 and left.stderr == b""

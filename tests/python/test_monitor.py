@@ -171,7 +171,11 @@ def test_bad_runs_are_one_error_each(program: pathlib.Path, tmp_path: pathlib.Pa
         (["report", "broken"], 6, "not a database"),
         (["report", "a", "b"], 2, "--compare"),
         (["report", "--jsn"], 2, "--json"),
+        (["report", "nosuch"], 3, "a1, a2, a3, a4, a5, a6, a7, broken\n"),
     ]:
+        if said.endswith("broken\n"):  # that is all
+            for name in ("a8", "a9"):
+                shutil.rmtree(tmp_path / f"runs/{name}")
         ended = subprocess.run([str(program), *words], cwd=tmp_path, capture_output=True, text=True, timeout=150)
         assert ended.returncode == code, ended
         assert said in ended.stderr
