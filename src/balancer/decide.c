@@ -138,6 +138,18 @@ static void set_scatter(even_balancer *b, size_t fastest) {
 }
 
 /* Tables of what was measured; a rank that never had samples is judged by its prior speed beside the others. */
+/* The share at which it shows whether the rank's floor counts: of one that is held back for waits within steps that
+ * after the present one, for what a sample more does to the others. */
+static int64_t beyond(const even_balancer *b, size_t rank) {
+  int64_t share = b->current[rank];
+  int64_t bucket = b->models[rank].bucket;
+  if (!b->guard.met[rank]) {
+    return share;
+  }
+  share++;
+  return bucket > 1 ? (share + bucket - 1) / bucket * bucket : share; /* as the model counts it */
+}
+
 void even_balancer_believe(even_balancer *b, int64_t batch) {
   double one = 0.0;
   double fixed = 0.0;
@@ -163,7 +175,7 @@ void even_balancer_believe(even_balancer *b, int64_t batch) {
       double scatter = even_scatter_seconds(b->scatters[r], b->ranks, step);
       double headroom = even_scatter_headroom(scatter, steepness(model) / least);
       double floor = b->guard.floors[r];
-      int64_t share = b->current[r] + (b->guard.met[r] ? 1 : 0); /* what one sample more does to the others */
+      int64_t share = beyond(b, r);
       if (floor * (double)share > even_model_at(model, share)) {
         set_table(b, r, 0.0, floor, floor);
       } else if (even_model_bent(model)) {

@@ -301,6 +301,11 @@ void even_guard_wait(even_balancer *b, even_guard_question question) {
   b->guard.next[question] = b->steps + EVEN_GUARD_SETTLED;
 }
 
+void even_guard_ask_anew(even_balancer *b, even_guard_question question) {
+  b->guard.pause[question] = first_pause[question];
+  even_guard_wait(b, question);
+}
+
 even_status even_guard_candidate(even_balancer *b, bool *other) {
   even_guard *g = &b->guard;
   double *floors = g->floors;

@@ -82,6 +82,8 @@ even_status even_guard_candidate(struct even_balancer *balancer, bool *other) EV
 /* … the trial of b->candidate and `guard.floors_tried`; or the question's next turn is some steps away. */
 void even_guard_begin(struct even_balancer *balancer, even_guard_question question);
 void even_guard_wait(struct even_balancer *balancer, even_guard_question question);
+/* What was asked and refused is no longer true: it is asked as at the beginning. */
+void even_guard_ask_anew(struct even_balancer *balancer, even_guard_question question);
 /* The shares of a whole batch that are to run now. */
 const int64_t *even_guard_shares(const struct even_balancer *balancer);
 

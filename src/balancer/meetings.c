@@ -33,6 +33,17 @@ enum {
   MOST_TURNS = 16    /* looked at in one step, until one leads to another split */
 };
 
+/* What ranks were held back for is gone: their models decide again, and where waits come back they are asked of anew.
+ */
+static void forget(even_balancer *b) {
+  even_guard *g = &b->guard;
+  for (size_t r = 0; r < b->ranks; r++) {
+    g->floors[r] = g->met[r] ? 0.0 : g->floors[r];
+    g->met[r] = false;
+  }
+  even_guard_ask_anew(b, EVEN_GUARD_MEETINGS);
+}
+
 void even_meetings_take(even_balancer *b, const even_step_timing *told, const even_step_timing *timings,
                         const double *pass_seconds) {
   even_meetings *m = &b->meetings;
@@ -46,6 +57,9 @@ void even_meetings_take(even_balancer *b, const even_step_timing *told, const ev
     }
   }
   m->alone = pass > 0.0 ? 0 : m->alone + 1;
+  if (m->alone == NOBODY_MEETS) {
+    forget(b);
+  }
   m->longest = fmax(busy, pass);
   m->waits = m->longest - busy;
 }
@@ -84,13 +98,20 @@ static double floor_of(const even_balancer *b, size_t rank, kind asked, double m
   return (asked == HALF ? (known + mean) / 2.0 : mean) / share;
 }
 
-/* Whether the candidate's ranks are all busy for so much less than a step lasts that it may be faster. */
-static bool promises(const even_balancer *b, double mean) {
+/* The longest busy time with these shares, by the ranks' models. */
+static double busy_with(const even_balancer *b, const int64_t *shares) {
   double busy = 0.0;
   for (size_t r = 0; r < b->ranks; r++) {
-    busy = fmax(busy, b->models[r].known ? even_model_at(&b->models[r], b->candidate[r]) : 0.0);
+    busy = fmax(busy, b->models[r].known ? even_model_at(&b->models[r], shares[r]) : 0.0);
   }
-  return busy + left * b->meetings.waited < mean * (1.0 - hoped_gain);
+  return busy;
+}
+
+/* Whether the candidate's ranks are all busy for so much less than a step lasts that it may be faster. Steps that were
+ * measured have stalls in them, which models do not. */
+static bool promises(const even_balancer *b, double mean) {
+  double now = fmin(mean, busy_with(b, b->current) + b->meetings.waited);
+  return busy_with(b, b->candidate) + left * b->meetings.waited < now * (1.0 - hoped_gain);
 }
 
 static bool is_asked(const even_balancer *b, size_t rank, kind asked) {
@@ -112,22 +133,15 @@ static even_status ask_of(even_balancer *b, size_t rank, kind asked, bool *begun
   return EVEN_OK;
 }
 
-/* What ranks were held back for is gone: their models decide again. */
-static void forget(even_balancer *b) {
-  even_guard *g = &b->guard;
-  for (size_t r = 0; r < b->ranks; r++) {
-    g->floors[r] = g->met[r] ? 0.0 : g->floors[r];
-    g->met[r] = false;
-  }
+static void pass_turn(even_balancer *b) {
+  even_meetings *m = &b->meetings;
+  m->turn = (m->turn + 1) % ((size_t)KINDS * b->ranks);
+  m->round = m->round || m->turn == 0;
 }
 
 even_status even_meetings_ask(even_balancer *b, bool *begun) {
   even_meetings *m = &b->meetings;
-  size_t turns = (size_t)KINDS * b->ranks;
   double mean = even_series_mean(&b->guard.trial.before);
-  if (m->alone >= NOBODY_MEETS) {
-    forget(b);
-  }
   if (!(m->waited > least_waits * mean)) {
     return EVEN_OK;
   }
@@ -138,7 +152,7 @@ even_status even_meetings_ask(even_balancer *b, bool *begun) {
       EVEN_TRY(ask_of(b, rank, asked, begun));
     }
     if (!*begun) {
-      m->turn = (m->turn + 1) % turns;
+      pass_turn(b);
     }
   }
   if (!*begun) {
@@ -153,9 +167,11 @@ bool even_meetings_answer(even_balancer *b, bool won) {
   for (size_t r = 0; won && r < b->ranks; r++) {
     g->met[r] = g->met[r] || g->floors_tried[r] > g->floors[r];
   }
-  if (won) {
-    return false;
+  bool round = !won;
+  if (!won) {
+    pass_turn(b);
+    round = m->round;
   }
-  m->turn = (m->turn + 1) % ((size_t)KINDS * b->ranks);
-  return m->turn == 0;
+  m->round = false;
+  return round;
 }

@@ -12,7 +12,8 @@ typedef struct even_meetings {
   double waits;   /* of them, what goes beyond the longest busy time; 0: nobody waited */
   double waited;  /* their mean, of late */
   int64_t alone;  /* steps, the last ones, in which no rank waited for another */
-  size_t turn;    /* what is asked next: so many answers were no, one after the other, of a round of them */
+  size_t turn;    /* what is asked next, of a round of questions */
+  bool round;     /* all of them were asked, or passed over, since the last trial that won or pause that doubled */
 } even_meetings;
 
 struct even_balancer;

@@ -151,6 +151,56 @@ static void samples_come_back_when_nobody_waits_any_more(void **context) {
 }
 
 /* Whoever waits for nobody, or no longer than all are busy. */
+/* However long it is until the question would be asked again. */
+static void they_come_back_soon_in_a_long_run(void **context) {
+  (void)context;
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    even_cluster ranks = meeting(2, (const double[]){1.0, 0.25}, 0.0);
+    late_job of;
+    start(&of, &ranks, seed, true);
+    late_steps(&of, 8000);
+    int64_t held = of.ran[1];
+    of.ranks.meetings = of.twin.meetings = 0;
+    of.waits = false;
+    late_steps(&of, 300);
+    assert_true(of.ran[1] > held + 1);
+    late_close(&of);
+  }
+}
+
+/* Shares that must be multiples: those of a rank that is held back stay as the trials found them. */
+static void shares_in_buckets_do_not_swing(void **context) {
+  (void)context;
+  enum { COUNT = 3, ALL = 96, RUN = 3000 };
+  const int64_t buckets[COUNT] = {4, 4, 4};
+  even_cluster ranks = meeting(COUNT, (const double[]){1.0, 0.5, 0.2}, 0.0);
+  for (size_t r = 0; r < COUNT; r++) {
+    ranks.rank[r].tile = buckets[r];
+  }
+  for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    const even_balancer_params params = {
+        .size = sizeof params, .policy = EVEN_POLICY_AUTO, .ranks = COUNT, .batch = ALL, .buckets = buckets};
+    even_balancer *balancer = NULL;
+    even_step_timing timings[EVEN_CLUSTER_RANKS];
+    int64_t shares[COUNT];
+    int64_t before[COUNT];
+    int changes = 0;
+    even_cluster of = ranks;
+    of.state = seed * 7919;
+    assert_int_equal(even_balancer_open(&params, &balancer), EVEN_OK);
+    assert_int_equal(even_balancer_shares(balancer, ALL, shares), EVEN_OK);
+    for (int step = 0; step < RUN; step++) {
+      (void)even_cluster_step(&of, shares, timings);
+      assert_int_equal(even_balancer_observe_waits(balancer, timings, NULL, NULL, of.pass), EVEN_OK);
+      memcpy(before, shares, sizeof before);
+      assert_int_equal(even_balancer_shares(balancer, ALL, shares), EVEN_OK);
+      changes += step >= RUN / 2 && memcmp(before, shares, sizeof before) != 0;
+    }
+    assert_in_range(changes, 0, 60);
+    even_balancer_close(balancer);
+  }
+}
+
 static void where_nobody_waits_every_share_stays(void **context) {
   (void)context;
   even_cluster all[] = {meeting(2, (const double[]){1.0, 0.25}, 0.0), meeting(2, (const double[]){1.0, 0.25}, 0.01),
@@ -238,6 +288,8 @@ int main(void) {
       cmocka_unit_test(none_is_less),
       cmocka_unit_test(where_nothing_is_better_it_costs_little),
       cmocka_unit_test(samples_come_back_when_nobody_waits_any_more),
+      cmocka_unit_test(they_come_back_soon_in_a_long_run),
+      cmocka_unit_test(shares_in_buckets_do_not_swing),
       cmocka_unit_test(where_nobody_waits_every_share_stays),
       cmocka_unit_test(wrong_numbers_teach_nothing),
       cmocka_unit_test(absurd_numbers_do_no_harm),
