@@ -382,7 +382,7 @@ def main() -> None:
         )
     if done.returncode != 0:
         sys.exit(done.stdout + done.stderr)
-    print("\n".join(line.partition("] ")[2] for line in done.stdout.splitlines() if " to reach " in line))
+    print("\n".join(line.partition("] ")[2] for line in done.stdout.splitlines() if "one device and itself" in line))
 
 
 if __name__ == "__main__":

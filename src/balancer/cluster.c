@@ -146,9 +146,9 @@ static void work_and_meet(even_cluster *c, const int64_t *shares, double *second
 
 double even_cluster_step(even_cluster *c, const int64_t *shares, even_step_timing *timings) {
   double longest = 0.0;
-  double work[EVEN_CLUSTER_RANKS];
-  double seen[EVEN_CLUSTER_RANKS];
-  double done[EVEN_CLUSTER_RANKS];
+  double work[EVEN_CLUSTER_RANKS] = {0.0};
+  double seen[EVEN_CLUSTER_RANKS] = {0.0};
+  double done[EVEN_CLUSTER_RANKS] = {0.0};
   double tilt = tilted(c, shares);
   for (size_t r = 0; r < c->ranks; r++) {
     even_cluster_rank *rank = &c->rank[r];
