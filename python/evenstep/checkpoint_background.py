@@ -16,6 +16,7 @@ from pathlib import Path
 from evenstep import _core
 from evenstep.checkpoint_files import File, file_of, owner
 from evenstep.checkpoint_snapshot import Snapshot
+from evenstep.exits import is_ending
 from evenstep.memory import HostMemory
 
 # Training comes first where cores are scarce: twice the share of the writer's.
@@ -92,6 +93,7 @@ class Background:
             except BaseException as error:
                 if not failed(error):
                     self._error = error
+                self._raise_own(error)
 
         self.begin_thread()
         self._idle.acquire()
@@ -108,15 +110,19 @@ class Background:
 
     def begin_thread(self) -> None:
         """Begins the thread that writes, if there is none yet: best while there is memory. One that gets none before it
-        begins is waited for by Python's Thread.start for ever. Once the script has ended, Python 3.12 and later begin none: who
-        asks then writes."""
+        begins is waited for by Python's Thread.start for ever. Once the script has ended, Python 3.12 begins none, nor need a
+        later one: who asks then writes."""
         if self._owner != os.getpid():
             self._own_threads()
         if self._thread is None:
             thread = threading.Thread(target=self._serve, name="evenstep-checkpoint", daemon=True)
-            with suppress(RuntimeError):
+            try:
                 thread.start()
-                self._thread = thread
+            except RuntimeError:
+                if threading.main_thread().is_alive() and not is_ending():
+                    raise  # there is no room for one
+                return
+            self._thread = thread
 
     def _serve(self) -> None:
         with suppress(OSError):
@@ -131,9 +137,16 @@ class Background:
             self._call()
         except BaseException as error:
             self._error = error
+            self._raise_own(error)
         finally:
             self._call = None
             self._idle.release()
+
+    def _raise_own(self, error: BaseException) -> None:
+        """What is no Exception (Ctrl-C) is the script's, where it is its thread that writes."""
+        if self._thread is None and not isinstance(error, Exception):
+            self._error = None
+            raise error
 
     def write(self) -> None:
         assert self._memory is not None

@@ -159,7 +159,7 @@ def _keep(group: Any) -> None:
 
 
 class _Standing:
-    """A thread that is there before the script ends: from then on Python 3.12 and later begin none. Made once a process."""
+    """A thread that is there before the script ends: from then on Python 3.12 begins none, nor need a later one. Made once a process."""
 
     def __init__(self) -> None:
         self.process = os.getpid()  # a forked one has none of its parent's
@@ -199,8 +199,11 @@ class _Asked(Generic[T]):
     def __init__(self, ask: Callable[[], T]) -> None:
         self._ask, self._found = ask, list[T]()
         self._over = threading.Event()
+        thread = threading.Thread(target=self._run, name="evenstep-group-end", daemon=True)
+        self._thread: threading.Thread | None = None  # of its own
         try:
-            threading.Thread(target=self._run, name="evenstep-group-end", daemon=True).start()
+            thread.start()
+            self._thread = thread
         except RuntimeError:  # none can begin any more
             if _standing is None or _standing.process != os.getpid() or not _standing.make(self._run):
                 self._over.set()  # nothing is asked
@@ -215,16 +218,22 @@ class _Asked(Generic[T]):
 
     def within(self, seconds: float) -> T | None:
         """What it gave; None where it takes longer, or has failed."""
-        self._over.wait(seconds)
+        self._wait(seconds)
         return self._found[0] if self._found else None
 
     @property
     def hangs(self) -> bool:
-        return not self._over.is_set()
+        return self._thread.is_alive() if self._thread is not None else not self._over.is_set()
 
     def stop(self, seconds: float) -> None:
         """For `exits`: the store may answer when the interpreter is ending."""
-        self._over.wait(seconds)
+        self._wait(seconds)
+
+    def _wait(self, seconds: float) -> None:
+        if self._thread is not None:
+            self._thread.join(seconds)  # not for its answer alone: it is to be gone
+        else:
+            self._over.wait(seconds)
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T | None:

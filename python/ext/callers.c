@@ -224,6 +224,7 @@ static const function_name idle[] = {
     {"concurrent.futures.thread", "_worker"}, /* what it works at is called from there */
     {"evenstep.backend_work", "_work"},       /* the engine knows whether it is idle */
     {"evenstep.checkpoint_background", "_serve"},
+    {"evenstep.group_end", "_serve"},
     {"multiprocessing.queues", "_feed"},
     {"torch.utils.data._utils.pin_memory", "_pin_memory_loop"},
     {"torch.utils.data._utils.pin_memory", "do_one_step"},

@@ -124,7 +124,7 @@ def _no_thread(thread: threading.Thread) -> None:
 
 
 def _end(code: int) -> None:
-    """Ends the rank as Python does (3.12 and later: without new threads) up to its last part: taking torch's modules apart costs
+    """Ends the rank as Python does (3.12: without new threads) up to its last part: taking torch's modules apart costs
     a quarter of a second, in which every page of theirs is copied. Ranks that start as programs do it (`fresh=True`,
     `evenstep run`)."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons

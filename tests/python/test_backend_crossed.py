@@ -36,16 +36,18 @@ def check(run_ranks: Callable[..., Any]) -> Check:
 
 
 def body_crossed() -> None:
-    """Two groups in opposite order, after calls that ran on the groups' own threads and beside an idle one of Python's; on
-    two hosts, too."""
+    """Two groups in opposite order, after calls that ran on the groups' own threads and beside idle ones of Python's; on two
+    hosts, too."""
     import concurrent.futures
 
     import torch.distributed as dist
 
     import evenstep
+    from evenstep.group_end import GroupEnd
 
     rank, _ = join()
     groups = dist.new_group(), dist.new_group()
+    end = GroupEnd(dist.new_group(backend="gloo"), dist.HashStore(), "place")  # a thread stands by from now on
     for group in groups:
         dist.all_reduce(torch.ones(4), group=group, async_op=True).wait()
     pool = concurrent.futures.ThreadPoolExecutor(1)
@@ -63,6 +65,7 @@ def body_crossed() -> None:
         assert len({name.split()[0] for name in circle.split(" of group ")[1:]}) == 2, text
     else:
         raise AssertionError("no error")
+    assert end.error is None
     os._exit(0)
 
 
@@ -167,7 +170,7 @@ def test_others_that_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
     import types
 
-    from evenstep import _core, callers
+    from evenstep import _core, callers, group_end
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
@@ -177,6 +180,15 @@ def test_others_that_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
         assert _core.comm_others_may_call()
         rpc._is_current_rpc_agent_set = bool
         assert _core.comm_others_may_call() == before is False
+    standing = group_end._Standing()
+    try:
+        for _ in range(2000):  # until it waits for something to do
+            if not _core.comm_others_may_call():
+                break
+            time.sleep(0.01)
+        assert not _core.comm_others_may_call()
+    finally:
+        standing.stop(100)
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()

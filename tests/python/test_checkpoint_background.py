@@ -14,6 +14,7 @@ import torch
 from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
 from torch import nn
 
+from evenstep import checkpoint_background
 from evenstep import checkpoint_memory as in_memory
 from evenstep.checkpoint_background import Background
 from evenstep.checkpoint_keeping import Keep
@@ -196,18 +197,39 @@ def test_a_process_without_memory_still_writes() -> None:
 
 
 def test_where_no_thread_can_begin_who_asks_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.12 and later begin none once the script has ended."""
+    """Python 3.12 begins none once the script has ended."""
 
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
     monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(checkpoint_background, "is_ending", lambda: True)
     background, told = Background(), []
     background.write = lambda: told.append("write")  # type: ignore[method-assign]
     background.start(lambda: told.append("after"), lambda error: False)
     assert told == ["write", "after"] and not background.busy and background.join() is None
     background.start(lambda: 1 / 0, lambda error: False)
     assert isinstance(background.join(), ZeroDivisionError) and background.join() is None
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    failures: list[BaseException] = []
+    with pytest.raises(KeyboardInterrupt):
+        background.start(interrupted, lambda error: failures.append(error) or False)
+    assert [type(one) for one in failures] == [KeyboardInterrupt]
+    assert not background.busy and background.join() is None
+
+
+def test_where_there_is_no_room_for_a_thread_the_save_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    background = Background()
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        background.start(lambda: None, lambda error: False)
+    assert not background.busy and background.join() is None
 
 
 def test_a_fork_has_no_part_in_its_parents_write() -> None:

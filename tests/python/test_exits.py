@@ -78,7 +78,7 @@ assert any(thread.name == "evenstep-group-end" for thread in threading.enumerate
 
 
 def test_a_question_at_the_end_is_asked(run_ranks: Callable[..., Any]) -> None:
-    """Python 3.12 and later begin no thread then: ranks of this harness neither."""
+    """Python 3.12 begins no thread then: ranks of this harness neither."""
     (rank,) = run_ranks(
         HEAD.replace('dist.init_process_group("evenstep")', "")
         + """
@@ -99,6 +99,29 @@ atexit.register(asks)
         1,
     )
     assert rank.stdout == "begins none\nanswered None again\nleft: []\n"
+
+
+def test_who_stops_a_question_waits_for_its_thread() -> None:
+    """Not for the answer alone: what the thread still does then, it may not do in an ending interpreter."""
+    go_on = threading.Event()
+
+    class Slow(threading.Event):
+        def set(self) -> None:
+            super().set()
+            go_on.wait()
+
+    asked = group_end._Asked(lambda: 1)
+    asked.stop(100)
+    asked._over = Slow()
+    thread = threading.Thread(target=asked._run)
+    asked._thread = thread
+    thread.start()
+    assert asked._over.wait(100)
+    asked.stop(0.01)
+    assert asked.hangs
+    go_on.set()
+    asked.stop(100)
+    assert not asked.hangs and not thread.is_alive()
 
 
 def test_where_no_thread_can_begin_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
