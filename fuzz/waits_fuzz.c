@@ -61,7 +61,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     even_waits_keep(&far, OWN, &words, NOW_NS);
     at += step < size - at ? step : size - at;
   }
-  size_t told = even_waits_gather(NULL, &own, &far, NOW_NS, out);
+  size_t told = even_waits_gather(NULL, &own, &far, NOW_NS, size, out);
   if (told < 1 || told > EVEN_FAR_WAITS || out[0].process != OWN) {
     abort();
   }

@@ -9,8 +9,18 @@ void even_circle_need(even_circle_wait *wait, uint64_t process, uint64_t change)
   if (wait->whoms < EVEN_WAITS_WHOM) {
     wait->at[wait->whoms] = change;
     wait->whom[wait->whoms++] = process;
-  } else if (wait->any != 0) {
+    return;
+  }
+  if (wait->any != 0) {
     wait->whom[0] = 0; /* not all of them are told */
+    return;
+  }
+  for (uint32_t i = 0; process != 0 && i < wait->whoms; i++) {
+    if (wait->whom[i] == 0) { /* one of which nothing is known proves nothing */
+      wait->at[i] = change;
+      wait->whom[i] = process;
+      return;
+    }
   }
 }
 

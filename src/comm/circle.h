@@ -61,7 +61,8 @@ typedef struct even_circle_members {
   uint64_t change[EVEN_CIRCLE_MEMBERS];
 } even_circle_members;
 
-/* It needs that process, at that change, too; more than EVEN_WAITS_WHOM are not told. */
+/* It needs that process, at that change, too; more than EVEN_WAITS_WHOM are not told, where all have to come those
+ * first of which nothing is known. */
 void even_circle_need(even_circle_wait *wait, uint64_t process, uint64_t change);
 /* Which of them is the process at that change; -1: none. */
 int even_circle_find(const even_circle_process *of, size_t count, uint64_t process, uint64_t change);

@@ -96,7 +96,7 @@ static void name_changes(known *all) {
 }
 
 static void add_far(known *all, const even_far_known *far) {
-  for (size_t i = 0; far != NULL && i < sizeof far->of / sizeof far->of[0] && all->count < all->room; i++) {
+  for (size_t i = 0; far != NULL && i < far->count && all->count < all->room; i++) {
     const even_far_waits *words = &far->of[i];
     if (words->change != 0 && even_circle_find(all->of, all->count, words->process, words->change) < 0) {
       even_circle_process *one = &all->of[all->count];
@@ -129,7 +129,7 @@ static bool collect(known *all, even_comm *groups, const even_process_words *own
   if (!has_settled(own, now_ns)) {
     return false;
   }
-  *all = (known){.room = 1 + count_told(groups) + 2 * EVEN_FAR_WAITS};
+  *all = (known){.room = 1 + count_told(groups) + (far == NULL ? 0 : far->count)};
   if (EVEN_NEW_ARRAY(&all->of, all->room) != EVEN_OK || EVEN_NEW_ARRAY(&all->from, all->room) != EVEN_OK) {
     let_go(all);
     return false;
@@ -270,7 +270,6 @@ void even_waits_pass_on(even_comm *groups, const even_circle_found *found) {
 /* ---- of and for another host's ranks ---- */
 
 void even_waits_keep(even_far_known *far, uint64_t own, const even_far_waits *words, uint64_t now_ns) {
-  size_t room = sizeof far->of / sizeof far->of[0];
   size_t at = far->next;
   even_far_waits kept = *words;
   kept.waits = kept.waits < EVEN_WAITS ? kept.waits : EVEN_WAITS;
@@ -280,27 +279,28 @@ void even_waits_keep(even_far_known *far, uint64_t own, const even_far_waits *wo
   kept.doing[sizeof kept.doing - 1] = kept.group[sizeof kept.group - 1] = '\0';
   kept.host[sizeof kept.host - 1] = kept.site[sizeof kept.site - 1] = '\0';
   kept.waited_ns = now_ns > kept.waited_ns ? now_ns - kept.waited_ns : 0; /* since when */
-  for (size_t i = 0; i < room; i++) {
+  for (size_t i = 0; i < far->count; i++) {
     at = far->of[i].process == kept.process ? i : at;
   }
   const even_far_waits *old = &far->of[at];
-  bool later = old->process != kept.process || old->change < kept.change ||
+  bool later = at == far->count || old->process != kept.process || old->change < kept.change ||
                (old->change == kept.change && old->version <= kept.version); /* others pass on older ones */
   if (kept.process != 0 && kept.process != own && kept.change != 0 && later) {
-    far->next = at == far->next ? (far->next + 1) % room : far->next;
+    far->count = at == far->count ? far->count + 1 : far->count;
+    far->next = at == far->next ? (far->next + 1) % EVEN_FAR_KNOWN : far->next;
     far->of[at] = kept;
   }
 }
 
-/* `shown`: of those that are in `order` already. */
-static size_t order_by_need(known *all, size_t *order, size_t room) {
+/* `shown`: of those that are in `order` already, which has room for all. */
+static size_t order_by_need(known *all, size_t *order) {
   size_t count = 1;
   order[0] = 0;
   all->of[0].shown = true;
   for (size_t next = 0; next < count; next++) {
     const even_circle_process *one = &all->of[order[next]];
     for (uint32_t number = 0; number < one->waits; number++) {
-      for (uint32_t whom = 0; whom < one->wait[number].whoms && count < room; whom++) {
+      for (uint32_t whom = 0; whom < one->wait[number].whoms; whom++) {
         int found = even_circle_find(all->of, all->count, one->wait[number].whom[whom], one->wait[number].at[whom]);
         if (found >= 0 && !all->of[found].shown) {
           all->of[found].shown = true;
@@ -312,17 +312,30 @@ static size_t order_by_need(known *all, size_t *order, size_t room) {
   return count;
 }
 
+/* Itself, then the others that an answer has room for at that turn. */
+static size_t tell_in_turn(known *all, size_t *order, uint64_t now_ns, uint64_t turn, even_far_waits *out) {
+  const size_t page = EVEN_FAR_WAITS - 1;
+  size_t count = order_by_need(all, order);
+  size_t pages = (count - 1 + page - 1) / page;
+  size_t first = 1 + (pages == 0 ? 0 : (size_t)(turn % pages) * page);
+  size_t told = tell_words(all, 0, now_ns, &out[0]);
+  for (size_t i = first; told > 0 && i < count && i < first + page; i++) {
+    told += tell_words(all, order[i], now_ns, &out[told]);
+  }
+  return told;
+}
+
 size_t even_waits_gather(even_comm *groups, const even_process_words *own, const even_far_known *far, uint64_t now_ns,
-                         even_far_waits *out) {
+                         uint64_t turn, even_far_waits *out) {
   const even_error kept = *even_error_last();
   known all;
+  size_t *order = NULL;
   size_t told = 0;
   if (collect(&all, groups, own, far, now_ns)) {
-    size_t order[EVEN_FAR_WAITS];
-    size_t count = order_by_need(&all, order, EVEN_FAR_WAITS);
-    for (size_t i = 0; i < count; i++) {
-      told += tell_words(&all, order[i], now_ns, &out[told]);
+    if (EVEN_NEW_ARRAY(&order, all.count) == EVEN_OK) {
+      told = tell_in_turn(&all, order, now_ns, turn, out);
     }
+    even_free(order);
     let_go(&all);
   }
   (void)even_error_restore(&kept);

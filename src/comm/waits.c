@@ -38,15 +38,14 @@ static struct {
   even_comm *groups;
   uint64_t process;
   uint64_t change;
-  uint64_t whole_change;  /* at which all were seen to wait, */
-  uint64_t whole_ns;      /* since then, */
-  uint64_t whole_seen_ns; /* and last then */
-  int network_ranks;      /* of the largest group over the network in which one has waited, */
-  int network_rank;       /* and this process's rank there */
+  uint64_t whole_change;   /* at which all were seen to wait, */
+  uint64_t whole_ns;       /* since then, */
+  uint64_t whole_seen_ns;  /* and last then */
+  even_wait_place network; /* of the largest group over the network, `group`, in which one has waited; ranks 0: none */
   even_far_known far;
   uint64_t found_change; /* the waits up to this change are a part of what was found; 0: nothing was */
   even_circle_found found;
-} here = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} here = {.lock = PTHREAD_MUTEX_INITIALIZER, .network.rank = -1};
 
 /* Over the network: messages that have begun and not ended; work that threads of the engine's own do. */
 static _Atomic size_t network_messages;
@@ -84,9 +83,9 @@ static void begin_again(void) {
   here.threads = NULL;
   here.groups = NULL;
   here.process = 0;
-  here.network_ranks = 0;
+  here.network = (even_wait_place){.rank = -1};
   here.found_change = 0;
-  memset(&here.far, 0, sizeof here.far);
+  here.far.count = here.far.next = 0;
   atomic_store(&network_messages, 0);
   atomic_store(&network_carriers, 0);
   own.known = false;
@@ -203,6 +202,7 @@ void even_waits_close(even_comm *comm) {
     here.change++;
     atomic_store(&even_comm_pad_of(comm, comm->rank)->version, 0);
   }
+  here.network = here.network.group == comm ? (even_wait_place){.rank = -1} : here.network;
   (void)pthread_mutex_unlock(&here.lock);
 }
 
@@ -214,7 +214,7 @@ void even_waits_join(even_comm *comm, const even_comm_whole *whole) {
 }
 
 static int rank_of_process(void) {
-  even_wait_place largest = {.ranks = here.network_ranks, .rank = here.network_ranks == 0 ? -1 : here.network_rank};
+  even_wait_place largest = here.network;
   for (even_comm *group = here.groups; group != NULL; group = group->next_group) {
     const even_wait_place place = even_waits_place(group);
     largest = place.ranks >= largest.ranks ? place : largest; /* of several the oldest */
@@ -426,7 +426,7 @@ static bool look(even_comm *comm, const even_wait_place *place, even_waiting *wa
                  const void *message, even_circle_found *found) {
   uint64_t now_ns = words->seen_ns;
   uint64_t waited_ns = now_ns - words->since_ns;
-  if (!waiting->told || now_ns - waiting->told_ns >= EVEN_WAITS_TOLD_NS) {
+  if (now_ns - waiting->told_ns >= EVEN_WAITS_TOLD_NS) {
     waiting->told_ns = now_ns;
     if (!own.carries && !waiting->asked && waited_ns >= EVEN_WAITS_ASKED_NS && was_whole()) {
       even_waits_ask_site(place, waiting, message == NULL);
@@ -438,7 +438,7 @@ static bool look(even_comm *comm, const even_wait_place *place, even_waiting *wa
     even_waits_name_group(comm, place, words->group, sizeof words->group);
     tell(place, waiting, words, message);
   }
-  return was_found(own.words.number, found);
+  return waiting->told && was_found(own.words.number, found);
 }
 
 /* `late`: a rank that this one waits for; -1: none in particular. */
@@ -523,9 +523,7 @@ void even_waits_message_begins(void) {
 }
 
 void even_waits_message_ends(void) {
-  if (atomic_load(&network_messages) > 0) { /* of a parent's, in its child, nothing is counted */
-    (void)atomic_fetch_sub(&network_messages, 1);
-  }
+  (void)atomic_fetch_sub(&network_messages, 1);
 }
 
 void even_waits_carrier_begins(void) {
@@ -542,21 +540,21 @@ bool even_waits_in_network(even_comm *comm, even_waiting *waiting, even_wait_wor
                            even_circle_found *found) {
   const even_wait_place place = even_waits_place(comm);
   (void)pthread_mutex_lock(&here.lock);
-  if (place.ranks > here.network_ranks) {
-    here.network_ranks = place.ranks;
-    here.network_rank = place.rank;
+  if (place.ranks > here.network.ranks) {
+    here.network = place;
+    here.network.group = comm;
   }
   (void)pthread_mutex_unlock(&here.lock);
   return look(comm, &place, waiting, words, message, found);
 }
 
-size_t even_waits_answer(even_far_waits *out) {
+size_t even_waits_answer(uint64_t turn, even_far_waits *out) {
   int threads = 0;
   size_t count = 0;
   out[0] = (even_far_waits){.process = 0};
   (void)pthread_mutex_lock(&here.lock);
   if (here.whole_ns != 0 && here.whole_change == here.change && told.change == here.change && all_wait(&threads)) {
-    count = even_waits_gather(here.groups, &told, &here.far, even_clock_ns(), out);
+    count = even_waits_gather(here.groups, &told, &here.far, even_clock_ns(), turn, out);
   }
   out[0].process = here.process;
   (void)pthread_mutex_unlock(&here.lock);

@@ -71,7 +71,8 @@ typedef struct even_far_waits {
   char host[EVEN_WAITS_HOST_BYTES];
   char site[EVEN_FLIGHT_SITE_BYTES];
 } even_far_waits;
-#define EVEN_FAR_WAITS 16 /* processes that are told of in one answer, and remembered twice as many */
+#define EVEN_FAR_WAITS 16  /* processes that are told of in one answer, */
+#define EVEN_FAR_KNOWN 256 /* and that are remembered */
 
 /* A circle that was found. */
 typedef struct even_circle_found {
@@ -95,7 +96,7 @@ typedef struct even_waiting {
   char site[EVEN_FLIGHT_SITE_BYTES];
 } even_waiting;
 
-/* The group is one of this process's, until it is no more. */
+/* The group is one of this process's, until it is no more; of one over the network only the second is said. */
 void even_waits_open(even_comm *comm);
 void even_waits_close(even_comm *comm);
 /* It becomes part of a larger one. */
@@ -156,9 +157,9 @@ void even_waits_carrier_ends(void);
 /* What tells this process from all others; 0: it has made no calls. */
 uint64_t even_waits_process(void);
 /* This process for a rank that asks: what it waits in itself, then what those wait in of whom that depends, as far as
- * it knows; at most EVEN_FAR_WAITS. One alone, with change 0: it goes on, or has not waited for long enough. Any
- * thread, with a group's lock held or not. */
-size_t even_waits_answer(even_far_waits *out);
+ * it knows; at most EVEN_FAR_WAITS, the next ones at the next `turn`. One alone, with change 0: it goes on, or has not
+ * waited for long enough. Any thread, with a group's lock held or not. */
+size_t even_waits_answer(uint64_t turn, even_far_waits *out);
 /* Keeps such an answer. Whatever it holds. */
 void even_waits_hear(const even_far_waits *words);
 /* What another host's rank has found, if it is of this process as it is now. Whatever it holds. */
@@ -187,8 +188,9 @@ void even_waits_ask_site(const even_wait_place *place, even_waiting *waiting, bo
 
 /* What other hosts' ranks have told; waited_ns is since when, by this host's clock. */
 typedef struct even_far_known {
-  even_far_waits of[2 * EVEN_FAR_WAITS];
-  size_t next; /* the oldest */
+  even_far_waits of[EVEN_FAR_KNOWN];
+  size_t count;
+  size_t next; /* where the next one is kept: beside the others, then in place of the oldest */
 } even_far_known;
 
 /* Whether these waits, this process's own, are part of a circle; then those in it that share a group in memory find
@@ -199,7 +201,7 @@ bool even_waits_look_for_circle(even_comm *groups, const even_process_words *own
 void even_waits_keep(even_far_known *far, uint64_t own, const even_far_waits *words, uint64_t now_ns);
 /* As even_waits_answer. */
 size_t even_waits_gather(even_comm *groups, const even_process_words *own, const even_far_known *far, uint64_t now_ns,
-                         even_far_waits *out);
+                         uint64_t turn, even_far_waits *out);
 /* Has those among them find it that share a group in memory. */
 void even_waits_pass_on(even_comm *groups, const even_circle_found *found);
 

@@ -96,13 +96,14 @@ static void counts_are_bounded(void **state) {
   even_circle_found found;
   (void)state;
   memset(&far, 0, sizeof far);
-  for (uint64_t process = 1; process < 200; process++) {
+  for (uint64_t process = 1; process < 1200; process++) {
     memset(&words, 0xff, sizeof words);
-    words.process = process % 70;
+    words.process = process % 600;
     words.change = process % 3 == 0 ? UINT64_MAX : process;
     even_waits_keep(&far, 5, &words, 1000);
   }
-  for (size_t i = 0; i < sizeof far.of / sizeof far.of[0]; i++) {
+  assert_int_equal(far.count, EVEN_FAR_KNOWN);
+  for (size_t i = 0; i < far.count; i++) {
     assert_true(far.of[i].process != 0 && far.of[i].process != 5 && far.of[i].waits <= EVEN_WAITS);
     assert_true(far.of[i].wait[0].whoms <= EVEN_WAITS_WHOM && strlen(far.of[i].doing) < sizeof words.doing);
     assert_true(strlen(far.of[i].group) < sizeof words.group && strlen(far.of[i].site) < sizeof words.site);
@@ -125,7 +126,57 @@ static void later_words_stay(void **state) {
   words.change = 3;
   even_waits_keep(&far, 5, &words, 1000);
   assert_int_equal(far.of[0].change, 4);
-  assert_int_equal(far.of[1].process, 0);
+  assert_int_equal(far.count, 1);
+}
+
+/* Of more than a wait can name, those are named whose words prove something. */
+static void known_ones_take_the_place_of_unknown_ones(void **state) {
+  even_circle_wait all = {.whoms = 0};
+  even_circle_wait any = {.any = 1};
+  (void)state;
+  for (int late = 0; late < 2 * EVEN_WAITS_WHOM; late++) {
+    even_circle_need(&all, late == 10 ? 7 : 0, late == 10 ? 3 : 0);
+    even_circle_need(&any, late == 10 ? 7 : 8, 3);
+  }
+  assert_true(all.whoms == EVEN_WAITS_WHOM && all.whom[0] == 7 && all.at[0] == 3 && all.whom[1] == 0);
+  assert_true(any.whoms == EVEN_WAITS_WHOM && any.whom[0] == 0);
+}
+
+/* ---- a ring of more than one answer can tell of ---- */
+
+#define RING 40
+
+static void say_in_ring(uint64_t process, uint64_t now_ns, even_process_words *out) {
+  *out = (even_process_words){.process = process, .change = 1, .whole_ns = 1, .whole_seen_ns = now_ns, .waits = 1};
+  out->wait[0] = (even_wait_words){.since_ns = 1, .seen_ns = now_ns};
+  even_circle_need(&out->wait[0].needs, process == 1 ? RING : process - 1, 1);
+}
+
+/* Each asks the one for which it waits, and that one alone. */
+static void a_long_ring_is_found(void **state) {
+  even_far_known *far = NULL;
+  even_far_waits known[EVEN_FAR_WAITS];
+  even_process_words words;
+  even_circle_found found;
+  uint64_t now_ns = 10 * (uint64_t)1000000000u;
+  bool is = false;
+  (void)state;
+  assert_int_equal(even_alloc(RING, sizeof *far, (void **)&far), 0);
+  for (uint64_t turn = 0; turn < 4 * RING && !is; turn++) {
+    for (uint64_t process = 1; process <= RING; process++) {
+      uint64_t other = process == 1 ? RING : process - 1;
+      say_in_ring(other, now_ns, &words);
+      size_t told = even_waits_gather(NULL, &words, &far[other - 1], now_ns, turn, known);
+      assert_true(told >= 1 && told <= EVEN_FAR_WAITS && known[0].process == other);
+      for (size_t i = 0; i < told; i++) {
+        even_waits_keep(&far[process - 1], process, &known[i], now_ns);
+      }
+    }
+    say_in_ring(RING / 2, now_ns, &words);
+    is = even_waits_look_for_circle(NULL, &words, &far[RING / 2 - 1], now_ns, &found);
+  }
+  assert_true(is && strstr(found.why.what, ", and 37 more") != NULL);
+  even_free(far);
 }
 
 /* ---- made-up worlds ---- */
@@ -296,7 +347,7 @@ static void ask(world *of, int own, int whom) {
   at->to = own;
   at->from = whom;
   at->group = group;
-  at->count = even_waits_gather(NULL, &words, other->far, of->now_ns, at->known);
+  at->count = even_waits_gather(NULL, &words, other->far, of->now_ns, draw(of, 3), at->known);
   at->answer = (even_circle_answer){.process = words.process,
                                     .change = at->count > 0 ? words.change : 0,
                                     .calls = group < GROUPS ? other->met[group] : 0,
@@ -469,6 +520,8 @@ int main(void) {
       cmocka_unit_test(what_is_on_its_way_is_not_lacked),
       cmocka_unit_test(counts_are_bounded),
       cmocka_unit_test(later_words_stay),
+      cmocka_unit_test(known_ones_take_the_place_of_unknown_ones),
+      cmocka_unit_test(a_long_ring_is_found),
       cmocka_unit_test(no_circle_is_found_where_there_is_none),
       cmocka_unit_test(every_circle_is_found_in_the_end),
   };

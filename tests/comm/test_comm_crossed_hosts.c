@@ -8,10 +8,12 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -294,6 +296,74 @@ static int broadcasts_in_pieces_are_seen(void) {
   return wrong;
 }
 
+/* One has waited in a group, of the same size, in which the ranks were the other way round. */
+static int wait_after_another_group(even_comm *comm, void *argument) {
+  int rank = even_comm_rank(comm);
+  int word = 0;
+  even_comm_request *request = NULL;
+  (void)argument;
+  even_waits_ask_others(nobody_calls, NULL);
+  even_comm *old = open_group(0, 1 - rank, NULL);
+  RANKS_EXPECT(comm, old != NULL);
+  if (rank == 0) {
+    (void)usleep(800000); /* longer than it takes to be told of */
+  }
+  RANKS_EXPECT(comm, even_comm_barrier(old) == EVEN_OK);
+  even_comm_close(old);
+  RANKS_EXPECT(comm, even_comm_receive_begin(comm, &word, 4, 1 - rank, 7, &request) == EVEN_OK);
+  RANKS_EXPECT(comm, even_comm_request_wait(request, 0, NULL) == EVEN_ERR_MISMATCH);
+  RANKS_EXPECT(comm,
+               says(") is in receive of 4 bytes from rank 0 ") && says(") is in receive of 4 bytes from rank 1 "));
+  RANKS_EXPECT(comm, says("rank 0 (host ") && says("rank 1 (host "));
+  even_comm_request_free(request);
+  return 0;
+}
+
+static int ranks_of_a_closed_group_are_not_named(void) {
+  make_groups(1, &two);
+  int wrong = ranks_run(&two, wait_after_another_group, NULL, NULL);
+  close_groups(1);
+  return wrong;
+}
+
+/* Rank 0 waits for all others, of which the last alone waits for it: more are late than one asks at a time, and than
+ * are told of. */
+#define LATE 10
+
+static int wait_for_many(even_comm *comm, void *argument) {
+  _Atomic int *over = argument;
+  int rank = even_comm_rank(comm);
+  even_waits_ask_others(nobody_calls, NULL);
+  even_comm *other = rank % (LATE - 1) == 0 ? open_group(0, rank / (LATE - 1), NULL) : NULL;
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  if (other == NULL) {
+    while (atomic_load(over) == 0) {
+      (void)usleep(10000);
+    }
+    return 0;
+  }
+  even_status status = even_comm_barrier(rank == 0 ? comm : other);
+  atomic_store(over, 1);
+  RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
+  RANKS_EXPECT(comm,
+               says(") is in barrier of a group of 10 ranks for ") && says(") is in barrier of group test/0 for "));
+  even_comm_close(other);
+  return 0;
+}
+
+static int one_of_many_that_are_late_is_found(void) {
+  ranks_setup many = two;
+  _Atomic int *over = mmap(NULL, sizeof *over, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (over == MAP_FAILED) {
+    return 1;
+  }
+  many.ranks = LATE;
+  make_groups(1, &two);
+  int wrong = ranks_run(&many, wait_for_many, (void *)over, NULL);
+  close_groups(1);
+  return wrong;
+}
+
 /* ---- what is none ---- */
 
 /* A message that goes on beside the calls may be what lets another rank get on; and a rank that computes comes in the
@@ -326,6 +396,39 @@ static int a_message_under_way_may_end_it(void) {
   return wrong;
 }
 
+static int asked;
+
+static even_waits_others count_asked(void *context) {
+  (void)context;
+  asked++;
+  return EVEN_WAITS_OTHERS_NONE;
+}
+
+/* Of a call that waits again and again is told as often as of one that waits once. */
+static int wait_again_and_again(even_comm *comm, void *argument) {
+  (void)argument;
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  even_waits_ask_others(count_asked, NULL);
+  if (even_comm_rank(comm) == 0) {
+    even_waiting waiting = {.told = false};
+    even_circle_found found;
+    uint64_t now_ns = even_clock_ns();
+    for (int wait = 0; wait < 10; wait++) {
+      even_wait_words words = {.since_ns = now_ns - 2 * EVEN_WAITS_TOLD_NS, .seen_ns = now_ns};
+      RANKS_EXPECT(comm, !even_waits_in_network(comm, &waiting, &words, NULL, &found));
+      RANKS_EXPECT(comm, !even_waits_end(&waiting));
+    }
+    RANKS_EXPECT(comm, asked == 1);
+  }
+  even_waits_ask_others(nobody_calls, NULL);
+  RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
+  return 0;
+}
+
+static int waits_of_one_call_are_told_together(void) {
+  return ranks_run(&two, wait_again_and_again, NULL, NULL);
+}
+
 /* ---- all of them at once: they wait ---- */
 
 static const struct {
@@ -343,7 +446,10 @@ static const struct {
     SCENE(large_calls_in_pieces_are_seen),
     SCENE(large_calls_over_lanes_are_seen),
     SCENE(broadcasts_in_pieces_are_seen),
+    SCENE(ranks_of_a_closed_group_are_not_named),
+    SCENE(one_of_many_that_are_late_is_found),
     SCENE(a_message_under_way_may_end_it),
+    SCENE(waits_of_one_call_are_told_together),
 };
 #define SCENES (sizeof scenes / sizeof scenes[0])
 

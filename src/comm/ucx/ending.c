@@ -173,7 +173,8 @@ static void take_notice(even_ucx_group *group) {
     return;
   }
   even_ucx_peer *sender = &group->peers[notice->sender];
-  if (sender->asked_ns != 0 && notice->word != EVEN_UCX_REPORTS) { /* it lives: its answer is on its way */
+  if (sender->asked_ns != 0 && notice->word != EVEN_UCX_REPORTS &&
+      notice->word != EVEN_UCX_WAITS) { /* it lives: its answer is on its way */
     sender->asked_ns = even_clock_ns();
   }
   switch (notice->word) {

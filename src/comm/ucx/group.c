@@ -83,6 +83,7 @@ void even_ucx_lose_transport(even_ucx_group *group) {
 static void close_group(even_comm *comm) {
   even_ucx_group *group = even_ucx_of(comm);
   leave_group(comm);
+  even_waits_close(comm);
   if (!is_inherited(group)) {
     if (!stop(group)) {
       return;

@@ -66,7 +66,9 @@ typedef struct even_ucx_peer {
   uint64_t slowest_ns;      /* the longest that it took to answer */
   uint64_t under_way;       /* bytes to and from it that are under way */
   uint64_t heard;           /* messages from it whose headers have come */
-  even_circle_answer waits; /* what it said last */
+  even_circle_answer waits; /* what it said last, */
+  uint64_t waits_asked_ns;  /* when it was asked for that and has not answered since; 0: it has answered */
+  uint64_t waits_turn;      /* so many times it was told of what this process knows */
 } even_ucx_peer;
 
 typedef enum even_ucx_word {
@@ -165,7 +167,8 @@ typedef struct even_ucx_looks {
 /* A thread's side of a wait that others are told of. */
 typedef struct even_ucx_waiting {
   even_waiting of;
-  uint64_t asked_ns; /* when it last asked others what they wait in */
+  uint64_t asked_ns; /* when it last asked others what they wait in, */
+  int ask_from;      /* and whom it asks next: from this rank on */
 } even_ucx_waiting;
 
 /* Links of larger groups are not measured. */

@@ -29,7 +29,9 @@ void even_ucx_message_finish(even_ucx_group *group, even_ucx_request *request, e
   }
   *at = request->next;
   request->status = status;
-  even_waits_message_ends();
+  if (group->process_mark == even_process_mark()) { /* a child of a fork counts none of its parent's */
+    even_waits_message_ends();
+  }
   if (status != EVEN_OK) {
     request->error = *even_error_last();
   }

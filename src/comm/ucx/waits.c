@@ -11,12 +11,19 @@
 
 /* The ranks of larger groups ask less often, so that those who answer can. */
 #define ASKING_RANKS 32u
+/* Who has not answered is not asked again, but after so long: for want of memory an answer may not have been sent. */
+#define LOST_NS ((uint64_t)10000 * 1000000u)
 #define WORD_BYTES offsetof(even_ucx_notice, waits)
 
 /* ---- asking and answering ---- */
 
-static void ask(even_ucx_group *group, int peer) {
+static void ask(even_ucx_group *group, int peer, uint64_t now_ns) {
   even_ucx_notice notice;
+  uint64_t *asked_ns = &group->peers[peer].waits_asked_ns;
+  if (*asked_ns != 0 && now_ns < *asked_ns + LOST_NS) {
+    return;
+  }
+  *asked_ns = now_ns;
   memset(&notice, 0, sizeof notice);
   notice.word = EVEN_UCX_ASKS_WAITS;
   notice.sender = group->rank;
@@ -31,7 +38,7 @@ static void ask(even_ucx_group *group, int peer) {
 void even_ucx_answer_waits(even_ucx_group *group, const even_ucx_notice *question) {
   even_far_waits known[EVEN_FAR_WAITS];
   const even_error kept = *even_error_last();
-  size_t count = even_waits_answer(known);
+  size_t count = even_waits_answer(group->peers[question->sender].waits_turn++, known);
   group->peers[question->sender].waits.process = question->process;
   for (size_t i = 0; i < count; i++) {
     even_ucx_notice notice;
@@ -56,6 +63,7 @@ void even_ucx_take_waits(even_ucx_group *group, const even_ucx_notice *notice) {
   const even_ucx_waits *waits = &notice->waits;
   if (waits->own != 0) {
     group->peers[notice->sender].waits = waits->answer;
+    group->peers[notice->sender].waits_asked_ns = 0;
   }
   if (waits->of.change != 0) {
     even_waits_hear(&waits->of);
@@ -103,12 +111,32 @@ static bool is_due(const even_ucx_group *group, const even_ucx_waiting *waiting,
 }
 
 /* `lacks`: it has not sent what is waited for, by what it last said. */
-static void need(even_ucx_group *group, even_wait_words *words, int peer, bool lacks, bool asks) {
+static void need(const even_ucx_group *group, even_wait_words *words, int peer, bool lacks) {
   const even_circle_answer *said = &group->peers[peer].waits;
-  if (asks && words->needs.whoms < EVEN_WAITS_WHOM) {
-    ask(group, peer);
-  }
   even_circle_need(&words->needs, lacks ? said->process : 0, lacks ? said->change : 0);
+}
+
+/* Of whom the rank waits for (`group->waits`) as many as are told of, the next ones another time. Of one that waits for
+ * any of more than that nothing can be told. */
+static void ask_some(even_ucx_group *group, even_ucx_waiting *waiting, bool any, uint64_t now_ns) {
+  int late = 0;
+  int asked = 0;
+  int from = waiting->ask_from < group->ranks ? waiting->ask_from : 0;
+  for (int rank = 0; rank < group->ranks; rank++) {
+    late += group->waits[rank];
+  }
+  if (!is_due(group, waiting, now_ns) || (any && late > EVEN_WAITS_WHOM)) {
+    return;
+  }
+  waiting->asked_ns = now_ns;
+  for (int i = 0; i < group->ranks && asked < EVEN_WAITS_WHOM; i++) {
+    int rank = (from + i) % group->ranks;
+    if (group->waits[rank]) {
+      ask(group, rank, now_ns);
+      asked++;
+      waiting->ask_from = rank + 1;
+    }
+  }
 }
 
 /* The lock is let go meanwhile. */
@@ -152,7 +180,6 @@ static void tell_call(even_ucx_group *group, const even_ucx_transfer *transfers,
   if (group->ended || !even_waits_is_told(&waiting->of, group->waits_since, now_ns)) {
     return;
   }
-  bool asks = is_due(group, waiting, now_ns);
   memset(group->waits, 0, (size_t)group->ranks * sizeof *group->waits);
   for (size_t i = 0; i < count; i++) {
     int peer = transfers[i].peer;
@@ -164,10 +191,9 @@ static void tell_call(even_ucx_group *group, const even_ucx_transfer *transfers,
     late = late < 0 ? peer : late;
     need(group, &words, peer,
          step < 0 ? even_circle_lacks_call(said, group->call_count)
-                  : even_circle_lacks_step(said, group->call_count, (uint64_t)step),
-         asks);
+                  : even_circle_lacks_step(said, group->call_count, (uint64_t)step));
   }
-  waiting->asked_ns = asks ? now_ns : waiting->asked_ns;
+  ask_some(group, waiting, false, now_ns);
   if (late < 0) { /* all of it has come: what this rank sent is on its way */
     (void)even_waits_end(&waiting->of);
     return;
@@ -196,14 +222,14 @@ void even_ucx_tell_receive(even_ucx_group *group, even_ucx_request *request, eve
   if (group->ended || !even_waits_is_told(&waiting->of, since_ns, now_ns)) {
     return;
   }
-  bool asks = is_due(group, waiting, now_ns);
   for (int rank = 0; rank < group->ranks; rank++) {
     const even_ucx_peer *peer = &group->peers[rank];
-    if (rank == request->peer || (any && rank != group->rank && !peer->left)) {
-      need(group, &words, rank, even_circle_lacks_message(&peer->waits, peer->heard), asks);
+    group->waits[rank] = rank == request->peer || (any && rank != group->rank && !peer->left);
+    if (group->waits[rank]) {
+      need(group, &words, rank, even_circle_lacks_message(&peer->waits, peer->heard));
     }
   }
-  waiting->asked_ns = asks ? now_ns : waiting->asked_ns;
+  ask_some(group, waiting, any, now_ns);
   (void)snprintf(words.doing, sizeof words.doing, "%s", doing);
   tell(group, waiting, &words, request, any ? -1 : request->peer);
 }

@@ -186,6 +186,7 @@ static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, siz
       even_ucx_end(group);
     }
     tell_wait(group, transfers, when, now_ns); /* first: who has found the same may have left for it */
+    now_ns = even_clock_ns();                  /* the lock was let go: others may have answered since */
     const bool *waits = find_waits(group, transfers, count);
     even_ucx_look(group, &group->call_looks, waits, now_ns);
     even_ucx_stall_inspect(group, waits, now_ns);
@@ -237,8 +238,10 @@ static even_status wait_locked(even_ucx_group *group, even_ucx_transfer *transfe
 
 static even_status wait_for(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, const condition *when) {
   uint64_t began = even_clock_ns();
-  group->waits_since = group->waits_since == 0 ? began : group->waits_since;
-  group->call_waiting.of = (even_waiting){.told = false};
+  if (group->waits_since == 0) { /* the call's first: of all of its waits together is told some four times a second */
+    group->waits_since = began;
+    group->call_waiting.of = (even_waiting){.told = false};
+  }
   (void)pthread_mutex_lock(&group->lock);
   even_status status = wait_locked(group, transfers, count, when, group->waits_since);
   bool found = even_ucx_tell_nothing(group);
