@@ -159,10 +159,13 @@ static bool tell_words(const known *all, size_t one, uint64_t now_ns, even_far_w
     out->waited_ns = now_ns > out->waited_ns ? now_ns - out->waited_ns : 0;
     return true;
   }
-  if (from->pad != NULL && !even_waits_read(from->pad, &words)) {
-    return false;
+  const even_process_words *read = from->own;
+  if (from->pad != NULL) {
+    if (!even_waits_read(from->pad, &words)) {
+      return false;
+    }
+    read = &words;
   }
-  const even_process_words *read = from->pad == NULL ? from->own : &words;
   if (read->process != is->process || read->change != is->change || read->waits == 0) {
     return false;
   }
