@@ -85,4 +85,4 @@ def test_ranks_in_sessions_of_their_own_are_ended(examples: ModuleType) -> None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
             os.close(handle)
-        assert one.wait() == -signal.SIGKILL
+        assert one.wait(timeout=60) in (-signal.SIGKILL, 0)  # 0: it had seen its rank's end before its own came
