@@ -61,8 +61,8 @@ typedef struct even_norm_backward {
 EVEN_PUBLIC even_status even_norm_through(const even_norm_backward *layer, const even_norm_whole *sums, void *slope,
                                           void *shift) EVEN_MUST_USE;
 /* running = (1 - momentum) running + momentum value * factor, of `channels` running values of dtype EVEN_F32 or
- * EVEN_F64, value * factor
- * in 64 bits, all else rounded in that type. No collective. Errors: EVEN_ERR_ARGUMENT (another dtype). */
+ * EVEN_F64: value * factor in 64 bits, all else rounded in that type. No collective. Errors: EVEN_ERR_ARGUMENT (another
+ * dtype). */
 EVEN_PUBLIC even_status even_norm_follow(void *running, even_dtype dtype, const double *values, size_t channels,
                                          double momentum, double factor) EVEN_MUST_USE;
 

@@ -55,61 +55,44 @@ static void narrow(const double *values, size_t count, float *out) {
   }
 }
 
-/* norm_statistics(mark, place, count, mean, variance, dtype, channels, out, narrow) */
-PyObject *even_ext_comm_norm_statistics(PyObject *object, PyObject *arguments) {
+/* mark, place, number, first, second, dtype, channels, out, narrow=0 */
+static PyObject *meet_by(PyObject *object, PyObject *arguments,
+                         even_status (*run)(even_comm *comm, const even_norm_values *mine, even_norm_whole *out)) {
   even_ext_comm *self = (even_ext_comm *)object;
-  norm_call call = {.mine = {.size = sizeof call.mine}, .run = even_norm_statistics};
+  norm_call call = {.mine = {.size = sizeof call.mine}, .run = run};
   even_norm_values *mine = &call.mine;
-  void *mean = NULL;
-  void *variance = NULL;
+  void *first = NULL;
+  void *second = NULL;
   double *out = NULL;
   float *narrowed = NULL;
   int dtype = 0;
   if (even_ext_comm_open_group(self) == NULL ||
-      !PyArg_ParseTuple(arguments, "dddO&O&iO&O&O&:norm_statistics", &mine->mark[0], &mine->mark[1], &mine->number,
-                        even_ext_to_address, &mean, even_ext_to_address, &variance, &dtype, even_ext_to_size,
+      !PyArg_ParseTuple(arguments, "dddO&O&iO&O&|O&", &mine->mark[0], &mine->mark[1], &mine->number,
+                        even_ext_to_address, &first, even_ext_to_address, &second, &dtype, even_ext_to_size,
                         &mine->channels, even_ext_to_address, &out, even_ext_to_address, &narrowed)) {
     return NULL;
   }
   if (!has_memory(out, mine->channels)) {
     return NULL;
   }
-  mine->first = mean;
-  mine->second = variance;
+  mine->first = first;
+  mine->second = second;
   mine->dtype = (even_dtype)dtype;
   call.whole.first = out;
   call.whole.second = out + mine->channels;
-  PyObject *counts = meet(self, &call);
-  if (counts != NULL && call.whole.alike) {
+  PyObject *numbers = meet(self, &call);
+  if (numbers != NULL && call.whole.alike) {
     narrow(out, 2 * mine->channels, narrowed);
   }
-  return counts;
+  return numbers;
 }
 
-/* norm_sums(mark, place, weight, gradient, product, dtype, channels, out) */
+PyObject *even_ext_comm_norm_statistics(PyObject *object, PyObject *arguments) {
+  return meet_by(object, arguments, even_norm_statistics);
+}
+
 PyObject *even_ext_comm_norm_sums(PyObject *object, PyObject *arguments) {
-  even_ext_comm *self = (even_ext_comm *)object;
-  norm_call call = {.mine = {.size = sizeof call.mine}, .run = even_norm_sums};
-  even_norm_values *mine = &call.mine;
-  void *gradient = NULL;
-  void *product = NULL;
-  double *out = NULL;
-  int dtype = 0;
-  if (even_ext_comm_open_group(self) == NULL ||
-      !PyArg_ParseTuple(arguments, "dddO&O&iO&O&:norm_sums", &mine->mark[0], &mine->mark[1], &mine->number,
-                        even_ext_to_address, &gradient, even_ext_to_address, &product, &dtype, even_ext_to_size,
-                        &mine->channels, even_ext_to_address, &out)) {
-    return NULL;
-  }
-  if (!has_memory(out, mine->channels)) {
-    return NULL;
-  }
-  mine->first = gradient;
-  mine->second = product;
-  mine->dtype = (even_dtype)dtype;
-  call.whole.first = out;
-  call.whole.second = out + mine->channels;
-  return meet(self, &call);
+  return meet_by(object, arguments, even_norm_sums);
 }
 
 /* norm_through(sums, variance, weight, dtype, channels, eps, values, part, out) */

@@ -136,35 +136,30 @@ static void where_nothing_is_better_it_costs_little(void **context) {
   assert_true(fixed_split(&ranks, equal, FROM, 4 * STEPS) / balanced(&ranks, true, FROM, 4 * STEPS) > 0.99);
 }
 
-static void samples_come_back_when_nobody_waits_any_more(void **context) {
-  (void)context;
+/* A rank that was held back for `with` steps gets more within `without` steps in which nobody waits. */
+static void expect_to_come_back(uint64_t seed, int with, int without) {
   even_cluster ranks = meeting(2, (const double[]){1.0, 0.25}, 0.0);
   late_job of;
-  start(&of, &ranks, 1, true);
-  late_steps(&of, 1000);
+  start(&of, &ranks, seed, true);
+  late_steps(&of, with);
   int64_t held = of.ran[1];
   of.ranks.meetings = of.twin.meetings = 0;
   of.waits = false;
-  late_steps(&of, 1500);
+  late_steps(&of, without);
   assert_true(of.ran[1] > held + 1);
   late_close(&of);
 }
 
-/* Whoever waits for nobody, or no longer than all are busy. */
+static void samples_come_back_when_nobody_waits_any_more(void **context) {
+  (void)context;
+  expect_to_come_back(1, 1000, 1500);
+}
+
 /* However long it is until the question would be asked again. */
 static void they_come_back_soon_in_a_long_run(void **context) {
   (void)context;
   for (uint64_t seed = 1; seed <= SEEDS; seed++) {
-    even_cluster ranks = meeting(2, (const double[]){1.0, 0.25}, 0.0);
-    late_job of;
-    start(&of, &ranks, seed, true);
-    late_steps(&of, 8000);
-    int64_t held = of.ran[1];
-    of.ranks.meetings = of.twin.meetings = 0;
-    of.waits = false;
-    late_steps(&of, 300);
-    assert_true(of.ran[1] > held + 1);
-    late_close(&of);
+    expect_to_come_back(seed, 8000, 300);
   }
 }
 
@@ -201,6 +196,7 @@ static void shares_in_buckets_do_not_swing(void **context) {
   }
 }
 
+/* Whoever waits for nobody, or no longer than all are busy. */
 static void where_nobody_waits_every_share_stays(void **context) {
   (void)context;
   even_cluster all[] = {meeting(2, (const double[]){1.0, 0.25}, 0.0), meeting(2, (const double[]){1.0, 0.25}, 0.01),

@@ -355,6 +355,11 @@ static even_status save_again(void *context) {
   return save_of(save_at_once, "two", "one", FEW_BYTES, &saved);
 }
 
+static void both_are_whole(void) {
+  whole("one");
+  whole("two");
+}
+
 static void every_call_may_fail(void **state) {
   (void)state;
   (void)shared_by(save_at_once, "one", NULL, FEW_BYTES);
@@ -362,21 +367,7 @@ static void every_call_may_fail(void **state) {
   assert_true(fault_each_os(save_again, NULL, EIO) > 20);
   whole("one");
   whole("two");
-  for (long nth = 1;; nth++) {
-    fault_allocation(nth);
-    even_status status = save_again(NULL);
-    bool failed_one = fault_allocations() >= nth;
-    assert_int_equal(fault_live_blocks(), 0);
-    fault_reset();
-    assert_true(status == EVEN_OK || status == EVEN_ERR_MEMORY);
-    whole("two");
-    if (!failed_one) {
-      assert_int_equal(status, EVEN_OK);
-      assert_true(nth > 20);
-      break;
-    }
-  }
-  whole("one");
+  assert_true(fault_each_allocation_borne(save_again, both_are_whole, NULL) >= 20);
 }
 
 static void look_after_a_cut(long call) {

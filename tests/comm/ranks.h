@@ -58,6 +58,9 @@ even_comm *ranks_open_alone(size_t arena_bytes);
  * ucx: `make test` skips nothing that it should have run. */
 bool ranks_have_ucx(void);
 
+/* As even_comm_site_call: the place that `context`, a string, names. */
+bool ranks_say_site(void *context, char *text, size_t bytes);
+
 /* Says what was wrong, with the rank, on stderr; returns 1. */
 int ranks_complain(const even_comm *comm, const char *format, ...) EVEN_PRINTF(2, 3);
 

@@ -101,11 +101,6 @@ static void groups_in_opposite_order_are_a_mismatch(void **state) {
   close_groups(2);
 }
 
-static bool say_here(void *context, char *text, size_t bytes) {
-  (void)snprintf(text, bytes, "%s", (const char *)context);
-  return true;
-}
-
 /* From the other rank, or from any. */
 static int receive_against_barrier(even_comm *comm, void *argument) {
   char place[] = "receive.c:9";
@@ -116,7 +111,7 @@ static int receive_against_barrier(even_comm *comm, void *argument) {
   even_comm_request *request = NULL;
   have_no_other_threads();
   (void)snprintf(from, sizeof from, "%s", peer == EVEN_COMM_ANY_RANK ? "any rank" : "rank 1");
-  even_comm_ask_site(comm, say_here, place);
+  even_comm_ask_site(comm, ranks_say_site, place);
   even_status status = EVEN_OK;
   if (even_comm_rank(comm) == 0) {
     RANKS_EXPECT(comm, even_comm_receive_begin(comm, &word, 4, peer, 7, &request) == EVEN_OK);

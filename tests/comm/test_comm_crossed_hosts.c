@@ -87,20 +87,22 @@ static int call_in_opposite_order(even_comm *comm, void *argument) {
   return 0;
 }
 
-static int groups_in_opposite_order_are_a_mismatch(void) {
-  make_groups(2, &two);
-  int wrong = ranks_run(&two, call_in_opposite_order, NULL, NULL);
-  close_groups(2);
+/* Beside `count` groups like `of`; how many ranks found something wrong. */
+static int run_beside(int count, const ranks_setup *of, const ranks_setup *setup, ranks_body *body, void *argument) {
+  make_groups(count, of);
+  int wrong = ranks_run(setup, body, argument, NULL);
+  close_groups(count);
   return wrong;
+}
+
+static int groups_in_opposite_order_are_a_mismatch(void) {
+  return run_beside(2, &two, &two, call_in_opposite_order, NULL);
 }
 
 static int groups_over_mpi_in_opposite_order_are_a_mismatch(void) {
   ranks_setup mpi = two;
   mpi.mpi = FAKE_MPI_NUMBERS;
-  make_groups(2, &mpi);
-  int wrong = ranks_run(&mpi, call_in_opposite_order, NULL, NULL);
-  close_groups(2);
-  return wrong;
+  return run_beside(2, &mpi, &mpi, call_in_opposite_order, NULL);
 }
 
 static const int apart[] = {0, 1};
@@ -110,15 +112,7 @@ static int groups_over_hosts_in_opposite_order_are_a_mismatch(void) {
   ranks_setup hosts = two;
   hosts.engine = RANKS_HOSTS;
   hosts.host_of = apart;
-  make_groups(2, &hosts);
-  int wrong = ranks_run(&hosts, call_in_opposite_order, NULL, NULL);
-  close_groups(2);
-  return wrong;
-}
-
-static bool say_here(void *context, char *text, size_t bytes) {
-  (void)snprintf(text, bytes, "%s", (const char *)context);
-  return true;
+  return run_beside(2, &hosts, &hosts, call_in_opposite_order, NULL);
 }
 
 /* From the other rank, or from any; beside one that has come, and is received. */
@@ -128,7 +122,7 @@ static int receive_against_barrier(even_comm *comm, void *argument) {
   int peer = *(int *)argument;
   even_comm_request *request = NULL;
   even_waits_ask_others(nobody_calls, NULL);
-  even_comm_ask_site(comm, say_here, place);
+  even_comm_ask_site(comm, ranks_say_site, place);
   even_status status = EVEN_OK;
   if (even_comm_rank(comm) == 0) {
     RANKS_EXPECT(comm, even_comm_receive_begin(comm, &word, 4, 1, 6, &request) == EVEN_OK);
@@ -187,10 +181,7 @@ static int wait_in_a_ring(even_comm *comm, void *argument) {
 static int longer_circles_are_found(void) {
   ranks_setup three = two;
   three.ranks = 3;
-  make_groups(3, &two);
-  int wrong = ranks_run(&three, wait_in_a_ring, NULL, NULL);
-  close_groups(3);
-  return wrong;
+  return run_beside(3, &two, &three, wait_in_a_ring, NULL);
 }
 
 /* Two ranks on each of two hosts. Rank 1 is in a group with rank 3 alone, and waits for it; rank 3 waits inside its
@@ -212,16 +203,14 @@ static int wait_on_both_hosts(even_comm *comm, void *argument) {
 static const int pairs[] = {0, 0, 1, 1};
 
 static int run_on_both_hosts(ranks_body *body, int lanes) {
-  ranks_setup hosts = two;
-  hosts.engine = RANKS_HOSTS;
-  hosts.host_of = apart;
-  make_groups(1, &hosts);
-  hosts.ranks = 4;
-  hosts.host_of = pairs;
-  hosts.lanes = lanes;
-  int wrong = ranks_run(&hosts, body, &lanes, NULL);
-  close_groups(1);
-  return wrong;
+  ranks_setup of_two = two;
+  of_two.engine = RANKS_HOSTS;
+  of_two.host_of = apart;
+  ranks_setup of_four = of_two;
+  of_four.ranks = 4;
+  of_four.host_of = pairs;
+  of_four.lanes = lanes;
+  return run_beside(1, &of_two, &of_four, body, &lanes);
 }
 
 static int circles_go_through_hosts(void) {
@@ -290,10 +279,7 @@ static int broadcasts_in_pieces_are_seen(void) {
   hosts.engine = RANKS_HOSTS;
   hosts.ranks = 4;
   hosts.host_of = pairs;
-  make_groups(1, &hosts);
-  int wrong = ranks_run(&hosts, wait_for_a_broadcast, NULL, NULL);
-  close_groups(1);
-  return wrong;
+  return run_beside(1, &hosts, &hosts, wait_for_a_broadcast, NULL);
 }
 
 /* One has waited in a group, of the same size, in which the ranks were the other way round. */
@@ -320,10 +306,7 @@ static int wait_after_another_group(even_comm *comm, void *argument) {
 }
 
 static int ranks_of_a_closed_group_are_not_named(void) {
-  make_groups(1, &two);
-  int wrong = ranks_run(&two, wait_after_another_group, NULL, NULL);
-  close_groups(1);
-  return wrong;
+  return run_beside(1, &two, &two, wait_after_another_group, NULL);
 }
 
 /* Rank 0 waits for all others, of which the last alone waits for it: more are late than one asks at a time, and than
@@ -358,10 +341,7 @@ static int one_of_many_that_are_late_is_found(void) {
     return 1;
   }
   many.ranks = LATE;
-  make_groups(1, &two);
-  int wrong = ranks_run(&many, wait_for_many, (void *)over, NULL);
-  close_groups(1);
-  return wrong;
+  return run_beside(1, &two, &many, wait_for_many, (void *)over);
 }
 
 /* ---- what is none ---- */
@@ -390,10 +370,7 @@ static int wait_beside_a_message(even_comm *comm, void *argument) {
 }
 
 static int a_message_under_way_may_end_it(void) {
-  make_groups(2, &two);
-  int wrong = ranks_run(&two, wait_beside_a_message, NULL, NULL);
-  close_groups(2);
-  return wrong;
+  return run_beside(2, &two, &two, wait_beside_a_message, NULL);
 }
 
 static int asked;

@@ -73,6 +73,14 @@ static void assert_last_calls(const even_job_rank *ranks) {
   assert_string_equal(words, "");
 }
 
+static void give_folder(even_job *job, char *folder) {
+  char path[128];
+  assert_int_equal(folder_make("flights", folder), 0);
+  (void)snprintf(path, sizeof path, "%s/logs", folder);
+  assert_int_equal(even_folder_make(path), EVEN_OK);
+  even_text_add(&job->run_folder, folder);
+}
+
 static void the_collectives_of_a_failing_job_are_kept(void **state) {
   char folder[FOLDER_BYTES];
   char path[128];
@@ -84,10 +92,7 @@ static void the_collectives_of_a_failing_job_are_kept(void **state) {
   even_comm_params params = {.size = sizeof params, .ranks = 2};
   int fd = -1;
   (void)state;
-  assert_int_equal(folder_make("flights", folder), 0);
-  (void)snprintf(path, sizeof path, "%s/logs", folder);
-  assert_int_equal(even_folder_make(path), EVEN_OK);
-  even_text_add(&job.run_folder, folder);
+  give_folder(&job, folder);
   assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
   for (int rank = 0; rank < 2; rank++) {
     ranks[rank].pid = fork();
@@ -126,7 +131,6 @@ static void the_collectives_of_a_failing_job_are_kept(void **state) {
 static void what_another_host_told_once_is_no_news(void **state) {
   even_text seen = EVEN_TEXT_EMPTY;
   char folder[FOLDER_BYTES];
-  char path[128];
   even_job_rank ranks[2] = {{.alive = true, .pid = getpid()}, {.alive = true, .elsewhere = true}};
   even_agent_params agent = {.size = sizeof agent, .observer = {.context = &seen, .notice = take_notice}};
   even_job job = {.params = &agent, .ranks = ranks, .count = 2};
@@ -136,10 +140,7 @@ static void what_another_host_told_once_is_no_news(void **state) {
   const even_comm_call barrier = {.kind = EVEN_CALL_BARRIER};
   int fd = -1;
   (void)state;
-  assert_int_equal(folder_make("flights", folder), 0);
-  (void)snprintf(path, sizeof path, "%s/logs", folder);
-  assert_int_equal(even_folder_make(path), EVEN_OK);
-  even_text_add(&job.run_folder, folder);
+  give_folder(&job, folder);
   assert_int_equal(even_comm_create_segment(&params, &fd), EVEN_OK);
   assert_int_equal(even_comm_layout_of(&params, &layout), EVEN_OK);
   assert_int_equal(even_shared_memory_duplicate(fd, &memory), EVEN_OK);

@@ -209,6 +209,12 @@ static int teardown(void **state) {
 
 /* ---- what is asserted ---- */
 
+static void call_with(meeting *at, const unsigned char *key) {
+  prepare(at);
+  assert_int_equal(open_listener(at), EVEN_OK);
+  assert_int_equal(call_leader(at, key), EVEN_OK);
+}
+
 static void both_hear_one_another_also_in_small_pieces(void **state) {
   meeting at;
   (void)state;
@@ -220,9 +226,7 @@ static void both_hear_one_another_also_in_small_pieces(void **state) {
 static void who_has_another_key_is_not_heard(void **state) {
   meeting at;
   (void)state;
-  prepare(&at);
-  assert_int_equal(open_listener(&at), EVEN_OK);
-  assert_int_equal(call_leader(&at, OTHER_KEY), EVEN_OK);
+  call_with(&at, OTHER_KEY);
   assert_int_equal(talk(&at), EVEN_ERR_PERMISSION);
   assert_false(at.leader.up || at.agent.up || at.leader.heard || at.agent.heard);
   part(&at);
@@ -250,9 +254,7 @@ static void each_lack_of_memory_ends_a_link(void **state) {
 static void a_watched_link_ends_when_nothing_comes_for_long(void **state) {
   meeting at;
   (void)state;
-  prepare(&at);
-  assert_int_equal(open_listener(&at), EVEN_OK);
-  assert_int_equal(call_leader(&at, KEY), EVEN_OK);
+  call_with(&at, KEY);
   assert_int_equal(talk(&at), EVEN_OK);
   clock_ahead_set(even_link_silence_ns() + 1000000000u);
   even_link_tick(&at.leader.link, false); /* nobody waits for anything: silence is allowed */
@@ -278,9 +280,7 @@ static int say_silent(int fd, int level, int option, void *value, socklen_t *byt
 static void a_link_ends_when_nothing_comes_from_the_other_host(void **state) {
   meeting at;
   (void)state;
-  prepare(&at);
-  assert_int_equal(open_listener(&at), EVEN_OK);
-  assert_int_equal(call_leader(&at, KEY), EVEN_OK);
+  call_with(&at, KEY);
   even_os.getsockopt = say_silent;
   silent_ms = INT_MAX;
   even_link_tick(&at.agent.link, false); /* not up yet: the kernel's figure means nothing */
@@ -339,9 +339,7 @@ static void the_next_agent_comes_before_it_is_given_up(void **state) {
 static void a_link_that_is_closed_has_nothing_waiting(void **state) {
   meeting at;
   (void)state;
-  prepare(&at);
-  assert_int_equal(open_listener(&at), EVEN_OK);
-  assert_int_equal(call_leader(&at, KEY), EVEN_OK);
+  call_with(&at, KEY);
   assert_int_equal(talk(&at), EVEN_OK);
   for (int i = 0; i < 32 && even_link_waiting(&at.agent.link) == 0; i++) { /* more than the kernel takes */
     assert_int_equal(even_link_send(&at.agent.link, EVEN_MESSAGE_RECORDS, "{}", data, sizeof data), EVEN_OK);

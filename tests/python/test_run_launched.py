@@ -240,26 +240,32 @@ def agent_of(job: Job, before: Set[int] = frozenset()) -> int:
     return agent
 
 
-@pytest.mark.parametrize("start", [Launched.of_slurm, pytest.param(Launched.both, marks=pytest.mark.more)])
-def test_ranks_of_all_hosts_outlast_a_killed_leader(
-    launched: Launched, staying: str, start: Callable[..., list[Job]]
-) -> None:
-    leader, follower = start(launched, "--name", "a", *SHELL, staying)
+def kill_twice(launched: Launched, leader: Job, host: Job, told: str) -> list[int]:
+    """The agent of that host, while its ranks train on, and the second time a rank stands still; the ranks' processes."""
     ranks = processes(leader)
     before: set[int] = set()
     for number in (1, 2):
         ask(launched, leader, number)
-        agent = agent_of(leader, before)
+        agent = agent_of(host, before)
         before |= children(agent) | {agent}
         if number == 2:  # of this the agent that is killed hears nothing
             os.kill(agent, signal.SIGSTOP)
             os.kill(ranks[1], signal.SIGSTOP)
         os.kill(agent, signal.SIGKILL)
-        leader.wait_for("the agent before was killed: ranks 0 and 1 train on", times=number)
+        leader.wait_for(told, times=number)
     leader.wait_for(rf"rank 1 \(process {ranks[1]}\) stands still: it was stopped by SIGSTOP")
     os.kill(ranks[1], signal.SIGCONT)
     ask(launched, leader, 3)
     assert all(map(alive, ranks))
+    return ranks
+
+
+@pytest.mark.parametrize("start", [Launched.of_slurm, pytest.param(Launched.both, marks=pytest.mark.more)])
+def test_ranks_of_all_hosts_outlast_a_killed_leader(
+    launched: Launched, staying: str, start: Callable[..., list[Job]]
+) -> None:
+    leader, follower = start(launched, "--name", "a", *SHELL, staying)
+    kill_twice(launched, leader, leader, "the agent before was killed: ranks 0 and 1 train on")
     (launched.folder / "told").touch()
     code, text = leader.finish()
     assert code == 0, text
@@ -274,21 +280,8 @@ def test_ranks_outlast_a_killed_agent_of_another_host(
 ) -> None:
     """Twice; what becomes of them meanwhile the leader hears of the next one, which does its part of what follows."""
     leader, follower = start(launched, "--name", "a", *SHELL, staying)
-    ranks = processes(leader)
-    before: set[int] = set()
-    for number in (1, 2):
-        ask(launched, leader, number)
-        agent = agent_of(follower, before)
-        before |= children(agent) | {agent}
-        if number == 2:
-            os.kill(agent, signal.SIGSTOP)
-            os.kill(ranks[1], signal.SIGSTOP)
-        os.kill(agent, signal.SIGKILL)
-        leader.wait_for("its agent was killed, and another one goes on with its 1 rank", times=number)
-    leader.wait_for(rf"rank 1 \(process {ranks[1]}\) stands still: it was stopped by SIGSTOP")
-    os.kill(ranks[1], signal.SIGCONT)
-    ask(launched, leader, 3)
-    assert all(map(alive, ranks))
+    told = "its agent was killed, and another one goes on with its 1 rank"
+    ranks = kill_twice(launched, leader, follower, told)
     os.kill(ranks[0], signal.SIGKILL)
     for rank in range(2):
         leader.wait_for(f"rank {rank} of 2 host {rank} attempt 1 process")

@@ -166,7 +166,7 @@ void fault_reset(void) {
 /* ---- one fault after the other ---- */
 enum { MOST_FAULTS = 10000 };
 
-long fault_each_allocation(even_status (*body)(void *), void *context) {
+static long each_allocation(even_status (*body)(void *), void (*holds)(void), void *context) {
   for (long nth = 1; nth < MOST_FAULTS; nth++) {
     fault_reset();
     fault_allocation(nth);
@@ -177,16 +177,27 @@ long fault_each_allocation(even_status (*body)(void *), void *context) {
     if (leaked != 0) {
       fail_msg("with allocation %ld failing, %ld blocks were left", nth, leaked);
     }
+    if (holds != NULL) {
+      holds();
+    }
     if (!failed_one) {
       assert_int_equal(status, EVEN_OK);
       return nth - 1;
     }
-    if (status != EVEN_ERR_MEMORY) {
+    if (status != EVEN_ERR_MEMORY && !(holds != NULL && status == EVEN_OK)) {
       fail_msg("with allocation %ld failing, the status was %s", nth, even_status_name(status));
     }
   }
   fail_msg("more than %d allocations", MOST_FAULTS);
   return -1;
+}
+
+long fault_each_allocation(even_status (*body)(void *), void *context) {
+  return each_allocation(body, NULL, context);
+}
+
+long fault_each_allocation_borne(even_status (*body)(void *), void (*holds)(void), void *context) {
+  return each_allocation(body, holds, context);
 }
 
 long fault_each_os(even_status (*body)(void *), void *context, int error_number) {

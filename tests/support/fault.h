@@ -43,6 +43,9 @@ void fault_reset(void);
  * through without a fault. Fails the test when a fault did not come back as EVEN_ERR_MEMORY, or leaked. Returns how
  * many allocations were made to fail. */
 long fault_each_allocation(even_status (*body)(void *), void *context);
+/* The same where `body` may do without what it could not have: its status may be EVEN_OK then, too; `holds` is called
+ * after each time, with everything real again. */
+long fault_each_allocation_borne(even_status (*body)(void *), void (*holds)(void), void *context);
 /* The same for calls of any kind to the operating system, each failing with error_number; `body` may survive a fault
  * (an optional call), but must not leak memory. Returns how many calls were made to fail. */
 long fault_each_os(even_status (*body)(void *), void *context, int error_number);
