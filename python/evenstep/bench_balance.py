@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import gc
 import json
 import math
 import os
@@ -120,6 +121,12 @@ class Bench:
             sys.exit(f"evenstep bench balance: busy neighbours need a core for each of the {self.ranks} ranks")
         os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
         return 0.9 * cores / self.ranks
+
+    def close(self) -> None:
+        """DDP's model goes before its group: were DDP's reducer, which is freed with the interpreter's lock held, the last to
+        hold a Gloo group, then freeing it would wait for that group's thread, which may wait for the lock."""
+        self.plain = None
+        gc.collect()
 
     def say(self, words: str) -> None:
         if self.rank == 0:
@@ -437,6 +444,7 @@ def main() -> None:
     import torch.distributed as dist
 
     bench.base.group.barrier()
+    bench.close()
     dist.destroy_process_group()
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -585,3 +586,13 @@ def test_local_images_are_read(tmp_path):
     assert Work(4, True, "resnet50", data=str(hundred)).sizes["classes"] == 100
     with pytest.raises(Exception, match="has no CIFAR-10"):
         Work(4, True, "simplecnn", data=str(tmp_path / "nothing"))
+
+
+def test_the_end_frees_ddps_model_before_its_group():
+    """Its parts hold one another, as DDP's do."""
+    bench = object.__new__(bench_balance.Bench)
+    bench.plain = object.__new__(bench_modes.Plain)
+    bench.plain.itself = bench.plain  # type: ignore[attr-defined]
+    lives = weakref.ref(bench.plain)
+    bench.close()
+    assert lives() is None
