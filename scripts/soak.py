@@ -208,23 +208,20 @@ class Soak:
         name, mark = f"run-{seed}", secrets.token_hex(8)
         command, ranks, hosts = self._command(seed, name)
         patient = {"EVENSTEP_STOP_GRACE": PATIENT_SECONDS} if seed // 2 % 2 else {}
-        done = subprocess.run(
-            command,
-            env=environment(mark) | patient,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        given = environment(mark) | patient
+        done = subprocess.run(command, env=given, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         wrong = left_behind(mark)
         outcome: dict[str, Any] = json.loads(done.stdout) if done.stdout.startswith("{") else {}
         if done.returncode != 0:
             wrong = f"exit code {done.returncode}: {outcome.get('broken') or done.stderr[-1500:]} {wrong}"
         if wrong:
             kept = pathlib.Path(tempfile.mkdtemp(prefix=f"evenstep-soak-{seed}-"))
-            for folder in self.base.glob(f"{name}-*"):
-                shutil.copytree(folder, kept / folder.name, ignore=shutil.ignore_patterns("chaos-filler"))
             (kept / "chaos.json").write_text(done.stdout + done.stderr)
+            for folder in self.base.glob(
+                f"{name}-*"
+            ):  # but for what filled the disk, and sockets, which cannot be copied
+                names = ["chaos-filler", *(at.name for at in folder.rglob("*") if at.is_socket())]
+                shutil.copytree(folder, kept / folder.name, ignore=shutil.ignore_patterns(*names))
             wrong += f" (the run is in {kept})"
         optimizer = self._optimizer(seed)
         if optimizer in self.against or wrong:
