@@ -127,6 +127,9 @@ static bool is_time(even_chaos_job *job) {
   if (fault->kind == EVEN_CHAOS_AGENT && job->host.full_until_ns != 0) {
     return false; /* a job that starts on a full disk has no history to see it by */
   }
+  if (fault->kind == EVEN_CHAOS_AGENT && !job->succeeds && job->cut_until_ns != 0) {
+    return false; /* nor does one start where a host cannot be reached */
+  }
   if (!ends && fault->kind != EVEN_CHAOS_TWIN) {
     return true;
   }
