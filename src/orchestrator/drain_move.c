@@ -8,6 +8,7 @@
 #include "base/json_writer.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/hand_over.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/warm.h"
@@ -262,6 +263,7 @@ static even_status start_own(even_job *job, const even_job *next) {
                                    .place = {.local = (int)own->count,
                                              .groups = next->groups,
                                              .era = next->era,
+                                             .keeper = even_legacy_keeper(job->params->legacy),
                                              .master_address = next->master_address,
                                              .interface = next->interface,
                                              .master_port = next->master_port,

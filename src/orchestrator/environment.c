@@ -153,17 +153,24 @@ static even_status set_interface(even_environment *environment, const even_rank_
   return set_unless_there(environment, "NCCL_SOCKET_IFNAME", exactly);
 }
 
-void even_environment_mark(const char *job, int group, int groups, int era, char out[EVEN_SWEEP_MARK]) {
-  if (groups > 1 || era > 0) {
-    (void)snprintf(out, EVEN_SWEEP_MARK, "EVENSTEP_AGENT=%s-%d", job, group + era * EVEN_ERA_GROUPS);
+void even_environment_mark_of_any(const even_rank_place *place, char out[EVEN_SWEEP_MARK]) {
+  (void)snprintf(out, EVEN_SWEEP_MARK, "EVENSTEP_AGENT=%s-%d-", place->job,
+                 place->group + place->era * EVEN_ERA_GROUPS);
+}
+
+void even_environment_mark(const even_rank_place *place, char out[EVEN_SWEEP_MARK]) {
+  if (place->groups > 1 || place->era > 0) {
+    even_environment_mark_of_any(place, out);
+    size_t length = strlen(out);
+    (void)snprintf(out + length, EVEN_SWEEP_MARK - length, "%ld", (long)place->keeper);
   } else {
-    (void)snprintf(out, EVEN_SWEEP_MARK, "EVENSTEP_JOB=%s", job);
+    (void)snprintf(out, EVEN_SWEEP_MARK, "EVENSTEP_JOB=%s", place->job);
   }
 }
 
 static even_status set_agent(even_environment *environment, const even_rank_place *place) {
   char mark[EVEN_SWEEP_MARK];
-  even_environment_mark(place->job, place->group, place->groups, place->era, mark);
+  even_environment_mark(place, mark);
   return even_environment_put(environment, mark); /* EVENSTEP_JOB is set to the same */
 }
 

@@ -29,7 +29,8 @@ typedef struct even_rank_place {
   int local;                  /* and how many there are, without spares; 0: all ranks are here */
   int group;                  /* number of this host, */
   int groups;                 /* and how many there are; 0: one */
-  int era;                    /* of the leader: EVENSTEP_AGENT tells its ranks from those that an earlier one had */
+  int era;                    /* of the leader: EVENSTEP_AGENT tells its ranks from those that an earlier one had, */
+  pid_t keeper;               /* and those of this host's agent from another's (even_legacy_keeper) */
   const char *master_address; /* NULL: 127.0.0.1 */
   const char *interface;      /* over which hosts reach one another; NULL, "": not known */
   int master_port;
@@ -57,8 +58,11 @@ typedef struct even_rank_place {
 even_status even_environment_of_rank(const even_rank_place *place, char *const *inherited, char *const *extra,
                                      even_environment *out) EVEN_MUST_USE;
 /* What all processes of the job's attempt on a host have in their environment, and no others: of several hosts those of
- * each can be told from the others', also where one machine plays several; `era` as in even_rank_place. */
-void even_environment_mark(const char *job, int group, int groups, int era, char out[EVEN_SWEEP_MARK]);
+ * each can be told from the others', also where one machine plays several; `era` and `keeper` as in even_rank_place, of
+ * which `job`, `group` and `groups` count, too. */
+void even_environment_mark(const even_rank_place *place, char out[EVEN_SWEEP_MARK]);
+/* How that of the host's processes begins, whichever agent's they are; for several hosts alone. */
+void even_environment_mark_of_any(const even_rank_place *place, char out[EVEN_SWEEP_MARK]);
 /* Whether a variable ("NAME=value") is a rank's own, so that ranks of another job do not inherit it. */
 bool even_environment_is_of_a_rank(const char *line);
 /* Adds a line "NAME=value", or replaces it. */

@@ -206,6 +206,9 @@ static even_status prepare_job(even_follower *follower) {
   }
   if (!follower->open) {
     EVEN_TRY(open_job(follower, false));
+    if (follower->next.warm == NULL) { /* whose processes are marked alike */
+      even_job_sweep_another(job);
+    }
   }
   open_memory(follower);
   take_words(follower);

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "orchestrator/announcer.h"
 #include "orchestrator/environment.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
@@ -14,8 +15,20 @@
 #include <math.h>
 #include <stdio.h>
 
+enum { SWEEP_MS = 5000 };
+
+/* What of its ranks' places marks them. */
+static even_rank_place place_of(const even_job *job) {
+  return (even_rank_place){.job = job->id,
+                           .group = job->group,
+                           .groups = job->groups,
+                           .era = job->era,
+                           .keeper = even_legacy_keeper(job->params->legacy)};
+}
+
 static void write_mark(const even_job *job, char mark[EVEN_SWEEP_MARK]) {
-  even_environment_mark(job->id, job->group, job->groups, job->era, mark);
+  const even_rank_place place = place_of(job);
+  even_environment_mark(&place, mark);
 }
 
 static even_status start_guardian(even_job *job) {
@@ -140,6 +153,13 @@ void even_job_guard_ended(even_job *job, const even_process_end *end) {
   }
 }
 
+void even_job_sweep_another(const even_job *job) {
+  const even_rank_place place = place_of(job);
+  even_sweep sweep = {.begins = true};
+  even_environment_mark_of_any(&place, sweep.mark);
+  (void)even_sweep_kill(&sweep, SWEEP_MS); /* what is left its own agent will end */
+}
+
 void even_job_sweep(even_job *job) {
   const even_error kept = *even_error_last(); /* of what ended the attempt, not of its cleaning up */
   even_sweep sweep = {.session_count = 0};
@@ -155,7 +175,7 @@ void even_job_sweep(even_job *job) {
     }
   }
   sweep.sessions = sessions;
-  if (even_sweep_kill(&sweep, 5000) > 0) {
+  if (even_sweep_kill(&sweep, SWEEP_MS) > 0) {
     even_job_notice(job, "processes of this job could not be ended; they carry %s in their environment", sweep.mark);
   }
   even_process_end end; /* orphans that were ours to reap */

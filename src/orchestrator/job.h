@@ -262,6 +262,9 @@ void even_job_guard_ended(even_job *job, const even_process_end *end);
 bool even_job_guardian_holds(const even_job *job);
 /* Kills what the ranks of the attempt left running. */
 void even_job_sweep(even_job *job);
+/* Kills what another agent of the job still keeps on this host, which was cut off, and waits for a leader with its
+ * ranks: this agent was started in its place. Before it has started any. */
+void even_job_sweep_another(const even_job *job);
 /* Frees what run_attempt left for the facts. */
 void even_job_forget_attempt(even_job *job);
 /* Under --recovery shrink, shrink.c: the memory in which the ranks are told who goes on. Nothing without. */

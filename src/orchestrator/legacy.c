@@ -5,6 +5,7 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/job.h"
+#include "os/calls.h"
 #include "os/clock.h"
 #include "os/process_stat.h"
 
@@ -195,12 +196,21 @@ const char *even_legacy_job_id(const even_legacy *legacy) {
   return even_legacy_is_left(legacy) ? last(legacy)->id : NULL;
 }
 
+pid_t even_legacy_keeper(const even_legacy *legacy) {
+  return legacy != NULL && legacy->starter > 0 ? (pid_t)legacy->starter : even_os.getpid();
+}
+
 bool even_legacy_mark(const even_legacy *legacy, char out[EVEN_SWEEP_MARK]) {
   if (!even_legacy_is_left(legacy)) {
     return false;
   }
   const even_legacy_job *left = last(legacy);
-  even_environment_mark(left->id, left->group, left->groups, left->era, out);
+  const even_rank_place place = {.job = left->id,
+                                 .group = left->group,
+                                 .groups = left->groups,
+                                 .era = left->era,
+                                 .keeper = even_legacy_keeper(legacy)};
+  even_environment_mark(&place, out);
   return true;
 }
 

@@ -90,6 +90,9 @@ int even_legacy_restarts(const even_legacy *legacy);
 int even_legacy_attempt(const even_legacy *legacy);
 /* The id of the job; NULL: no attempt has begun. */
 const char *even_legacy_job_id(const even_legacy *legacy);
+/* By its number the processes of an agent are told from those of another agent that the job has on the same host: who
+ * starts agents, one after the other, else this process. `legacy` may be NULL. */
+pid_t even_legacy_keeper(const even_legacy *legacy);
 /* What this host's processes of that attempt are known by (even_environment_mark). False: none has begun. */
 bool even_legacy_mark(const even_legacy *legacy, char out[EVEN_SWEEP_MARK]);
 /* Whether an attempt has begun. */

@@ -171,6 +171,7 @@ static even_status start_rank(even_job *job, size_t index, const char *shortages
       .group = job->group,
       .groups = job->groups,
       .era = job->era,
+      .keeper = even_legacy_keeper(job->params->legacy),
       .master_address = job->master_address,
       .interface = job->interface,
       .master_port = job->master_port,

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "base/json_writer.h"
 #include "orchestrator/host_agent.h"
+#include "orchestrator/legacy.h"
 #include "os/socket.h"
 
 #include <signal.h>
@@ -43,6 +44,7 @@ static even_status start(even_warm_part *part, even_loop *loop, const char *inte
                                              .group = start->group,
                                              .groups = start->groups,
                                              .era = start->era,
+                                             .keeper = even_legacy_keeper(NULL),
                                              .master_address = start->master_address,
                                              .interface = interface,
                                              .master_port = start->master_port,

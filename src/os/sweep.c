@@ -28,11 +28,12 @@ typedef struct walk {
   size_t dying_count;
 } walk;
 
-/* Whether the mark is one of the NUL-ended strings of the file, read in overlapping pieces. */
-static bool carries(int fd, const char *mark) {
+/* Whether the mark is, or begins, one of the NUL-ended strings of the file, read in overlapping pieces. */
+static bool carries(int fd, const even_sweep *sweep) {
   char buffer[8192];
-  size_t length = strlen(mark) + 1; /* with its NUL */
-  size_t kept = 1;                  /* a NUL before the first string */
+  const char *mark = sweep->mark;
+  size_t length = strlen(mark) + (sweep->begins ? 0 : 1); /* with its NUL */
+  size_t kept = 1;                                        /* a NUL before the first string */
   buffer[0] = '\0';
   for (;;) {
     ssize_t got = even_os.read(fd, buffer + kept, sizeof buffer - kept);
@@ -52,14 +53,14 @@ static bool carries(int fd, const char *mark) {
   }
 }
 
-static bool is_marked(const char *pid, const char *mark) {
+static bool is_marked(const char *pid, const even_sweep *sweep) {
   char path[64];
   (void)snprintf(path, sizeof path, "/proc/%.20s/environ", pid);
   int fd = even_os.open(path, O_RDONLY | O_CLOEXEC, 0);
   if (fd < 0) {
     return false;
   }
-  bool marked = carries(fd, mark);
+  bool marked = carries(fd, sweep);
   (void)even_os.close(fd);
   return marked;
 }
@@ -84,7 +85,7 @@ static bool look(void *context, const char *name) {
   int pidfd = even_os.pidfd_open((pid_t)pid, 0);
   bool no_pidfds = pidfd < 0 && errno == ENOSYS;
   if (even_process_stat_read((pid_t)pid, &stat) == 0 && !even_process_stat_ended(&stat) &&
-      (in_sessions(now->sweep, stat.session) || is_marked(name, now->sweep->mark))) {
+      (in_sessions(now->sweep, stat.session) || is_marked(name, now->sweep))) {
     now->alive++;
     if (pidfd >= 0) {
       (void)even_os.pidfd_send_signal(pidfd, now->signal); /* ESRCH: it has ended; its number may be another's by now */

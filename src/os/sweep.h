@@ -2,13 +2,15 @@
 #ifndef EVEN_OS_SWEEP_H
 #define EVEN_OS_SWEEP_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
 
 enum { EVEN_SWEEP_MARK = 96 };
 
 typedef struct even_sweep {
-  char mark[EVEN_SWEEP_MARK]; /* "NAME=value" as it stands in the environment they were started with */
+  char mark[EVEN_SWEEP_MARK]; /* "NAME=value" as it stands in the environment they were started with; */
+  bool begins;                /* or how that begins */
   const pid_t *sessions;      /* sessions that are theirs as well (a process may have cleared its environment) */
   size_t session_count;
 } even_sweep;

@@ -80,20 +80,23 @@ static void the_next_one_is_the_same_job(void **state) {
   even_legacy_close(&legacy);
 }
 
-/* Of several hosts on one machine each clears up its own. */
+/* Of several hosts on one machine each clears up its own, and of two agents on one host. */
 static void its_processes_are_known_by_a_mark(void **state) {
   static const struct {
     int groups;
     int era;
     const char *mark;
   } jobs[] = {{1, 0, "EVENSTEP_JOB=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"},
-              {2, 0, "EVENSTEP_AGENT=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-0"},
-              {1, 2, "EVENSTEP_AGENT=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-2000"}};
+              {2, 0, "EVENSTEP_AGENT=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-0-4194000"},
+              {1, 2, "EVENSTEP_AGENT=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-2000-4194000"}};
   (void)state;
   even_legacy legacy;
   even_job job;
   char mark[EVEN_SWEEP_MARK];
   assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  assert_int_equal(even_legacy_keeper(&legacy), getpid()); /* who starts agents */
+  assert_int_equal(even_legacy_keeper(NULL), getpid());
+  legacy.starter = 4194000;
   assert_false(even_legacy_mark(&legacy, mark));
   for (size_t i = 0; i < sizeof jobs / sizeof jobs[0]; i++) {
     begin(&job, 3, 1, "then");

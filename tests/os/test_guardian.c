@@ -89,8 +89,10 @@ static void sweeps_the_marked_alone(void **state) {
   assert_int_equal(waitpid(far, NULL, 0), far);
   assert_int_equal(waitpid(session, NULL, 0), session);
   assert_true(is_alive(begins));
+  sweep.begins = true;
+  assert_int_equal(even_sweep_kill(&sweep, 5000), 0);
+  assert_int_equal(waitpid(begins, NULL, 0), begins);
   assert_true(is_alive(ends));
-  end(begins);
   end(ends);
 }
 
