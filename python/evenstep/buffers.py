@@ -75,8 +75,16 @@ class BufferSync:
 
     def _is_statistic(self, index: int) -> bool:
         """Running statistics of a norm in training: torch's kernels write them without counting a version."""
+        return self._owners[index][0].training and self._is_running(index)
+
+    def _is_running(self, index: int) -> bool:
         module, name = self._owners[index]
-        return module.training and isinstance(module, _NormBase) and name in ("running_mean", "running_var")
+        return isinstance(module, _NormBase) and name in ("running_mean", "running_var")
+
+    def _put(self, index: int, buffer: torch.Tensor, value: torch.Tensor) -> None:
+        """Running statistics as torch's kernels do, without a version: of a graph that outlives this step (a GAN's samples, on
+        which the critic steps first) backward looks at their versions, but not at their values."""
+        (buffer.data if self._is_running(index) else buffer).copy_(value)
 
     @staticmethod
     def checksum(changed: Sequence[Change]) -> int:
@@ -88,6 +96,9 @@ class BufferSync:
         self, group: Group, changed: list[Change], checksums: Sequence[int], weights: Sequence[float]
     ) -> None:
         """Collective where any checksum is not 0. `weights`: each rank's say."""
+        if group.ranks == 1:  # its own are the average
+            self._versions = [self._version(i) for i in range(len(self._owners))]
+            return
         weight, total = weights[group.rank], math.fsum(weights)
         root = next((rank for rank, one in enumerate(weights) if one > 0), 0)
         if len(set(checksums)) > 1:
@@ -100,18 +111,18 @@ class BufferSync:
         else:
             indices = [index for index, _ in changed]
         there = [(i, b) for i, b in ((i, self._get(i)) for i in indices) if b is not None]
-        floating = [b for i, b in there if b.is_floating_point() and i not in self._sent]
+        floating = [(i, b) for i, b in there if b.is_floating_point() and i not in self._sent]
         if floating and total > 0:
-            flat = torch.cat([b.detach().to("cpu", torch.float64).reshape(-1) for b in floating])
+            flat = torch.cat([b.detach().to("cpu", torch.float64).reshape(-1) for _, b in floating])
             flat = flat * (weight / total) if weight > 0 else torch.zeros_like(flat)
             group.sum_(flat)
             at = 0
-            for buffer in floating:
-                buffer.copy_(flat[at : at + buffer.numel()].view(buffer.shape))
+            for index, buffer in floating:
+                self._put(index, buffer, flat[at : at + buffer.numel()].view(buffer.shape))
                 at += buffer.numel()
         for index, buffer in there:
             if index in self._sent or not buffer.is_floating_point():
                 value = buffer.detach().cpu().contiguous()
                 group.broadcast_(value, root if index in self._sent else 0)
-                buffer.copy_(value)
+                self._put(index, buffer, value)
         self._versions = [self._version(i) for i in range(len(self._owners))]

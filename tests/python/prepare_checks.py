@@ -323,6 +323,27 @@ def check_buffers() -> None:
     assert rows.shape[0] == RANKS and bool((rows == rows[0]).all())
 
 
+def check_a_graph_that_outlives_a_step() -> None:
+    """A GAN's samples, made once: the critic steps on them, and then backward goes through what made them, whose running
+    statistics that step has averaged."""
+    maker = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.InstanceNorm1d(1, track_running_stats=True)).double()
+    critic = nn.Linear(3, 1).double()
+    makes, judges = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (maker, critic))
+    loader = DataLoader(Numbers(12), batch_size=6)
+    options = {"shares": lambda n, b: {1: [6], 2: [4, 2], 3: [4, 2, 0]}[RANKS], "batch_norm": "local"}
+    maker, critic, makes, judges, loader = es.prepare(maker, critic, makes, judges, loader, **options)
+    before = maker[0].weight.detach().clone()
+    for x, _ in loader:
+        made = maker[2](maker[:2](x.double())[:, None])[:, 0]
+        critic(made.detach()).square().mean().backward()
+        judges.step()
+        judges.zero_grad()
+        critic(made).square().mean().backward()
+        makes.step()
+        makes.zero_grad()
+    assert not torch.equal(maker[0].weight, before)
+
+
 def check_batchnorm_with_few_samples() -> None:
     # one sample a rank would be too few for a variance, where one device has enough
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
@@ -424,6 +445,7 @@ def main() -> None:
     check_rows_of_a_rank_without_samples()
     check_two_models()
     check_buffers()
+    check_a_graph_that_outlives_a_step()
     check_batchnorm_with_few_samples()
     check_a_rate_that_follows_a_metric()
     check_ranks_that_were_told_otherwise()
