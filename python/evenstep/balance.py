@@ -26,6 +26,17 @@ def balance(
     buckets, it takes as long as for the next multiple of so many; micro_batches, the most that it runs at once: `tables` are
     times of one of these then.
 
-    Raises evenstep.EvenstepError where a table is no such table, or the caps do not hold the batch.
+    Raises evenstep.EvenstepError where a table is no such table, or the caps do not hold the batch; ValueError where there is
+    no such cap, bucket or micro-batch.
     """
+    _check_least("caps", caps, 0)
+    _check_least("buckets", buckets, 1)
+    _check_least("micro_batches", micro_batches, 1)
     return _core.balance(tables, batch, caps, constant_seconds, buckets, micro_batches)
+
+
+def _check_least(name: str, numbers: Sequence[int | None] | None, least: int) -> None:
+    """Below these the solver takes a number for none, which nobody means by -1 samples."""
+    for rank, number in enumerate(numbers or ()):
+        if number is not None and number < least:
+            raise ValueError(f"es.balance({name}=…): rank {rank} has {number}; give {least} or more, None for none")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -53,19 +56,42 @@ def for_balancer(policy: Policy) -> str | Callable[..., Sequence[int]]:
     """As _core.Balancer takes it."""
     if isinstance(policy, str):
         return policy
-    name = getattr(policy, "__qualname__", type(policy).__qualname__)
+    name = named(policy)
 
     def ask(*told: object) -> list[int]:
         view = PolicyView(*told)  # type: ignore[arg-type]
         try:
-            shares = [_whole(share) for share in policy(view)]
+            shares = whole_numbers(policy(view))
         except Exception as error:
             raise _wrong(name, view, "failed", f": {type(error).__name__}: {error}") from error
         if len(shares) != view.ranks or min(shares) < 0 or sum(shares) != view.batch:
             raise _wrong(name, view, f"gave {view.ranks} ranks {shares}")
+        for rank, (share, cap) in enumerate(zip(shares, view.caps)):
+            if cap is not None and share > cap:
+                raise _wrong(name, view, f"gave rank {rank} {share} samples, more than its cap of {cap} (view.caps)")
         return shares
 
     return ask
+
+
+def named(policy: Callable[..., Any]) -> str:
+    """As errors name it, with its place: of many lambdas one is meant."""
+    while isinstance(policy, functools.partial):
+        policy = policy.func
+    name = getattr(policy, "__qualname__", type(policy).__qualname__)
+    code = getattr(inspect.unwrap(policy), "__code__", None)
+    return name if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def whole_numbers(answer: Any) -> list[int]:
+    """Whatever has one number a rank, in an order. Raises TypeError or ValueError."""
+    if answer is None:
+        raise TypeError("it returned nothing (None)")
+    if isinstance(answer, (Mapping, Set)):
+        raise TypeError(
+            f"it returned a {type(answer).__name__}, of which the order, or the keys, would be taken for shares"
+        )
+    return [_whole(share) for share in answer]
 
 
 def _whole(share: Any) -> int:
@@ -79,6 +105,6 @@ def _whole(share: Any) -> int:
 def _wrong(name: str, view: PolicyView, did: str, why: str = "") -> EvenstepError:
     return EvenstepError(
         f"the policy {name} {did} for a batch of {view.batch} after {view.steps} steps{why}\n"
-        "  fix: return one whole number >= 0 for each rank, that add up to view.batch; evaluation asks too, with its own "
-        "batch sizes"
+        "  fix: return one whole number >= 0 for each rank, within view.caps, that add up to view.batch; evaluation asks "
+        "too, with its own batch sizes"
     )

@@ -1,5 +1,6 @@
 """The balancer through the extension: exact splits, learning, and errors that say what to do."""
 
+import functools
 import itertools
 import math
 
@@ -207,13 +208,22 @@ def test_policy_of_ones_own():
         ([20.5, 19.5], "Told failed .*: 20.5 is no whole number of samples"),
         ([float("nan"), 40], "Told failed .*: ValueError"),
         (["a", "b"], "ValueError"),
-        (None, "TypeError"),
+        (None, r"TypeError: it returned nothing \(None\)"),
+        ({0: 20, 40: 20}, "TypeError: it returned a dict"),
+        ({0, 40}, "TypeError: it returned a set"),
         (lambda view: view.nothing, "has no attribute 'nothing'"),
     ],
 )
 def test_nonsense_of_a_policy_of_ones_own(answer, words):
     shares = Shares(Told(answer), 2, 40)
     with pytest.raises((es.EvenstepError, ValueError), match=words):
+        shares.draw(40, step=0)
+
+
+def test_a_policy_of_ones_own_is_held_to_caps_and_named_with_its_place():
+    shares = Shares(functools.partial(lambda view, rest: [view.batch - rest, rest], rest=8), 2, 40, caps=[None, 6])
+    where = r"<lambda> \(test_balancer.py:\d+\) gave rank 1 8 samples, more than its cap of 6"
+    with pytest.raises(es.EvenstepError, match=where):
         shares.draw(40, step=0)
 
 
@@ -251,6 +261,10 @@ def test_the_solver_has_a_public_name():
     assert shares[0] % 8 == 0 and sum(shares) == 64
     with pytest.raises(es.EvenstepError, match="caps"):
         es.balance(tables, 64, caps=[8, 8])
+    assert es.balance(tables, 64, caps=[None, 0])[0] == [64, 0]
+    for name, numbers in (("caps", [None, -1]), ("buckets", [8, 0]), ("micro_batches", (-8, 0))):
+        with pytest.raises(ValueError, match=rf"es.balance\({name}=…\): rank . has (-1|0|-8); give"):
+            es.balance(tables, 64, **{name: numbers})
 
 
 def test_no_policy():

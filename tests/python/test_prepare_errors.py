@@ -300,7 +300,7 @@ MISUSES: dict[str, tuple[str, str | tuple[str, str]]] = {
     ),
     "wrong shares": (
         "data = TensorDataset(torch.arange(20.0))\nlist(es.prepare(DataLoader(data, batch_size=4), shares=lambda n, b: [b, 1]))",
-        r"the share schedule gave \[4, 1\]",
+        r"the share schedule \S+ \(\S+:\d+\) gave \[4, 1\]",
     ),
     "no_sync with a stranger": (
         "es.prepare(nn.Linear(1, 1))\nwith es.no_sync(nn.Linear(1, 1)): pass",

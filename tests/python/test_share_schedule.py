@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import EvenstepError
-from evenstep.share_schedule import Schedule, in_proportion, places_among
+from evenstep.share_schedule import Schedule, ShareSchedule, in_proportion, places_among
 
 
 @given(st.integers(0, 200), st.lists(st.integers(0, 50), min_size=1, max_size=8))
@@ -62,8 +62,25 @@ def test_who_comes_beyond_all_places_gets_the_mean_of_the_others() -> None:
 
 @pytest.mark.parametrize("given", [[6, 4], [6, 4, 1], [13, -1, 0], [], [3, 3, 3, 3]])
 def test_a_wrong_split_is_refused(given: list[int]) -> None:
-    with pytest.raises(EvenstepError, match=r"gave .* for batch 5 of 12 samples on 3 ranks\n  fix: return 3 numbers"):
+    with pytest.raises(
+        EvenstepError, match=r"gave .* for batch 5 of 12 samples on 3 ranks\n  fix: return 3 whole numbers"
+    ):
         Schedule(lambda number, batch: given, 3).shares(5, 12)
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        (lambda number, batch: None, r"TypeError: it returned nothing \(None\)"),
+        (lambda number, batch: [4.5, 4, 3.5], r"ValueError: 4.5 is no whole number of samples"),
+        (lambda number, batch: {12: 0, 0: 0}, r"TypeError: it returned a dict, .*"),
+        (lambda number, batch: 1 // 0, r"ZeroDivisionError: .*"),
+    ],
+)
+def test_a_function_that_fails_is_named_with_its_place(split: ShareSchedule, words: str) -> None:
+    place = r"<lambda> \(test_share_schedule.py:\d+\) failed for batch 5 of 12 samples on 3 ranks: "
+    with pytest.raises(EvenstepError, match=place + words + r"\n  fix: return 3 whole numbers"):
+        Schedule(split, 3).shares(5, 12)
 
 
 @pytest.mark.parametrize(
