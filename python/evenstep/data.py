@@ -128,7 +128,7 @@ class _CIFAR(Dataset[tuple[Any, int]]):
 
     def __init__(self, path: Place, train: bool, label: int, transform: Callable[[torch.Tensor], Any] | None) -> None:
         self.transform = transform
-        parts = [self._records(name, data) for name, data in self._files(Path(path), self._names(train))]
+        parts = [self._records(name, data) for name, data in self._files(Path(path).expanduser(), self._names(train))]
         records = torch.cat(parts)
         self.labels = records[:, label].long()
         self.images = records[:, self.label_bytes :].reshape(-1, 3, 32, 32)

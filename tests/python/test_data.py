@@ -126,12 +126,14 @@ def test_cifar_10(cifar10):
     assert float(tested[0][0]) == pytest.approx(101 / 255)
 
 
-def test_cifar_100(tmp_path):
+def test_cifar_100(tmp_path, monkeypatch):
     files = {"train.bin": record([3, 88], 0) + record([4, 99], 1), "test.bin": record([19, 1], 2)}
     write(tmp_path / "cifar-100-binary", files)
     assert [data.CIFAR100(tmp_path)[n][1] for n in range(2)] == [88, 99]
     assert [data.CIFAR100(tmp_path, coarse=True)[n][1] for n in range(2)] == [3, 4]
     assert data.CIFAR100(tmp_path, train=False)[0][1] == 1
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(data.CIFAR100("~/cifar-100-binary")) == 2  # as torchvision takes it
 
 
 def test_the_python_version_is_refused_unread(tmp_path):
