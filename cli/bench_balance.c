@@ -300,6 +300,8 @@ static even_status show(const balance_bench *on, json_t *report) {
 static int run(balance_bench *on) {
   json_t *report = NULL;
   even_status status = check(on);
+  status = status == EVEN_OK ? even_cli_check_output(on->csv) : status;
+  status = status == EVEN_OK ? even_cli_check_output(on->output) : status;
   status = status == EVEN_OK ? make_plots_folder(on) : status;
   status = status == EVEN_OK ? prepare_quotas(on) : status;
   status = status == EVEN_OK ? simulate(on) : status;
@@ -329,6 +331,7 @@ static size_t declare(balance_bench *on, even_option *table) {
   static const char *const kept[] = {"ranks", "devices", "name", "runs-dir", "python"};
   _Static_assert(sizeof kept / sizeof kept[0] == KEPT_OPTIONS, "options kept and counted");
   size_t count = even_job_options_declare_some(&on->job, kept, KEPT_OPTIONS, table);
+  even_job_options_tell_two_ranks(table, count);
   const even_option own[] = {
       {0, "speeds", EVEN_OPTION_TEXT, &on->speeds, "LIST",
        "speeds of the ranks, a case each: 4:1,16:1 (default for two ranks 1:1,2:1,4:1,16:1)", 0, 0},

@@ -153,6 +153,7 @@ static even_status show_with_costs(bench *on) {
 
 static int run(bench *on) {
   even_status status = check(on);
+  status = status == EVEN_OK ? even_cli_check_output(on->output) : status;
   if (status != EVEN_OK) {
     return even_cli_fail_of(status);
   }
@@ -186,6 +187,7 @@ static void close_bench(bench *on) {
 static size_t declare(bench *on, even_option *table) {
   static const char *const kept[] = {"ranks", "devices", "name", "runs-dir", "cpu-quota", "no-pin", "python"};
   size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
+  even_job_options_tell_two_ranks(table, count);
   const even_option own[] = {
       {0, "sizes", EVEN_OPTION_TEXT, &on->sizes, "LIST", "bytes of an exchange (default 1K,64K,1M,16M,64M)", 0, 0},
       {0, "collectives", EVEN_OPTION_TEXT, &on->collectives, "LIST",

@@ -60,6 +60,11 @@ int even_cli_fail_of(even_status status);
 /* The same for the calling thread's last error, right behind the call that failed. */
 int even_cli_fail(void);
 
+/* Before the work: whether the result can be written to `path` (NULL: it is to go nowhere). Beside it a file is made
+ * and removed, so folders that are missing, full or read-only are told before minutes are spent; what lies at `path`
+ * stays. */
+even_status even_cli_check_output(const char *path) EVEN_MUST_USE;
+
 /* A line for the user, on stderr: "evenstep: words". `context` is not looked at. */
 void even_cli_say(void *context, const char *words);
 

@@ -79,6 +79,8 @@ size_t even_job_options_declare(even_job_options *options, even_option *table);
 /* Of these only the ones with a name in `names`, in their own order; returns how many. `table` has room for as many. */
 size_t even_job_options_declare_some(even_job_options *options, const char *const *names, size_t count,
                                      even_option *table);
+/* Of `count` declared ones, has the help of -n say that it is two where nothing is said. */
+void even_job_options_tell_two_ranks(even_option *table, size_t count);
 
 /* Runs `words` (script and its arguments, count >= 1) as a job and returns its exit code; an error before the ranks
  * start is printed. `environment` ("NAME=value", NULL-terminated, may be NULL) is added for every rank. Uses the

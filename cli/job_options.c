@@ -160,3 +160,11 @@ size_t even_job_options_declare_some(even_job_options *options, const char *cons
   }
   return declared;
 }
+
+void even_job_options_tell_two_ranks(even_option *table, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (strcmp(table[i].name, "ranks") == 0) {
+      table[i].help = "ranks to start (default 2)";
+    }
+  }
+}

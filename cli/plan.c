@@ -37,6 +37,7 @@ static const even_usage usage = {
 };
 
 static even_status find_paths(plan_command *plan) {
+  EVEN_TRY(even_cli_check_output(plan->output));
   EVEN_TRY(even_path_absolute(plan->output, &plan->path));
   even_text_format(&plan->measured, "%s.%ld", even_text_string(&plan->path), (long)even_own_process());
   return even_text_status(&plan->measured);

@@ -121,6 +121,9 @@ static int run(verify *on, size_t count, char **words) {
   bool exact = false;
   even_status status = check_target(words[0]);
   if (status == EVEN_OK) {
+    status = even_cli_check_output(on->output);
+  }
+  if (status == EVEN_OK) {
     status = place_result(on);
   }
   if (status != EVEN_OK) {
@@ -146,6 +149,7 @@ static size_t declare(verify *on, even_option *table) {
   static const char *const kept[] = {"ranks",    "devices",   "name",   "runs-dir",
                                      "log-rank", "cpu-quota", "no-pin", "python"};
   size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
+  even_job_options_tell_two_ranks(table, count);
   const even_option own[] = {
       {0, "steps", EVEN_OPTION_INTEGER, &on->steps, "N", "steps to train (default 5)", 1, 1000000},
       {'o', "output", EVEN_OPTION_TEXT, &on->output, "FILE", "also write what was found there, as JSON", 0, 0},

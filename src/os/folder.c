@@ -184,6 +184,17 @@ bool even_path_is_folder(const char *path) {
   return fd >= 0;
 }
 
+bool even_path_is_special(const char *path) {
+  struct stat facts;
+  int fd = even_os.open(path, O_PATH | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return false;
+  }
+  bool special = even_os.fstat(fd, &facts) == 0 && !S_ISREG(facts.st_mode) && !S_ISDIR(facts.st_mode);
+  (void)even_os.close(fd);
+  return special;
+}
+
 even_status even_path_is_link(const char *path, bool *out) {
   struct stat facts;
   even_status status = EVEN_OK;

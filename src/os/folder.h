@@ -35,6 +35,9 @@ even_status even_folder_exchange(const char *a, const char *b) EVEN_MUST_USE;
 bool even_path_exists(const char *path);
 /* Whether it is a folder (or a link to one). */
 bool even_path_is_folder(const char *path);
+/* Whether it is there and neither a file nor a folder (a device, a pipe, a socket), also behind a link; false where
+ * that cannot be told. Such a one is not to be replaced. */
+bool even_path_is_special(const char *path);
 /* Whether it is a symbolic link, whatever that leads to; what is not there is none. */
 even_status even_path_is_link(const char *path, bool *out) EVEN_MUST_USE;
 

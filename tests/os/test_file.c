@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/folder.h"
 #include "os/stream.h"
 #include "support/fault.h"
 
@@ -218,6 +219,22 @@ static void a_link_that_leads_nowhere_is_no_folder(void **state) {
   assert_int_equal(unlink(path), 0);
 }
 
+static void what_a_file_may_not_take_the_place_of_is_special(void **state) {
+  (void)state;
+  assert_false(even_path_is_special(path));
+  assert_int_equal(symlink("/dev/null", path), 0);
+  assert_true(even_path_is_special(path));
+  fault_os(FAULT_fstat, 1, EIO);
+  assert_false(even_path_is_special(path)); /* cannot be told */
+  fault_reset();
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(even_file_replace(path, "x", 1), EVEN_OK);
+  assert_false(even_path_is_special(path) || even_path_is_special(folder));
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(mkfifo(path, 0600), 0);
+  assert_true(even_path_is_special(path));
+}
+
 static int says_xfs(int fd, struct statfs *out) {
   (void)fd;
   *out = (struct statfs){.f_type = 0x58465342};
@@ -266,6 +283,7 @@ int main(void) {
       FILE_TEST(folders_are_made_with_those_above),
       FILE_TEST(a_file_in_the_way_of_a_folder_is_an_error),
       FILE_TEST(a_link_that_leads_nowhere_is_no_folder),
+      FILE_TEST(what_a_file_may_not_take_the_place_of_is_special),
   };
   return cmocka_run_group_tests_name("os_file", tests, NULL, NULL);
 }
