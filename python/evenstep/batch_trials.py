@@ -23,7 +23,7 @@ from evenstep.environment import Environment
 from evenstep.loader import EvenLoader, check_loader
 from evenstep.session import Session, in_place_of_session
 from evenstep.verify_data import samples_in
-from evenstep.verify_runs import Step, local_norms, modules_in, optimizers_in
+from evenstep.verify_runs import Step, local_norms, loss_of, modules_in, optimizers_in
 
 _TIMED = 3  # steps, of which the median counts
 _TAKEN = 32  # samples of a data set
@@ -200,6 +200,6 @@ class TrialRuns:
         assert self._loss is not None
         for one in optimizers_in(optimizer):
             one.zero_grad()
-        self._loss(model, batch).backward()
+        loss_of("es.find_batch_size", self._loss, model, batch).backward()
         for one in optimizers_in(optimizer):
             one.step()

@@ -24,6 +24,7 @@ from evenstep.verify_runs import (
     Step,
     alone,
     local_norms,
+    loss_of,
     modules_in,
     on_cpu,
     on_ranks,
@@ -154,7 +155,7 @@ def _step_of(loss: Loss | None) -> Step:
         assert loss is not None
         for one in optimizers_in(optimizer):
             one.zero_grad()
-        loss(model, batch).backward()
+        loss_of("es.verify", loss, model, batch).backward()
         for one in optimizers_in(optimizer):
             one.step()
 

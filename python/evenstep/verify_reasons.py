@@ -34,6 +34,12 @@ def reasons(
     start: Start, step: Step, loss: Loss | None, batches: Batches, ours: Outcome, reference: Outcome, sums: bool = False
 ) -> list[str]:
     """What was found, the surest first. Of rank 0. sums: the loss was said to be one over samples."""
+    lost = [name for name, one in reference.parameters.items() if not bool(one.isfinite().all())]
+    if lost:  # nothing can be compared, and no other reason be tried
+        return [
+            f"one device's own parameters are no finite numbers after these steps: {_some(lost)}; its loss or gradients are not: a smaller "
+            "learning rate, or look at the data and the loss first"
+        ]
     found = []
     if ours.local_norms:
         found.append(

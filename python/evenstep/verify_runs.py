@@ -107,6 +107,17 @@ def _parameters_of(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
                 yield prefix + name, p
 
 
+def loss_of(call: str, loss: Callable[[Any, Any], Any], model: Any, batch: Any) -> torch.Tensor:
+    """What backward begins with. Raises TypeError where the user's function gives something else."""
+    found = loss(model, batch)
+    if not isinstance(found, torch.Tensor):
+        raise TypeError(
+            f"{call}: loss(model, batch) gave a {type(found).__name__}, where backward begins with a tensor\n"
+            "  fix: return the loss alone; what it is a mean over, where that is no number of samples, goes to es.set_weight(n)"
+        )
+    return found
+
+
 def modules_in(given: Any) -> list[nn.Module]:
     return _found(given, nn.Module)
 
@@ -276,7 +287,7 @@ def played(start: Start, loss: Loss, batches: Batches, shares: list[list[int]], 
             session.latest = session.steps.plan = plan
             for each in optimizers_in(optimizer):
                 each.zero_grad()
-            loss(model, _part(start, batches, plan, rank, least)).backward()
+            loss_of("es.verify", loss, model, _part(start, batches, plan, rank, least)).backward()
             _exchange(session, model)
             for each in optimizers_in(optimizer):
                 each.step()

@@ -204,6 +204,11 @@ def check_reasons() -> None:
     assert len(model.bias._backward_hooks) == 1
     doubled.remove()
 
+    model = nn.Linear(6, 3)
+    found = es.verify(model, sgd(model), loader_of(), lambda model, batch: classify(model, batch) * float("nan"))
+    told(found, "one device's own parameters are no finite numbers after these steps: weight, bias;")
+    assert len(found.reasons) == 1, found
+
     deep = nn.Sequential(nn.Linear(6, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 3))
     found = es.verify(deep, adam(deep), loader_of(), half)
     assert found.exact or any("rounded to bfloat16" in one for one in found.reasons), str(found)
@@ -246,6 +251,8 @@ def check_what_is_refused() -> None:
         return classify(model, batch)
 
     refused("too large for me", lambda: es.verify(model, optimizer, loader, broken))
+    with_amount = lambda model, batch: (classify(model, batch), 3)  # noqa: E731
+    refused("loss(model, batch) gave a tuple", lambda: es.verify(model, optimizer, loader, with_amount))
     assert es.verify(model, optimizer, loader, classify, dtype=torch.float64).exact
 
 
