@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from evenstep import forward_end
+from evenstep import forward_end, sites
 from evenstep._core import EvenstepError
 
 if TYPE_CHECKING:
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from evenstep.loader import BatchPlan
 
 _MOST = 64  # parts of a batch that are looked at
+_ENOUGH = 2  # a script has the last one anyway, in the loop's variables
 _KNOWN = 16  # batches of which it is known when they came
+_AGAIN = (
+    "a backward without a new batch, while the script keeps those of a loop that has ended (itertools.cycle(loader), a list of batches): "
+    "each rank counts alike, but their samples were shared out unequally ({0} of {1}), so where it is over these, it is not what one "
+    "device trains\n  fix: iterate over the prepared loader in every epoch (for epoch in …: for batch in loader: …)"
+)
 
 
 def _references(batch: Any) -> list[weakref.ref[Any]]:
@@ -120,10 +126,14 @@ class FetchedBatches:
             0,
             0,
         )  # of this iteration: backwards with new batches; of one loader at the first, at the last
+        self._first: list[_Batch] = []  # of it, trained on, with unequal parts: two tell a script that keeps all
+        self._told = False
+        self._over: list[_Batch] = []  # the same of an iteration that has ended, until another batch comes
 
     def add(self, plan: BatchPlan, batch: Any) -> None:
         self._take_later()
         self._ended = []  # they were only looked at
+        self._over = []
         self._last = _Batch(plan, _references(batch))
         self._known.append((forward_end.now(), self._last))
         self._waiting.append(self._last)
@@ -214,6 +224,7 @@ class FetchedBatches:
         self._ended += ended
         self._waiting = [one for one in self._waiting if one.plan.loader is not loader]
         self._counts = (0, 0, 0)
+        self._first, self._over = [], self._first
         self._known.append((forward_end.now(), None))
 
     def used(self) -> None:
@@ -227,6 +238,8 @@ class FetchedBatches:
         if not waiting:
             return  # once more over the same, or over another of those that came together
         self._together = waiting
+        if len(self._first) < _ENOUGH:
+            self._first += [one for one in waiting if _unequal(one.plan)]
         backwards, first, _ = self._counts
         latest = _most_of_one_loader(waiting)
         self._counts = (backwards + 1, first or latest, latest)
@@ -248,8 +261,14 @@ class FetchedBatches:
             return []
         return [one for one in self._ahead if one.held]
 
-    def check_one_weight(self) -> None:
-        """Raises where the next backward may be over batches of which a rank has different parts."""
+    def check_one_weight(self, tells: bool = False) -> None:
+        """Raises where the next backward may be over batches of which a rank has different parts. tells: no batch is at work, and this
+        rank is to say so where the script holds those of an iteration that has ended."""
+        if tells and len(held := [one for one in self._over if one.held]) >= _ENOUGH:
+            self._over = []
+            if not self._told:
+                self._told = True
+                sites.warn(_AGAIN.format(" + ".join(map(str, held[0].plan.shares)), held[0].plan.total))
         last = self._last
         if last is None:
             return
@@ -275,6 +294,11 @@ def _most_of_one_loader(batches: list[_Batch]) -> int:
 def _same_parts(one: BatchPlan, other: BatchPlan) -> bool:
     """Whether every rank has the same part of both."""
     return all(a * other.total == b * one.total for a, b in zip(one.shares, other.shares))
+
+
+def _unequal(one: BatchPlan) -> bool:
+    """Whether it matters by how many samples a rank counts."""
+    return any(share * len(one.shares) != one.total for share in one.shares)
 
 
 def _no_one_weight(one: BatchPlan, last: BatchPlan, ended: bool) -> EvenstepError:

@@ -212,7 +212,7 @@ class Steps:
         if not self.weight.is_given:
             if self.plan is not None and self._fetched.let_go(self.plan):
                 self.plan = None
-            self._fetched.check_one_weight()
+            self._fetched.check_one_weight(tells=self.plan is None and self.group.rank == 0)
             if self.plan is not None and self.plan.samples and self.group.ranks > 1 and not self._fetched.several:
                 self.loss_form.look(losses, self.plan)
         self.times.backward_begins(self.step, forward=self.plan is not None)

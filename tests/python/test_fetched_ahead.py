@@ -92,6 +92,30 @@ def test_one_fetched_ahead_is_watched_whatever_backwards_a_batch_has(backwards: 
     assert batch and ahead
 
 
+@pytest.mark.parametrize(
+    ("trained", "kept", "comes", "told"),
+    [(6, 6, False, True), (6, 1, False, False), (2, 2, False, False), (6, 6, True, False)],
+    ids=["itertools.cycle", "the last one, in the loop's variables", "equal parts", "another batch is at work"],
+)
+def test_batches_trained_on_again_after_their_loop_are_told(trained: int, kept: int, comes: bool, told: bool) -> None:
+    loop = Loop()
+    batches = []
+    for _ in range(trained):
+        batches.append(loop.fetch())
+        loop.backward()
+    loop.fetched.end(loop.loader)  # type: ignore[arg-type]
+    del batches[: trained - kept]
+    batches += [loop.fetch()] if comes else []
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        loop.fetched.check_one_weight(tells=False)
+        assert not heard
+        for _ in range(2):
+            loop.fetched.check_one_weight(tells=True)
+    words = [str(one.message) for one in heard]
+    assert len(words) == told and all("unequally (9 + 3 of 12)" in one for one in words), words
+
+
 NEXT_IN_BETWEEN = """
 import sys
 import torch
