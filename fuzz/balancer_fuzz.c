@@ -1,11 +1,12 @@
-/* Any tables, caps and timings: an error or a split that holds; never a crash, never a hang. */
+/* Any tables, caps and timings, and any bytes for a saved balancer: an error or a split that holds; never a crash,
+ * never a hang. */
 #include <evenstep/balancer.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANKS = 6, MOST_POINTS = 5, MOST_STEPS = 200 };
+enum { MOST_RANKS = 6, MOST_POINTS = 5, MOST_STEPS = 200, MOST_SAVED = 1 << 16 };
 
 typedef struct input {
   const uint8_t *data;
@@ -96,6 +97,25 @@ static even_status propose(void *context, const even_policy_view *view, int64_t 
   return EVEN_OK;
 }
 
+/* Goes on from what was saved of it, some numbers of which are other ones. */
+static void restore(input *in, even_balancer *balancer) {
+  static uint8_t bytes[MOST_SAVED];
+  size_t size = even_balancer_save(balancer, bytes, sizeof bytes);
+  if (size > sizeof bytes) {
+    abort();
+  }
+  for (int other = take_byte(in) % 4; other > 0; other--) {
+    uint16_t at = 0;
+    take(in, &at, sizeof at);
+    take(in, bytes + at % (size / 8) * 8, 8);
+  }
+  even_status status = even_balancer_restore(balancer, bytes, size - (take_byte(in) % 16 == 0 ? take_byte(in) : 0));
+  if (status != EVEN_OK && status != EVEN_ERR_ARGUMENT && status != EVEN_ERR_CORRUPT &&
+      status != EVEN_ERR_UNSUPPORTED) {
+    abort();
+  }
+}
+
 static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
   double speeds[MOST_RANKS];
   int64_t shares[MOST_RANKS];
@@ -145,6 +165,9 @@ static void learn(input *in, size_t ranks, int64_t batch, const int64_t *caps) {
       if (cut != EVEN_OK && cut != EVEN_ERR_ARGUMENT) {
         abort();
       }
+    }
+    if (take_byte(in) % 8 == 0) {
+      restore(in, balancer);
     }
     bool told = take_byte(in) % 4 == 0;
     for (size_t r = 0; told && r < ranks; r++) {

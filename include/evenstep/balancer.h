@@ -172,6 +172,16 @@ EVEN_PUBLIC even_status even_balancer_set_caps(even_balancer *balancer, const in
  * known give 0. Errors, after which nothing has changed: EVEN_ERR_ARGUMENT (a number that there cannot be). */
 EVEN_PUBLIC even_status even_balancer_set_micro_batches(even_balancer *balancer, const int64_t *sizes,
                                                         const double *more_samples) EVEN_MUST_USE;
+/* What the balancer has learned, for a checkpoint: its models, trials and their results, all that its later decisions
+ * depend on. Some 5 KB a rank, the same bytes on every machine. Writes to bytes[capacity] where that has room for all
+ * (else nothing that may be used; NULL: only asks). How many bytes all are. Changes nothing. */
+EVEN_PUBLIC size_t even_balancer_save(even_balancer *balancer, void *bytes, size_t capacity);
+/* Goes on from what even_balancer_save wrote of one of the same policy, ranks, batch and buckets, whatever this one has
+ * learned: given the same steps it gives the same shares, to the bit. The caps stay this one's; where those of then are
+ * other ones, as if they were set now. Errors, after which nothing has changed: EVEN_ERR_ARGUMENT (of another policy,
+ * other ranks or another batch), EVEN_ERR_CORRUPT (damaged, or cut), EVEN_ERR_UNSUPPORTED (of a later version),
+ * EVEN_ERR_MEMORY. */
+EVEN_PUBLIC even_status even_balancer_restore(even_balancer *balancer, const void *bytes, size_t size) EVEN_MUST_USE;
 /* The split of the global batch that would be given were there no caps, into shares[ranks], and the seconds that such a
  * step is believed to take (may be NULL; before anything was learned in no unit): what caps cost. Changes nothing. */
 EVEN_PUBLIC even_status even_balancer_without_caps(even_balancer *balancer, int64_t *shares,

@@ -65,7 +65,10 @@ def in_words(place: dict[str, Any]) -> str:
 
 def speeds_of(session: Session, shares: Shares | None) -> dict[str, Any]:
     """For a checkpoint: what was measured, and of whom."""
-    return {} if shares is None else {**place_of(session), "timings": shares.state(), "caps": shares.caps}
+    if shares is None:
+        return {}
+    measured = {"timings": shares.state(), "caps": shares.caps, "learned": shares.learned()}
+    return {**place_of(session), **measured}
 
 
 def take_speeds(session: Session, shares: Shares | None, state: dict[str, Any]) -> None:
@@ -75,8 +78,9 @@ def take_speeds(session: Session, shares: Shares | None, state: dict[str, Any]) 
         return
     mine = place_of(session)
     if same_place(state, mine):
-        shares.learn(state["timings"])
-        shares.learn_caps(state.get("caps", []))
+        why = shares.go_on(state["timings"], state.get("caps", []), state.get("learned", ""))
+        if why and session.rank == 0:
+            sys.stderr.write(f"evenstep: shares go on from the last steps before the checkpoint alone: {why}\n")
         return
     before = matched(state, mine)
     known = [rank for rank, was in enumerate(before) if was is not None]

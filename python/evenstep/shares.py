@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evenstep._core import Balancer, balance
+from evenstep._core import Balancer, EvenstepError, balance
 from evenstep.caps import Caps
 from evenstep.left_out import Exchange, LeftOut, before_start, unknown_before_start
 from evenstep.memory import Report
@@ -18,6 +20,7 @@ from evenstep.share_schedule import Schedule, ShareSchedule
 _FIXED = {"equal": "equal", "proportional": "profile"}
 _MEASURED = ("dynamic", "hybrid", "auto")
 _DECIDED = 1024  # more than any loader draws ahead
+_MOST_LEARNED = 1 << 28  # bytes of what a balancer has learned: of some 50,000 ranks
 _REMEMBERED = 24  # steps whose timings a checkpoint keeps: enough to draw lines by, too few to begin a trial
 
 
@@ -67,6 +70,14 @@ def remembered(timing: tuple[float, ...], spared: bool, own: float, lasted: floa
     if own > 0:
         return (*timing, int(spared), own)
     return (*timing, 1) if spared else timing
+
+
+def _unpacked(learned: str) -> bytes:
+    inflated = zlib.decompressobj()
+    saved = inflated.decompress(base64.b64decode(learned, validate=True), _MOST_LEARNED)
+    if not inflated.eof:
+        raise ValueError("what was saved of a balancer is cut")
+    return saved
 
 
 def _own_part(remembered: Sequence[float]) -> float:
@@ -345,6 +356,28 @@ class Shares:
             spared = [rank for rank, one in enumerate(timings) if len(one) > 2 and one[2]]
             told = [(int(one[0]), float(one[1])) for one in timings]
             self.observe(told, math.nan, spared, list(map(_own_part, timings)), list(map(_pass, timings)))
+
+    def learned(self) -> str:
+        """All that the balancer has learned, its trials and what they found, for a checkpoint."""
+        return base64.b64encode(zlib.compress(self._balancer.save(), 1)).decode("ascii")
+
+    def go_on(self, state: Sequence[Sequence[Sequence[float]]], caps: Sequence[int], learned: str) -> str:
+        """From an earlier run of the same ranks: what its state(), caps and learned() were ("": it kept none). As if this were that
+        run, to the bit; where that cannot be, from the timings alone: then why, in words, else ""."""
+        if self._timings or self._plan is not None or not learned:  # this run knows more by now, or an older one less
+            self.learn(state)
+            self.learn_caps(caps)
+            return ""
+        self.learn_caps(caps)
+        try:
+            self._balancer.restore(_unpacked(learned))
+        except (EvenstepError, ValueError, zlib.error) as error:
+            self.learn(state)
+            return str(error).splitlines()[0]
+        self._timings.extend([tuple(pair) for pair in timings] for timings in state)
+        self._micro_batches = []  # what the ranks tell is compared with what the balancer knows
+        self._choice = self._balancer.choice[0]
+        return ""
 
     def turned(self) -> tuple[int, str] | None:
         """(1, measured times) once the models' split was measured slower than equal shares, which run from now on; (2,

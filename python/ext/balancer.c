@@ -300,6 +300,26 @@ static PyObject *balancer_without_caps(PyObject *object, PyObject *unused) {
   return list != NULL ? Py_BuildValue("Nd", list, seconds) : NULL;
 }
 
+static PyObject *balancer_save(PyObject *object, PyObject *unused) {
+  even_balancer *balancer = ((balancer_object *)object)->balancer;
+  (void)unused;
+  size_t size = even_balancer_save(balancer, NULL, 0);
+  PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)size);
+  if (bytes != NULL) {
+    (void)even_balancer_save(balancer, PyBytes_AsString(bytes), size);
+  }
+  return bytes;
+}
+
+static PyObject *balancer_restore(PyObject *object, PyObject *saved) {
+  char *bytes = NULL;
+  Py_ssize_t size = 0;
+  if (PyBytes_AsStringAndSize(saved, &bytes, &size) != 0) {
+    return NULL;
+  }
+  return even_ext_done(even_balancer_restore(((balancer_object *)object)->balancer, bytes, (size_t)size));
+}
+
 static PyObject *balancer_choice(PyObject *object, void *closure) {
   (void)closure;
   double seconds = 0.0;
@@ -326,6 +346,11 @@ static PyMethodDef balancer_methods[] = {
      "many samples beyond its own each counts"},
     {"without_caps", balancer_without_caps, METH_NOARGS,
      "without_caps() -> (the samples of each rank were there no caps, seconds of such a step)"},
+    {"save", balancer_save, METH_NOARGS, "save() -> all that was learned, as bytes"},
+    {"restore", balancer_restore, METH_O,
+     "restore(saved): goes on from what save() gave of a balancer of the same policy, ranks, batch and buckets; the "
+     "caps "
+     "stay. EvenstepError, after which nothing has changed: of another one, damaged, or of a later version"},
     {"predict", balancer_predict, METH_VARARGS,
      "predict(rank, samples) -> seconds that the balancer expects, nan before anything was measured"},
     {NULL, NULL, 0, NULL}};

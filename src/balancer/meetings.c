@@ -21,12 +21,13 @@ static const double slow = 1.25;
 
 /* What is asked in a round, of each rank in turn. */
 typedef enum kind {
-  LESS,   /* a sample takes a slow rank as long as a step did, per sample of its share, waits included */
-  NONE,   /* as long as the step */
-  HALF,   /* as the first, of half the waits */
-  OTHERS, /* as the first, of ranks that are not slow */
-  KINDS
+  LESS,  /* a sample takes a slow rank as long as a step did, per sample of its share, waits included */
+  NONE,  /* as long as the step */
+  HALF,  /* as the first, of half the waits */
+  OTHERS /* as the first, of ranks that are not slow */
 } kind;
+
+_Static_assert((int)OTHERS + 1 == EVEN_MEETINGS_KINDS, "each kind is asked of each rank");
 
 enum {
   NOBODY_MEETS = 64, /* steps without any wait: no split makes them so where ranks meet */
@@ -135,7 +136,7 @@ static even_status ask_of(even_balancer *b, size_t rank, kind asked, bool *begun
 
 static void pass_turn(even_balancer *b) {
   even_meetings *m = &b->meetings;
-  m->turn = (m->turn + 1) % ((size_t)KINDS * b->ranks);
+  m->turn = (m->turn + 1) % ((size_t)EVEN_MEETINGS_KINDS * b->ranks);
   m->round = m->round || m->turn == 0;
 }
 

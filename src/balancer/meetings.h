@@ -7,6 +7,8 @@
 #include <evenstep/balancer.h>
 #include <stdbool.h>
 
+enum { EVEN_MEETINGS_KINDS = 4 }; /* of questions about each rank */
+
 typedef struct even_meetings {
   double longest; /* seconds of the last step: of all its ranks' busy times and passes */
   double waits;   /* of them, what goes beyond the longest busy time; 0: nobody waited */

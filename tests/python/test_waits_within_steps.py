@@ -3,8 +3,10 @@ beside how long it was busy. How long anything takes decides nothing here: numbe
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -141,6 +143,50 @@ def test_checkpoints_keep_it(kind: str) -> None:
     again.learn(state)
     assert again.state() == shares.state()
     assert train(again, True, 60) == train(shares, True, 60)
+
+
+@pytest.mark.parametrize("kind", ["samples", "blocks"])
+@pytest.mark.parametrize("before", [70, 500])  # in the first trial; after some, what they found is known
+def test_what_trials_found_is_in_checkpoints(kind: str, before: int) -> None:
+    """A run that goes on from one draws what the one that went on draws, to the bit."""
+
+    def made() -> Any:
+        return Shares("auto", 2, 64) if kind == "samples" else BlockShares("auto", 2, 64, None, None, 2)
+
+    shares, again, before_that = made(), made(), made()
+    train(shares, True, before)
+    saved = json.loads(json.dumps((shares.state(), shares.caps, shares.learned())))
+    assert again.go_on(*saved) == ""
+    assert (again.state(), again.learned()) == (saved[0], saved[2])
+    assert before_that.go_on(*saved[:2], "") == ""  # a checkpoint of before there was any
+    differ = 0
+    for _ in range(400):
+        drawn = train(shares, True, 1)
+        assert train(again, True, 1) == drawn
+        differ += train(before_that, True, 1) != drawn
+    assert again.learned() == shares.learned() and differ > 0
+    assert again.turned() is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "no base64", "another", "version"])
+def test_what_is_damaged_leaves_the_timings(damage: str) -> None:
+    shares, again, alike = (Shares("auto", 2, 64) for _ in range(3))
+    train(shares, True, 70)
+    raw = bytearray(zlib.decompress(base64.b64decode(shares.learned())))
+    raw[8] += damage == "version"
+    learned = base64.b64encode(zlib.compress(bytes(raw))).decode()
+    learned = {"cut": learned[: len(learned) // 8 * 4], "no base64": "é" + learned}.get(damage, learned)
+    if damage == "another":
+        learned = Shares("auto", 2, 32).learned()
+    why = {
+        "cut": "cut",
+        "no base64": "ASCII",
+        "another": "another batch",
+        "version": "of version 2, and this build knows 1",
+    }
+    assert why[damage] in again.go_on(shares.state(), shares.caps, learned)
+    alike.learn(shares.state())
+    assert again.learned() == alike.learned() and again.draw(64) == alike.draw(64)
 
 
 def test_no_trial_begins_of_what_a_checkpoint_remembers() -> None:
