@@ -74,6 +74,9 @@ static even_status read_plan(const char *path, const json_t *root, even_plan *ou
       !number(predicted, "bound_samples_per_second", &out->bound_samples_per_second)) {
     return even_fail(EVEN_ERR_INPUT, "%s: the plan predicts no step times", path);
   }
+  if (!number(predicted, "waits_seconds", &out->waits_seconds)) {
+    out->waits_seconds = 0.0; /* none was told, or a plan of before there were any */
+  }
   EVEN_TRY(EVEN_NEW_ARRAY(&out->rank, json_array_size(ranks)));
   for (; out->ranks < json_array_size(ranks); out->ranks++) {
     if (!read_rank(json_array_get(ranks, out->ranks), &out->rank[out->ranks])) {
@@ -230,6 +233,11 @@ void even_plan_print(const even_plan *plan, bool one_host) {
   } else {
     (void)printf("\nBalancing makes a step of %" PRId64 " samples %.2f times faster than the equal split.\n",
                  plan->batch, gain);
+  }
+  if (plan->waits_seconds > 0.0) {
+    (void)printf("\nRanks wait for one another within steps, as BatchNorm's do: %.3g ms of a balanced one. A training finds "
+                 "by trials the split with which a step is shortest.\n",
+                 plan->waits_seconds * 1e3);
   }
   print_left_out(plan, one_host);
   print_without(plan, one_host);

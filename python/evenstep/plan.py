@@ -69,6 +69,7 @@ class Plan:
         self._first_memory = 0  # the first step's peak: caches and workspaces are made then, whatever the share
         # of each step: shares, seconds, and those beside the slowest rank's work
         self._whole: list[tuple[list[int], float, float]] = []
+        self._waits: list[float] = []  # the same: of these, what ranks waited for one another before all were done
         reset_peak_memory(device)
 
     @classmethod
@@ -128,8 +129,11 @@ class Plan:
         held = all(cap is None or share <= cap for share, cap in zip(moved, self._caps))
         return moved if held else predicted
 
-    def observe(self, timings: Sequence[tuple[int, float]], step_seconds: float | None = None) -> None:
-        """Takes a step: (samples, busy seconds) of every rank, and the wall time of the step where it is known."""
+    def observe(
+        self, timings: Sequence[tuple[int, float]], step_seconds: float | None = None, passes: Sequence[float] = ()
+    ) -> None:
+        """Takes a step: (samples, busy seconds) of every rank, and the wall time of the step where it is known. passes: busy seconds
+        with what was waited for others within the step; 0: nothing was."""
         timings = [(int(samples), float(seconds)) for samples, seconds in timings]
         first = not self._timings
         self._timings.append(timings)
@@ -141,7 +145,9 @@ class Plan:
         self._memory[own] = max(self._memory.get(own, 0), peak)
         self._balancer.observe(timings)
         if step_seconds is not None and math.isfinite(step_seconds):
-            beside = max(0.0, step_seconds - max(seconds for _, seconds in timings))
+            busy = max(seconds for _, seconds in timings)
+            beside = max(0.0, step_seconds - busy)
+            self._waits.append(max(0.0, max(passes, default=0.0) - busy))
             self._whole.append(([samples for samples, _ in timings], step_seconds, beside))
 
     def finish(self, all_gather_bytes: Callable[[bytes], list[bytes]]) -> None:
@@ -163,10 +169,11 @@ class Plan:
             for table, bucket in zip(models, self._buckets)
         ]
         equal_step = max(busy_for[rank](share) for rank, share in enumerate(equal))
-        if equal_step * (1 - LEAST_GAIN) <= step:  # equal ranks: prefer what every other tool does
-            shares, step = equal, equal_step
-        overhead = statistics.median(beside for _, _, beside in self._whole) if self._whole else 0.0
-        least = max(LEAST_GAIN * (step + overhead), self._missed(busy_for, overhead))
+        of_equal = self._overhead(equal) - self._overhead(shares) if any(self._waits) else 0.0
+        if (equal_step + of_equal) * (1 - LEAST_GAIN) <= step:  # equal ranks: prefer what every other tool does
+            shares, step, of_equal = equal, equal_step, 0.0
+        overhead = self._overhead(shares)
+        least = max(LEAST_GAIN * (step + overhead), self._missed(busy_for))
         without = without_ranks(
             models,
             busy_for,
@@ -206,17 +213,31 @@ class Plan:
             "ranks": ranks,
             "predicted": {
                 "balanced": pace(self.batch, step + overhead),
-                "equal": pace(self.batch, equal_step + overhead),
+                "equal": pace(self.batch, equal_step + overhead + of_equal),
                 "bound_samples_per_second": bound,
                 "overhead_seconds": overhead,
+                **({"waits_seconds": self._of_nearest(self._waits, shares)} if any(self._waits) else {}),
                 **({"without": {"ranks": without[0], **pace(self.batch, without[1])}} if without else {}),
             },
         }
 
-    def _missed(self, busy_for: Sequence[Callable[[int], float]], overhead: float) -> float:
+    def _overhead(self, shares: Sequence[int]) -> float:
+        """Seconds of a step beside the slowest rank's work. What ranks wait for one another within steps depends on the split: it is
+        that of the measured ones nearest to it."""
+        besides = [beside for _, _, beside in self._whole]
+        if any(self._waits):
+            return self._of_nearest(besides, shares)
+        return statistics.median(besides) if besides else 0.0
+
+    def _of_nearest(self, values: Sequence[float], shares: Sequence[int]) -> float:
+        """The median of those, one a step, whose steps had shares that are nearest to these."""
+        away = [sum(abs(one - other) for one, other in zip(ran, shares)) for ran, _, _ in self._whole]
+        return statistics.median(value for value, far in zip(values, away) if far == min(away))
+
+    def _missed(self, busy_for: Sequence[Callable[[int], float]]) -> float:
         """By how many seconds what was measured of a step mostly differs from what is predicted of it."""
         missed = [
-            abs(seconds - overhead - max(busy(share) for busy, share in zip(busy_for, shares)))
+            abs(seconds - self._overhead(shares) - max(busy(share) for busy, share in zip(busy_for, shares)))
             for shares, seconds, _ in self._whole
         ]
         return statistics.median(missed) if missed else 0.0

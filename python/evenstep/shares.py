@@ -282,7 +282,7 @@ class Shares:
         """spared: ranks without samples that left out backward. exchange: seconds of each rank's own part of the exchange.
         passes: as the busy seconds, with what was waited for others within the step; 0: nothing was."""
         if self._plan is not None:
-            self._plan.observe(timings, step_seconds)
+            self._plan.observe(timings, step_seconds, passes)
             return
         own = exchange if any(exchange) else None
         lasted = passes if any(passes) else None

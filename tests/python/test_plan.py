@@ -114,6 +114,27 @@ def test_times_that_are_no_line_are_planned_as_they_were_measured(tmp_path):
     assert result["predicted"]["balanced"]["step_seconds"] == pytest.approx(0.032)
 
 
+def test_waits_within_steps_are_measured_with_the_split_that_is_planned(tmp_path):
+    """They depend on it; the other steps' say nothing of it."""
+    plan = Plan(rank=0, world_size=2, batch=64, device="cpu:0", path=tmp_path / "plan.json", steps=8)
+    silent = Plan(rank=0, world_size=2, batch=64, device="cpu:0", path=tmp_path / "plan.json", steps=8)
+    while not plan.done:
+        shares = plan.shares(len(plan._timings))
+        timings = [(shares[0], 0.001 * shares[0]), (shares[1], 0.004 * shares[1])]
+        busy = max(seconds for _, seconds in timings)
+        waits = 0.002 * shares[1]  # in meetings, the slow one's
+        plan.observe(timings, busy + waits + 0.005, [busy + waits, 0.0])
+        silent.observe(timings, busy + waits + 0.005)
+    everyone = [{"device": "cpu:0", "memory": [], "first_memory": 0}] * 2
+    found = plan.result(everyone)
+    balanced, equal = (found["predicted"][name]["step_seconds"] for name in ("balanced", "equal"))
+    slow = found["ranks"][1]["share"]
+    assert found["predicted"]["waits_seconds"] == pytest.approx(0.002 * slow, abs=0.003)
+    assert balanced == pytest.approx(0.004 * slow + 0.002 * slow + 0.005, rel=0.1)
+    assert equal == pytest.approx(0.004 * 32 + 0.002 * 32 + 0.005, rel=0.01)
+    assert "waits_seconds" not in silent.result(everyone)["predicted"]
+
+
 def test_a_rank_that_helps_less_than_the_exchange_costs_is_better_left_out(tmp_path):
     costs = [(0.001, 0.001), (0.004, 0.016)]  # 61 + 3 samples: 62 ms and the exchange; all alone: 65 ms
     predicted = job(tmp_path, costs, batch=64, overhead=0.010)["predicted"]
