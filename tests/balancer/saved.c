@@ -32,9 +32,13 @@ static size_t save(even_balancer *balancer, uint8_t *bytes) {
  * are any. */
 static void step(even_balancer *balancer, even_cluster *ranks, int64_t *shares) {
   even_step_timing timings[EVEN_CLUSTER_RANKS];
+  bool spared[EVEN_CLUSTER_RANKS];
   assert_int_equal(even_balancer_shares(balancer, BATCH, shares), EVEN_OK);
+  for (size_t r = 0; r < ranks->ranks; r++) {
+    spared[r] = shares[r] == 0;
+  }
   (void)even_cluster_step(ranks, shares, timings);
-  assert_int_equal(even_balancer_observe_waits(balancer, timings, NULL, ranks->exchange, ranks->pass), EVEN_OK);
+  assert_int_equal(even_balancer_observe_waits(balancer, timings, spared, ranks->exchange, ranks->pass), EVEN_OK);
 }
 
 /* Both go on with the same ranks: the same shares in each step, and the same bytes in the end. */
@@ -95,6 +99,14 @@ static even_cluster many(void) {
   return c;
 }
 
+static even_cluster without_samples(void) {
+  even_cluster c = unequal(3);
+  c.dummy = 0.5;
+  c.rank[2].per_sample *= 20.0;
+  c.rank[2].wander = 0.5; /* its dummy batches tell that it became another */
+  return c;
+}
+
 static even_cluster apart(void) {
   even_cluster c = unequal(2);
   c.tilt = 4.0; /* equal shares are faster than the models say */
@@ -105,7 +117,7 @@ static even_cluster apart(void) {
 
 static void goes_on_as_if_nothing_had_been(void **context) {
   (void)context;
-  const even_cluster all[] = {meeting(), stopped(), tiled(), many(), apart()};
+  const even_cluster all[] = {meeting(), stopped(), tiled(), many(), apart(), without_samples()};
   const int64_t buckets[EVEN_CLUSTER_RANKS] = {4, 0, 4};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
     even_cluster ranks = all[i];

@@ -204,12 +204,10 @@ CASES: dict[str, Case] = {
     "sole_no_sync": Case(conv, accumulate=2, no_sync=True, meets=[]),  # how often depends on the models before it
     "sole_cumulative": Case(lambda: conv(few), meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
     "sole_untracked": Case(lambda: conv(untracked), meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
-    "sole_compiled": Case(conv, compiled={"backend": "aot_eager"}, meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
     "sole_activated": Case(lambda: conv(Activated), meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
     "sole_reentrant": Case(lambda: Checkpointed(True), meets=[3, 3, 1, 1, 1, 3, 3, 3, 3, 1, 1, 1]),
     "sole_poisoned_dummies": Case(conv, poison=True, meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
     "sole_recomputed_statistics": Case(conv, recompute=True, meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
-    "sole_averaged_model": Case(conv, average=True, meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
 }
 
 
