@@ -235,9 +235,10 @@ void even_plan_print(const even_plan *plan, bool one_host) {
                  plan->batch, gain);
   }
   if (plan->waits_seconds > 0.0) {
-    (void)printf("\nRanks wait for one another within steps, as BatchNorm's do: %.3g ms of a balanced one. A training finds "
-                 "by trials the split with which a step is shortest.\n",
-                 plan->waits_seconds * 1e3);
+    (void)printf(
+        "\nRanks wait for one another within steps, as BatchNorm's do: %.3g ms of a balanced one. A training finds "
+        "by trials the split with which a step is shortest.\n",
+        plan->waits_seconds * 1e3);
   }
   print_left_out(plan, one_host);
   print_without(plan, one_host);

@@ -23,7 +23,7 @@ typedef struct even_plan {
   double balanced_seconds; /* of a step */
   double equal_seconds;
   double bound_samples_per_second;
-  double waits_seconds;   /* of a balanced step, what ranks wait for one another before their work is done; 0: nothing */
+  double waits_seconds; /* of a balanced step, what ranks wait for one another before their work is done; 0: nothing */
   double without_seconds; /* of a step without those; 0: there are none */
   size_t ranks;
   even_plan_rank *rank;
