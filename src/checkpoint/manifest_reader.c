@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "base/utf8.h"
 #include "checkpoint/manifest_writer.h"
 #include "checkpoint/reader.h"
 #include "os/file.h"
@@ -15,6 +16,13 @@ enum { SUM_DIGITS = 16, MOST_MANIFEST_BYTES = 256 << 20 };
 
 static even_status corrupt(const char *origin, const char *what) {
   return even_fail(EVEN_ERR_CORRUPT, "%s is damaged: %s", origin, what);
+}
+
+/* Names in a manifest are anyone's: no control characters, and no page of them. */
+static even_status corrupt_file(const char *origin, const char *name, const char *what) {
+  char shown[160];
+  return even_fail(EVEN_ERR_CORRUPT, "%s is damaged: %s of \"%s\" in its list of files", origin, what,
+                   even_utf8_clean(name, shown, sizeof shown));
 }
 
 /* Exactly 16 lower-case hexadecimal digits. */
@@ -62,7 +70,8 @@ static bool plain_name(const char *name) {
 }
 
 /* Manifests of versions before have none. */
-static even_status read_parts(const char *origin, const json_t *list, even_checkpoint_stored_file *file) {
+static even_status read_parts(const char *origin, const char *name, const json_t *list,
+                              even_checkpoint_stored_file *file) {
   uint64_t before = 0;
   if (list == NULL) {
     return EVEN_OK;
@@ -78,7 +87,7 @@ static even_status read_parts(const char *origin, const json_t *list, even_check
     if (begin < 0 || bytes < 1 || part->begin < before || part->begin > file->bytes ||
         part->bytes > file->bytes - part->begin || digits == NULL || strlen(digits) != SUM_DIGITS ||
         !read_sum(digits, &part->sum)) {
-      return corrupt(origin, "a part of a file is none");
+      return corrupt_file(origin, name, "a part is none");
     }
     before = part->begin + part->bytes;
   }
@@ -88,13 +97,26 @@ static even_status read_parts(const char *origin, const json_t *list, even_check
 static even_status read_file(const char *origin, const json_t *object, even_checkpoint_stored_file *file) {
   const char *name = json_string_value(json_object_get(object, "name"));
   const json_t *sums = json_object_get(object, "checksums");
-  if (!plain_name(name) || !read_count(object, "bytes", 0, &file->bytes) ||
-      !read_count(object, "chunk_bytes", 1, &file->chunk_bytes) || !json_is_array(sums)) {
-    return corrupt(origin, "an entry of \"files\" lacks a name, bytes, chunk_bytes or checksums");
+  if (name == NULL) {
+    return corrupt(origin, "a file in its list has no name");
+  }
+  if (!plain_name(name)) {
+    char shown[160];
+    return even_fail(EVEN_ERR_CORRUPT, "%s is damaged: \"%s\" in its list of files is no name of a file of its folder",
+                     origin, even_utf8_clean(name, shown, sizeof shown));
+  }
+  if (!read_count(object, "bytes", 0, &file->bytes)) {
+    return corrupt_file(origin, name, "\"bytes\" is no size");
+  }
+  if (!read_count(object, "chunk_bytes", 1, &file->chunk_bytes)) {
+    return corrupt_file(origin, name, "\"chunk_bytes\" is no size");
+  }
+  if (!json_is_array(sums)) {
+    return corrupt_file(origin, name, "\"checksums\" is no list");
   }
   uint64_t expected = file->bytes / file->chunk_bytes + (file->bytes % file->chunk_bytes != 0 ? 1 : 0);
   if (json_array_size(sums) != expected) {
-    return corrupt(origin, "the number of checksums does not fit the size of a file");
+    return corrupt_file(origin, name, "the number of checksums does not fit the size");
   }
   EVEN_TRY(even_duplicate(name, &file->name));
   EVEN_TRY(EVEN_NEW_ARRAY(&file->sums, json_array_size(sums)));
@@ -102,10 +124,10 @@ static even_status read_file(const char *origin, const json_t *object, even_chec
   for (size_t i = 0; i < file->sum_count; i++) {
     const char *digits = json_string_value(json_array_get(sums, i));
     if (digits == NULL || strlen(digits) != SUM_DIGITS || !read_sum(digits, &file->sums[i])) {
-      return corrupt(origin, "a checksum is not 16 hexadecimal digits");
+      return corrupt_file(origin, name, "a checksum is not 16 hexadecimal digits");
     }
   }
-  return read_parts(origin, json_object_get(object, "parts"), file);
+  return read_parts(origin, name, json_object_get(object, "parts"), file);
 }
 
 static even_status read_files(const char *origin, const json_t *files, even_checkpoint_info *out) {
@@ -118,7 +140,7 @@ static even_status read_files(const char *origin, const json_t *files, even_chec
     }
     for (size_t j = 0; j < i; j++) {
       if (strcmp(out->files[i].name, out->files[j].name) == 0) {
-        return corrupt(origin, "a file is listed twice");
+        return corrupt_file(origin, out->files[i].name, "there are two entries");
       }
     }
   }
@@ -165,17 +187,22 @@ static bool is_a_file(const even_checkpoint_info *info, const json_t *name) {
   return false;
 }
 
-/* Of a model or an optimizer: "files", or where that is none or empty "file". */
-static bool names_its_files(const even_checkpoint_info *info, const json_t *saved) {
+/* Of a model or an optimizer: "files", or where that is none or empty "file". *wrong: which name, NULL if that is none.
+ */
+static bool names_its_files(const even_checkpoint_info *info, const json_t *saved, const char **wrong) {
   const json_t *names = json_object_get(saved, "files");
-  if (names == NULL || json_is_null(names) || (json_is_array(names) && json_array_size(names) == 0)) {
-    return is_a_file(info, json_object_get(saved, "file"));
+  const json_t *one = json_object_get(saved, "file");
+  if (names != NULL && !json_is_null(names) && !(json_is_array(names) && json_array_size(names) == 0)) {
+    one = names;
+    for (size_t i = 0; i < json_array_size(names); i++) {
+      one = json_array_get(names, i);
+      if (!is_a_file(info, one)) {
+        break;
+      }
+    }
   }
-  bool all = json_is_array(names);
-  for (size_t i = 0; i < json_array_size(names); i++) {
-    all = all && is_a_file(info, json_array_get(names, i));
-  }
-  return all;
+  *wrong = json_string_value(one);
+  return is_a_file(info, one);
 }
 
 /* Who loads it asks the state for files, which no checksum is of that is not in the list. */
@@ -186,8 +213,13 @@ static even_status check_named(const char *origin, const even_checkpoint_info *i
     const char *name = NULL;
     json_t *saved = NULL;
     json_object_foreach(kind, name, saved) {
-      if (!names_its_files(info, saved)) {
-        return corrupt(origin, "its state names a file for a model or an optimizer that is none of its files");
+      const char *wrong = NULL;
+      if (!names_its_files(info, saved, &wrong)) {
+        char shown[2][160];
+        return even_fail(EVEN_ERR_CORRUPT,
+                         "%s is damaged: its state names \"%s\" in %s for \"%s\", which is none of its files", origin,
+                         wrong == NULL ? "" : even_utf8_clean(wrong, shown[0], sizeof shown[0]), kinds[i],
+                         even_utf8_clean(name, shown[1], sizeof shown[1]));
       }
     }
   }

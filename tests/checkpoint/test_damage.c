@@ -140,18 +140,21 @@ static void the_state_names_files_that_are_there(void **state) {
       "{\"models\": {\"m\": {\"file\": \"o.safetensors\"}}, \"optimizers\": {}}",
       "{\"models\": {\"m\": {\"files\": [\"o.safetensors\"], \"index\": \"no matter\"}}}",
       "{\"optimizers\": {\"o\": {\"files\": null, \"file\": \"o.safetensors\"}}}"};
-  static const char *const wrong[] = {"{\"models\": {\"m\": {\"file\": \"../o.safetensors\"}}}",
-                                      "{\"models\": {\"m\": {\"files\": [\"o.safetensors\", \"p.safetensors\"]}}}",
-                                      "{\"models\": {\"m\": {\"files\": {}, \"file\": \"o.safetensors\"}}}",
-                                      "{\"models\": {\"m\": 3}}",
-                                      "{\"optimizers\": {\"o\": {\"file\": 3}}}",
-                                      "{\"optimizers\": {\"o\": {\"files\": []}}}"};
+  static const struct {
+    const char *state, *told;
+  } wrong[] = {{"{\"models\": {\"m\": {\"file\": \"../o.safetensors\"}}}", "\"../o.safetensors\" in models for \"m\""},
+               {"{\"models\": {\"m\": {\"files\": [\"o.safetensors\", \"p.safetensors\", \"o.safetensors\"]}}}",
+                "\"p.safetensors\" in models for \"m\""},
+               {"{\"models\": {\"m\": {\"files\": {}, \"file\": \"o.safetensors\"}}}", "\"\" in models for \"m\""},
+               {"{\"models\": {\"m\": 3}}", "\"\" in models for \"m\""},
+               {"{\"optimizers\": {\"o\": {\"file\": 3}}}", "\"\" in optimizers for \"o\""},
+               {"{\"optimizers\": {\"o\": {\"files\": []}}}", "\"\" in optimizers for \"o\""}};
   for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
     assert_int_equal(verify_with_state(right[i]), EVEN_OK);
   }
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-    assert_int_equal(verify_with_state(wrong[i]), EVEN_ERR_CORRUPT);
-    assert_non_null(strstr(even_error_last()->what, "its state names a file for a model or an optimizer"));
+    assert_int_equal(verify_with_state(wrong[i].state), EVEN_ERR_CORRUPT);
+    assert_non_null(strstr(even_error_last()->what, wrong[i].told));
   }
 }
 
