@@ -70,7 +70,6 @@ static even_status make_words(even_chaos_command *on, size_t count, char **words
     return even_fail(EVEN_ERR_USAGE, "chaos: %zu words are more than it passes on", count);
   }
   EVEN_TRY(even_program_path(&on->program));
-  (void)snprintf(on->restarts, sizeof on->restarts, "%" PRId64, 2 * on->count + 3); /* a stolen port costs two */
   if (on->namespaces) {
     add(on, "nsenter");
     add(on, on->network.enter);
@@ -90,7 +89,6 @@ static even_status make_words(even_chaos_command *on, size_t count, char **words
   add_pair(on, "--checkpoint-every", on->job.checkpoint_every);
   add_pair(on, "--cpu-quota", on->job.cpu_quota);
   add_pair(on, "--python", on->job.python);
-  add_pair(on, "--max-restarts", on->restarts);
   if ((on->kinds_set >> EVEN_CHAOS_NAN & 1u) != 0) { /* such a step is not to be made: the job begins again before it */
     add_pair(on, "--on-nonfinite", "stop");
   }
@@ -110,12 +108,20 @@ static even_status make_words(even_chaos_command *on, size_t count, char **words
   return EVEN_OK;
 }
 
-/* What the disturbed run is started with, beside: nobody is lost in the other one, so that nothing is to be survived.
- */
+static void add_more(even_chaos_command *on, const char *option, const char *value) {
+  on->more[on->more_count++] = option;
+  on->more[on->more_count++] = value;
+}
+
+/* What the disturbed run is started with, beside: nobody is lost in the other one, so that nothing is to be survived,
+ * and a script that fails by itself is told at once. */
 static even_status make_more(even_chaos_command *on) {
   const char *recovery = on->job.recovery;
   bool replaces = strcmp(recovery, "replace") == 0;
-  if (strcmp(recovery, "restart") == 0) {
+  (void)snprintf(on->restarts, sizeof on->restarts, "%" PRId64, 2 * on->count + 3); /* a stolen port costs two */
+  add_more(on, "--max-restarts", on->restarts);
+  on->recovers = strcmp(recovery, "restart") != 0;
+  if (!on->recovers) {
     return on->job.spares == NULL && on->job.min_ranks == 0
                ? EVEN_OK
                : even_fail(EVEN_ERR_USAGE, "chaos: --spares and --min-ranks are of --recovery shrink and replace");
@@ -130,18 +136,14 @@ static even_status make_more(even_chaos_command *on) {
     (void)even_fail(EVEN_ERR_USAGE, "chaos: --spares %.100s", on->job.spares);
     return even_error_fix("a number of them, %d at most, with --recovery replace", MOST_SPARES);
   }
-  const char *words[] = {"--recovery", recovery, "--whole-history", NULL};
-  for (size_t i = 0; words[i] != NULL; i++) {
-    on->more[on->more_count++] = words[i];
-  }
+  add_more(on, "--recovery", recovery);
+  on->more[on->more_count++] = "--whole-history";
   if (on->job.spares != NULL) {
-    on->more[on->more_count++] = "--spares";
-    on->more[on->more_count++] = on->job.spares;
+    add_more(on, "--spares", on->job.spares);
   }
   if (on->job.min_ranks > 0) {
     (void)snprintf(on->least, sizeof on->least, "%lld", (long long)on->job.min_ranks);
-    on->more[on->more_count++] = "--min-ranks";
-    on->more[on->more_count++] = on->least;
+    add_more(on, "--min-ranks", on->least);
   }
   return EVEN_OK;
 }
@@ -173,6 +175,11 @@ static even_status prepare(even_chaos_command *on, size_t count, char **words) {
   if (!(on->tolerance >= 0)) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --tolerance must not be negative");
   }
+  if (on->hosts != 0 && !on->namespaces && !on->replace_leader) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: --hosts is of --namespaces: it disturbs no hosts of your own");
+    return even_error_fix("add --namespaces (root), which makes them on this machine, or leave --hosts out");
+  }
+  on->hosts = on->hosts == 0 ? 2 : on->hosts;
   if (on->replace_leader && !(on->namespaces && on->hosts == EVEN_CHAOS_HOSTS)) {
     (void)even_fail(EVEN_ERR_USAGE, "chaos: --replace-leader is of three hosts");
     return even_error_fix("add --namespaces --hosts 3 (root)");
@@ -255,9 +262,14 @@ static even_status run_undisturbed(even_chaos_command *on, int *ranks, long *ste
   on->seconds[0] = (double)(even_clock_ns() - began) * 1e-9;
   *steps = even_chaos_last_step(&job) + 1;
   *ranks = job.history == NULL ? 0 : even_history_state(job.history)->ranks;
-  if (status == EVEN_OK && job.exit_code != 0) {
+  if (status == EVEN_OK && job.exit_code < 0) { /* it told no end */
+    status = even_fail(EVEN_ERR_INPUT, "%s did not begin: %.300s", job.name, job.complaint);
+    (void)(job.fix[0] != '\0' ? even_error_fix("%s", job.fix) : status);
+  } else if (status == EVEN_OK && job.exit_code != 0) {
     status = even_fail(EVEN_ERR_RANK_FAILED, "%s fails without any fault (exit code %d): %.300s", job.name,
                        job.exit_code, job.complaint);
+    (void)even_error_fix("%s/logs has what its ranks said; the script has to come to its end undisturbed",
+                         even_text_string(&job.folder));
   } else if (status == EVEN_OK && *steps < 1) {
     status = even_fail(EVEN_ERR_INPUT, "%s made no step that could be seen", job.name);
     (void)even_error_fix("the script must use es.prepare and train for more than a second");
@@ -285,7 +297,7 @@ static even_status run_disturbed(even_chaos_command *on, int ranks, long steps) 
   job.places = ranks + (int)on->spares;
   job.more = on->more;
   job.more_count = on->more_count;
-  job.recovers = on->more_count > 0;
+  job.recovers = on->recovers;
   job.replaces = strcmp(on->job.recovery, "replace") == 0;
   job.usual_ns = (uint64_t)(on->seconds[0] * 1e9);
   job.hold_ns = (uint64_t)(on->hold * 1e9);
@@ -331,7 +343,7 @@ static even_status compare(even_chaos_command *on) {
     break_promise(on, why);
   } else if (status == EVEN_OK && verdict->different > 0 && !(verdict->largest <= on->tolerance)) {
     const char *hint =
-        on->more_count > 0 && on->tolerance <= 0
+        on->recovers && on->tolerance <= 0
             ? "; those that are left add in another order: give --tolerance 1e-5 (fp32) or 1e-12 (fp64), or "
               "train with exact=\"bitwise\""
             : "";
@@ -431,7 +443,7 @@ int even_cli_chaos(int argc, char **argv) {
   even_option table[EVEN_JOB_OPTION_ROOM + 11];
   int operand = 0;
   int code = 0;
-  on = (even_chaos_command){.seed = -1, .count = 3, .kinds = "all", .hold = 5, .hosts = 2};
+  on = (even_chaos_command){.seed = -1, .count = 3, .kinds = "all", .hold = 5};
   even_job_options_defaults(&on.job);
   on.job.policy = "equal";
   on.job.checkpoint_every = "10";

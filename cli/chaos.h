@@ -227,11 +227,12 @@ typedef struct even_chaos_job {
   even_text leader_line; /* and the last line of them */
   int starts;            /* of the agent */
   int exit_code;
-  char complaint[512]; /* the agent's last words */
+  char complaint[512]; /* the agent's last words, */
+  char fix[512];       /* and what it said to do; "": nothing */
 } even_chaos_job;
 
 /* Runs the job to its end. Errors: those of starting it, EVEN_ERR_TIMEOUT where it hangs. How it ended is in exit_code
- * and complaint. Close it also after a failure. */
+ * (-1: it told no end), complaint and fix. Close it also after a failure. */
 even_status even_chaos_run(even_chaos_job *job) EVEN_MUST_USE;
 void even_chaos_close(even_chaos_job *job);
 /* Reads what came since, of the agent that was started last: what is not there yet is read at the next look. */

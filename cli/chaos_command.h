@@ -26,8 +26,9 @@ typedef struct even_chaos_command {
   char names[2][160]; /* of the runs: undisturbed, disturbed */
   char restarts[24];
   char least[24];
-  const char *more[8]; /* words of the disturbed run alone */
+  const char *more[12]; /* words of the disturbed run alone */
   size_t more_count;
+  bool recovers; /* --recovery shrink or replace */
   long spares;
   even_text program;
   const char *words[EVEN_CHAOS_MOST_WORDS];

@@ -126,6 +126,7 @@ static even_status follow(even_chaos_job *job, uint64_t began_ns) {
 static void end_agent(even_chaos_job *job) {
   if (job->open) {
     even_dialogue_complaint(&job->agent, job->complaint, sizeof job->complaint);
+    even_dialogue_fix(&job->agent, job->fix, sizeof job->fix);
     even_dialogue_end(&job->agent);
     job->open = false;
   }
@@ -165,7 +166,8 @@ even_status even_chaos_run(even_chaos_job *job) {
   even_text_format(&job->folder, "%s/%s", job->runs_folder, job->name);
   EVEN_TRY(even_text_status(&job->folder));
   if (even_path_exists(even_text_string(&job->folder))) {
-    return even_fail(EVEN_ERR_IN_USE, "%s exists: chaos runs two jobs of its own", even_text_string(&job->folder));
+    (void)even_fail(EVEN_ERR_IN_USE, "%s exists: chaos runs two jobs of its own", even_text_string(&job->folder));
+    return even_error_fix("give another --name, or remove that folder; --against RUN takes a run of before");
   }
   job->exit_code = -1;
   job->last_step = -1;

@@ -71,7 +71,7 @@ static even_status print_json(const even_chaos_command *on) {
 
 static void print_survival(const even_chaos_command *on) {
   even_text text = EVEN_TEXT_EMPTY;
-  if (on->more_count > 0 && even_chaos_outcome_sum(on->done, (size_t)on->count, &text) == EVEN_OK) {
+  if (on->recovers && even_chaos_outcome_sum(on->done, (size_t)on->count, &text) == EVEN_OK) {
     even_chaos_say(on, "--recovery %s: %s\n", on->job.recovery, even_text_string(&text));
   }
   even_text_free(&text);

@@ -16,6 +16,9 @@
 #include <string.h>
 #include <unistd.h>
 
+/* How our own programs begin the line that says what to do (cli/command.h). */
+#define FIX "  fix: "
+
 enum { COMPLAINT_LIMIT = 1 << 20, HEARD_LIMIT = 16 << 20 };
 
 static void collect(even_dialogue *dialogue, even_loop_watch *watch, even_text *into, size_t limit) {
@@ -164,9 +167,14 @@ static bool says_something(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || ((unsigned char)c & 0x80) != 0;
 }
 
-void even_dialogue_complaint(const even_dialogue *dialogue, char *out, size_t size) {
-  const char *text = even_text_string(&dialogue->complaint);
-  size_t last = strlen(text);
+typedef struct words {
+  const char *at;
+  size_t length; /* 0: there is no such line */
+} words;
+
+/* The last line of the first `before` bytes that says something. */
+static words last_line(const char *text, size_t before) {
+  size_t last = before;
   while (last > 0 && !says_something(text[last - 1])) {
     last--;
   }
@@ -181,7 +189,28 @@ void even_dialogue_complaint(const even_dialogue *dialogue, char *out, size_t si
   while (start > 0 && text[start - 1] != '\n') {
     start--;
   }
-  (void)snprintf(out, size, "%.*s", last == 0 ? 0 : (int)(end - start), text + start);
+  return (words){text + start, last == 0 ? 0 : end - start};
+}
+
+static bool is_fix(words line) {
+  return line.length > sizeof FIX - 1 && strncmp(line.at, FIX, sizeof FIX - 1) == 0;
+}
+
+void even_dialogue_complaint(const even_dialogue *dialogue, char *out, size_t size) {
+  const char *text = even_text_string(&dialogue->complaint);
+  words line = last_line(text, strlen(text));
+  if (is_fix(line)) {
+    words before = last_line(text, (size_t)(line.at - text));
+    line = before.length > 0 ? before : line;
+  }
+  (void)snprintf(out, size, "%.*s", (int)line.length, line.at);
+}
+
+void even_dialogue_fix(const even_dialogue *dialogue, char *out, size_t size) {
+  const char *text = even_text_string(&dialogue->complaint);
+  words line = last_line(text, strlen(text));
+  size_t begins = is_fix(line) ? sizeof FIX - 1 : line.length;
+  (void)snprintf(out, size, "%.*s", (int)(line.length - begins), line.at + begins);
 }
 
 void even_dialogue_end(even_dialogue *dialogue) {

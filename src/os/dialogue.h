@@ -31,9 +31,11 @@ even_status even_dialogue_say(even_dialogue *dialogue, const char *line) EVEN_MU
 /* The next line without its newline: *line is valid until the next call, NULL when the child has closed its output.
  * EVEN_ERR_INPUT when 16 MiB came and no line ended, EVEN_ERR_TIMEOUT after `timeout_ms` without a whole line. */
 even_status even_dialogue_hear(even_dialogue *dialogue, int64_t timeout_ms, const char **line) EVEN_MUST_USE;
-/* The last line with a letter or a digit that it wrote to its standard error, "" without any: why it failed. Cut to
- * fit. */
+/* The last line with a letter or a digit that it wrote to its standard error, "" without any: why it failed. Where that
+ * says what to do ("  fix: …", as our own programs do), the one before it. Cut to fit. */
 void even_dialogue_complaint(const even_dialogue *dialogue, char *out, size_t size);
+/* What such a line says to do, "" where the last one is none. Cut to fit. */
+void even_dialogue_fix(const even_dialogue *dialogue, char *out, size_t size);
 /* Ends the child (and what it started) at once and frees everything. */
 void even_dialogue_end(even_dialogue *dialogue);
 

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -90,7 +91,37 @@ static void the_complaint_is_its_last_word(void **state) {
   }
   even_dialogue_complaint(&dialogue, words, sizeof words);
   assert_string_equal(words, "it is broken: (1).");
+  even_dialogue_fix(&dialogue, words, sizeof words);
+  assert_string_equal(words, "");
   even_dialogue_end(&dialogue);
+}
+
+static void what_to_do_about_it_is_told_apart(void **state) {
+  static const struct {
+    const char *said, *complaint, *fix;
+  } cases[] = {
+      {"begins\\nevenstep: no such file\\n  fix: name one that is there\\n", "evenstep: no such file",
+       "name one that is there"},
+      {"  fix: name one", "  fix: name one", "name one"},
+      {"evenstep: no  fix: here", "evenstep: no  fix: here", ""},
+      {"evenstep: nothing can be done\\n  fix: ", "  fix:", ""},
+      {"", "", ""},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    even_dialogue dialogue;
+    char script[256];
+    char words[64];
+    (void)snprintf(script, sizeof script, "printf '%s' >&2; exec 2>&-; echo done; exit 3", cases[i].said);
+    assert_int_equal(start(script, &dialogue), EVEN_OK);
+    while (hear(&dialogue) != NULL) {
+    }
+    even_dialogue_complaint(&dialogue, words, sizeof words);
+    assert_string_equal(words, cases[i].complaint);
+    even_dialogue_fix(&dialogue, words, sizeof words);
+    assert_string_equal(words, cases[i].fix);
+    even_dialogue_end(&dialogue);
+  }
 }
 
 static void silence_is_a_timeout(void **state) {
@@ -147,6 +178,7 @@ int main(void) {
       cmocka_unit_test_teardown(several_lines_and_a_rest_without_newline, teardown),
       cmocka_unit_test_teardown(much_is_heard_in_lines, teardown),
       cmocka_unit_test_teardown(the_complaint_is_its_last_word, teardown),
+      cmocka_unit_test_teardown(what_to_do_about_it_is_told_apart, teardown),
       cmocka_unit_test_teardown(silence_is_a_timeout, teardown),
       cmocka_unit_test_teardown(a_child_that_died_takes_no_one_along, teardown),
       cmocka_unit_test_teardown(no_such_program, teardown),
