@@ -14,6 +14,10 @@
 static even_status open_file(const char *path, int flags, int *fd) {
   struct stat facts;
   *fd = even_os.open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC | flags, 0);
+  if (*fd < 0 && errno == ELOOP && (flags & O_NOFOLLOW) != 0) {
+    (void)even_fail(EVEN_ERR_INPUT, "%s is a symbolic link", path);
+    return even_error_fix("name the file that it leads to: readlink -f %s", path);
+  }
   if (*fd < 0) {
     return even_fail_errno(errno, "%s cannot be opened", path);
   }
@@ -70,6 +74,9 @@ static even_status check_private(const char *path, int fd) {
   struct stat facts;
   if (even_os.fstat(fd, &facts) != 0) {
     return even_fail_errno(errno, "%s cannot be looked at", path);
+  }
+  if (S_ISDIR(facts.st_mode)) {
+    return even_fail(EVEN_ERR_INPUT, "%s is a folder", path);
   }
   if (facts.st_uid != even_os.geteuid()) {
     (void)even_fail(EVEN_ERR_PERMISSION, "%s belongs to another user (%ld, not %ld)", path, (long)facts.st_uid,

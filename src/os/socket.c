@@ -203,7 +203,7 @@ even_status even_socket_resolve(const char *name, even_socket_addresses *out) {
     return even_fail_errno(errno, "%s cannot be looked up", name);
   }
   if (problem != 0) {
-    return even_fail(EVEN_ERR_NOT_FOUND, "%s has no address: %s", name, gai_strerror(problem));
+    return even_fail(EVEN_ERR_NOT_FOUND, "%s has no IPv4 address: %s", name, gai_strerror(problem));
   }
   for (const struct addrinfo *each = found; each != NULL && out->count < EVEN_SOCKET_MOST_ADDRESSES;
        each = each->ai_next) {

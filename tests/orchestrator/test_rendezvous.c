@@ -83,6 +83,18 @@ static void a_key_is_taken_from_the_environment_or_a_file_of_ones_own(void **sta
   assert_int_equal(even_job_key_read(digits), EVEN_ERR_PERMISSION);
   assert_non_null(strstr(even_error_last()->what, "is open to others (mode 0644)"));
   write_file(line, 0600);
+  char link_to_it[256];
+  (void)snprintf(link_to_it, sizeof link_to_it, "%s-link", path);
+  assert_int_equal(symlink(path, link_to_it), 0); /* as a secret of Kubernetes is mounted */
+  assert_int_equal(setenv("EVENSTEP_JOB_KEY_FILE", link_to_it, 1), 0);
+  assert_int_equal(even_job_key_read(digits), EVEN_ERR_INPUT);
+  assert_non_null(strstr(even_error_last()->what, "is a symbolic link"));
+  assert_non_null(strstr(even_error_last()->fix, "readlink -f"));
+  assert_int_equal(unlink(link_to_it), 0);
+  assert_int_equal(setenv("EVENSTEP_JOB_KEY_FILE", folder, 1), 0);
+  assert_int_equal(even_job_key_read(digits), EVEN_ERR_INPUT);
+  assert_non_null(strstr(even_error_last()->what, "is a folder"));
+  assert_int_equal(setenv("EVENSTEP_JOB_KEY_FILE", path, 1), 0);
   even_os.geteuid = somebody_else;
   assert_int_equal(even_job_key_read(digits), EVEN_ERR_PERMISSION);
   assert_non_null(strstr(even_error_last()->what, "belongs to another user"));
@@ -245,7 +257,7 @@ static void a_name_is_looked_up_each_time_until_it_has_an_address(void **state) 
   asked_for = NULL;
   even_os.getaddrinfo = known_later;
   assert_int_equal(even_rendezvous_read(&meeting, &night, KEY, &line), EVEN_ERR_NOT_FOUND);
-  assert_non_null(strstr(even_error_last()->what, "trainer-0.jobs has no address"));
+  assert_non_null(strstr(even_error_last()->what, "trainer-0.jobs has no IPv4 address"));
   assert_int_equal(even_rendezvous_read(&meeting, &night, KEY, &line), EVEN_OK);
   assert_string_equal(asked_for, "trainer-0.jobs");
   assert_non_null(strstr(line.data, "[\"10.0.0.7\"]"));
