@@ -11,6 +11,12 @@ from evenstep._core import EvenstepError
 POLICIES = ("auto", "equal", "proportional", "dynamic", "hybrid")
 
 
+def kind_of_device(name: str) -> str:
+    """Of EVENSTEP_DEVICE: "cpu" of a NUMA node's processors ("numa:0"), too; "" where nobody has said."""
+    kind = name.partition(":")[0]
+    return "cpu" if kind == "numa" else kind
+
+
 @dataclass(frozen=True)
 class Environment:
     """One rank's place in its job; `in_job` is False in a plain `python script.py`."""

@@ -11,12 +11,9 @@ import contextlib
 import os
 import resource
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from evenstep._core import EvenstepError, Memory
-
-if TYPE_CHECKING:
-    from evenstep.environment import Environment
+from evenstep.environment import Environment, kind_of_device
 
 # By these the user has decided: mallopt(3) and glibc's tunables.
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
@@ -36,7 +33,7 @@ def addresses_are_limited() -> bool:
 def asked_for(environment: Environment, parameters_on: str) -> bool:
     """parameters_on: the kind of device; "": they are not there yet. Gaps between blocks would count under the user's limit,
     and lower what a rank takes for good."""
-    kinds = {environment.device.partition(":")[0], parameters_on} - {""}
+    kinds = {kind_of_device(environment.device), parameters_on} - {""}
     return environment.keep_memory and environment.memory_limit is None and kinds == {"cpu"}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from evenstep._core import Balancer
+from evenstep.environment import kind_of_device
 
 _SURE = 8  # steps in a row: not a trial, nor the one sample that a rank gets now and then to be looked at
 _LATE = 1.05  # a rank whose empty steps take so much longer than the others' work still holds them up
@@ -52,7 +53,7 @@ class LeftOut:
 
 def unknown_before_start(devices: Sequence[str]) -> str:
     """Said of CPUs beside other devices that no profile knows; "" elsewhere."""
-    kinds = [device.partition(":")[0] for device in devices]
+    kinds = [kind_of_device(device) for device in devices]
     slow = [rank for rank, kind in enumerate(kinds) if kind == "cpu"]
     if not slow or not any(kind not in ("", "cpu") for kind in kinds):
         return ""

@@ -60,7 +60,8 @@ def in_words(place: dict[str, Any]) -> str:
     names = ", ".join(place["devices"]).strip(", ")
     priors = place["priors"]
     speeds = "" if priors is None else f" of speeds {', '.join(f'{speed:.3g}' for speed in priors)}"
-    return f"{len(place['devices'])} ranks{f' on {names}' if names else ''}{speeds}"
+    ranks = len(place["devices"])
+    return f"{ranks} rank{'' if ranks == 1 else 's'}{f' on {names}' if names else ''}{speeds}"
 
 
 def speeds_of(session: Session, shares: Shares | None) -> dict[str, Any]:

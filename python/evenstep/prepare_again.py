@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from evenstep._core import EvenstepError
 from evenstep.call_results import packed
+from evenstep.environment import kind_of_device
 from evenstep.generation_limits import LACKS, why_no_groups
 from evenstep.group import DTYPES
 from evenstep.mended_group import MendedGroup
@@ -63,7 +64,7 @@ def _still(said: str) -> str:
 
 def _why_not(session: Session, given: Sequence[object], options: EngineOptions, special: str) -> str:
     tensors = [p for model in given if isinstance(model, nn.Module) for p in (*model.parameters(), *model.buffers())]
-    elsewhere = any(device.partition(":")[0] not in ("", "cpu", "spare") for device in session.devices)
+    elsewhere = any(kind_of_device(device) not in ("", "cpu", "spare") for device in session.devices)
     ours = all(tensor.is_cpu and (tensor.dtype in DTYPES or not tensor.requires_grad) for tensor in tensors)
     if elsewhere or not ours or options.engine == "torch":
         return "gradients are on GPUs, or summed by torch"

@@ -215,7 +215,7 @@ static void say_memory(const pair *of, even_straggler *out) {
 
 /* A CPU rank that was busy far longer than it had CPU time; where the kernel does not count waiting. */
 static bool starved(const even_measure_rank *at) {
-  bool on_cpu = at->device != NULL && strncmp(at->device, "cpu", 3) == 0;
+  bool on_cpu = at->device != NULL && (strncmp(at->device, "cpu", 3) == 0 || strncmp(at->device, "numa:", 5) == 0);
   double busy = 1 - at->wait_fraction;
   return on_cpu && busy > 0.2 && at->cpu_cores < STARVED * busy;
 }

@@ -145,6 +145,8 @@ static void a_rank_without_its_cpu_is_seen_by_its_time_alone(void **state) {
   even_measure measure = waiting();
   ranks[1].cpu_cores = 0.3;
   expect(&measure, EVEN_STRAGGLER_CPU_TAKEN, "rank 1 (cpu:1)", "it had 30% of one while it was busy 98% of the time");
+  ranks[1].device = "numa:1";
+  expect(&measure, EVEN_STRAGGLER_CPU_TAKEN, "rank 1 (numa:1)", "it had 30% of one while it was busy 98% of the time");
   ranks[1].device = "cuda:0"; /* whose work is not done by the CPU */
   expect(&measure, EVEN_STRAGGLER_UNKNOWN, "rank 1 (cuda:0)", "look for what disturbs");
 }

@@ -94,7 +94,11 @@ def test_who_asks_for_it() -> None:
     assert not asked_for(read_environment({}), "cpu")
     asks = read_environment(KEEP)
     assert asked_for(asks, "cpu") and not asked_for(asks, "cuda") and not asked_for(asks, "")
-    for device, kept in (("cpu", True), ("cuda:0", False)):  # a loader that is prepared before its model
+    for device, kept in (
+        ("cpu", True),
+        ("numa:1", True),
+        ("cuda:0", False),
+    ):  # a loader that is prepared before its model
         named = read_environment({**KEEP, "EVENSTEP_DEVICE": device})
         assert [asked_for(named, ""), asked_for(named, "cpu"), asked_for(named, "cuda")] == [kept, kept, False]
 

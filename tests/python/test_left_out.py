@@ -289,7 +289,7 @@ def test_without_a_profile_it_is_said_that_nobody_knows() -> None:
         "rank 1 (cpu:0) and 1 more beside other devices: whether steps are shorter with them shows in"
     )
     assert "`evenstep profile`" in said and "`evenstep plan`" in said
-    for alike in (["cpu:0", "cpu:1"], ["cuda:0", "cuda:1"], ["", ""], ["", "cpu:0"]):
+    for alike in (["cpu:0", "cpu:1"], ["cpu", "numa:0"], ["cuda:0", "cuda:1"], ["", ""], ["", "cpu:0"]):
         assert unknown_before_start(alike) == ""
 
 

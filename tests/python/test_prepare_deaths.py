@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Callable
+from types import SimpleNamespace
+from typing import Any, Callable, cast
 
 import generation_cases as cases
 import pytest
@@ -12,6 +13,9 @@ from run_jobs import Run
 from test_generations import SHRINK, assert_right
 from test_generations_hosts import ON_HOSTS, played
 from test_replacement import REPLACE, assert_replaced
+
+from evenstep import prepare_again
+from evenstep.engine import EngineOptions
 
 Script = Callable[[str], str]
 
@@ -77,7 +81,6 @@ found = es.evaluate(model, seen, loss_of)
 assert abs(found - float(loss_of(model, data[:]).detach())) < 1e-12
 """
 )
-
 
 # The optimizer comes by itself.
 APART = PLAIN.replace(
@@ -189,6 +192,18 @@ def test_those_that_are_left_prepare_again(
     assert_right(text, left)
     if "forward" not in deaths and case is PLAIN:
         assert set(re.findall(r"made (\d+) passes", text)) == {"18"}, text
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        (["numa:0", "numa:1"], ""),
+        (["cpu", "", "spare"], ""),
+        (["numa:0", "cuda:0"], "gradients are on GPUs, or summed by torch"),
+    ],
+)
+def test_on_which_devices_they_can(devices: list[str], said: str) -> None:
+    assert prepare_again._why_not(cast(Any, SimpleNamespace(devices=devices)), [], EngineOptions(), "") == said
 
 
 def test_what_one_rank_has_prepared_with_all_stands(run: Run, script: Script) -> None:
