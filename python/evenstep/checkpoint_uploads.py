@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from evenstep._core import EvenstepError
+from evenstep.answering import Silent
 from evenstep.checkpoint_keeping import Keep
 from evenstep.checkpoint_remote import Altered, Remote, shown
 
@@ -211,7 +212,8 @@ def _answer_in(printed: str) -> dict[str, Any] | None:
 
 
 class Look:
-    """What a place holds before anything of this process is there. One that cannot be asked is told by the upload."""
+    """What a place holds before anything of this process is there. One that cannot be opened (no driver, a URL that is none) is
+    told at once, for the first upload may be hours away; one that cannot be asked is told by that."""
 
     def __init__(self, place: str) -> None:
         self.newest = ""
@@ -221,8 +223,15 @@ class Look:
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            remote = Remote(self._place)
+        except Silent:
+            return
+        except EvenstepError as error:
+            sys.stderr.write(f"evenstep: warning: checkpoints cannot be sent to another place: {error}\n")
+            return
         with suppress(Exception):
-            self.newest = max((one.order for one in Remote(self._place).whole()), default="")
+            self.newest = max((one.order for one in remote.whole()), default="")
 
     def join(self, seconds: float) -> None:
         """The first time: later ones take what is known."""

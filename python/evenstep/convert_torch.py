@@ -51,6 +51,7 @@ _STAND_INS: list[tuple[Any, str]] = [
     (_InertNumber, "deepspeed.runtime.zero.config.ZeroStageEnum"),
 ]
 
+_REASON = re.compile(r"WeightsUnpickler error:\s*([^\n]+)")
 _NAMED = re.compile(r"(?:GLOBAL|global|class|instruction:|function)\s+(?:<[a-z-]+ )?'?([A-Za-z_][\w.]*)")
 
 
@@ -88,7 +89,14 @@ def _refusal(path: Path, text: str) -> Refused:
         found = _NAMED.search(text)
         what = f"holds more than weights: {found.group(1)}" if found else "holds more than weights"
     else:
-        return Refused(f"{path} is damaged, or no file of torch.save: {text.splitlines()[0][:300]}", "", DAMAGED)
+        # torch's first lines are advice to load it with code and all, which is no fix here
+        reason = _REASON.search(text)
+        told = reason.group(1)[:300] if reason else "torch's reader of weights cannot read it"
+        return Refused(
+            f"{path} is damaged, or no file of torch.save: {told}",
+            "check the copy: its size, its checksum where there is one; a plain pickle is never read",
+            DAMAGED,
+        )
     return Refused(
         f"{path} {what}, which is code of someone's; nothing in a file is ever run",
         "where you trust it: load it in Python with that code at hand, and torch.save() its state_dict() alone",

@@ -121,8 +121,8 @@ static void take_loss(even_monitor *monitor, uint32_t step, double loss) {
                    "the loss has jumped to %.4g; the median of the steps before is %.4g, its limit %.4g", loss,
                    spikes->median, spikes->limit);
   } else {
-    (void)snprintf(words, sizeof words, "the loss is at %.4g, within %.4g again, %u steps after it jumped", loss,
-                   spikes->limit, (unsigned)(step - spikes->since));
+    (void)snprintf(words, sizeof words, "the loss is at %.4g, within %.4g again, %u step%s after it jumped", loss,
+                   spikes->limit, (unsigned)(step - spikes->since), step - spikes->since == 1 ? "" : "s");
   }
   even_state_event event = {.attempt = monitor->state->attempt,
                             .rank = -1,

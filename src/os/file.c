@@ -76,7 +76,8 @@ static even_status check_private(const char *path, int fd) {
     return even_fail_errno(errno, "%s cannot be looked at", path);
   }
   if (S_ISDIR(facts.st_mode)) {
-    return even_fail(EVEN_ERR_INPUT, "%s is a folder", path);
+    (void)even_fail(EVEN_ERR_INPUT, "%s is a folder", path);
+    return even_error_fix("name a file in it");
   }
   if (facts.st_uid != even_os.geteuid()) {
     (void)even_fail(EVEN_ERR_PERMISSION, "%s belongs to another user (%ld, not %ld)", path, (long)facts.st_uid,

@@ -94,6 +94,7 @@ static void a_key_is_taken_from_the_environment_or_a_file_of_ones_own(void **sta
   assert_int_equal(setenv("EVENSTEP_JOB_KEY_FILE", folder, 1), 0);
   assert_int_equal(even_job_key_read(digits), EVEN_ERR_INPUT);
   assert_non_null(strstr(even_error_last()->what, "is a folder"));
+  assert_string_equal(even_error_last()->fix, "name a file in it");
   assert_int_equal(setenv("EVENSTEP_JOB_KEY_FILE", path, 1), 0);
   even_os.geteuid = somebody_else;
   assert_int_equal(even_job_key_read(digits), EVEN_ERR_PERMISSION);

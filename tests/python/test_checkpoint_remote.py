@@ -451,6 +451,21 @@ def test_a_place_that_fails_is_told_once_and_training_goes_on(monkeypatch: pytes
     assert names() == ["step-00000001", "step-00000002"]
 
 
+def test_a_place_that_nobody_has_a_driver_for_is_told_before_the_first_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("EVENSTEP_CHECKPOINT_TO", "nonsense-scheme://s3/x")
+    session = use(monkeypatch, OneProcess(model=nn.Linear(3, 3)))
+    checkpoint_uploads.begin_look(session)
+    (look,) = checkpoint_uploads._looks.values()
+    look.join(60)
+    told = capsys.readouterr().err
+    assert told.startswith(
+        "evenstep: warning: checkpoints cannot be sent to another place: nonsense-scheme://s3/x: "
+    ), told
+    assert "\n  fix: install fsspec's driver" in told and not checkpoint_uploads.newest_elsewhere(session)
+
+
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(monkeypatch, 1)
     url = f"file://{tmp_path}/far"

@@ -373,6 +373,10 @@ def test_code_in_a_file_is_refused_and_not_run(program: pathlib.Path, tmp_path: 
         with pytest.raises(Refused, match=f"{what}.*nothing in a file is ever run") as refused:
             convert(tmp_path / name, tmp_path / "out.safetensors")
         assert refused.value.code == 3
+    (tmp_path / "plain.pkl").write_bytes(pickle.dumps(evil, 4))  # torch's words would have it loaded with all its code
+    with pytest.raises(Refused, match=r"no file of torch\.save: Unsupported") as refused:
+        convert(tmp_path / "plain.pkl", tmp_path / "out.safetensors")
+    assert refused.value.code == 6 and "weights_only" not in refused.value.what + refused.value.fix
     done = ckpt(program, "convert", tmp_path / "zip.pt", tmp_path / "out.pt")
     assert done.returncode == 3 and "mkdir, which is code" in done.stderr and "fix:" in done.stderr
     assert not (tmp_path / "ran").exists() and not list(tmp_path.glob("out*"))
