@@ -322,6 +322,8 @@ void even_job_replace_ask(even_job *job);
 void even_job_replace_lost(even_job *job, size_t rank);
 /* The leader has become it while the attempt runs: whether the rank is a member. */
 void even_job_replace_adopt(even_job *job, size_t rank, bool member);
+/* The agent before was killed: what that one had noted of the place, and whether the newest generation has the rank. */
+void even_job_replace_restore(even_job *job, size_t rank, const struct even_job_place *noted, bool member);
 /* After a rank has ended: whether it was outside, and all is done. */
 bool even_job_outside_ended(even_job *job, size_t rank);
 /* Starts processes in places that are due, and lets them join. */

@@ -7,6 +7,7 @@
 #include "orchestrator/follower.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/place.h"
 #include "orchestrator/standing.h"
 #include "os/clock.h"
 #include "os/pipe.h"
@@ -30,6 +31,7 @@ typedef struct roll_page {
 
 typedef struct roll_head {
   uint64_t since_ns; /* the attempt's start */
+  uint64_t suspected;
   int32_t guardian;
   int32_t master_port;
   uint32_t ended; /* how many have a place in that order */
@@ -45,7 +47,7 @@ typedef struct roll_rank {
   bool stopped_by_agent;
   bool stood_still;
   bool lost;
-  bool outside;
+  struct even_job_place place; /* nothing where nobody takes one */
   even_process_end end;
 } roll_rank;
 
@@ -295,7 +297,7 @@ static void write_rank(const even_job *job, size_t rank, roll_rank *out) {
   out->stopped_by_agent = own->stopped_by_agent;
   out->stood_still = own->stood_still;
   out->lost = even_job_lost(job, rank);
-  out->outside = even_job_is_outside(job, rank);
+  out->place = job->places == NULL ? (struct even_job_place){0} : job->places[rank];
   out->end = own->end;
   out->order = 0;
 }
@@ -317,6 +319,7 @@ static void write_roll(const even_job *job, roll_head *head, bool *fits) {
   roll_rank *ranks = ranks_of(head);
   head->guardian = job->outlast->head->guardian;
   head->since_ns = job->progress.since_ns;
+  head->suspected = job->suspected;
   head->master_port = (int32_t)job->master_port;
   head->did_without = job->did_without;
   head->ended = (uint32_t)job->ended;
@@ -440,14 +443,17 @@ static bool is_member(const even_job *job, size_t rank) {
          even_generation_has(job->generation, (int)rank, even_generation_number(job->generation));
 }
 
-/* The agent may have been killed between a loss and the next look at the roll. */
+/* Where the agent was killed in a change of members, what the ranks have seen counts: the newest generation. The roll
+ * may not know yet of one that was lost, or that was let in. */
 static void place_member(even_job *job, size_t rank, const roll_rank *from) {
-  bool left = !is_member(job, rank) && !from->alive && !from->outside && (from->end.signal != 0 || from->end.code != 0);
+  bool member = is_member(job, rank);
+  bool outside = from->place.outside;
+  bool left = !member && !from->alive && !outside && (from->end.signal != 0 || from->end.code != 0);
   if (job->lost != NULL) {
-    job->lost[rank] = from->lost || left;
+    job->lost[rank] = left || (from->lost && !(member && outside));
     job->did_without = job->did_without || left;
   }
-  even_job_replace_adopt(job, rank, !from->outside && !left);
+  even_job_replace_restore(job, rank, &from->place, member);
 }
 
 /* Of one that is not there any more, and of which nobody knows how it ended; and of one that somebody has stopped
@@ -486,6 +492,7 @@ even_status even_outlast_adopt(even_job *job) {
   even_job_begin_watch(job);
   job->adopted = false;
   job->progress.since_ns = head->since_ns;
+  job->suspected = head->suspected;
   job->did_without = head->did_without;
   job->master_port = head->master_port;
   job->port_held.fd = even_custody_claim(custody_of(job), EVEN_OUTLAST_PORT, 0);

@@ -10,6 +10,7 @@
 #include "orchestrator/hangs.h"
 #include "orchestrator/job.h"
 #include "orchestrator/pauses.h"
+#include "orchestrator/place.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/stragglers.h"
 #include "orchestrator/succession.h"
@@ -21,16 +22,6 @@
 /* Until another process is started in a place in which so many have ended: at once, then these and ever longer. */
 static const uint64_t first_pause_ns = 10000000000u;
 static const uint64_t longest_pause_ns = 600000000000u;
-
-struct even_job_place {
-  bool outside;      /* its process is no member */
-  bool filled;       /* its process was started in another one's place, or in one that nobody had */
-  bool comes;        /* its host has come with it, and no process has joined from there yet */
-  bool new_here;     /* it joined, and has not made a step since, as far as is known */
-  unsigned endings;  /* of processes that were here in this attempt, but well; the first counts two where the device
-                        is at fault */
-  uint64_t again_ns; /* when another one may be started; 0: none is wanted */
-};
 
 static size_t world(const even_job *job) {
   return job->count - (size_t)job->params->spares;
@@ -188,6 +179,24 @@ void even_job_replace_adopt(even_job *job, size_t rank, bool member) {
   }
   job->places[rank].outside = !member;
   if (!member && !job->ranks[rank].alive && job->ranks[rank].pid != 0 && !job->ranks[rank].elsewhere) {
+    even_job_replace_lost(job, rank);
+  }
+}
+
+/* Who has let it in, or had others go on without it, may have been killed before that was noted in its place. */
+void even_job_replace_restore(even_job *job, size_t rank, const struct even_job_place *noted, bool member) {
+  struct even_job_place *place = job->places == NULL ? NULL : &job->places[rank];
+  if (place == NULL) {
+    return;
+  }
+  *place = *noted;
+  if (member && place->outside) {
+    place->outside = place->comes = false;
+    place->new_here = true;
+  }
+  const even_job_rank *own = &job->ranks[rank];
+  bool gone = !member && !own->alive && own->pid != 0 && (place->outside || job->lost[rank]);
+  if (gone && place->again_ns == 0 && job->follower == NULL) {
     even_job_replace_lost(job, rank);
   }
 }

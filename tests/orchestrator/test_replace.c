@@ -2,10 +2,12 @@
  * their state saved. */
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
+#include "orchestrator/place.h"
 
 #include "base/fail.h"
 #include "fault/generation.h"
 #include "os/calls.h"
+#include "os/clock.h"
 
 #include "job_alone.h"
 #include "support/clock_ahead.h"
@@ -191,6 +193,71 @@ static void whom_nobody_can_give_the_state_does_not_join(void **state) {
   own.job.hosts = NULL;
 }
 
+/* ---- an agent is killed, and the next one reads what that had noted of a place last ---- */
+
+static void who_was_let_in_and_not_noted_is_a_member(void **state) {
+  const bool joining[RANKS] = {[LOST] = true};
+  const struct even_job_place noted = {.outside = true, .filled = true};
+  (void)state;
+  own.params.least_ranks = 1;
+  lose();
+  own.ranks[LOST].alive = true;
+  assert_int_equal(even_generation_grow(own.job.generation, joining), 2);
+  even_job_replace_restore(&own.job, LOST, &noted, true);
+  assert_int_equal(even_job_members(&own.job), RANKS);
+  assert_true(even_job_is_new(&own.job, LOST));
+  for (int rank = 0; rank < RANKS; rank++) {
+    even_generation_say(own.view, rank, "");
+  }
+  own.ranks[LOST].alive = false;
+  own.ranks[LOST].end = (even_process_end){.pid = NO_PROCESS, .signal = 9};
+  assert_false(even_job_outside_ended(&own.job, LOST)); /* else the others would wait for it for ever */
+  assert_true(even_job_goes_on_without(&own.job, LOST));
+  assert_int_equal(even_generation_number(own.view), 3);
+}
+
+static void who_is_gone_and_not_noted_has_its_place_taken(void **state) {
+  const struct even_job_place noted[] = {{.outside = false}, {.outside = true, .filled = true}};
+  const bool gone[RANKS] = {[LOST] = true};
+  (void)state;
+  own.params.least_ranks = 1;
+  own.ranks[LOST].alive = false;
+  assert_int_equal(even_generation_lose(own.job.generation, gone), 1);
+  own.job.lost[LOST] = true; /* as a member, and as one that had not joined yet */
+  even_job_replace_restore(&own.job, LOST, &noted[0], false);
+  assert_true(even_job_is_outside(&own.job, LOST));
+  even_job_replace_tick(&own.job);
+  assert_int_equal(times_said("rank 1: no process can take its place: "), 1);
+  own.job.lost[LOST] = false;
+  own.ranks[LOST].pid = NO_PROCESS;
+  even_job_replace_restore(&own.job, LOST, &noted[1], false);
+  even_job_replace_tick(&own.job);
+  assert_int_equal(times_said("rank 1: no process can take its place: "), 2);
+  own.ranks[LOST].pid = NO_PROCESS;
+  own.job.follower = (even_follower *)&own; /* of an agent that serves another one that decides, */
+  even_job_replace_restore(&own.job, LOST, &noted[1], false);
+  own.job.follower = NULL;
+  even_job_replace_tick(&own.job);
+  assert_int_equal(times_said("rank 1: no process can take its place: "), 2);
+}
+
+static void a_place_that_rests_does_so_under_the_next_agent(void **state) {
+  (void)state;
+  own.params.least_ranks = 1;
+  const struct even_job_place noted = {
+      .outside = true, .filled = true, .endings = 3, .again_ns = even_clock_ns() + UINT64_C(20000000000)};
+  lose();
+  own.job.lost[LOST] = true;
+  even_job_replace_restore(&own.job, LOST, &noted, false);
+  clock_ahead_add(UINT64_C(15000000000));
+  even_job_replace_tick(&own.job);
+  assert_int_equal(times_said("no process can take its place"), 0);
+  clock_ahead_add(UINT64_C(6000000000));
+  even_job_replace_tick(&own.job);
+  assert_int_equal(times_said("no process can take its place"), 1);
+  assert_int_equal(times_said("rank 1 (cpu:1) is set aside for 40 s: its process has ended 4 times|"), 1);
+}
+
 /* The rank's process has ended by this exception; "": without a word. */
 static bool goes_on_after(size_t rank, const char *exception) {
   even_text *tail = &own.ranks[rank].output.streams[1].tail;
@@ -273,6 +340,9 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_place_that_fails_again_is_set_aside_for_longer_and_longer, set_up, tear_down),
       cmocka_unit_test_setup_teardown(with_too_few_ranks_the_others_save_and_wait, set_up, tear_down),
       cmocka_unit_test_setup_teardown(whom_nobody_can_give_the_state_does_not_join, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_was_let_in_and_not_noted_is_a_member, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_is_gone_and_not_noted_has_its_place_taken, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(a_place_that_rests_does_so_under_the_next_agent, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_broken_device_is_a_lost_rank_and_its_place_rests, set_up, tear_down),
       cmocka_unit_test_setup_teardown(what_may_be_the_scripts_is_survived_once_a_step, set_up, tear_down),
       cmocka_unit_test_setup_teardown(an_error_of_the_script_is_nobodys_loss, set_up, tear_down),

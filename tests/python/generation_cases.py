@@ -76,7 +76,10 @@ deaths = sys.argv[1].split(",") if os.environ["TORCHELASTIC_RESTART_COUNT"] == "
 
 
 def here(point):
-    """Dies here where the test says so: RANK@POINT:STEP."""
+    """Dies here where the test says so: RANK@POINT:STEP; RANK!POINT:STEP kills the agent, once in a job."""
+    if f"{rank}!{point}:{es.step()}" in deaths:
+        deaths.remove(f"{rank}!{point}:{es.step()}")
+        os.kill(os.getppid(), 9)
     if f"{rank}@{point}:{es.step()}" in deaths:
         os.kill(os.getpid(), 9)
 

@@ -232,7 +232,8 @@ def bits(text: str, ranks: int) -> str:
     ("recovery", "deaths", "waits", "left", "model"),
     [
         # where all have met in a BatchNorm, in the commit of a step, before they meet in one
-        (("shrink",), "3@counted:2,1@commit:6,0@statistics:11", "", 1, "norms"),
+        # the agent, too: from then on another one says who goes on
+        (("shrink",), "3@counted:2,0!counted:4,1@commit:6,0@statistics:11", "", 1, "norms"),
         pytest.param(("shrink",), "3@vote:2,1@commit:6,0@voted:11", "", 1, "", marks=pytest.mark.more),
         pytest.param(("shrink",), "0@commit:4,2@met:4", "", 2, "", marks=pytest.mark.more),
         pytest.param(("shrink",), "0@vote:0,1@statistics:1,2@counted:17", "", 1, "norms", marks=pytest.mark.more),

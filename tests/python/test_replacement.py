@@ -30,8 +30,8 @@ def assert_replaced(text: str, began: list[int]) -> None:
 @pytest.mark.parametrize(
     ("options", "deaths", "waits", "began"),
     [
-        # rank 0 itself, and then one of those that have given their state
-        (("-n", "2", "--spares", "1"), "0@forward:3", "3", [1]),
+        # the agent, and rank 0 itself, for which a spare comes that an earlier agent has started
+        (("-n", "2", "--spares", "1"), "1!forward:1,0@forward:3", "3", [1]),
         pytest.param(("-n", "3"), "1@applied:2", "2", [0, 2], marks=pytest.mark.more),
         pytest.param(("-n", "3", "--spares", "2"), "1@vote:2,0@forward:6", "2,6", [2],
                      marks=pytest.mark.more),

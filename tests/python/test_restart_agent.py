@@ -13,7 +13,8 @@ import pytest
 from run_jobs import Run, alive, wait_until, write_checkpoint
 from script_parts import AGENT
 
-# Rank 0 says who its agent is in step 8, and so on as often as it is to, and waits there for the next one.
+# Rank 0 says who its agent is in step 8, and so on as often as it is to, and waits there for the next one. RANK@STEP: that
+# one is killed there, the first time that it comes there.
 TRAINING = (
     AGENT
     + """
@@ -44,6 +45,10 @@ for epoch in es.epochs(2):
             print("in step", es.step(), "agent", before, flush=True)
             while agent() in (0, before):
                 time.sleep(0.01)
+        death = f"{os.environ['RANK']}@{es.step()}"
+        if death in sys.argv[3:] and not os.path.exists(death):
+            open(death, "w").close()
+            os.kill(os.getpid(), 9)
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
@@ -72,11 +77,17 @@ def children(pid: int) -> set[int]:
     return set(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-@pytest.mark.parametrize("words", [[], ["--recovery", "replace", "--spares", "1"]])
-def test_ranks_outlast_a_killed_agent(run: Run, start, script, tmp_path: pathlib.Path, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "deaths"),
+    [([], []), (["--recovery", "replace", "--spares", "1", "--min-ranks", "2"], ["1@12", "2@14"])],
+)
+def test_ranks_outlast_a_killed_agent(
+    run: Run, start, script, tmp_path: pathlib.Path, words: list[str], deaths: list[str]
+) -> None:
+    """So do spares; of those that die later one's place is the spare's, who starts under the last agent has another's."""
     name = script(TRAINING)
     assert run("-n", "2", "--no-monitor", name, "whole", "0").returncode == 0
-    job = start("-n", "2", "--json", *words, name, "a", "2", monitor=True)
+    job = start("-n", "2", "--json", *words, name, "a", "2", *deaths, monitor=True)
     for step in (8, 9):
         agent = int(job.wait_for(rf"in step {step} agent (\d+)")[0])
         assert agent != job.process.pid
@@ -88,14 +99,19 @@ def test_ranks_outlast_a_killed_agent(run: Run, start, script, tmp_path: pathlib
     outcome = json.loads(re.findall(r"^\{.*$", text, re.MULTILINE)[-1])
     assert outcome["restarts"] == 0 and outcome["exit_code"] == 0
     expect_same_end(tmp_path, "a")
-    expect_same_processes(tmp_path, "a", 3 if "--spares" in words else 2)
+    if deaths:
+        assert "generation 2: rank 2 joins rank 0\n" in text and "generation 4: rank 1 joins rank 0\n" in text, text
+        began = [line.split()[0] for line in (tmp_path / "ranks-a").read_text().splitlines()]
+        assert sorted(began[:4]) == ["0", "1", "1", "2"] and "0" not in began[3:]
+    else:
+        expect_same_processes(tmp_path, "a", 2)
     assert len(list((tmp_path / "runs").iterdir())) == 2  # in the folder that it had, which nobody has named
 
 
 def test_a_rank_that_ends_alone_is_gone_without(run: Run, start, script, tmp_path: pathlib.Path) -> None:
-    """A rank is killed while no agent lives: the next one has the others go on."""
+    """A rank is killed while no agent lives: the next one has the others go on, and again when another is killed."""
     name = script(TRAINING)
-    job = start("-n", "3", "--recovery", "shrink", "--log-rank", "all", name, "a", "1", monitor=True)
+    job = start("-n", "3", "--recovery", "shrink", "--log-rank", "all", name, "a", "1", "1@12", monitor=True)
     agent = int(job.wait_for(r"in step 8 agent (\d+)")[0])
     ranks = dict(map(str.split, (tmp_path / "ranks-a").read_text().splitlines()))
     os.kill(agent, signal.SIGSTOP)  # it hears of nothing
@@ -104,6 +120,7 @@ def test_a_rank_that_ends_alone_is_gone_without(run: Run, start, script, tmp_pat
     code, text = job.finish()
     assert code == 0, text
     assert "generation 1: ranks 0 and 1 go on without rank 2" in text
+    assert "generation 2: rank 0 goes on without rank 1" in text and "restart" not in text
     expect_same_processes(tmp_path, "a", 3)
 
 
