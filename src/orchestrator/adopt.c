@@ -34,12 +34,6 @@ static bool is_same(const even_estate *estate, const even_estate_host *was, cons
          is_number(runs, "count", was->count);
 }
 
-static uint32_t newest_of(const json_t *runs) {
-  const json_t *list = json_object_get(runs, "generations");
-  const json_t *last = json_array_get(list, json_array_size(list) - 1);
-  return (uint32_t)json_integer_value(json_object_get(last, "number"));
-}
-
 static const json_t *find_generation(const even_hosts *hosts, uint32_t number) {
   for (size_t i = 1; i < hosts->count; i++) {
     size_t at = 0;
@@ -123,7 +117,7 @@ bool even_adopt_may(even_hosts *hosts) {
         was.first_spare + was.spares > job->count || (agent->link != NULL && !is_same(estate, &was, agent->runs))) {
       return false;
     }
-    uint32_t its = agent->link == NULL ? 0 : newest_of(agent->runs);
+    uint32_t its = agent->link == NULL ? 0 : even_boards_newest_of(agent->runs);
     newest = its > newest ? its : newest;
   }
   return catch_up(hosts, job, newest) && is_of_newest(job) && all_known(hosts, job);
@@ -324,7 +318,7 @@ static even_status tell_hosts(even_job *job) {
     if (agent->witness || agent->link == NULL) {
       continue;
     }
-    uint32_t its = newest_of(agent->runs);
+    uint32_t its = even_boards_newest_of(agent->runs);
     least = its < least ? its : least;
     agent->busy = agent->follows = true;
     (void)snprintf(text, sizeof text, "{\"host\":%zu}", i);

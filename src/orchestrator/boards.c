@@ -148,6 +148,34 @@ static void tell_hosts(even_job *job, uint32_t number) {
   even_text_free(&text);
 }
 
+uint32_t even_boards_newest_of(const json_t *runs) {
+  const json_t *list = json_object_get(runs, "generations");
+  const json_t *last = json_array_get(list, json_array_size(list) - 1);
+  return (uint32_t)json_integer_value(json_object_get(last, "number"));
+}
+
+even_status even_boards_catch_up(even_job *job, const even_host_agent *agent, uint32_t known) {
+  if (job->boards == NULL) {
+    return EVEN_OK;
+  }
+  uint32_t newest = even_generation_number(job->generation);
+  if (known > newest || newest - known >= EVEN_GENERATIONS_KEPT) {
+    return even_fail(EVEN_ERR_PEER_LOST, "host %s knows of generation %u, and the others are at %u", agent->name, known,
+                     newest);
+  }
+  for (uint32_t number = known; number <= newest; number++) {
+    even_text text = EVEN_TEXT_EMPTY;
+    even_boards_write(job, number, &text);
+    even_status status = even_text_status(&text);
+    if (status == EVEN_OK) {
+      tell_host(agent, &text);
+    }
+    even_text_free(&text);
+    EVEN_TRY(status);
+  }
+  return EVEN_OK;
+}
+
 /* One that came while others were at some generation already: from now on it follows. */
 static void let_follow(even_job *job, even_host_agent *agent) {
   even_text text = EVEN_TEXT_EMPTY;

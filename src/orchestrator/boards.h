@@ -21,6 +21,11 @@ void even_boards_vacate(even_job *job, size_t rank);
 void even_boards_retell(even_job *job);
 /* The leader has become it while the attempt runs; all hosts know of `number`, and some of no newer one. */
 void even_boards_adopt(even_job *job, uint32_t number);
+/* The newest generation that an agent knows, as it says of ranks that run (RUNS); 0: of none. */
+uint32_t even_boards_newest_of(const json_t *runs);
+/* The leader's: another agent goes on with the ranks of a host, or this one with all. What that host has not heard of
+ * is told to it: all generations after `known`, and what is asked now. EVEN_ERR_PEER_LOST: it is too far behind. */
+even_status even_boards_catch_up(even_job *job, const even_host_agent *agent, uint32_t known) EVEN_MUST_USE;
 /* Sends what has changed since the last time; cheap where nothing has. */
 void even_boards_turn(even_job *job);
 /* In how many ms a board is to be looked at again, for it does not ring: 0: whenever. */

@@ -98,6 +98,7 @@ even_status even_follower_adopted(even_follower *follower, const json_t *content
   EVEN_TRY(even_follower_open_parcels(follower));
   follower->job.parcels = follower->parcels;
   follower->job.number = follower->host;
+  even_gifts_close(&follower->job); /* of an agent that has taken a killed one's place */
   EVEN_TRY(even_gifts_open(&follower->job));
   EVEN_TRY(even_gifts_begin(&follower->job));
   follower->held = false;

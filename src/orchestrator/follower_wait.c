@@ -4,6 +4,8 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "orchestrator/follower_agent.h"
+#include "orchestrator/gifts.h"
+#include "orchestrator/outlast.h"
 #include "os/clock.h"
 #include "os/socket.h"
 
@@ -21,12 +23,13 @@ bool even_follower_may_wait(const even_follower *follower) {
   bool has = follower->running || follower->settled; /* that all have ended the leader may not have heard */
   return due && has && follower->start.outlast_seconds > 0 && !follower->waited && !follower->ended &&
          !follower->refused && follower->checks == NULL && follower->candidate.voter == NULL &&
-         job->generation == NULL && job->stage == EVEN_JOB_RUNS &&
+         even_outlast_hosts_have_state(job) && job->stage == EVEN_JOB_RUNS &&
          (job->draining == 0 || job->ended == 0); /* else its ranks save their state and end */
 }
 
 static void begin(even_follower *follower) {
   even_warm_part_close(&follower->next); /* who asked for it is gone */
+  even_gifts_close(&follower->job);      /* none is on its way */
   even_follower_close_parcels(follower);
   follower->job.parcels = NULL;
   even_follower_untell_notice(follower);

@@ -5,9 +5,21 @@
  * more than a pipe holds waits. While ranks start, or are ended, none of that is whole: then they go with their agent,
  * and the job ends, or is started again from its newest checkpoint.
  *
+ * With --recovery the memory of generations (fault/generation.h) is left, too: the words of the ranks and who goes on
+ * are in it, and an agent alone writes the second. What the ranks may have seen counts: whoever is in the newest
+ * generation is a member, though the roll, which is written after it, may say otherwise; of a rank that is in none and
+ * has ended the others have gone on without it; of one that is in it and has ended nobody has drawn the conclusion, and
+ * the next agent does, also where that makes a generation of the same members once more. Who waits for a generation is
+ * waked (the one before may have been killed before it did), and waits a minute for the word of an agent. What is
+ * known of each place (replace.c) is on the roll. While a process is being started in one, the ranks go with their
+ * agent: it may be there, and nobody know of it.
+ *
  * Of several hosts (outlast_hosts.c) the socket at which the leader's agent listens is left, too: as long as anybody
  * has it, another agent may come, and the others' keep their ranks and ask there again and again (follower_wait.c).
- * Where nobody has it any more they end them, as they do at once where the leader's host cannot be reached.
+ * Where nobody has it any more they end them, as they do at once where the leader's host cannot be reached. Each is
+ * told the generations that it has not heard of (boards.h), and tells all that its ranks have said. It is not so while
+ * a place is empty or its process no member yet, nor while a newcomer has not got the state: a gift is on its way, or
+ * an agent was asked to start a process, of which the next one knows nothing.
  *
  * An agent that serves a leader leaves its ranks in the same way, with the process that starts agents on its host, and
  * beside them its part and its connection (outlast_part.h): the next one holds the ranks as if the leader's agent had
@@ -82,6 +94,9 @@ bool even_outlast_hosts_would(const even_hosts *hosts);
 bool even_outlast_hosts_may(const even_job *job);
 /* and whether they would now. */
 bool even_outlast_hosts_calm(const even_job *job);
+/* Whether all places of ranks, as far as is known here, are members' that have the state of training: the next agent
+ * would not know who gives it to whom. Also where nobody takes a place. */
+bool even_outlast_hosts_have_state(const even_job *job);
 
 /* Once the job's loop is open. job->outlast stays NULL where the ranks go with their agent: nobody starts another one,
  * or there are hosts that may change, or lead. */

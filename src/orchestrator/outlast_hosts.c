@@ -2,7 +2,9 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
+#include "orchestrator/boards.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/gifts.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
@@ -33,8 +35,16 @@ bool even_outlast_hosts_would(const even_hosts *hosts) {
 
 bool even_outlast_hosts_may(const even_job *job) {
   const even_agent_params *params = job->params;
-  return job->hosts == NULL || (!params->shrink && params->spares == 0 && !params->grows && params->aside == NULL &&
-                                are_settled(&job->hosts->params));
+  return job->hosts == NULL ||
+         (params->spares == 0 && !params->grows && params->aside == NULL && are_settled(&job->hosts->params));
+}
+
+bool even_outlast_hosts_have_state(const even_job *job) {
+  bool any_outside = false;
+  for (size_t i = 0; !any_outside && i < job->count; i++) {
+    any_outside = even_job_is_outside(job, i) && (job->follower == NULL || even_job_is_here(job, i));
+  }
+  return !any_outside && !even_gifts_travel(job) && !even_gifts_any_lacks(job);
 }
 
 /* Where none of its ranks lives any more its agent clears up. */
@@ -48,6 +58,9 @@ static bool has_ranks(const even_job *job, const even_host_agent *agent) {
 
 bool even_outlast_hosts_calm(const even_job *job) {
   const even_hosts *hosts = job->hosts;
+  if (job->most_groups > 1 && !even_outlast_hosts_have_state(job)) {
+    return false;
+  }
   if (hosts == NULL) {
     return true;
   }
@@ -183,6 +196,7 @@ static even_status go_on(even_host_agent *agent) {
   agent->waiting_ns = 0;
   (void)snprintf(text, sizeof text, "{\"host\":%zu}", agent->index);
   EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_ADOPT, text, NULL, 0));
+  EVEN_TRY(even_boards_catch_up(job, agent, even_boards_newest_of(agent->runs)));
   EVEN_TRY(tell_stage(agent));
   even_job_notice(job, "host %s: its agent was killed, and another one goes on with its %zu rank%s, which train%s on",
                   agent->name, agent->count, agent->count == 1 ? "" : "s", agent->count == 1 ? "s" : "");
@@ -249,6 +263,10 @@ even_status even_outlast_hosts_adopt(even_job *job) {
   }
   hosts->failure.status = EVEN_OK; /* of one that was lost again meanwhile, which is missed now */
   even_job_hosts_choose_address(job);
+  if (job->generation != NULL) {
+    even_boards_adopt(job, even_generation_number(job->generation));
+  }
+  EVEN_TRY(even_gifts_begin(job));
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
     char text[64];
@@ -259,6 +277,7 @@ even_status even_outlast_hosts_adopt(even_job *job) {
     }
     (void)snprintf(text, sizeof text, "{\"host\":%zu}", i);
     EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_ADOPT, text, NULL, 0));
+    EVEN_TRY(even_boards_catch_up(job, agent, even_boards_newest_of(agent->runs)));
   }
   return EVEN_OK;
 }

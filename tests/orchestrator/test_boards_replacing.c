@@ -3,7 +3,10 @@
 #include "board_sides.h"
 
 #include "base/fail.h"
+#include "base/json_reader.h"
+#include "orchestrator/follower_words.h"
 #include "orchestrator/gifts.h"
+#include "orchestrator/outlast.h"
 #include "os/calls.h"
 
 #include "support/clock_ahead.h"
@@ -20,10 +23,12 @@ static void who_takes_a_place_elsewhere_joins_those_that_stand(void **state) {
   (void)state;
   all_can_go_on();
   assert_true(report());
+  assert_true(even_outlast_hosts_have_state(&leader.job));
   kill_rank(3);
   assert_int_equal(even_generation_number(leader.ranks_view), 1);
   assert_int_equal(carry(1), EVEN_OK);
-  even_job_replace_tick(&leader.job); /* asks that host for a process */
+  even_job_replace_tick(&leader.job);                       /* asks that host for a process */
+  assert_false(even_outlast_hosts_have_state(&leader.job)); /* of which the next agent would not know */
   assert_true(leader.ranks[3].alive && leader.ranks[3].elsewhere && even_job_is_outside(&leader.job, 3));
   assert_int_equal(leader.job.alive, RANKS);
   assert_int_equal(leader.job.ended, 0);
@@ -53,6 +58,34 @@ static void who_takes_a_place_elsewhere_joins_those_that_stand(void **state) {
   assert_int_equal(carry(2), EVEN_OK);
   assert_true(even_generation_has(other.ranks_view, 3, 2));
   assert_non_null(strstr(leader.said.data, "generation 2: rank 3 joins ranks 0, 1 and 2|"));
+  assert_false(even_outlast_hosts_have_state(&other.job)); /* it has not taken it yet */
+  even_generation_take(other.ranks_view, 3, 2);
+  assert_true(even_outlast_hosts_have_state(&other.job));
+  assert_true(even_outlast_hosts_have_state(&leader.job));
+}
+
+/* Another agent goes on with the ranks of the other host, and says which generation they know. */
+static void who_comes_anew_is_told_what_it_has_not_heard(void **state) {
+  const bool lost[][RANKS] = {{[1] = true}, {[1] = true, [3] = true}};
+  even_text words = EVEN_TEXT_EMPTY;
+  json_t *runs = NULL;
+  (void)state;
+  assert_int_equal(even_generation_lose(leader.job.generation, lost[0]), 1);
+  assert_int_equal(carry(1), EVEN_OK);
+  assert_int_equal(even_generation_lose(leader.job.generation, lost[1]), 2);
+  even_follower_words_attempt(&other.job, 0, "", &words);
+  assert_int_equal(even_json_parse("a test", words.data, words.length, &runs), EVEN_OK);
+  assert_int_equal(even_boards_newest_of(runs), 1);
+  assert_int_equal(even_boards_catch_up(&leader.job, &leader.agents[1], even_boards_newest_of(runs)), EVEN_OK);
+  assert_int_equal(even_boards_catch_up(&leader.job, &leader.agents[1], 3), EVEN_ERR_PEER_LOST);
+  assert_non_null(strstr(even_error_last()->what, "host there knows of generation 3, and the others are at 2"));
+  for (int i = 0; i < EVEN_GENERATIONS_KEPT; i++) {
+    (void)even_generation_grow(leader.job.generation, NULL);
+  }
+  assert_int_equal(even_boards_catch_up(&leader.job, &leader.agents[1], 2), EVEN_ERR_PEER_LOST); /* not kept any more */
+  assert_int_equal(even_boards_catch_up(&leader.job, &leader.agents[1], 3), EVEN_OK);
+  json_decref(runs);
+  even_text_free(&words);
 }
 
 /* Before anybody looked: to the other host's agent nothing has changed. */
@@ -363,6 +396,7 @@ int main(void) {
 #define REPLACING_TEST(name) cmocka_unit_test_setup_teardown(name, set_up_replacing, tear_down)
   const struct CMUnitTest tests[] = {
       REPLACING_TEST(who_takes_a_place_elsewhere_joins_those_that_stand),
+      REPLACING_TEST(who_comes_anew_is_told_what_it_has_not_heard),
       REPLACING_TEST(who_takes_a_place_is_heard_where_it_says_the_same),
       REPLACING_TEST(where_nobody_is_left_the_state_comes_from_another_host),
       REPLACING_TEST(who_came_and_has_the_state_gives_it_to_others),

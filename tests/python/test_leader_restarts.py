@@ -37,7 +37,7 @@ TRAINING = """
         model(x).square().mean().backward()
         optimizer.step()
         if number == 5:
-            print("trains with", os.environ["WORLD_SIZE"], flush=True)
+            print("trains with", os.environ["WORLD_SIZE"], "process", os.getpid(), flush=True)
         if pathlib.Path("told").exists():
             break
         time.sleep(0.02)
@@ -78,6 +78,30 @@ def test_ranks_of_two_hosts_outlast_a_killed_leader(hosts: Hosts, script: Script
     expect_same_end(tmp_path, "a")
     expect_same_processes(tmp_path, "a", 2)
     assert not hosts.agents()
+
+
+@pytest.mark.parametrize("recovery", ["shrink", pytest.param("replace", marks=pytest.mark.more)])
+def test_ranks_that_can_go_on_without_one_outlast_killed_agents(
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path, recovery: str
+) -> None:
+    """The leader's, the other host's; the next ones go on without a rank of that, or with another process in its place."""
+    job = start(hosts, script, "--recovery", recovery)
+    rank = int(job.wait_for(r"rank 1[^]]*\] trains with 2 process (\d+)")[0])
+    kill_leader(job)
+    job.wait_for("the agent before was killed: ranks 0 and 1 train on")
+    (first,) = hosts.agents()
+    (agent,) = children(first)
+    os.kill(agent, signal.SIGKILL)
+    job.wait_for("its agent was killed, and another one goes on with its 1 rank, which trains on")
+    os.kill(rank, signal.SIGKILL)
+    job.wait_for("generation 1: rank 0 goes on without rank 1")
+    if recovery == "replace":
+        job.wait_for("generation 2: rank 1 joins rank 0")
+        job.wait_for("trains with 2", times=3)
+    (tmp_path / "told").touch()
+    code, text = job.finish()
+    assert code == 0 and "restart" not in text, text
+    assert text.count("trains with 2") == (3 if recovery == "replace" else 2) and not hosts.agents()
 
 
 @pytest.mark.more

@@ -260,11 +260,18 @@ def kill_twice(launched: Launched, leader: Job, host: Job, told: str) -> list[in
     return ranks
 
 
-@pytest.mark.parametrize("start", [Launched.of_slurm, pytest.param(Launched.both, marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (Launched.of_slurm, ()),
+        (Launched.of_slurm, ("--recovery", "replace")),
+        pytest.param(Launched.both, (), marks=pytest.mark.more),
+    ],
+)
 def test_ranks_of_all_hosts_outlast_a_killed_leader(
-    launched: Launched, staying: str, start: Callable[..., list[Job]]
+    launched: Launched, staying: str, start: Callable[..., list[Job]], words: tuple[str, ...]
 ) -> None:
-    leader, follower = start(launched, "--name", "a", *SHELL, staying)
+    leader, follower = start(launched, "--name", "a", *words, *SHELL, staying)
     kill_twice(launched, leader, leader, "the agent before was killed: ranks 0 and 1 train on")
     (launched.folder / "told").touch()
     code, text = leader.finish()
@@ -274,12 +281,18 @@ def test_ranks_of_all_hosts_outlast_a_killed_leader(
     assert launched.meeting() == []
 
 
-@pytest.mark.parametrize("start", [Launched.of_slurm, pytest.param(Launched.both, marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (Launched.of_slurm, ("--recovery", "shrink")),  # whose others cannot: such scripts say nothing of it
+        pytest.param(Launched.both, (), marks=pytest.mark.more),
+    ],
+)
 def test_ranks_outlast_a_killed_agent_of_another_host(
-    launched: Launched, staying: str, start: Callable[..., list[Job]]
+    launched: Launched, staying: str, start: Callable[..., list[Job]], words: tuple[str, ...]
 ) -> None:
     """Twice; what becomes of them meanwhile the leader hears of the next one, which does its part of what follows."""
-    leader, follower = start(launched, "--name", "a", *SHELL, staying)
+    leader, follower = start(launched, "--name", "a", *words, *SHELL, staying)
     told = "its agent was killed, and another one goes on with its 1 rank"
     ranks = kill_twice(launched, leader, follower, told)
     os.kill(ranks[0], signal.SIGKILL)
