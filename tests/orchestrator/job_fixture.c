@@ -126,6 +126,7 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                     .notice_from = job->notice_from,
                                     .notice_every_seconds = job->notice_every_seconds,
                                     .shrink = job->shrink,
+                                    .replace = job->replace,
                                     .legacy = job->legacy,
                                     .checkpoint_folder = job->checkpoints,
                                     .resume = job->resume,

@@ -31,6 +31,7 @@ typedef struct job_fixture {
   const char *notice_from;
   double notice_every_seconds;
   bool shrink;
+  bool replace;
   struct even_legacy *legacy;
 } job_fixture;
 

@@ -8,6 +8,7 @@
 #include "orchestrator/gifts.h"
 #include "orchestrator/outlast.h"
 #include "os/calls.h"
+#include "support/fault.h"
 
 #include "support/clock_ahead.h"
 
@@ -64,6 +65,11 @@ static void who_takes_a_place_elsewhere_joins_those_that_stand(void **state) {
   assert_true(even_outlast_hosts_have_state(&leader.job));
 }
 
+static even_status tell_all(void *context) {
+  (void)context;
+  return even_boards_catch_up(&leader.job, &leader.agents[1], 0);
+}
+
 /* Another agent goes on with the ranks of the other host, and says which generation they know. */
 static void who_comes_anew_is_told_what_it_has_not_heard(void **state) {
   const bool lost[][RANKS] = {{[1] = true}, {[1] = true, [3] = true}};
@@ -77,6 +83,7 @@ static void who_comes_anew_is_told_what_it_has_not_heard(void **state) {
   assert_int_equal(even_json_parse("a test", words.data, words.length, &runs), EVEN_OK);
   assert_int_equal(even_boards_newest_of(runs), 1);
   assert_int_equal(even_boards_catch_up(&leader.job, &leader.agents[1], even_boards_newest_of(runs)), EVEN_OK);
+  assert_in_range(fault_each_allocation(tell_all, NULL), 2, 100);
   assert_int_equal(even_boards_catch_up(&leader.job, &leader.agents[1], 3), EVEN_ERR_PEER_LOST);
   assert_non_null(strstr(even_error_last()->what, "host there knows of generation 3, and the others are at 2"));
   for (int i = 0; i < EVEN_GENERATIONS_KEPT; i++) {

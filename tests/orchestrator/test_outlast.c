@@ -407,6 +407,8 @@ static void what_the_next_one_cannot_do_leaves_nothing(void **state) {
   job_fixture *job = *state;
   job->on_tick = say_who;
   disturb(job, spoil_allocation, 1, 2);
+  job->shrink = job->replace = true;
+  disturb(job, spoil_allocation, 2, 2);
   disturb(job, spoil_call, 1, 7);
 }
 
