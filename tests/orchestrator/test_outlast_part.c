@@ -282,9 +282,11 @@ static void only_who_holds_ranks_of_this_attempt_comes_in_its_place(void **state
   at.agents[1].lost = true; /* it is missed: its ranks are not waited for any more */
   assert_false(comes(&at, HOLDS));
   at.agents[1].lost = false;
-  at.params.shrink = true;
+  at.params.shrink = at.params.replace = true;
+  assert_true(comes(&at, HOLDS));
+  at.params.spares = 1; /* of whom it would not know what they wait for */
   assert_false(comes(&at, HOLDS));
-  at.params.shrink = false;
+  at.params.spares = 0;
   at.hosts.job = NULL;
   assert_false(comes(&at, HOLDS));
   let_go(&at);
