@@ -20,9 +20,9 @@ static const even_usage usage = {
         "shrink or replace they join while the others train. ADDRESS:PORT is what `evenstep run` said. Where\n"
         "another host can take its place, each host of the job answers at that port, and says who leads;\n"
         "of several addresses one that answers is enough, and while another host takes the lead they are\n"
-        "asked again, for 30 s. The job's key is in EVENSTEP_JOB_KEY, or in the file that\n"
-        "EVENSTEP_JOB_KEY_FILE names. Runs until the job ends, or this host is drained; Ctrl-C asks for\n"
-        "that, and once more leaves at once.",
+        "asked again, for 20 s and four times the job's EVENSTEP_HOST_TIMEOUT. The job's key is in\n"
+        "EVENSTEP_JOB_KEY, or in the file that EVENSTEP_JOB_KEY_FILE names. Runs until the job ends, or this\n"
+        "host is drained; Ctrl-C asks for that, and once more leaves at once.",
     .epilogue =
         "exit codes:\n"
         "  0 the job has ended, or goes on without this host; 7 the job was lost, or its agent not reached;\n"

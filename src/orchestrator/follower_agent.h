@@ -71,7 +71,7 @@ struct even_follower {
   json_t *pointed; /* of one that would join: where the leader is, as another host of the job says; NULL: nobody did */
   json_t *named;   /* the hosts that its user named, which may be asked; NULL: it was waited for */
   size_t asked_hosts;     /* so often one of them was asked again */
-  uint64_t seek_until_ns; /* until when it looks for the leader; 0: the first that it asked was it */
+  uint64_t seek_since_ns; /* since when it looks for the leader; 0: the first that it asked was it */
   even_record records[EVEN_FOLLOWER_RECORDS];
 };
 
@@ -95,8 +95,9 @@ even_agent_observer even_follower_observer(even_follower *follower);
 /* ---- follower_seek.c ---- */
 /* Of one that would join: whether the host that it is connected with is not the leader, or gone. */
 bool even_follower_must_seek(const even_follower *follower);
-/* Goes where it was pointed to, or asks the next of the hosts, for some seconds: it is connected with one, or its user
- * has ended it. EVEN_ERR_PEER_LOST: none knows. */
+/* Goes where it was pointed to, or asks the next of the hosts, for as long as another one may take to lead (longer with
+ * a longer silence of the hosts, as these say): it is connected with one, or its user has ended it. EVEN_ERR_PEER_LOST:
+ * none knows. */
 even_status even_follower_seek(even_follower *follower) EVEN_MUST_USE;
 
 /* ---- follower_hear.c ---- */

@@ -62,7 +62,7 @@ static even_status renumber(even_follower *follower, const json_t *number) {
   return status;
 }
 
-/* For as long as the leader bears silence, this one does, too. */
+/* For as long as the leader bears silence, this one does, too; who would join hears of it from any host. */
 static even_status watch_leader(even_follower *follower, const json_t *silence_ms) {
   json_int_t wish = json_integer_value(silence_ms);
   if (!json_is_integer(silence_ms) || wish < 0 || wish > EVEN_SOCKET_LONGEST_SILENCE_MS) {
@@ -290,6 +290,17 @@ void even_follower_say_places(even_follower *follower) {
   }
 }
 
+/* Who is asked by one that would join: where the leader is, as far as is known there. */
+static even_status take_leader(even_follower *follower, json_t *content) {
+  if (follower->joins == NULL || follower->taken) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(watch_leader(follower, json_object_get(content, "silence_ms")));
+  json_decref(follower->pointed);
+  follower->pointed = json_incref(content);
+  return EVEN_OK;
+}
+
 static void take_refusal(even_follower *follower, const json_t *content) {
   const char *what = json_string_value(json_object_get(content, "what"));
   const char *fix = json_string_value(json_object_get(content, "fix"));
@@ -333,8 +344,7 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
       }
       break;
     case EVEN_MESSAGE_LEADER:
-      json_decref(follower->pointed);
-      follower->pointed = follower->joins != NULL && !follower->taken ? json_incref(content) : NULL;
+      status = take_leader(follower, content);
       break;
     case EVEN_MESSAGE_ADOPT:
       status = even_follower_adopted(follower, content);

@@ -7,13 +7,24 @@
 #include "orchestrator/invitation.h"
 #include "os/clock.h"
 #include "os/signals.h"
+#include "os/socket.h"
 
 #include <string.h>
 
 enum { PAUSE_MS = 500 };
 
-/* Longer than another host takes to lead, and to gather the others (succession_take.c). */
-static const uint64_t SEEK_NS = 30000000000u;
+/* Longer than another host takes to gather the others (succession_take.c), and, by the hosts' silence S, to lead: 2.5 S
+ * until one that stands still is lost, S/2 to an election, S from there (leadership.h). */
+static uint64_t seek_ns(void) {
+  const uint64_t least_ns = 30000000000u;
+  const uint64_t gather_ns = 20000000000u;
+  uint64_t seek = gather_ns + 4 * (uint64_t)even_socket_silence() * 1000000u;
+  return seek > least_ns ? seek : least_ns;
+}
+
+static bool may_seek_on(const even_follower *follower) {
+  return even_clock_ns() - follower->seek_since_ns < seek_ns();
+}
 
 static even_status ask(even_follower *follower, const char *address, json_int_t port) {
   even_text line = EVEN_TEXT_EMPTY;
@@ -61,7 +72,7 @@ static even_status go_where_pointed(even_follower *follower) {
   follower->pointed = NULL;
   const char *address = even_json_text(pointed, "address");
   json_int_t port = json_integer_value(json_object_get(pointed, "port"));
-  bool known = address[0] != '\0' && port > 0 && port < 65536 && even_clock_ns() < follower->seek_until_ns;
+  bool known = address[0] != '\0' && port > 0 && port < 65536 && may_seek_on(follower);
   bool broke = pointed == NULL && follower->why.status != EVEN_OK;
   even_status status = known   ? ask(follower, address, port)
                        : broke ? even_error_restore(&follower->why)
@@ -84,13 +95,13 @@ bool even_follower_must_seek(const even_follower *follower) {
 }
 
 even_status even_follower_seek(even_follower *follower) {
-  if (follower->seek_until_ns == 0) {
-    follower->seek_until_ns = even_clock_ns() + SEEK_NS;
+  if (follower->seek_since_ns == 0) {
+    follower->seek_since_ns = even_clock_ns();
   } else {
     EVEN_TRY(pause_here(follower));
   }
   even_status status = follower->ended ? EVEN_OK : go_where_pointed(follower);
-  while (status != EVEN_OK && status != EVEN_ERR_PERMISSION && even_clock_ns() < follower->seek_until_ns) {
+  while (status != EVEN_OK && status != EVEN_ERR_PERMISSION && may_seek_on(follower)) {
     even_error_clear();
     EVEN_TRY(pause_here(follower));
     status = follower->ended ? EVEN_OK : ask_next(follower);

@@ -6,6 +6,7 @@
 #include "orchestrator/growth.h"
 #include "orchestrator/remote.h"
 #include "os/clock.h"
+#include "os/socket.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -188,13 +189,20 @@ static even_status ask(even_host_agent *guest) {
   return even_hosts_ask_facts(guest);
 }
 
+/* As a host does that does not know who leads (voter_links.c). */
+static even_status point_nowhere(even_link *link) {
+  char text[32];
+  (void)snprintf(text, sizeof text, "{\"silence_ms\":%d}", even_socket_silence());
+  return even_link_send(link, EVEN_MESSAGE_LEADER, text, NULL, 0);
+}
+
 even_status even_guests_greet(even_hosts *hosts, even_link *link, const json_t *greeting) {
   json_int_t wish = json_integer_value(json_object_get(greeting, "ranks"));
   if (check(hosts, link, greeting) != EVEN_OK) {
     return refuse(link);
   }
   if (is_early(hosts)) {
-    return even_link_send(link, EVEN_MESSAGE_LEADER, "{}", NULL, 0);
+    return point_nowhere(link);
   }
   even_host_agent **place = place_for(hosts);
   EVEN_TRY(EVEN_NEW(place));

@@ -129,7 +129,7 @@ static even_status point_onwards(even_voter_link *from) {
     address[0] = '\0';
     port = 0;
   }
-  even_text_format(&text, "{\"address\":\"%s\",\"port\":%d}", address, port);
+  even_text_format(&text, "{\"address\":\"%s\",\"port\":%d,\"silence_ms\":%d}", address, port, even_socket_silence());
   return even_link_send_text(&from->link, EVEN_MESSAGE_LEADER, &text, NULL, 0);
 }
 

@@ -4,9 +4,11 @@
 
 #include "base/fail.h"
 #include "orchestrator/link.h"
+#include "os/calls.h"
 #include "os/listener.h"
 #include "os/signals.h"
 #include "os/socket.h"
+#include "support/clock_ahead.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -20,6 +22,7 @@
 #include <cmocka.h>
 
 #define THERE "127.0.0.3, at this port"
+#define PAUSE_NS 12000000000u
 #define KEY "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
 
 /* ---- the hosts ---- */
@@ -40,9 +43,9 @@ static const struct {
   const char *address;
   even_message_kind kind;
   const char *says;
-} turns[] = {{"127.0.0.1", EVEN_MESSAGE_LEADER, "{\"address\":\"\",\"port\":0}"},
+} turns[] = {{"127.0.0.1", EVEN_MESSAGE_LEADER, "{\"address\":\"\",\"port\":0,\"silence_ms\":20000}"},
              {"127.0.0.2", EVEN_MESSAGE_LEADER, ""},
-             {"127.0.0.1", EVEN_MESSAGE_LEADER, "{}"},
+             {"127.0.0.1", EVEN_MESSAGE_LEADER, "{\"silence_ms\":20000}"},
              {"127.0.0.2", EVEN_MESSAGE_LEADER, THERE},
              {"127.0.0.3", EVEN_MESSAGE_REFUSE, "{\"what\":\"the job is full\",\"fix\":\"\"}"}};
 
@@ -68,7 +71,7 @@ static even_status on_message(void *context, even_link *link, const even_message
   const char *says = turns[at->turn].says;
   even_message_kind kind = turns[at->turn].kind;
   at->turn++;
-  (void)snprintf(words, sizeof words, "{\"address\":\"127.0.0.3\",\"port\":%d}", at->port);
+  (void)snprintf(words, sizeof words, "{\"address\":\"127.0.0.3\",\"port\":%d,\"silence_ms\":20000}", at->port);
   return says[0] == '\0' ? even_fail(EVEN_ERR_PEER_LOST, "this host dies")
                          : even_link_send(link, kind, strcmp(says, THERE) == 0 ? words : says, NULL, 0);
 }
@@ -112,6 +115,13 @@ static int play(scene *at, int listener) {
 
 /* ---- the host that would join ---- */
 
+/* Each pause between two questions takes PAUSE_NS of its time: it asks for longer than hosts of four seconds' silence
+ * want to lead, and not as long as those of twenty. */
+static int pause_longer(int fd, struct epoll_event *events, int most, int timeout_ms) {
+  clock_ahead_add(timeout_ms == 500 ? PAUSE_NS : 0);
+  return even_os_real.epoll_wait(fd, events, most, timeout_ms);
+}
+
 static void it_asks_one_after_the_other_until_the_leader_answers(void **state) {
   static scene at;
   const even_join_wish wish = {.ranks = 1};
@@ -132,12 +142,15 @@ static void it_asks_one_after_the_other_until_the_leader_answers(void **state) {
   (void)snprintf(line, sizeof line,
                  "{\"key\":\"" KEY "\",\"host\":0,\"port\":%d,\"addresses\":[\"127.0.0.1\",\"127.0.0.2\"]}", at.port);
   assert_int_equal(even_signals_block(), EVEN_OK);
+  even_os.epoll_wait = pause_longer;
   even_status status = even_hosts_serve(line, &wish, &met, &estate, NULL, &code);
+  even_os = even_os_real;
   if (strstr(even_error_last()->what, "the leader refuses: the job is full") == NULL) {
     fail_msg("%s: %s", even_status_name(status), even_error_last()->what);
   }
   assert_int_equal(status, EVEN_ERR_UNSUPPORTED);
   assert_int_equal(code, 8);
+  assert_int_equal(even_socket_silence(), 20000); /* as the hosts say */
   assert_false(met);
   assert_null(estate);
   assert_int_equal(waitpid(child, &ended, 0), child);

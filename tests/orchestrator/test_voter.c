@@ -149,6 +149,7 @@ static even_status hear(void *context, even_link *link, const even_message *mess
   assert_int_equal(even_json_parse("who leads", message->json, message->json_bytes, &content), EVEN_OK);
   (void)snprintf(own->address, sizeof own->address, "%s", even_json_text(content, "address"));
   own->port = json_integer_value(json_object_get(content, "port"));
+  assert_int_equal(json_integer_value(json_object_get(content, "silence_ms")), even_socket_silence());
   own->answered = true;
   json_decref(content);
   return EVEN_OK;
