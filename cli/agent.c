@@ -6,11 +6,8 @@
 #include "orchestrator/hosts.h"
 #include "os/signals.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdint.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MOST_LINE = 65536 };
 
@@ -53,16 +50,6 @@ static bool may_outlast(const char *line) {
   return may;
 }
 
-/* Ranks inherit standard input, and this pipe stays open for as long as the leader lives: one that reads would wait. */
-static even_status end_input(void) {
-  int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  if (nothing < 0 || dup2(nothing, STDIN_FILENO) < 0) {
-    return even_fail_errno(errno, "/dev/null cannot take the place of standard input");
-  }
-  (void)close(nothing);
-  return EVEN_OK;
-}
-
 int even_cli_agent(int argc, char **argv) {
   static char line[MOST_LINE];
   struct even_estate *estate = NULL;
@@ -76,9 +63,6 @@ int even_cli_agent(int argc, char **argv) {
   even_status status = even_signals_block();
   if (status == EVEN_OK) {
     status = read_invitation(line, sizeof line);
-  }
-  if (status == EVEN_OK) {
-    status = end_input();
   }
   if (status == EVEN_OK && may_outlast(line) && !even_job_supervise_agent(line, &legacy, &code)) {
     explicit_bzero(line, sizeof line);

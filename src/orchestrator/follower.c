@@ -8,6 +8,7 @@
 #include "orchestrator/invitation.h"
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/outlast.h"
+#include "os/pipe.h"
 
 #include <stdint.h>
 #include <stdio.h>
@@ -108,10 +109,18 @@ static even_status name_hosts(even_follower *follower, const char *line) {
   return EVEN_OK;
 }
 
+/* Of an agent that the leader has started it is a pipe from there, which ranks would inherit, and which stays open for
+ * as long as the leader lives: a script that reads it would wait. */
+static even_status end_input(const even_follower *follower) {
+  bool piped = follower->joins == NULL && !follower->launched;
+  return piped ? even_pipe_empty_input() : EVEN_OK;
+}
+
 /* None is asked where the agent before had one (*left: its ranks run). */
 static even_status find_leader(even_follower *follower, const char *line) {
   if (even_outlast_due(follower->legacy)) {
-    even_status resumed = even_follower_resume(follower);
+    even_status resumed = end_input(follower);
+    resumed = resumed == EVEN_OK ? even_follower_resume(follower) : resumed;
     if (resumed != EVEN_OK) {
       even_legacy_ask_again(follower->legacy);
       return resumed;
@@ -122,7 +131,7 @@ static even_status find_leader(even_follower *follower, const char *line) {
       even_invitation_accept(line, &follower->loop, &follower->calls, &follower->link, &follower->host);
   EVEN_TRY(follower->refused ? EVEN_OK : status); /* a leader that has said why may be gone already */
   follower->gone = false;                         /* connections that came to nothing were */
-  return EVEN_OK;
+  return end_input(follower);                     /* by which a leader that was sought says whether it waits still */
 }
 
 static even_status serve(even_follower *follower, const char *line, bool *met, even_estate **estate) {

@@ -457,6 +457,12 @@ static void say_end(even_host_agent *agent) {
   }
 }
 
+/* One that has not come, or not said what it has: nothing of the job is there. Its end is that of its connection, or of
+ * its standard input, also where it is busy; a shell that waits for its host ends with its own process alone. */
+static bool is_awaited(const even_host_agent *agent) {
+  return agent->hosts->params.shell != NULL && !agent->fits && !agent->lost;
+}
+
 /* Agents that were told the end leave by themselves; those without a shell close their connection. */
 static void wait_for_shells(even_hosts *hosts) {
   uint64_t until = even_clock_ns() + 3000000000u;
@@ -464,8 +470,9 @@ static void wait_for_shells(even_hosts *hosts) {
   while (any && even_clock_ns() < until) {
     any = false;
     for (size_t i = 1; i < hosts->count; i++) {
-      any = any || (hosts->agents[i].shell.pid > 0 && !even_host_agent_shell_ended(&hosts->agents[i]));
-      any = any || (hosts->params.shell == NULL && hosts->agents[i].link != NULL);
+      even_host_agent *agent = &hosts->agents[i];
+      any = any || (agent->shell.pid > 0 && !is_awaited(agent) && !even_host_agent_shell_ended(agent));
+      any = any || (hosts->params.shell == NULL && agent->link != NULL);
     }
     if (hosts->params.shell == NULL) {
       even_hosts_tick(hosts); /* tells of closed connections */

@@ -31,6 +31,17 @@ bool even_pipe_is_held(int fd) {
   return even_os.poll(&input, 1, 0) == 0;
 }
 
+even_status even_pipe_empty_input(void) {
+  int nothing = even_os.open("/dev/null", O_RDONLY | O_CLOEXEC, 0);
+  if (nothing < 0 || even_os.dup2(nothing, STDIN_FILENO) < 0) {
+    even_status status = even_fail_errno(errno, "/dev/null cannot take the place of standard input");
+    even_pipe_close(nothing);
+    return status;
+  }
+  even_pipe_close(nothing);
+  return EVEN_OK;
+}
+
 even_status even_log_open(const char *path, int *fd) {
   *fd = even_os.open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   return *fd >= 0 ? EVEN_OK : even_fail_errno(errno, "log %s cannot be opened", path);

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "base/stop.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/legacy.h"
@@ -19,6 +20,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -103,6 +105,9 @@ static int play(const char *kind) {
       (void)pause();
     }
     return 255;
+  }
+  if (strcmp(kind, "asleep") == 0) { /* as ssh waits for a host that does not answer */
+    return pause();
   }
   if (fgets(line, sizeof line, stdin) == NULL) {
     return 1;
@@ -296,6 +301,46 @@ static void a_shell_has_ended_also_where_another_holds_its_pipes(void **state) {
   assert_non_null(strstr(even_error_last()->what, "ended before it came here: mux_client_request_session: read"));
 }
 
+/* ---- Ctrl-C while hosts are waited for ---- */
+
+static bool connects; /* an agent, which is waited for; */
+static bool is_there; /* it has */
+static int turns;     /* of the loop, since Ctrl-C */
+
+static bool user_asks(void) {
+  return is_there || !connects;
+}
+
+static int accept_it(int fd, struct sockaddr *address, socklen_t *bytes, int flags) {
+  int made = even_os_real.accept4(fd, address, bytes, flags);
+  is_there = is_there || made >= 0;
+  return made;
+}
+
+static int count_turn(int fd, struct epoll_event *events, int most, int timeout_ms) {
+  turns += user_asks() ? 1 : 0;
+  return even_os_real.epoll_wait(fd, events, most, timeout_ms);
+}
+
+static void who_has_not_come_when_the_user_ends_it_is_not_waited_for(void **state) {
+  static const char *const kinds[] = {"asleep", "mute"};
+  (void)state;
+  for (size_t i = 0; i < 2; i++) {
+    connects = i == 1;
+    is_there = false;
+    turns = 0;
+    even_os.accept4 = accept_it;
+    even_os.epoll_wait = count_turn;
+    even_stop_when(user_asks);
+    even_status status = lead(kinds[i], 100);
+    even_stop_when(NULL);
+    even_os = even_os_real;
+    assert_int_equal(status, EVEN_ERR_INTERRUPTED);
+    assert_int_equal(turns, 0);
+    assert_int_equal(waitpid(-1, NULL, WNOHANG), -1); /* nor is it left */
+  }
+}
+
 static uint64_t full_until_ns;
 static int refusals;
 
@@ -418,6 +463,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(who_is_not_waited_for_was_not_met),
       cmocka_unit_test(who_says_nothing_is_not_waited_for_long),
       cmocka_unit_test(a_shell_has_ended_also_where_another_holds_its_pipes),
+      cmocka_unit_test(who_has_not_come_when_the_user_ends_it_is_not_waited_for),
       cmocka_unit_test(without_descriptors_a_connection_waits_and_the_loop_does_not_spin),
       cmocka_unit_test(who_takes_ranks_over_knows_what_they_run_on),
       cmocka_unit_test(each_fault_ends_the_opening_and_leaves_nothing),

@@ -1,7 +1,8 @@
-/* The limit on open files: raised where it must be, left alone where not. */
+/* The limit on open files: raised where it must be, left alone where not; the standard streams. */
 #include "os/descriptors.h"
 
 #include "os/calls.h"
+#include "os/pipe.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -150,6 +151,28 @@ static void closed_streams_are_nobodys(void **state) {
   assert_int_equal(how, 0);
 }
 
+/* Whatever it was: who reads it comes to its end. */
+static void standard_input_can_be_emptied(void **state) {
+  char byte = 0;
+  int ends[2];
+  int status = 1;
+  (void)state;
+  assert_int_equal(pipe(ends), 0); /* its other end stays open */
+  pid_t child = fork();
+  if (child == 0) {
+    (void)dup2(ends[0], STDIN_FILENO);
+    fault_os(FAULT_open, 1, EMFILE);
+    bool failed = even_pipe_empty_input() != EVEN_OK;
+    fault_os(FAULT_dup2, 1, EBUSY);
+    failed = failed && even_pipe_empty_input() != EVEN_OK;
+    _exit(failed && even_pipe_empty_input() == EVEN_OK && read(STDIN_FILENO, &byte, 1) == 0 ? 0 : 2);
+  }
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  (void)close(ends[0]);
+  (void)close(ends[1]);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(what_is_asked_for_fits_then, keep, restore),
@@ -158,6 +181,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(the_spare_ones_are_had_as_far_as_the_hard_limit_goes, keep, restore),
       cmocka_unit_test_setup_teardown(refusals_come_back, keep, restore),
       cmocka_unit_test_setup_teardown(closed_streams_are_nobodys, keep, restore),
+      cmocka_unit_test_setup_teardown(standard_input_can_be_emptied, keep, restore),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -522,6 +523,22 @@ def test_ranks_there_have_an_empty_standard_input(hosts: Hosts, script: Script) 
     name = script("import os, sys; print('rank', os.environ['RANK'], 'reads', repr(sys.stdin.read()))")
     code, text = hosts.run("--log-rank", "all", name)
     assert code == 0 and "rank 0 reads ''" in text and "rank 1 reads ''" in text, text
+
+
+@pytest.mark.parametrize("outlasts", [False, True])
+def test_an_agent_looks_for_its_leader_for_as_long_as_that_wants_it(program: pathlib.Path, outlasts: bool) -> None:
+    """A leader that is busy may not answer at first; one that has ended holds the agent's standard input no more."""
+    with socket.create_server(("127.0.0.1", 0)) as leader:
+        words = {"key": "0" * 64, "host": 1, "port": leader.getsockname()[1], "outlasts": outlasts}
+        words |= {"patience_seconds": 3600, "addresses": ["127.0.0.1"]}
+        with subprocess.Popen([str(program), "agent"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
+            assert agent.stdin is not None
+            agent.stdin.write(json.dumps(words).encode() + b"\n")
+            agent.stdin.flush()
+            for _ in range(3):
+                leader.accept()[0].close()
+            agent.stdin.close()
+            assert agent.wait(150) == 7
 
 
 def test_that_profiles_of_other_hosts_are_not_read_is_said(hosts: Hosts, script: Script) -> None:
