@@ -389,10 +389,7 @@ static even_status run_attempts(even_job *job, even_fault_facts *ends, int *exit
     EVEN_TRY(even_legacy_leave(job->params->legacy, job));
     bool asked = !job->adopted && even_signals_end_pending() != 0; /* while checkpoints were read: none has to start */
     even_status status = asked ? EVEN_ERR_INTERRUPTED : run_once(job, ends, exit_code, &again, changed);
-    if (status == EVEN_ERR_INTERRUPTED && even_signals_end_pending() != 0) {
-      even_job_interrupted(job, even_signals_end_pending());
-      *exit_code =
-          128 + job->interrupted; /* the signal is the news, not the checkpoint half read, or the host waited for */
+    if (status == EVEN_ERR_INTERRUPTED && even_job_ended_between(job, exit_code)) {
       return EVEN_OK;
     }
     EVEN_TRY(status);

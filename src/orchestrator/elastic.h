@@ -74,6 +74,10 @@ void even_elastic_heed_between(even_job *job);
 /* else it counts as soon as ranks run, from when it came, or, where its time is over by then, from now on. Of an agent
  * that is lost it is forgotten with that: the next one there has none. */
 void even_elastic_heed(even_job *job);
+/* While the job waits for ranks: a host with notice leaves at once, and is waited for as one that is lost, once its
+ * time is over. EVEN_ERR_INTERRUPTED: this host has notice, and the job ends (`draining`). EVEN_ERR_PEER_LOST: nobody
+ * else can come. */
+even_status even_elastic_heed_waiting(even_job *job) EVEN_MUST_USE;
 /* Whether a host may leave, its ranks with it. */
 even_status even_elastic_may_go(const even_job *job, const even_host_agent *agent) EVEN_MUST_USE;
 /* A host could not do its part: one that has joined is no reason to end the job, which restarts without it. */
@@ -120,8 +124,9 @@ bool even_elastic_leaves_out(const even_job *job);
 bool even_elastic_may_wait(const even_job *job);
 /* For so many seconds; INFINITY: for as long as it takes. */
 double even_elastic_patience(const even_job *job);
-/* Waits until they are enough: starts agents of lost hosts again and again, and hears hosts that join.
- * EVEN_ERR_PEER_LOST: the time is over, or another host leads. EVEN_ERR_INTERRUPTED: the thread's question. */
+/* Waits until they are enough: starts agents of lost hosts again and again, and hears hosts that join. A host with
+ * notice leaves meanwhile. EVEN_ERR_PEER_LOST: the time is over, nobody else can come, or another host leads.
+ * EVEN_ERR_INTERRUPTED: the thread's question, or this host has notice (`draining`). */
 even_status even_elastic_await_ranks(even_job *job) EVEN_MUST_USE;
 /* EVEN_ERR_PEER_LOST, in words; 0 s: nothing was waited for. */
 even_status even_elastic_too_few(const even_job *job, double waited_seconds);
@@ -172,6 +177,8 @@ even_host_agent *even_elastic_take_in(even_hosts *hosts, even_host_agent *guest)
 bool even_elastic_stays(const even_host_agent *agent);
 /* Ranks of hosts that stay, this one's among them. */
 size_t even_elastic_ranks(const even_job *job);
+/* Tells an agent of the end, and waits for it; another one can be launched in its place. The loop turns meanwhile. */
+void even_elastic_say_goodbye(even_host_agent *agent);
 /* Tells agents that leave of the end, and takes them out of the list; takes the guests into it. Outside of the loop's
  * calls. */
 even_status even_elastic_rearrange(even_job *job) EVEN_MUST_USE;

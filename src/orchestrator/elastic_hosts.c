@@ -35,7 +35,7 @@ size_t even_elastic_ranks(const even_job *job) {
 
 /* Its shell ends with it; one that came by itself closes its connection, which is ours no more. The loop turns
  * meanwhile: commands, guests and ends of connections come, and find the list as it was. */
-static void say_goodbye(even_host_agent *agent) {
+void even_elastic_say_goodbye(even_host_agent *agent) {
   uint64_t until = even_clock_ns() + LEAVING_NS;
   if (agent->link != NULL) {
     (void)!even_link_send(agent->link, EVEN_MESSAGE_END, NULL, NULL, 0);
@@ -53,6 +53,10 @@ static void say_goodbye(even_host_agent *agent) {
     even_hosts_tick(agent->hosts);
   }
   even_host_agent_drop(agent);
+}
+
+static void part(even_host_agent *agent) {
+  even_elastic_say_goodbye(agent);
   even_device_list_free(&agent->devices);
   even_aside_host_close(agent);
   even_device_list_free(&agent->next.devices);
@@ -80,7 +84,7 @@ static void part_all(even_job *job) {
       if (agent->leaves && !agent->parted) {
         bool sought = even_elastic_look_for(hosts, agent);
         even_legacy_part(job->params->legacy, agent->name, sought); /* first: from here on it is gone */
-        say_goodbye(agent);
+        part(agent);
         tell_left(job, agent);
         any = true;
       }

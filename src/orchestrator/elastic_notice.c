@@ -1,7 +1,9 @@
 /* A host has notice that it must end soon (--notice, --notice-from): the others go on without it, or all end. */
 #include "base/fail.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
+#include "os/signals.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -122,4 +124,52 @@ void even_elastic_heed(even_job *job) {
       heed(job, agent, &notice, counts_from(job, &notice, kept.at_ns));
     }
   }
+}
+
+/* ---- while the job waits for ranks ---- */
+
+/* Nothing trains: what there is is saved. */
+static even_status end_waiting(even_job *job, int signal, const char *what) {
+  const even_notice notice = {.signal = signal, .what = what};
+  bool saved = job->resume.length > 0;
+  job->draining = signal;
+  even_job_notice(job,
+                  "%s: no ranks run, and the training %s%s: the job ends (%s); --name and --resume auto go on with it",
+                  even_notice_words(&notice), saved ? "is saved in " : "has saved nothing yet",
+                  even_text_string(&job->resume), even_notice_option(&notice));
+  return even_fail(EVEN_ERR_INTERRUPTED, "the job was to end while hosts were waited for");
+}
+
+/* As one that is lost it may be waited for, when the machine may be there again. The others vote without it first: it
+ * counts among them for as long as it is there. */
+static even_status leave_waiting(even_job *job, even_host_agent *agent) {
+  const even_notice notice = {
+      .signal = agent->notice.signal, .seconds = agent->notice.seconds, .what = agent->notice.what};
+  uint64_t until = agent->notice.at_ns + (uint64_t)(seconds_of(job, &notice) * 1e9);
+  (void)snprintf(agent->lost_words, sizeof agent->lost_words, "it has notice (%s)", even_notice_words(&notice));
+  even_elastic_leave_out(job, agent, agent->lost_words);
+  agent->back_ns = until > agent->back_ns ? until : agent->back_ns;
+  agent->member = 0;
+  agent->cannot_vote = true;
+  EVEN_TRY(even_succession_join(job));
+  even_elastic_say_goodbye(agent);
+  agent->lost = true;
+  return even_elastic_may_wait(job) ? EVEN_OK : even_elastic_too_few(job, 0);
+}
+
+even_status even_elastic_heed_waiting(even_job *job) {
+  const even_hosts_params *params = &job->hosts->params;
+  int pending = job->params->notice_seconds > 0 ? even_signals_notice_pending() : 0;
+  if (job->own_notice.signal != 0 || pending != 0) {
+    return job->own_notice.signal != 0 ? end_waiting(job, job->own_notice.signal, job->own_notice.what)
+                                       : end_waiting(job, pending, "");
+  }
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    even_host_agent *agent = &job->hosts->agents[i];
+    bool may = params->least_ranks > 0 || ((params->shell != NULL || params->returns) && !agent->came);
+    if (agent->notice.signal != 0 && agent->fits && !agent->leaves && may) {
+      EVEN_TRY(leave_waiting(job, agent));
+    }
+  }
+  return EVEN_OK;
 }

@@ -199,6 +199,7 @@ static void tell(even_job *job) {
 static even_status turn(even_job *job) {
   even_hosts *hosts = job->hosts;
   const even_agent_observer *observer = &job->params->observer;
+  EVEN_TRY(even_elastic_heed_waiting(job));
   if (even_stop_asked()) {
     return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts were waited for");
   }

@@ -101,6 +101,19 @@ void even_job_check_deadline(even_job *job) {
   }
 }
 
+bool even_job_ended_between(even_job *job, int *exit_code) {
+  int number = even_signals_end_pending();
+  if (job->draining != 0) { /* by notice, while ranks were waited for */
+    *exit_code = EVEN_SAVED_AND_ENDED;
+    return true;
+  }
+  if (number != 0) { /* that is the news, not the checkpoint half read, or the host waited for */
+    even_job_interrupted(job, number);
+    *exit_code = 128 + job->interrupted;
+  }
+  return number != 0;
+}
+
 void even_job_end_by_user(even_job *job, int number) {
   bool again = number == SIGINT && ++job->interrupts > 1; /* whatever signal came before */
   even_job_interrupted(job, number);

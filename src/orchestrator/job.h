@@ -370,6 +370,8 @@ void even_job_snapshots_close(even_job *job);
 void even_job_signals_ready(void *context, int fd);
 /* The user ends the job by `signal`: told once. */
 void even_job_interrupted(even_job *job, int signal);
+/* What was to be done between two attempts was interrupted: whether the job ends for that, and with which code. */
+bool even_job_ended_between(even_job *job, int *exit_code);
 /* A line of its own, cut off beyond so many bytes. */
 enum { EVEN_JOB_NOTICE = 512 };
 void even_job_notice(even_job *job, const char *format, ...) EVEN_PRINTF(2, 3);

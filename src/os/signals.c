@@ -106,17 +106,26 @@ int even_signals_next(even_signals *signals) {
   return got == (ssize_t)sizeof facts ? (int)facts.ssi_signo : 0;
 }
 
-int even_signals_end_pending(void) {
-  static const int ends[] = {SIGINT, SIGTERM, SIGHUP};
+/* The first of them that is; they end with 0. */
+static int pending_of(const int *numbers) {
   sigset_t pending;
-  if (even_os.pending_signals(&pending) == 0) {
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
-      if (sigismember(&pending, ends[i]) == 1) {
-        return ends[i];
-      }
-    }
+  if (even_os.pending_signals(&pending) != 0) {
+    return 0;
   }
-  return 0;
+  while (*numbers != 0 && sigismember(&pending, *numbers) != 1) {
+    numbers++;
+  }
+  return *numbers;
+}
+
+int even_signals_end_pending(void) {
+  static const int ends[] = {SIGINT, SIGTERM, SIGHUP, 0};
+  return pending_of(ends);
+}
+
+int even_signals_notice_pending(void) {
+  static const int notices[] = {SIGTERM, SIGUSR1, 0};
+  return pending_of(notices);
 }
 
 void even_signals_leave(even_signals *signals) {

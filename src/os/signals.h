@@ -27,6 +27,8 @@ void even_signals_pipe_restore(const struct sigaction *before);
 int even_signals_next(even_signals *signals);
 /* One of INT, TERM and HUP that came while they are blocked and was not read yet; it stays so. 0: none. */
 int even_signals_end_pending(void);
+/* So of TERM and USR1, which may be notice of the end to come. */
+int even_signals_notice_pending(void);
 /* Restores mask and handlers. Signals not read are discarded. */
 void even_signals_close(even_signals *signals);
 /* In a child that was forked meanwhile: closes its descriptor and restores handlers; the mask stays, and so does what

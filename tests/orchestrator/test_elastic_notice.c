@@ -1,11 +1,14 @@
-/* A host has notice while no ranks run: it leaves before the next attempt, or all end as soon as that one runs. An
+/* A host has notice while no ranks run: it leaves before the next attempt, or at once where that is waited for, or all
+ * end as soon as that one runs. An
  * agent here is what stands of it in the list of hosts. */
 #include "orchestrator/elastic.h"
 
 #include "an_agent.h"
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/stop.h"
 #include "os/clock.h"
+#include "os/signals.h"
 
 #include <evenstep/telemetry.h>
 #include <math.h>
@@ -223,6 +226,87 @@ static void what_is_no_notice_is_not_kept(void **state) {
   assert_string_equal(at->told, "");
 }
 
+/* ---- while the job waits for ranks ---- */
+
+static int looks; /* until the user ends the waiting */
+
+static bool user_ends_it(void) {
+  return --looks < 0;
+}
+
+/* y is lost, and three ranks are to be there; for so many turns. */
+static even_status await_ranks(scene *at, int turns) {
+  at->hosts.params.least_ranks = 3;
+  host(at, "y")->leaves = host(at, "y")->lost = true;
+  host(at, "y")->away = at->hosts.params.shell != NULL;
+  host(at, "y")->back_ns = UINT64_MAX;
+  looks = turns;
+  even_stop_when(user_ends_it);
+  even_status status = even_elastic_await_ranks(&at->job);
+  even_stop_when(NULL);
+  return status;
+}
+
+static char *const shell[] = {(char *)(uintptr_t)"/nonexistent/shell", NULL};
+
+static void who_has_notice_while_ranks_are_waited_for_leaves_at_once(void **state) {
+  scene *at = *state;
+  at->hosts.params.shell = shell;
+  has_notice(at, "x", SIGTERM);
+  uint64_t came = host(at, "x")->notice.at_ns;
+  assert_int_equal(await_ranks(at, 1), EVEN_ERR_INTERRUPTED);
+  assert_true(host(at, "x")->leaves && host(at, "x")->lost && host(at, "x")->away);
+  assert_true(host(at, "x")->back_ns == came + 60000000000u); /* when its machine may be there again */
+  assert_int_equal(host(at, "x")->notice.signal, 0);
+  assert_true(was_told(at, "host x is left out: it has notice (SIGTERM)|"));
+  assert_int_equal(at->job.draining, 0);
+}
+
+static void without_whom_nobody_is_left_to_come_it_ends(void **state) {
+  scene *at = *state;
+  has_notice(at, "x", SIGUSR1);
+  assert_int_equal(await_ranks(at, 1), EVEN_ERR_PEER_LOST);
+  assert_true(host(at, "x")->leaves && !host(at, "x")->away);
+}
+
+static void take_back(int number) {
+  sigset_t one;
+  const struct timespec now = {0, 0};
+  (void)sigemptyset(&one);
+  (void)sigaddset(&one, number);
+  assert_int_equal(sigtimedwait(&one, NULL, &now), number);
+}
+
+static void a_signal_here_ends_a_job_that_waits_and_is_saved(void **state) {
+  scene *at = *state;
+  int code = 0;
+  at->hosts.params.shell = shell;
+  assert_int_equal(even_signals_block(), EVEN_OK);
+  assert_int_equal(raise(SIGUSR1), 0);
+  at->params.notice_seconds = 0;
+  assert_int_equal(await_ranks(at, 1), EVEN_ERR_INTERRUPTED);
+  assert_false(even_job_ended_between(&at->job, &code)); /* it was none */
+  at->params.notice_seconds = 60;
+  even_text_add(&at->job.resume, "step-00000007");
+  assert_int_equal(await_ranks(at, 1), EVEN_ERR_INTERRUPTED);
+  take_back(SIGUSR1);
+  assert_true(
+      was_told(at, "SIGUSR1: no ranks run, and the training is saved in step-00000007: the job ends (--notice)"));
+  assert_true(even_job_ended_between(&at->job, &code));
+  assert_int_equal(code, EVEN_SAVED_AND_ENDED);
+  even_text_free(&at->job.resume);
+}
+
+/* Of a host that has come to lead. */
+static void notice_of_before_ends_it_too(void **state) {
+  scene *at = *state;
+  at->hosts.params.shell = shell;
+  at->job.own_notice = (even_host_notice){.signal = SIGTERM, .at_ns = even_clock_ns()};
+  assert_int_equal(await_ranks(at, 1), EVEN_ERR_INTERRUPTED);
+  assert_int_equal(at->job.draining, SIGTERM);
+  assert_true(was_told(at, "SIGTERM: no ranks run, and the training has saved nothing yet: the job ends (--notice)"));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_notice_between_two_attempts_has_no_part_in_the_next, open_scene,
@@ -234,6 +318,11 @@ int main(void) {
       cmocka_unit_test_setup_teardown(notice_of_an_agent_is_none_of_the_next_one, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(nor_of_one_that_is_waited_for_again, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_is_no_notice_is_not_kept, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(who_has_notice_while_ranks_are_waited_for_leaves_at_once, open_scene,
+                                      close_scene),
+      cmocka_unit_test_setup_teardown(without_whom_nobody_is_left_to_come_it_ends, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(a_signal_here_ends_a_job_that_waits_and_is_saved, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(notice_of_before_ends_it_too, open_scene, close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

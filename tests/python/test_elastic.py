@@ -225,12 +225,14 @@ def test_with_too_few_ranks_it_waits_for_its_host_to_be_back(
     assert len(re.findall(r"rank \d of 2 attempt 1", text)) == 2
 
 
-def test_who_waits_for_hosts_is_ended_by_ctrl_c(hosts: Hosts, waiting: str) -> None:
-    job = with_too_few(hosts, waiting)
+@pytest.mark.parametrize("notice", [False, True])
+def test_who_waits_for_hosts_is_ended_by_a_signal(hosts: Hosts, waiting: str, notice: bool) -> None:
+    job = with_too_few(hosts, waiting, *(("--notice", "60") if notice else ()))
     job.wait_for("the job waits, until ")
-    os.kill(job.process.pid, signal.SIGINT)
+    os.kill(job.process.pid, signal.SIGUSR1 if notice else signal.SIGINT)
     code, text = job.finish()
-    assert code == 130 and "was interrupted" in text, text
+    assert code == (75 if notice else 130), text
+    assert ("SIGUSR1: no ranks run, and the training has saved nothing yet" if notice else "was interrupted") in text
 
 
 @pytest.mark.parametrize("seconds", ["0", "0.5"])
