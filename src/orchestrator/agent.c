@@ -590,6 +590,7 @@ even_status even_agent_run(const even_agent_params *params, int *exit_code) {
                   .guardian = {.pid = -1, .pipe = -1},
                   .generation_fd = -1,
                   .oom = {.kernel_log = -1},
+                  .own_notice = params->estate == NULL ? (even_host_notice){0} : params->estate->notice,
                   .adopted = even_outlast_due(params->legacy)};
   even_job_hosts_count(&job);
   return open_and_run(&job, even_job_open(&job), exit_code);

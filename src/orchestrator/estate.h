@@ -16,8 +16,9 @@ typedef struct even_estate {
   uint64_t generation;
   char key_digits[2 * EVEN_TLS_KEY_BYTES + 1];
   json_t *content;
-  uint64_t left_ns;     /* when this host got that */
-  even_follower *holds; /* ranks of an attempt that goes on under this leader (hold.h); NULL: a new one begins */
+  uint64_t left_ns;        /* when this host got that */
+  even_follower *holds;    /* ranks of an attempt that goes on under this leader (hold.h); NULL: a new one begins */
+  even_host_notice notice; /* of this host, which it had as another one led; its ranks have it, where it holds them */
   struct even_host_memory *memory; /* what this host has of the job's checkpoints; NULL: none, or somebody took it */
 } even_estate;
 

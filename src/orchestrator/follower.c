@@ -147,6 +147,7 @@ static even_status serve(even_follower *follower, const char *line, bool *met, e
   EVEN_TRY(status);
   if (leads) {
     EVEN_TRY(even_candidate_inherit(&follower->candidate, estate));
+    (*estate)->notice = follower->job.own_notice;
     (*estate)->memory = follower->kept.host;
     follower->kept.host = NULL;
     return EVEN_OK;

@@ -178,6 +178,26 @@ def test_another_host_takes_a_killed_leaders_place(hosts: Hosts, tmp_path: pathl
 
 
 @pytest.mark.more
+def test_notice_while_nobody_leads_is_heeded_where_all_begin_anew(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """By the host that leads next: as the ranks of its attempt save nothing, they are ended when its time is over."""
+    path = tmp_path / "waiting.sh"
+    path.write_text(WAITING.replace('"$TORCHELASTIC_RESTART_COUNT" = 0', "1"))
+    path.chmod(0o755)
+    words = ("--name", "a", "--notice", "1", "--log-rank", "all", "--no-monitor", "--no-python", str(path))
+    job = hosts.start(*words)
+    job.wait_for(STANDS)
+    for rank in range(COUNT):
+        job.wait_for(rf"\[rank {rank}[^\]]*\] attempt 0 rank {rank} of 3 ")
+    agents = hosts.agents_of(hosts.names[1])
+    os.kill(job.process.pid, signal.SIGKILL)
+    for agent in agents:
+        os.kill(agent, signal.SIGTERM)
+    wait_until(lambda: "the time of --notice is over" in hosts.log("a"))
+    assert "SIGTERM: the training saves its state after the step under way and ends" in hosts.log("a")
+    wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
 def test_who_takes_a_leaders_place_with_too_few_ranks_ends_and_says_so(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     job, _ = _wait(hosts, tmp_path, "--min-ranks", "3")
     os.kill(job.process.pid, signal.SIGKILL)
