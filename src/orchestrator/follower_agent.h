@@ -28,13 +28,14 @@ struct even_follower {
   const char *invitation;      /* as it was written to this host */
   const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
   bool gone;
-  bool ended;    /* the leader said so */
-  bool refused;  /* and why: `why` */
-  bool taken;    /* the leader has begun to look at this host: it waited for it; */
-  bool *met;     /* the same, for the caller, at once; NULL: it does not ask */
-  bool launched; /* by a program that is none of the leader's, which looks for the leader itself */
-  bool asked;    /* an attempt shall be started */
-  int recalled;  /* the signal that shall end it before it was; 0: none */
+  bool ended;               /* the leader said so */
+  bool refused;             /* and why: `why` */
+  bool taken;               /* the leader has begun to look at this host: it waited for it; */
+  bool *met;                /* the same, for the caller, at once; NULL: it does not ask */
+  bool launched;            /* by a program that is none of the leader's, which looks for the leader itself */
+  bool asked;               /* an attempt shall be started */
+  int recalled;             /* the signal that shall end it before it was; 0: none */
+  _Atomic uint64_t signals; /* where there is no legacy: as even_legacy_page.signals */
   even_error why;
   even_remote_start start;
   even_device_list own;   /* that take part, */
@@ -103,6 +104,8 @@ even_status even_follower_seek(even_follower *follower) EVEN_MUST_USE;
 /* ---- follower_hear.c ---- */
 /* What the leader says (a call of the link). */
 even_status even_follower_hear(void *context, even_link *link, const even_message *message) EVEN_MUST_USE;
+/* How many of the signals that are forwarded in this attempt were passed on here, also by agents before this one. */
+_Atomic uint64_t *even_follower_signals(even_follower *follower);
 /* The leader asks what this host has. */
 even_status even_follower_check(even_follower *follower, const json_t *content) EVEN_MUST_USE;
 even_status even_follower_open_parcels(even_follower *follower) EVEN_MUST_USE;

@@ -168,6 +168,10 @@ static even_status use_devices(even_follower *follower) {
   return EVEN_OK;
 }
 
+_Atomic uint64_t *even_follower_signals(even_follower *follower) {
+  return follower->legacy == NULL ? &follower->signals : &follower->legacy->page->signals;
+}
+
 static even_status take_start(even_follower *follower, const even_message *message) {
   if (follower->asked || follower->running) {
     return even_fail(EVEN_ERR_INPUT, "an attempt shall be started while another one runs");
@@ -189,6 +193,7 @@ static even_status take_start(even_follower *follower, const even_message *messa
   follower->asked = true;
   follower->settled = false;
   follower->recalled = 0;
+  atomic_store(even_follower_signals(follower), 0);
   return EVEN_OK;
 }
 
@@ -204,6 +209,17 @@ static even_status end_rank(even_follower *follower, const json_t *rank, bool st
   }
   even_job_end_alone(&follower->job, (size_t)number, standing);
   return EVEN_OK;
+}
+
+/* One that is forwarded, which the leader says again where it does not know that it was passed on. Noted first: it does
+ * not come twice, whenever this agent is killed. */
+static void pass_on(even_follower *follower, int number, const json_t *serial) {
+  _Atomic uint64_t *passed = even_follower_signals(follower);
+  uint64_t its = (uint64_t)json_integer_value(serial);
+  if (its > atomic_load(passed)) {
+    atomic_store(passed, its);
+    even_job_signal_ranks(&follower->job, number, false);
+  }
 }
 
 static even_status take_signal(even_follower *follower, const json_t *content) {
@@ -227,7 +243,7 @@ static even_status take_signal(even_follower *follower, const json_t *content) {
   if (ends) {
     even_job_end_ranks(&follower->job, (int)number, groups);
   } else {
-    even_job_signal_ranks(&follower->job, (int)number, groups);
+    pass_on(follower, (int)number, json_object_get(content, "serial"));
   }
   return EVEN_OK;
 }

@@ -96,7 +96,8 @@ void even_follower_greet(even_follower *follower) {
   even_follower_tell(follower, EVEN_MESSAGE_GREET, &text, NULL, 0);
   if (follower->held) {
     even_text attempt = EVEN_TEXT_EMPTY;
-    even_follower_words_attempt(&follower->job, follower->led, even_text_string(&follower->facts), &attempt);
+    even_follower_words_attempt(&follower->job, follower->led, atomic_load(even_follower_signals(follower)),
+                                even_text_string(&follower->facts), &attempt);
     even_follower_tell(follower, EVEN_MESSAGE_RUNS, &attempt, NULL, 0);
   }
 }

@@ -51,12 +51,14 @@ void even_follower_words_settled(even_job *job, even_text *out) {
   even_json_object_end(&json);
 }
 
-void even_follower_words_attempt(const even_job *job, uint64_t led, const char *facts, even_text *out) {
+void even_follower_words_attempt(const even_job *job, uint64_t led, uint64_t signals, const char *facts,
+                                 even_text *out) {
   uint32_t newest = job->generation == NULL ? 0 : even_generation_number(job->generation);
   even_json json = even_json_begin(out, 0);
   even_json_object(&json, NULL);
   even_json_integer(&json, "attempt", job->attempt);
   even_json_unsigned(&json, "led", led);
+  even_json_unsigned(&json, "signals", signals);
   even_json_integer(&json, "world", (int64_t)job->count);
   even_json_integer(&json, "groups", job->most_groups);
   even_json_integer(&json, "first", (int64_t)job->first);

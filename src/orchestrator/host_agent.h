@@ -91,6 +91,14 @@ typedef struct even_host_stranger {
   uint64_t since_ns;
 } even_host_stranger;
 
+/* Signals that are forwarded in an attempt, each with its number in it: who goes on in a killed agent's place is said
+ * again what that one has not passed on, of the last few. */
+enum { EVEN_HOSTS_SIGNALS = 32 };
+typedef struct even_hosts_signals {
+  uint64_t said;
+  int last[EVEN_HOSTS_SIGNALS]; /* that of number n in [n % …]; 0: another leader has said it */
+} even_hosts_signals;
+
 struct even_hosts {
   even_hosts_params params; /* its pointers are the caller's */
   even_host_agent *agents;  /* [0] is this host, of which only the names and numbers count */
@@ -136,6 +144,7 @@ struct even_hosts {
   bool adopts;                /* the first attempt is one that runs (adopt.h) */
   bool gathering;             /* whoever comes is waited for, and nobody missed */
   even_error failure;         /* what ends the opening; EVEN_OK: nothing */
+  even_hosts_signals signals;
   struct even_elastic *elastic;
   struct even_job *job;      /* while it runs */
   even_loop_watch job_watch; /* of `loop`, in the job's */
@@ -250,6 +259,10 @@ even_status even_host_data_compare(const json_t *ours, const json_t *theirs, con
 void even_host_data_tell(even_host_agent *agent);
 
 /* ---- remote.c: the job's side ---- */
+/* An agent has passed on so many of the signals that were forwarded. */
+void even_hosts_note_signals(even_hosts *hosts, uint64_t passed);
+/* Forwards again those that it has not. */
+even_status even_hosts_say_signals(const even_host_agent *agent, uint64_t passed) EVEN_MUST_USE;
 /* A message of a host while the job runs. */
 even_status even_hosts_job_message(even_host_agent *agent, const even_message *message) EVEN_MUST_USE;
 /* Its connection has ended. */

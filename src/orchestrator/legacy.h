@@ -59,6 +59,7 @@ typedef struct even_legacy_page {
   bool again;                /* this agent cannot go on with the ranks that run: another one begins without them */
   _Atomic bool whole;        /* the next agent can go on with the ranks that run (outlast.h) */
   bool taken;                /* an agent that does not lead was taken by its leader */
+  _Atomic uint64_t signals;  /* that it has passed on to its ranks in this attempt, of those that its leader forwards */
   _Atomic int over;          /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
   pid_t keeper;              /* of the folder in which they keep checkpoints in memory; */
   char memory[EVEN_LEGACY_TEXT]; /* "": there is none */

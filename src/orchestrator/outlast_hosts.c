@@ -198,6 +198,7 @@ static even_status go_on(even_host_agent *agent) {
   EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_ADOPT, text, NULL, 0));
   EVEN_TRY(even_boards_catch_up(job, agent, even_boards_newest_of(agent->runs)));
   EVEN_TRY(tell_stage(agent));
+  EVEN_TRY(even_hosts_say_signals(agent, (uint64_t)json_integer_value(json_object_get(agent->runs, "signals"))));
   even_job_notice(job, "host %s: its agent was killed, and another one goes on with its %zu rank%s, which train%s on",
                   agent->name, agent->count, agent->count == 1 ? "" : "s", agent->count == 1 ? "s" : "");
   return EVEN_OK;
@@ -206,6 +207,7 @@ static even_status go_on(even_host_agent *agent) {
 even_status even_outlast_hosts_take(even_host_agent *agent, json_t *runs) {
   json_decref(agent->runs);
   agent->runs = runs;
+  even_hosts_note_signals(agent->hosts, (uint64_t)json_integer_value(json_object_get(runs, "signals")));
   return agent->renewed && agent->hosts->job != NULL ? go_on(agent) : EVEN_OK;
 }
 

@@ -315,6 +315,7 @@ even_status even_job_hosts_begin(even_job *job) {
   if (job->hosts == NULL) {
     return EVEN_OK;
   }
+  job->hosts->signals.said = 0;
   EVEN_TRY(even_succession_open(job));
   EVEN_TRY(bring_all(job));
   even_job_hosts_choose_address(job);
@@ -342,13 +343,43 @@ even_status even_job_hosts_begin(even_job *job) {
   return EVEN_OK;
 }
 
+void even_hosts_note_signals(even_hosts *hosts, uint64_t passed) {
+  even_hosts_signals *signals = &hosts->signals;
+  if (passed > signals->said) {
+    *signals = (even_hosts_signals){.said = passed};
+  }
+}
+
+static void write_forwarded(const even_hosts_signals *signals, uint64_t serial, char *out, size_t bytes) {
+  (void)snprintf(out, bytes, "{\"number\":%d,\"serial\":%llu}", signals->last[serial % EVEN_HOSTS_SIGNALS],
+                 (unsigned long long)serial);
+}
+
+even_status even_hosts_say_signals(const even_host_agent *agent, uint64_t passed) {
+  const even_hosts_signals *signals = &agent->hosts->signals;
+  uint64_t kept = signals->said > EVEN_HOSTS_SIGNALS ? signals->said - EVEN_HOSTS_SIGNALS : 0;
+  for (uint64_t serial = (passed > kept ? passed : kept) + 1; serial <= signals->said; serial++) {
+    char text[96];
+    write_forwarded(signals, serial, text, sizeof text);
+    if (signals->last[serial % EVEN_HOSTS_SIGNALS] != 0) {
+      EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_SIGNAL, text, NULL, 0));
+    }
+  }
+  return EVEN_OK;
+}
+
 void even_job_hosts_signal(even_job *job, int number, bool groups, bool ends) {
   char text[96];
   if (job->hosts == NULL) {
     return;
   }
-  (void)snprintf(text, sizeof text, "{\"number\":%d,\"groups\":%s,\"ends\":%s}", number, groups ? "true" : "false",
-                 ends ? "true" : "false");
+  if (ends) {
+    (void)snprintf(text, sizeof text, "{\"number\":%d,\"groups\":%s,\"ends\":true}", number, groups ? "true" : "false");
+  } else {
+    even_hosts_signals *signals = &job->hosts->signals;
+    signals->last[++signals->said % EVEN_HOSTS_SIGNALS] = number;
+    write_forwarded(signals, signals->said, text, sizeof text);
+  }
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
     if (agent->busy && agent->link != NULL &&

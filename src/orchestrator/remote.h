@@ -19,7 +19,7 @@ void even_job_hosts_find_address(const even_job *job, const char *without, char 
 /* Has each host start its ranks, which count as alive from then on; the agents of hosts that were lost are started
  * again first. */
 even_status even_job_hosts_begin(even_job *job) EVEN_MUST_USE;
-/* A signal for all ranks there; `ends`: it is to end them. */
+/* A signal for all ranks there; `ends`: it is to end them, else it is forwarded, without `groups`. */
 void even_job_hosts_signal(even_job *job, int number, bool groups, bool ends);
 /* Signs of life; about ten times a second, outside of the loop's calls. */
 void even_job_hosts_tick(even_job *job);

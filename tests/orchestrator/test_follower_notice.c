@@ -1,9 +1,11 @@
-/* A host has notice while nobody leads, or ranks that somebody stopped, or let go on: whoever leads next is told. The
- * leader is the other end of a link here, and the ranks are numbers. */
+/* A host has notice while nobody leads, or ranks that somebody stopped, or let go on: whoever leads next is told. And
+ * what the leader forwards it says again to whoever comes in a killed agent's place. The leader is the other end of a
+ * link here, and the ranks are numbers. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "orchestrator/follower_agent.h"
+#include "orchestrator/remote.h"
 #include "os/clock.h"
 #include "os/listener.h"
 #include "os/socket.h"
@@ -33,6 +35,9 @@ typedef struct scene {
   double seconds;
   int stops;         /* that were told of ranks, */
   int stopped_by[3]; /* and the last of each; 0: it goes on */
+  int signals;       /* that were forwarded, */
+  json_int_t serial; /* and the last one's number, */
+  uint64_t least;    /* of what was passed on, after each */
 } scene;
 
 static void on_ready(void *context, even_link *link) {
@@ -53,9 +58,24 @@ static void take_drain(scene *at, const json_t *content) {
   at->seconds = json_number_value(json_object_get(content, "seconds"));
 }
 
+static even_status take_signal(scene *at, even_link *link, const even_message *message) {
+  json_t *content = NULL;
+  assert_int_equal(even_json_parse("it", message->json, message->json_bytes, &content), EVEN_OK);
+  at->serial = json_integer_value(json_object_get(content, "serial"));
+  at->signals++;
+  json_decref(content);
+  EVEN_TRY(even_follower_hear(&at->follower, link, message));
+  uint64_t passed = atomic_load(even_follower_signals(&at->follower));
+  at->least = passed < at->least ? passed : at->least;
+  return EVEN_OK;
+}
+
 static even_status on_message(void *context, even_link *link, const even_message *message) {
   scene *at = context;
   json_t *content = NULL;
+  if (link == &at->follower.link && message->kind == EVEN_MESSAGE_SIGNAL) {
+    return take_signal(at, link, message);
+  }
   if (link != &at->leader || (message->kind != EVEN_MESSAGE_DRAIN && message->kind != EVEN_MESSAGE_STOPPED)) {
     return EVEN_OK;
   }
@@ -250,6 +270,44 @@ static void the_next_one_hears_who_stands_and_who_goes_on(void **state) {
   assert_int_equal(at->stopped_by[2], -1);
 }
 
+static void turn_until_signals(scene *at, int count, json_int_t serial) {
+  for (int i = 0; i < MOST_TURNS && at->signals < count; i++) {
+    turn(at);
+  }
+  assert_int_equal(at->signals, count);
+  assert_int_equal(at->serial, serial);
+}
+
+static void what_was_not_passed_on_is_said_again(void **state) {
+  scene *at = *state;
+  even_host_agent agents[2] = {{.name = "here"}, {.name = "there", .link = &at->leader, .busy = true}};
+  even_hosts hosts = {.agents = agents, .count = 2};
+  even_job job = {.hosts = &hosts};
+  agents[1].hosts = &hosts;
+  for (int i = 0; i < MOST_TURNS && !even_link_is_up(&at->leader); i++) {
+    turn(at);
+  }
+  for (int i = 0; i < EVEN_HOSTS_SIGNALS + 8; i++) {
+    even_job_hosts_signal(&job, SIGUSR1, false, false);
+  }
+  turn_until_signals(at, EVEN_HOSTS_SIGNALS + 8, EVEN_HOSTS_SIGNALS + 8);
+  assert_int_equal(atomic_load(even_follower_signals(&at->follower)), EVEN_HOSTS_SIGNALS + 8);
+  at->signals = 0;
+  at->least = UINT64_MAX;
+  assert_int_equal(even_hosts_say_signals(&agents[1], EVEN_HOSTS_SIGNALS + 6), EVEN_OK);
+  turn_until_signals(at, 2, EVEN_HOSTS_SIGNALS + 8);
+  at->signals = 0;
+  assert_int_equal(even_hosts_say_signals(&agents[1], 0), EVEN_OK); /* the last of them */
+  turn_until_signals(at, EVEN_HOSTS_SIGNALS, EVEN_HOSTS_SIGNALS + 8);
+  assert_int_equal(at->least, EVEN_HOSTS_SIGNALS + 8); /* it had them: none is passed on twice */
+  even_hosts_note_signals(&hosts, 99);                 /* the leader before this one has said so many */
+  at->signals = 0;
+  assert_int_equal(even_hosts_say_signals(&agents[1], 98), EVEN_OK);
+  even_job_hosts_signal(&job, SIGUSR2, false, false);
+  turn_until_signals(at, 1, 100);
+  assert_int_equal(atomic_load(even_follower_signals(&at->follower)), 100);
+}
+
 int main(void) {
 #define SCENE_TEST(test) cmocka_unit_test_setup_teardown(test, open_scene, close_scene)
   const struct CMUnitTest tests[] = {
@@ -260,6 +318,7 @@ int main(void) {
       SCENE_TEST(another_attempt_does_not_forget_it_untold),
       SCENE_TEST(where_this_host_leads_next_its_ranks_are_asked),
       SCENE_TEST(the_next_one_hears_who_stands_and_who_goes_on),
+      SCENE_TEST(what_was_not_passed_on_is_said_again),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -208,8 +208,9 @@ def test_of_mpirun_an_agent_that_is_killed_is_started_again(
     assert end_soon(ranks) and launched.meeting() == []
 
 
-# Says what it is asked for, and stays until it is told to end.
+# Says what it is asked for, and which signals came, and stays until it is told to end.
 STAYING = """
+    trap 'echo "rank $RANK got USR1"' USR1
     echo "rank $RANK of $WORLD_SIZE host $GROUP_RANK attempt $TORCHELASTIC_RESTART_COUNT process $$"
     asked=1
     until [ -e told ]; do
@@ -241,9 +242,13 @@ def agent_of(job: Job, before: Set[int] = frozenset()) -> int:
 
 
 def kill_twice(launched: Launched, leader: Job, host: Job, told: str) -> list[int]:
-    """The agent of that host, while its ranks train on, and the second time a rank stands still; the ranks' processes."""
+    """The agent of that host, while its ranks train on, and the second time a rank stands still, and a signal is on its way
+    to another host's; the ranks' processes."""
     ranks = processes(leader)
     before: set[int] = set()
+    leader.process.send_signal(signal.SIGUSR1)
+    for rank in (0, 1):
+        leader.wait_for(f"rank {rank} got USR1")
     for number in (1, 2):
         ask(launched, leader, number)
         agent = agent_of(host, before)
@@ -251,6 +256,9 @@ def kill_twice(launched: Launched, leader: Job, host: Job, told: str) -> list[in
         if number == 2:  # of this the agent that is killed hears nothing
             os.kill(agent, signal.SIGSTOP)
             os.kill(ranks[1], signal.SIGSTOP)
+        if number == 2 and host is not leader:
+            leader.process.send_signal(signal.SIGUSR1)
+            leader.wait_for("rank 0 got USR1", times=2)
         os.kill(agent, signal.SIGKILL)
         leader.wait_for(told, times=number)
     leader.wait_for(rf"rank 1 \(process {ranks[1]}\) stands still: it was stopped by SIGSTOP")
@@ -278,6 +286,7 @@ def test_ranks_of_all_hosts_outlast_a_killed_leader(
     assert code == 0, text
     assert follower.finish() == (0, "")
     assert text.count("attempt 0 process") == 2 and text.count("ends in attempt 0") == 2
+    assert text.count("got USR1") == 2
     assert launched.meeting() == []
 
 
@@ -295,6 +304,7 @@ def test_ranks_outlast_a_killed_agent_of_another_host(
     leader, follower = start(launched, "--name", "a", *words, *SHELL, staying)
     told = "its agent was killed, and another one goes on with its 1 rank"
     ranks = kill_twice(launched, leader, follower, told)
+    leader.wait_for("rank 1 got USR1", times=2)
     os.kill(ranks[0], signal.SIGKILL)
     for rank in range(2):
         leader.wait_for(f"rank {rank} of 2 host {rank} attempt 1 process")
@@ -304,6 +314,7 @@ def test_ranks_outlast_a_killed_agent_of_another_host(
     code, there = follower.finish()
     assert code == 0 and there.count("and its ranks train on") == 2, there
     assert text.count("attempt 0 process") == 2 and text.count("ends in attempt 1") == 2
+    assert text.count("got USR1") == 4  # none twice
     assert "is lost" not in text and launched.meeting() == []
 
 
