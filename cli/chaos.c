@@ -30,7 +30,7 @@ static const even_usage usage = {
         "  stop        a rank is stopped (SIGSTOP), and let go 5 s later (--hold)\n"
         "  slow        a busy neighbour takes most of a rank's core for 5 s (--hold)\n"
         "  agent       the agent is killed, and the job started again with --resume auto (or --replace-leader,\n"
-        "              --restart-agent)\n"
+        "              --restart-agent); of --namespaces any host's, of another one alone, whose ranks train on\n"
         "  bit-flip    one bit of the newest checkpoint turns, and a rank is killed\n"
         "  torn-write  the newest checkpoint loses half of a file, and a rank is killed\n"
         "  garbage     random bytes come to the ports on which the job listens\n"
@@ -184,8 +184,9 @@ static even_status prepare(even_chaos_command *on, size_t count, char **words) {
     (void)even_fail(EVEN_ERR_USAGE, "chaos: --replace-leader is of three hosts");
     return even_error_fix("add --namespaces --hosts 3 (root)");
   }
-  if (on->restart_agent && on->namespaces) {
-    return even_fail(EVEN_ERR_USAGE, "chaos: --restart-agent is of one host");
+  if (on->restart_agent && on->replace_leader) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: --restart-agent goes on with the agent that --replace-leader replaces");
+    return even_error_fix("give one of them");
   }
   on->seed = on->seed < 0 ? (int64_t)(now / 1000u % 1000000000u) : on->seed;
   (void)snprintf(chosen, sizeof chosen, "chaos-%" PRIu64, now / 1000000000u);
@@ -424,7 +425,7 @@ static size_t declare(even_chaos_command *on, even_option *table) {
        "started again, or waits for the others)",
        0, 0},
       {0, "restart-agent", EVEN_OPTION_FLAG, &on->restart_agent, NULL,
-       "of one host: `agent` comes to the agent alone, and another one goes on with its ranks", 0, 0},
+       "`agent` comes to the agent alone, also where it leads, and another one goes on with its ranks", 0, 0},
       {0, "hold", EVEN_OPTION_NUMBER, &on->hold, "SECONDS",
        "how long stops, neighbours and lack of disk or memory last (default 5)", 0, 0},
       {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",

@@ -22,6 +22,7 @@ typedef enum even_chaos_tended {
   EVEN_CHAOS_OUTLASTED,    /* Evenstep: its ranks trained on, and another agent went on with them */
   EVEN_CHAOS_BEGUN_ANEW,   /* Evenstep: another agent began a new attempt */
   EVEN_CHAOS_REPLACED,     /* Evenstep: another host leads */
+  EVEN_CHAOS_HOST_LOST,    /* Evenstep: the ranks of its host ended with it, and the job goes on as when that is lost */
   EVEN_CHAOS_RESUMED_BY_US /* chaos: the first process was killed, and the job started again */
 } even_chaos_tended;
 
@@ -160,10 +161,12 @@ typedef struct even_chaos_network {
   char enter[48]; /* for nsenter: this host */
 } even_chaos_network;
 
-/* An agent that was killed, with --restart-agent: whether its ranks outlast it (chaos_agent.c). */
+/* An agent that was killed and that another one is to follow, without chaos: whether its ranks outlast it
+ * (chaos_agent.c). */
 typedef struct even_chaos_agent {
   even_chaos_done *of; /* NULL: none is awaited */
-  pid_t killed;        /* the last one */
+  int host;            /* of it; 0: that leads */
+  pid_t killed;        /* the last one of that */
   bool calm;           /* all ranks lived, and nothing else had come to one lately */
 } even_chaos_agent;
 
@@ -326,7 +329,7 @@ void even_chaos_tell_not(even_chaos_job *job, const char *why);
 void even_chaos_postpone(even_chaos_job *job, const char *why);
 /* The value of a variable of the process's environment, as a port; 0: none. */
 int even_chaos_port_of(pid_t pid, const char *name);
-/* The agent (chaos_agent.c). With --restart-agent, at each look: whether another one goes on with its ranks. */
+/* An agent (chaos_agent.c). At each look: whether another one goes on with its ranks. */
 void even_chaos_kill_agent(even_chaos_job *job);
 void even_chaos_agent_look(even_chaos_job *job);
 /* Faults of the host; `rank`: the victim. They leave job->next where they cannot be yet. */
@@ -345,6 +348,13 @@ even_status even_chaos_start_twin(even_chaos_job *job, const even_process_stat *
 /* How the rank was started, for a second one later, when it is gone; and of no use any more. */
 void even_chaos_remember(even_chaos_job *job, const even_process_stat *rank);
 void even_chaos_forget(even_chaos_job *job);
+/* The parent of a process; 0: it has ended. */
+pid_t even_chaos_parent_of(pid_t pid);
+/* A host of --namespaces, by its number: what it is called; whether that process is there; its ranks are victims of the
+ * fault that comes now. */
+const char *even_chaos_host_name(int host);
+bool even_chaos_is_on(const even_chaos_job *job, pid_t pid, int host);
+void even_chaos_add_ranks_on(even_chaos_job *job, int host);
 /* A host's link to the others. */
 even_status even_chaos_cut(even_chaos_job *job) EVEN_MUST_USE;
 /* Of three hosts: whether the fault cuts the link of the one that leads first. */

@@ -1,10 +1,14 @@
-/* The agent is killed: the job is started again from here, another host takes its place, or, with --restart-agent, the
- * ranks train on, and the process that chaos has started starts another one that goes on with them. */
+/* An agent is killed. The leader's: the job is started again from here, another host takes its place, or, with
+ * --restart-agent, the ranks train on, and the process that chaos has started starts another one that goes on with
+ * them. Another host's: so does the process that started it there, or the host is lost. */
+#include "base/fail.h"
 #include "cli/chaos.h"
 #include "os/clock.h"
+#include "os/file.h"
 
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* Tenths of a second are usual, where others were killed shortly before a minute; beyond this nobody comes. */
@@ -13,6 +17,8 @@
 /* What the process that starts agents says (cli/job_restart.c), and what the next agent does. */
 static const char trains_on[] = "and its ranks train on";
 static const char goes_on[] = "the agent before was killed: ";
+
+enum { LARGEST_FACTS = 1 << 16 };
 
 static void add_words(even_chaos_done *done, const char *words) {
   size_t length = strlen(done->words);
@@ -30,25 +36,116 @@ static bool is_calm(const even_chaos_job *job) {
   return job->ended_ns == 0 || even_clock_ns() - job->ended_ns > CALM_NS;
 }
 
-static void kill_one_of_many(even_chaos_job *job) {
+/* One that another one follows. */
+static void kill_followed(even_chaos_job *job, const even_chaos_process *agent, int host) {
   char words[96];
-  even_chaos_agent *agent = &job->successor;
-  const even_chaos_process now = even_chaos_owner_of(even_text_string(&job->folder), agent->killed);
-  if (agent->of != NULL || now.pid == 0) {
-    return; /* the next one is not there yet */
-  }
   size_t fault = job->next;
-  agent->calm = is_calm(job);
-  (void)snprintf(words, sizeof words, "process %ld", (long)now.pid);
-  if (even_process_signal_exactly(now.pid, now.start_time, SIGKILL)) {
-    even_chaos_tell(job, words);
-    agent->of = &job->done[fault];
-    agent->killed = now.pid;
+  bool calm = is_calm(job);
+  (void)snprintf(words, sizeof words, host == 0 ? "process %ld" : "process %ld, of host %s", (long)agent->pid,
+                 even_chaos_host_name(host));
+  if (!even_process_signal_exactly(agent->pid, agent->start_time, SIGKILL)) {
+    return;
+  }
+  if (host > 0) { /* of its host's ranks nobody sees to it, but for the next one */
+    job->victim = -1;
+    even_chaos_add_ranks_on(job, host);
+  }
+  even_chaos_tell(job, words);
+  job->successor = (even_chaos_agent){
+      .of = &job->done[fault], .host = host, .killed = host == 0 ? agent->pid : job->successor.killed, .calm = calm};
+}
+
+static void kill_one_of_many(even_chaos_job *job) {
+  const even_chaos_process now = even_chaos_owner_of(even_text_string(&job->folder), job->successor.killed);
+  if (now.pid != 0) { /* else the next one is not there yet */
+    kill_followed(job, &now, 0);
   }
 }
 
+/* ---- those of other hosts ---- */
+
+/* By its second word, as guardians and the processes that start agents have it. */
+static bool is_called_agent(pid_t pid) {
+  char path[64];
+  even_text words = EVEN_TEXT_EMPTY;
+  (void)snprintf(path, sizeof path, "/proc/%ld/cmdline", (long)pid);
+  if (even_file_read(path, LARGEST_FACTS, &words) != EVEN_OK) {
+    even_error_clear();
+  }
+  size_t second = words.length == 0 ? 0 : strlen(words.data) + 1;
+  bool called = second < words.length && strcmp(words.data + second, "agent") == 0;
+  even_text_free(&words);
+  return called;
+}
+
+/* The agent that this process has started and that lives; guardians lead sessions of their own. 0: none. */
+static pid_t started_by(pid_t starter) {
+  char path[64];
+  even_text list = EVEN_TEXT_EMPTY;
+  even_process_stat own;
+  even_process_stat its;
+  pid_t found = 0;
+  (void)snprintf(path, sizeof path, "/proc/%ld/task/%ld/children", (long)starter, (long)starter);
+  if (even_process_stat_read(starter, &own) != 0 || even_file_read(path, LARGEST_FACTS, &list) != EVEN_OK) {
+    even_error_clear();
+  }
+  char *end = NULL;
+  for (const char *at = even_text_string(&list); found == 0; at = end) {
+    pid_t pid = (pid_t)strtol(at, &end, 10);
+    if (end == at) {
+      break;
+    }
+    bool lives = even_process_stat_read(pid, &its) == 0 && !even_process_stat_ended(&its);
+    found = lives && its.session == own.session && is_called_agent(pid) ? pid : 0;
+  }
+  even_text_free(&list);
+  return found;
+}
+
+/* The parent of the host's ranks, or, where ranks have outlasted one, what that has started; pid 0: nobody. */
+static even_chaos_process agent_of(const even_chaos_job *job, int host) {
+  const even_state *state = even_history_state(job->history);
+  even_process_stat facts;
+  for (int rank = 0; rank < state->ranks; rank++) {
+    pid_t parent = even_chaos_find_rank(job, rank, &facts) && even_chaos_is_on(job, facts.pid, host)
+                       ? even_chaos_parent_of(facts.pid)
+                       : 0;
+    pid_t agent = parent > 1 && is_called_agent(parent) ? started_by(parent) : 0;
+    agent = agent != 0 || parent <= 1 || !is_called_agent(parent) ? agent : parent;
+    if (agent != 0 && even_process_stat_read(agent, &facts) == 0) {
+      return (even_chaos_process){.pid = agent, .start_time = facts.start_time};
+    }
+  }
+  return (even_chaos_process){.pid = 0};
+}
+
+static void kill_elsewhere(even_chaos_job *job, int host) {
+  const even_chaos_process now = agent_of(job, host);
+  if (now.pid == 0) {
+    even_chaos_postpone(job, "no rank of that host lived any more");
+  } else {
+    kill_followed(job, &now, host);
+  }
+}
+
+/* Any of them; where another one takes the leader's place, that one's. */
+static int choose_host(const even_chaos_job *job) {
+  bool any = job->network != NULL && !job->succeeds;
+  return any ? (int)((job->plan[job->next].dice >> 8) % (uint64_t)job->network->hosts) : 0;
+}
+
+/* ---- all ---- */
+
 void even_chaos_kill_agent(even_chaos_job *job) {
   char words[96];
+  int host = choose_host(job);
+  if (job->successor.of != NULL) {
+    return; /* what follows the one before is not seen yet */
+  }
+  if (host > 0) {
+    kill_elsewhere(job, host);
+    return;
+  }
   if (job->outlasts) {
     kill_one_of_many(job);
     return;
@@ -75,24 +172,45 @@ static const char *said_since(const even_chaos_job *job, const char *words) {
   return said->length > heard ? strstr(said->data + heard, words) : NULL;
 }
 
+/* What is said once it is known whether another one goes on, and once it is known that it does. */
+static void name_words(const even_chaos_agent *agent, char follows[2][96]) {
+  const char *host = agent->host == 0 ? "" : even_chaos_host_name(agent->host);
+  if (agent->host == 0) {
+    (void)snprintf(follows[0], sizeof follows[0], "%s", goes_on);
+    (void)snprintf(follows[1], sizeof follows[1], "%s", trains_on);
+  } else {
+    (void)snprintf(follows[0], sizeof follows[0], "host %s is lost: ", host);
+    (void)snprintf(follows[1], sizeof follows[1], "host %s: its agent was killed, and another one goes on", host);
+  }
+}
+
+static void tell_follower(even_chaos_job *job, uint64_t now, bool train) {
+  char words[128];
+  even_chaos_done *done = job->successor.of;
+  const char *ended = job->successor.host == 0
+                          ? "; its ranks ended with it, and another one began after %.2f s"
+                          : "; its ranks ended with it, and its host was lost for that after %.2f s";
+  done->noticed_ns = now;
+  (void)snprintf(words, sizeof words, train ? "; another one went on with its ranks after %.2f s" : ended,
+                 (double)(now - done->at_ns) * 1e-9);
+  add_words(done, words);
+  done->outlasted = train && job->successor.calm;
+  done->tended = train ? EVEN_CHAOS_OUTLASTED : job->successor.host == 0 ? EVEN_CHAOS_BEGUN_ANEW : EVEN_CHAOS_HOST_LOST;
+  job->successor.of = NULL;
+}
+
 void even_chaos_agent_look(even_chaos_job *job) {
   char words[96];
+  char follows[2][96];
   even_chaos_done *done = job->successor.of;
   if (done == NULL) {
     return;
   }
   uint64_t now = even_clock_ns();
-  if (said_since(job, goes_on) != NULL) {
-    bool train = said_since(job, trains_on) != NULL;
-    done->noticed_ns = now;
-    (void)snprintf(words, sizeof words,
-                   train ? "; another one went on with its ranks after %.2f s"
-                         : "; its ranks ended with it, and another one began after %.2f s",
-                   (double)(now - done->at_ns) * 1e-9);
-    add_words(done, words);
-    done->outlasted = train && job->successor.calm;
-    done->tended = train ? EVEN_CHAOS_OUTLASTED : EVEN_CHAOS_BEGUN_ANEW;
-    job->successor.of = NULL;
+  name_words(&job->successor, follows);
+  bool train = said_since(job, follows[1]) != NULL;
+  if (said_since(job, follows[0]) != NULL || (train && job->successor.host > 0)) {
+    tell_follower(job, now, train);
   } else if (now - done->at_ns > COMES_NS) {
     done->broken = true;
     (void)snprintf(words, sizeof words, "; none came in its place in %.0f s", (double)COMES_NS * 1e-9);

@@ -160,21 +160,36 @@ void even_chaos_network_close(even_chaos_network *network) {
   even_text_free(&network->names);
 }
 
+const char *even_chaos_host_name(int host) {
+  return hosts[host];
+}
+
+bool even_chaos_is_on(const even_chaos_job *job, pid_t pid, int host) {
+  return even_net_namespace_same(pid, job->network->holders[host].process.pid);
+}
+
+static void add_ranks(even_chaos_job *job, int host, bool there) {
+  const even_state *state = even_history_state(job->history);
+  for (int i = 0; i < state->ranks; i++) {
+    pid_t pid = state->rank[i].pid;
+    if (pid > 0 && even_chaos_is_on(job, pid, host) == there) {
+      even_chaos_add_victim(job, pid);
+    }
+  }
+}
+
+void even_chaos_add_ranks_on(even_chaos_job *job, int host) {
+  add_ranks(job, host, true);
+}
+
 static bool leads(const even_chaos_job *job, int host) {
-  return even_net_namespace_same(job->agent.process.pid, job->network->holders[host].process.pid);
+  return even_chaos_is_on(job, job->agent.process.pid, host);
 }
 
 /* Ranks that may end by it: those of the host; where that one leads, and nobody takes its place, those of all others,
  * which wait until they are started again. */
 static void add_ranks_of(even_chaos_job *job, int host) {
-  const even_state *state = even_history_state(job->history);
-  bool others = leads(job, host) && !job->succeeds;
-  for (int i = 0; i < state->ranks; i++) {
-    pid_t pid = state->rank[i].pid;
-    if (pid > 0 && even_net_namespace_same(pid, job->network->holders[host].process.pid) != others) {
-      even_chaos_add_victim(job, pid);
-    }
-  }
+  add_ranks(job, host, !leads(job, host) || job->succeeds);
 }
 
 bool even_chaos_cuts_leader(const even_chaos_fault *fault) {
@@ -190,7 +205,7 @@ static int choose_host(const even_chaos_job *job) {
     return host;
   }
   host = host == 0 ? 1 + (int)(dice / 3 % 2) : host;
-  return even_net_namespace_same(job->leader.pid, job->network->holders[host].process.pid) ? 3 - host : host;
+  return even_chaos_is_on(job, job->leader.pid, host) ? 3 - host : host;
 }
 
 even_status even_chaos_cut(even_chaos_job *job) {

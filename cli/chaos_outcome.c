@@ -14,7 +14,7 @@ static double seconds_until(const even_chaos_done *done, uint64_t at_ns) {
 
 void even_chaos_outcome_json(const even_chaos_done *done, even_json *json) {
   static const char *const names[] = {NULL, "went_on", "started_again"};
-  static const char *const tended[] = {NULL, "outlasted", "begun_anew", "replaced", "resumed_by_chaos"};
+  static const char *const tended[] = {NULL, "outlasted", "begun_anew", "replaced", "host_lost", "resumed_by_chaos"};
   even_json_string(json, "others", done->judged && done->trained ? names[done->outcome] : NULL);
   even_json_integer(json, "again_ns", (int64_t)done->again_ns);
   even_json_integer(json, "stepped_ns", (int64_t)done->stepped_ns);
@@ -96,6 +96,7 @@ void even_chaos_tended_sum(const even_chaos_done *done, size_t count, even_text 
   static const char *const words[] = {[EVEN_CHAOS_OUTLASTED] = "outlasted by their ranks",
                                       [EVEN_CHAOS_BEGUN_ANEW] = "followed by another one and a new attempt",
                                       [EVEN_CHAOS_REPLACED] = "replaced by another host's",
+                                      [EVEN_CHAOS_HOST_LOST] = "with their hosts' ranks, and the job went on",
                                       [EVEN_CHAOS_RESUMED_BY_US] = "with the first process: chaos resumed the job"};
   enum { WAYS = sizeof words / sizeof words[0] };
   size_t agents[WAYS] = {0};

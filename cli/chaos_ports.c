@@ -48,8 +48,7 @@ int even_chaos_port_of(pid_t pid, const char *name) {
   return variable_of(pid, name, value, sizeof value) ? (int)strtol(value, NULL, 10) : 0;
 }
 
-/* 0: it has ended. */
-static pid_t parent_of(pid_t pid) {
+pid_t even_chaos_parent_of(pid_t pid) {
   char path[64];
   even_text text = EVEN_TEXT_EMPTY;
   pid_t parent = 0;
@@ -127,7 +126,7 @@ even_status even_chaos_send_garbage(even_chaos_job *job, const even_process_stat
   char words[224];
   uint64_t mixed = job->plan[job->next].dice;
   size_t which = (size_t)(mixed >> 20) % (sizeof beginnings / sizeof beginnings[0]);
-  pid_t agent = parent_of(rank->pid);
+  pid_t agent = even_chaos_parent_of(rank->pid);
   if (job->cut_until_ns != 0) {
     return EVEN_OK; /* what is cut off cannot be reached */
   }

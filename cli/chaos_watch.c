@@ -1,7 +1,6 @@
 /* How soon a fault is noticed: from then until the agent says so, or until a rank that was left alone has ended. */
 #include "cli/chaos.h"
 #include "os/clock.h"
-#include "os/net_namespace.h"
 
 #include <string.h>
 
@@ -27,8 +26,7 @@ static bool has_process_there(const even_chaos_job *job) {
   const even_state *state = even_history_state(job->history);
   for (int rank = 0; rank < state->ranks; rank++) {
     even_process_stat now;
-    if (even_chaos_find_rank(job, rank, &now) &&
-        even_net_namespace_same(now.pid, job->network->holders[job->cut_host].process.pid)) {
+    if (even_chaos_find_rank(job, rank, &now) && even_chaos_is_on(job, now.pid, job->cut_host)) {
       return true;
     }
   }

@@ -198,9 +198,8 @@ class Soak:
         command += ["--recovery", recovery] if recovery != "restart" else []
         command += ["--spares", str(1 + seed % 2)] if recovery == "replace" else []
         command += ["--namespaces", "--hosts", str(hosts)] if several else []
-        command += ["--restart-agent"] if hosts == 1 and seed // 16 % 2 else []
-        if hosts == 3 and seed // 8 % 2:  # else the job of a killed agent is started again
-            command += ["--replace-leader"]
+        replaces = hosts == 3 and seed // 8 % 2  # or --restart-agent, or the job of a killed leader is started again
+        command += ["--replace-leader"] if replaces else ["--restart-agent"] if seed // 16 % 2 else []
         command += ["--against", self.against[optimizer]] if optimizer in self.against else []
         return [*command, str(TRAINING), str(self.args.epochs), optimizer], ranks, hosts
 
@@ -347,6 +346,7 @@ TENDED = {  # as `evenstep chaos --json` says it
     "outlasted": "survived: outlasted by their ranks",
     "begun_anew": "survived: another one began a new attempt",
     "replaced": "survived: another host leads",
+    "host_lost": "survived: the job went on as when its host is lost",
     "resumed_by_chaos": "with the first process: chaos started the job again with --resume auto",
     None: "not known",
 }

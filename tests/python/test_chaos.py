@@ -262,6 +262,7 @@ def test_a_large_disk_is_not_filled(chaos: Run, script: Callable[[str], str], tm
     assert "others may need them" in done.stdout, done.stdout
 
 
+@pytest.mark.more
 def test_an_agent_that_is_killed_costs_no_step(chaos: Run, script: Callable[[str], str]) -> None:
     options = ("-n", "2", "--seed", "33", "--faults", "3", "--kinds", "agent", "--restart-agent", "--json")
     found = outcome(chaos(*options, script(TRAINING), "1", "1", "10"))
@@ -273,9 +274,10 @@ def test_an_agent_that_is_killed_costs_no_step(chaos: Run, script: Callable[[str
         assert fault["again_from"] == -1 and fault["agent"] == "outlasted", fault  # no attempt began
 
 
-def test_ranks_outlast_agents_of_one_host(chaos: Run, script: Callable[[str], str]) -> None:
-    done = chaos("-n", "1", "--namespaces", "--restart-agent", script(TRAINING), "1", "1", "1")
-    assert done.returncode == 2 and "--restart-agent is of one host" in done.stderr
+def test_an_agent_that_goes_on_is_not_replaced(chaos: Run, script: Callable[[str], str]) -> None:
+    hosts = ("-n", "1", "--namespaces", "--hosts", "3", "--replace-leader")
+    done = chaos(*hosts, "--restart-agent", script(TRAINING), "1", "1", "1")
+    assert done.returncode == 2 and "give one of them" in done.stderr
 
 
 # Rank 0 of the second attempt waits until somebody has its port.
@@ -316,6 +318,42 @@ def over_namespaces(chaos: Run, *words: str) -> dict[str, Any]:
         go_without("namespaces", done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
     return outcome(done)
+
+
+def test_agents_of_other_hosts_that_are_killed_cost_no_step(chaos: Run, script: Callable[[str], str]) -> None:
+    """By this seed first the second host's, then the leader's."""
+    options = (
+        "-n",
+        "1",
+        "--namespaces",
+        "--seed",
+        "33",
+        "--faults",
+        "2",
+        "--kinds",
+        "agent",
+        "--restart-agent",
+        "--json",
+    )
+    found = over_namespaces(chaos, *options, script(TRAINING), "1", "1", "10")
+    assert found["kept"] and found["injected"] == 2 and found["numbers_that_differ"] == 0, found
+    assert sum(", of host there; another one" in fault["what"] for fault in found["faults"]) == 1, found
+    for fault in found["faults"]:
+        assert "; another one went on with its ranks after " in fault["what"] and fault["noticed_ns"] > fault["at_ns"]
+        assert fault["again_from"] == -1 and fault["agent"] == "outlasted", fault  # no attempt began
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("recovery", ["restart", "shrink"])
+def test_the_leaders_agent_is_started_again_by_chaos_and_others_by_their_hosts(
+    chaos: Run, script: Callable[[str], str], recovery: str
+) -> None:
+    options = ("-n", "1", "--namespaces", "--seed", "33", "--faults", "2", "--kinds", "agent", "--recovery", recovery)
+    text = TRAINING if recovery == "restart" else SURVIVED
+    found = over_namespaces(chaos, *options, "--tolerance", "1e-12", "--json", script(text), "1", "1", "10")
+    assert found["kept"] and found["injected"] == 2, found
+    expected = {"resumed_by_chaos", "outlasted" if recovery == "restart" else "host_lost"}
+    assert {fault["agent"] for fault in found["faults"]} == expected, found
 
 
 @pytest.mark.more
