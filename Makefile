@@ -45,10 +45,13 @@ bench-faults: ## kills and stops ranks inside calls, 1,000 times each: when do t
 	@scripts/bootstrap.sh test
 	@scripts/bench.sh faults
 
-bench-hosts: ## all-reduce between hosts made of network namespaces, over links of different speeds (root)
+bench-hosts: ## collectives between hosts made of network namespaces: over links of different speeds; over Gloo host by host, and flat (root)
 	@scripts/bootstrap.sh test
 	@scripts/build.sh gcc > /dev/null
 	@build/gcc/tests/comm/test_comm_namespaces bench
+	@scripts/install.sh
+	@.venv/bin/python bench/hosts_gloo_bench.py
+	@.venv/bin/python bench/hosts_gloo_bench.py --mbit 1000 --sizes 65536,4194304,16777216 --calls all_reduce,all_gather,reduce_scatter
 
 bench-checkpoint: ## saving and loading beside torch.save, DCP and a plain copy; what checkpoints cost training
 	@scripts/bootstrap.sh test

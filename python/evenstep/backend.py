@@ -21,7 +21,7 @@ from evenstep.backend_device import DeviceCollectives, limited_by
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_legs import device_collectives
 from evenstep.backend_messages import MessagesMixin
-from evenstep.backend_monitored import meet
+from evenstep.backend_monitored import MonitoredMixin
 from evenstep.backend_older import OlderNamesMixin, ended, keep_works_for_cpp, shut_down_with_torch
 from evenstep.backend_sparse import sparse_reduction
 from evenstep.backend_staged import StagedMixin
@@ -51,17 +51,18 @@ from evenstep.backend_tensors import (
     wants_work,
 )
 from evenstep.backend_watched import let_watch, modes, profiler, seen, within
-from evenstep.backend_work import Worker, absent, finished
+from evenstep.backend_work import Worker, finished
 from evenstep.comm_debug import explain, note
 from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
 from evenstep.device_places import has_xccl, open_xccl, over_hosts_among, said_over_hosts
 from evenstep.device_streams import CudaStreams
 from evenstep.exits import left_in_children
 from evenstep.hosts import this_host
-from evenstep.rendezvous import has_ended, open_group
+from evenstep.hosts_over_gloo import REDUCED, Collectives, HostsOverGloo, open_hosts_over_gloo
+from evenstep.rendezvous import open_group
 
 
-class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, dist.ProcessGroup):
+class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, OlderNamesMixin, dist.ProcessGroup):
     """A process group of torch over an engine group; see `docs/communication.md` for what runs where."""
 
     def __init__(
@@ -86,8 +87,10 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         self._messages_lock = threading.Lock()
         self._host_calls = None
         self._told = set()
+        host_of: list[int] = []
+        limit = timeout.total_seconds()
         self._comm = open_group(
-            store, rank, size, name=f"torch/{name}", timeout_seconds=timeout.total_seconds(), members=members
+            store, rank, size, name=f"torch/{name}", timeout_seconds=limit, members=members, on_hosts=host_of.extend
         )
         self._reducer = reducer_of(self._comm)
         self._devices: DeviceCollectives | None = None
@@ -95,6 +98,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         self._torch_nccl: Any = None
         self._life = ""
         self._beneath = self._open_beneath()
+        self._engine = self._open_hosts(host_of) if host_of else self._comm
 
     def _open_beneath(self) -> dict[str, Any]:
         """torch's own backends for all that the engine does not do, registered where C++ looks for them."""
@@ -121,6 +125,22 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
             backends["xpu"] = xccl
             self._register_backend(torch.device("xpu"), dist.ProcessGroup.BackendType.XCCL, xccl)
         return backends
+
+    def _open_hosts(self, host_of: list[int]) -> HostsOverGloo:
+        """What makes collectives of CPU tensors where no engine of ours connects the hosts; what it has not goes over Gloo between all
+        ranks."""
+        place = f"hosts/{self._life}"
+        return open_hosts_over_gloo(self._store, place, self._rank, host_of, self._name, self._timeout, self._members)
+
+    @property
+    def over_hosts_by_gloo(self) -> str:
+        """How shared memory connects ranks of a host, and Gloo the hosts; "": it is not so."""
+        return self._engine.description if isinstance(self._engine, HostsOverGloo) else ""
+
+    def _reducible(self, tensor: torch.Tensor, op: int | None) -> int | None:
+        """The dtype's number where this group's engine can reduce the tensor so."""
+        dtype = reducible(tensor, op)
+        return dtype if dtype in REDUCED or not self.over_hosts_by_gloo else None
 
     def _token(self) -> str:
         """A word that no earlier group over this store had: what Gloo left there would hang a group of its name."""
@@ -206,8 +226,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        if self._comm is not None:
-            self._comm.set_timeout(timeout.total_seconds())
+        if self._engine is not None:
+            self._engine.set_timeout(timeout.total_seconds())
         for backend in self._all_beneath():
             set_default = getattr(backend, "_set_default_timeout", None)
             if set_default is not None:
@@ -221,8 +241,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
 
     def shutdown(self) -> None:
         explain(f"torch/{self._name}", self._comm, "at its end")
-        if self._comm is not None:
-            self._comm.close()  # a call under way on the group's thread ends with it
+        if self._engine is not None:
+            self._engine.close()  # a call under way on the group's thread ends with it
         self._end_records()
         if self._later is not None:
             self._later.stop()
@@ -233,8 +253,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
             ended(backend, "shutdown")
 
     def abort(self) -> None:
-        if self._comm is not None and not self._comm.closed:
-            self._comm.revoke()
+        if self._engine is not None and not self._engine.closed:
+            self._engine.revoke()
         for backend in self._all_beneath():
             ended(backend, "abort")
 
@@ -268,7 +288,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
 
     def _within(self, seconds: float, job: Callable[[], None]) -> Callable[[], None]:
         """`job` with a time limit of its own where the call has one."""
-        comm = self._comm
+        comm = self._engine
         if comm is None or not seconds:
             return job
 
@@ -278,7 +298,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
 
         return limited
 
-    def _all_reduce(self, comm: _core.Comm, tensor: torch.Tensor, dtype: int, op: int) -> None:
+    def _all_reduce(self, comm: Collectives, tensor: torch.Tensor, dtype: int, op: int) -> None:
         data = plain(tensor)
         comm.all_reduce(data.data_ptr(), data.numel(), dtype, op)
         if data is not tensor:
@@ -286,11 +306,11 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
 
     def _reduction(self, given: Sequence[torch.Tensor], options: Any) -> Callable[[], None] | None:
         """All-reduces each tensor; None where one of them is not for the engine."""
-        comm, op = self._comm, op_of(options)
+        comm, op = self._engine, op_of(options)
         if comm is None or op is None:
             return None
         tensors, factor = as_real(given, op), factor_of(options)
-        dtypes = [reducible(tensor, op) for tensor in tensors]
+        dtypes = [self._reducible(tensor, op) for tensor in tensors]
         if None in dtypes:
             refuse(tensors, op)
             return None
@@ -341,7 +361,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        comm, tensor = self._comm, given[0]
+        comm, tensor = self._engine, given[0]
         if comm is None or len(given) != 1 or not is_ours(tensor):
             return self._under_writing(given).broadcast(given, *given_options(opts))
         root = root_of(opts, "broadcast", self._size)
@@ -362,7 +382,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
                 f"the one of this rank as large; got {[(part.numel(), part.dtype) for part in parts]}"
             )
 
-    def _gather_parts(self, comm: _core.Comm, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
+    def _gather_parts(self, comm: Collectives, parts: Sequence[torch.Tensor], own: torch.Tensor) -> None:
         """parts[r] = rank r's `own`; the parts may differ in size. Bytes are gathered, whatever the dtype."""
         counts = [part.nbytes for part in parts]
         everything = torch.empty(sum(counts), dtype=torch.uint8)
@@ -372,7 +392,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         for part, data in zip(parts, everything.split(counts)):
             part.copy_(data.view(part.dtype).view(part.shape) if part.numel() else part)
 
-    def _gather_single(self, comm: _core.Comm, output: torch.Tensor, own: torch.Tensor) -> None:
+    def _gather_single(self, comm: Collectives, output: torch.Tensor, own: torch.Tensor) -> None:
         target = landing(output)
         source = apart(plain(own), [target], -own.nbytes * self._rank)
         counts = [own.nbytes] * self._size
@@ -390,7 +410,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        comm = self._comm
+        comm = self._engine
         ours = comm is not None and len(inputs) == 1 and is_ours(inputs[0]) and all(map(is_ours, outputs[0]))
         if comm is None or not ours or len(outputs[0]) != self._size:
             return self._under(inputs[0]).allgather(outputs, inputs, *given_options(opts))
@@ -399,7 +419,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
 
     def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
         """output_lists[r][i] = rank r's inputs[i]."""
-        comm = self._comm
+        comm = self._engine
         everything = [*inputs, *(output for outputs in output_lists for output in outputs)]
         fits = len(output_lists) == self._size and all(len(outputs) == len(inputs) for outputs in output_lists)
         if comm is None or not fits or not all(map(is_ours, everything)):
@@ -415,7 +435,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         return self._run(opts, job, output_lists)
 
     def _gathering(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Callable[[], None] | None:
-        comm = self._comm
+        comm = self._engine
         if comm is None or not all(map(is_ours, outputs)) or not all(map(is_ours, inputs)):
             return None
         for output, own in zip(outputs, inputs):
@@ -441,7 +461,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         return self._run(opts, job, outputs)
 
     def _scatter(
-        self, comm: _core.Comm, output: torch.Tensor, flat: torch.Tensor, counts: Sequence[int], dtype: int, op: int
+        self, comm: Collectives, output: torch.Tensor, flat: torch.Tensor, counts: Sequence[int], dtype: int, op: int
     ) -> None:
         """output = op over ranks of this rank's part of `flat`, which is contiguous."""
         target = landing(output)
@@ -453,9 +473,9 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        comm, op, factor = self._comm, op_of(opts), factor_of(opts)
+        comm, op, factor = self._engine, op_of(opts), factor_of(opts)
         output, parts = as_real(outputs, op)[0], sources_as_real(inputs[0], op)
-        dtype = reducible(output, op)
+        dtype = self._reducible(output, op)
         if comm is None or dtype is None or op is None or len(outputs) != 1 or not all(map(is_ours, parts)):
             if lacks := self._lacking([*outputs, *inputs[0]], opts):
                 return self._staged(self.reduce_scatter, lacks, (outputs, inputs), opts)
@@ -480,11 +500,11 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
     def _scattering(
         self, given_outputs: Sequence[torch.Tensor], given_inputs: Sequence[torch.Tensor], options: Any
     ) -> Callable[[], None] | None:
-        comm, op = self._comm, op_of(options)
+        comm, op = self._engine, op_of(options)
         if comm is None or op is None:
             return None
         outputs, inputs, factor = as_real(given_outputs, op), sources_as_real(given_inputs, op), factor_of(options)
-        dtypes = [reducible(output, op) for output in outputs]
+        dtypes = [self._reducible(output, op) for output in outputs]
         if None in dtypes or not all(map(is_ours, inputs)):
             refuse(outputs, op)
             return None
@@ -523,52 +543,9 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, StagedMixin, OlderNamesMixin, 
         return self._run(opts, job, outputs)
 
     def barrier(self, opts: Any = None) -> Any:
-        if self._comm is None:
+        if self._engine is None:
             return self._beneath["cpu"].barrier(*given_options(opts))
-        return self._run(opts, self._comm.barrier, [])
-
-    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """A barrier with a time limit of its own, whose error names a rank that did not come, all of them with
-        `wait_all_ranks`. (torch's function of this name is for Gloo alone: call it on the group.)"""
-        self._monitored += 1
-        if self._comm is None:
-            self._monitored_by_store((timeout or self._timeout).total_seconds(), wait_all_ranks)
-            return
-        options = dist.BarrierOptions()
-        if not WAITS_UNASKED:
-            options.asyncOp = False
-        if timeout is not None:
-            options.timeout = timeout
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        keys = [f"evenstep-monitored/{attempt}/{self._monitored}/{rank}" for rank in range(self._size)]
-        if wait_all_ranks:
-            self._store.set(keys[self._rank], "here")
-        try:
-            work = self.barrier(options)
-            if work is not None:
-                work.wait()
-        except _core.EvenstepError as error:
-            missing = [rank for rank, key in enumerate(keys) if wait_all_ranks and not self._store.check([key])]
-            if error.status != "EVEN_ERR_TIMEOUT" or not missing:
-                raise
-            raise absent(missing, (timeout or self._timeout).total_seconds()) from error
-        if wait_all_ranks:
-            self._store.delete_key(keys[self._rank])
-
-    def _monitored_by_store(self, seconds: float, wait_all_ranks: bool) -> None:
-        place = f"evenstep-monitored/{self._life}"
-        members = self._members or range(self._size)
-        missing, waited = meet(
-            self._store,
-            place,
-            self._monitored,
-            self._rank,
-            self._size,
-            seconds,
-            lambda rank: has_ended([members[rank]]),
-        )
-        if missing:
-            raise absent(missing if wait_all_ranks else missing[:1], waited)
+        return self._run(opts, self._engine.barrier, [])
 
 
 let_watch(EvenstepGroup)

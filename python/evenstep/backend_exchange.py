@@ -26,11 +26,11 @@ from evenstep.backend_tensors import (
     op_of,
     plain,
     premultiplied,
-    reducible,
     refuse,
     root_of,
     scaled,
 )
+from evenstep.hosts_over_gloo import Collectives
 
 
 def rows(tensor: torch.Tensor, splits: Sequence[int], ranks: int, name: str) -> list[int]:
@@ -65,14 +65,15 @@ class ExchangeMixin:
     """What a group does where not all ranks have or get the same."""
 
     _comm: _core.Comm | None
+    _engine: Collectives | None
     _rank: int
     _size: int
 
     def reduce(self, tensors: Any, opts: Any = None) -> Any:
         """The root's tensor = op over ranks; the others keep theirs."""
-        comm, op, factor = self._comm, op_of(opts), factor_of(opts)
+        comm, op, factor = self._engine, op_of(opts), factor_of(opts)
         tensor = as_real(tensors, op)[0]
-        dtype = reducible(tensor, op)
+        dtype = self._reducible(tensor, op)
         if comm is None or dtype is None or op is None or len(tensors) != 1:
             if lacks := self._lacking(tensors, opts):
                 at_root = self._rank == root_of(opts, "reduce", self._size)
@@ -191,6 +192,7 @@ class ExchangeMixin:
     def alltoall_base(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
         return self.all_to_all_single(output, whole, outs, ins, opts)
 
+    _reducible: Callable[[torch.Tensor, int | None], int | None]
     _run: Callable[..., Any]
     _lacking: Callable[..., str]
     _left: Callable[..., str]

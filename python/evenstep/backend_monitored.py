@@ -1,15 +1,22 @@
-"""monitored_barrier of ranks whose data goes over Gloo. They meet in the store: Gloo's own names absent ranks on rank 0 alone, lets
+"""monitored_barrier; of ranks whose data goes over Gloo they meet in the store: Gloo's own names absent ranks on rank 0 alone, lets
 the others wait for the group's whole limit, and leaves the connections broken."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
 
 from evenstep import _core
+from evenstep.backend_tensors import WAITS_UNASKED
+from evenstep.backend_work import absent
 from evenstep.errors import error_of
+from evenstep.rendezvous import has_ended
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -74,3 +81,60 @@ def _store_lost() -> _core.EvenstepError:
     fix = "the end of rank 0's own output says why; where it says nothing, see that MASTER_ADDR can be reached"
     words = "the process that keeps the job's store (rank 0, or the launcher) ended during monitored_barrier"
     return error_of("EVEN_ERR_PEER_LOST", words, fix, 0)
+
+
+class MonitoredMixin:
+    """Of a group."""
+
+    _comm: _core.Comm | None
+    _life: str
+    _members: Sequence[int] | None
+    _monitored: int
+    _rank: int
+    _size: int
+    _store: Store
+    _timeout: timedelta
+    barrier: Callable[..., Any]
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier with a time limit of its own, whose error names a rank that did not come, all of them with
+        `wait_all_ranks`. (torch's function of this name is for Gloo alone: call it on the group.)"""
+        self._monitored += 1
+        if self._comm is None:
+            self._monitored_by_store((timeout or self._timeout).total_seconds(), wait_all_ranks)
+            return
+        options = dist.BarrierOptions()
+        if not WAITS_UNASKED:
+            options.asyncOp = False
+        if timeout is not None:
+            options.timeout = timeout
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        keys = [f"evenstep-monitored/{attempt}/{self._monitored}/{rank}" for rank in range(self._size)]
+        if wait_all_ranks:
+            self._store.set(keys[self._rank], "here")
+        try:
+            work = self.barrier(options)
+            if work is not None:
+                work.wait()
+        except _core.EvenstepError as error:
+            missing = [rank for rank, key in enumerate(keys) if wait_all_ranks and not self._store.check([key])]
+            if error.status != "EVEN_ERR_TIMEOUT" or not missing:
+                raise
+            raise absent(missing, (timeout or self._timeout).total_seconds()) from error
+        if wait_all_ranks:
+            self._store.delete_key(keys[self._rank])
+
+    def _monitored_by_store(self, seconds: float, wait_all_ranks: bool) -> None:
+        place = f"evenstep-monitored/{self._life}"
+        members = self._members or range(self._size)
+        missing, waited = meet(
+            self._store,
+            place,
+            self._monitored,
+            self._rank,
+            self._size,
+            seconds,
+            lambda rank: has_ended([members[rank]]),
+        )
+        if missing:
+            raise absent(missing if wait_all_ranks else missing[:1], waited)

@@ -41,6 +41,8 @@ _SHOWN = {
     "recv_anysource": ("recv", 0),
 }
 """A group's methods: what the profiler calls them, and which argument's sizes it shows."""
+_GLOOS = ("gather", "scatter", "all_to_all", "send", "recv")
+"""What is Gloo's also where shared memory connects the ranks of each host."""
 
 _OLDER = {
     "all_gather_single": "_allgather_base",
@@ -140,7 +142,8 @@ def _made(group: Any, method: Callable[..., Any], given: Sequence[Any], named: d
         return method(group, *given, **named)
     shown, at = _SHOWN[method.__name__]
     tensors = list(_tensors(given[at] if len(given) > at and shown != "barrier" else None))
-    if group._comm is None and not any(tensor.is_cuda for tensor in tensors):
+    by_gloo = group._engine is None or (group._comm is None and shown in _GLOOS)
+    if by_gloo and not any(tensor.is_cuda for tensor in tensors):
         return method(group, *given, **named)  # Gloo records its own
     return _recorded(group, shown, tensors, lambda: method(group, *given, **named))
 

@@ -20,6 +20,7 @@ from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, EngineOptions, SharedEngine
 from evenstep.exchange import SharedExchange, TorchExchange
 from evenstep.group import DTYPES, Bootstrap, Group
+from evenstep.hosts import wanted_engine
 from evenstep.hybrid_engine import hybrid_engine
 from evenstep.over_hosts import over_hosts
 from evenstep.torch_engine import TorchEngine
@@ -78,6 +79,10 @@ def choose_engine(
     legs = hosts.wanted_legs() if hosts is not None else None
     if legs is not None:
         return legs
+    by_hosts = None if use_torch or on_gpus else _group_by_hosts(bootstrap, places, options)
+    if by_hosts is not None:
+        say(f"by {by_hosts.over_hosts_by_gloo}, during backward: {_why_torch(engine, unsupported, on_gpus, False)}")
+        return TorchEngine(parameters, by_hosts, group, telemetry, options)
     process_group = _torch_group(bootstrap, places, on_gpus)
     legs = hosts.legs_in_need(process_group) if hosts is not None else None
     if legs is not None:
@@ -124,6 +129,21 @@ def _torch_group(bootstrap: Bootstrap, places: Sequence[Place], on_gpus: bool) -
     if on_gpus and places[0].collectives == "xccl":
         return bootstrap.torch_group("xccl")
     return bootstrap.torch_group("nccl" if on_gpus and dist.is_nccl_available() else "gloo")
+
+
+def _group_by_hosts(bootstrap: Bootstrap, places: Sequence[Place], options: EngineOptions) -> Any:
+    """A process group of our own, in which shared memory connects the ranks of each host, and Gloo the hosts; None where a host has
+    one rank of several, or gradients go another way than an all-reduce in their own type."""
+    plain = options.compression is None and not options.adasum and all(place.on_host for place in places)
+    hosts = len({place.host for place in places})
+    known = "evenstep" in dist.Backend.backend_list
+    if not plain or not known or not 1 < hosts < len(places) or wanted_engine() not in ("", "hosts-gloo"):
+        return None
+    made = bootstrap.torch_group("evenstep")
+    if made.over_hosts_by_gloo:
+        return made
+    dist.destroy_process_group(made)  # containers of one host do not share its memory
+    return None
 
 
 def _hybrid_engine(

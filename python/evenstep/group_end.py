@@ -44,8 +44,18 @@ ABORT_SECONDS = 5.0  # an abort of NCCL's that hangs must not keep the error bac
 _STORE_SECONDS = 5.0  # beyond these, where the store does not answer; a rank that ends on a busy host is not lost
 
 
+_RAW: Any = getattr(dist, "ProcessGroupGloo", ())
+"""Gloo without a group of torch's around it, which some of our own have: for the functions of this file either is a group."""
+
+
+def _backend(group: Any) -> str:
+    return "gloo" if isinstance(group, _RAW) else dist.get_backend(group)
+
+
 def _others(group: Any) -> list[int]:
-    return [rank for rank in range(dist.get_world_size(group)) if rank != dist.get_rank(group)]
+    raw = isinstance(group, _RAW)
+    ranks, own = (group.size(), group.rank()) if raw else (dist.get_world_size(group), dist.get_rank(group))
+    return [rank for rank in range(ranks) if rank != own]
 
 
 def closed_peers(group: Any) -> list[int]:
@@ -63,7 +73,7 @@ def end_calls(group: Any) -> None:
     """Ends all calls in a process group of torch's, those under way and those to come: of this rank at once, over Gloo of the
     others when they find the connection closed. Any thread. Raises nothing: why they end is known already."""
     with suppress(Exception):  # the script may have destroyed torch's groups
-        backend = dist.get_backend(group)
+        backend = _backend(group)
         if backend == "gloo":
             _close_gloo(group)
         elif backend in ("nccl", "xccl", "evenstep") and hasattr(group, "abort"):  # not in every torch
@@ -93,7 +103,7 @@ def wait_for(
     of ranks whose connections are closed, those that the call may wait for. A thread beside the script's fails when the process
     ends."""
     group = group or dist.group.WORLD
-    if dist.get_backend(group) != "gloo" or work.is_completed():
+    if _backend(group) != "gloo" or work.is_completed():
         work.wait()
         return
     with _Waiting() as waiting:

@@ -15,7 +15,7 @@ from pathlib import Path
 from evenstep import _core
 from evenstep._core import EvenstepError
 
-ENGINES = ("shm", "ucx", "mpi", "gloo", "hosts")
+ENGINES = ("shm", "ucx", "mpi", "gloo", "hosts", "hosts-gloo")
 _SIOCGIFADDR = 0x8915  # asks an interface for its IPv4 address
 
 _said_gloo = False
@@ -151,8 +151,10 @@ def host_numbers(places: list[str]) -> list[int]:
 
 
 def choose(wanted: str, host_of: list[int], ranks: list[dict[str, str]]) -> tuple[str, str]:
-    """The engine for these ranks, and why it is Gloo where it is: "shm", "ucx", "hosts" or "gloo"."""
+    """The engine for these ranks, and why it is Gloo where it is: "shm", "ucx", "hosts", "gloo" (between all ranks) or
+    "hosts-gloo" (between the hosts, of which one has several ranks)."""
     hosts = max(host_of) + 1
+    over_gloo = "hosts-gloo" if hosts < len(ranks) else "gloo"
     without = [i for i, rank in enumerate(ranks) if not rank["ucx"]]
     if wanted == "gloo":
         return "gloo", "EVENSTEP_COMM_ENGINE=gloo"
@@ -162,6 +164,8 @@ def choose(wanted: str, host_of: list[int], ranks: list[dict[str, str]]) -> tupl
         )
     if hosts == 1 and wanted != "ucx":
         return "shm", ""
+    if wanted == "hosts-gloo":
+        return over_gloo, "EVENSTEP_COMM_ENGINE=hosts-gloo"
     if wanted == "shm":
         raise EvenstepError(
             f"EVENSTEP_COMM_ENGINE=shm, but the ranks are on {hosts} hosts (or in containers or of users that cannot "
@@ -175,17 +179,17 @@ def choose(wanted: str, host_of: list[int], ranks: list[dict[str, str]]) -> tupl
                 f"EVENSTEP_COMM_ENGINE={wanted}, but {why}\n"
                 "  fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host"
             )
-        return "gloo", why
+        return over_gloo, why
     return wanted or ("ucx" if hosts == len(ranks) else "hosts"), ""
 
 
-def say_gloo(why: str) -> None:
-    """Once a process: what Gloo does not promise."""
+def say_gloo(why: str, who: str = "ranks") -> None:
+    """Once a process: what Gloo does not promise. `who` talk through it."""
     global _said_gloo
     if not _said_gloo:
         _said_gloo = True
         warnings.warn(
-            f"the ranks talk through Gloo: {why}. Gloo is slower, notices a dead rank only when its connection breaks "
+            f"the {who} talk through Gloo: {why}. Gloo is slower, notices a dead rank only when its connection breaks "
             "or at the time limit, names neither it nor ranks in different calls in the script's own groups, keeps no flight record "
             "and no timeline, "
             "knows fewer dtypes and operations, and its sums may differ in their last bits from those of one host. "

@@ -322,7 +322,7 @@ def _make_plan(meeting: _Meeting, own: dict[str, Any], ranks: int, arena_bytes: 
             "processes": [other["process"] for other in everybody],
         }
         plan["shape"] = _shape(plan, everybody)
-        if max(plan["host_of"]) == 0 and plan["wanted"] in ("", "shm"):
+        if max(plan["host_of"]) == 0 and plan["wanted"] in ("", "shm", "hosts-gloo"):
             fd = _core.Comm.create_segment(ranks, arena_bytes, plan["processes"])
             plan["segment"] = _share_segment(fd)
     except Overtaken:
@@ -417,6 +417,7 @@ def open_group(
     look: Callable[[], None] | None = None,
     heeds: Callable[[], None] | None = None,
     number: int = -1,
+    on_hosts: Callable[[list[int]], None] | None = None,
 ) -> _core.Comm | None:
     """Opens a group over `store`; collective over its `ranks` ranks. None where only Gloo can connect them.
 
@@ -426,7 +427,8 @@ def open_group(
     engine may be chosen by measurement where it is not known which costs less. `over` tells the group, and
     `look`, called while ranks come together, raises, when it is to be opened, or used, no more; so does `heeds`, where
     the ranks would begin again without one that is lost: then they wait for none that is stopped, beyond EVENSTEP_STOP_GRACE.
-    `number`: what errors call this rank where each is on a host of its own; -1: as the group does.
+    `number`: what errors call this rank where each is on a host of its own; -1: as the group does. `on_hosts` hears the host of
+    each rank where only Gloo connects the hosts, and shared memory the ranks of one.
     """
     limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "spin": spin}
 
@@ -454,11 +456,15 @@ def open_group(
 
     plan, fd = _plan(meeting, rank, ranks, arena_bytes)
     engine, why = ("shm", "") if "segment" in plan else _choose(meeting, rank, ranks, plan)
-    if engine == "gloo":
+    if engine in ("gloo", "hosts-gloo"):
+        inside = engine == "hosts-gloo" and on_hosts is not None
         if rank == 0:
-            say_gloo(why)
-        note(f"group {name}, rank {rank}, at its opening: Gloo through torch, {ranks} ranks: {why}", rank)
+            say_gloo(why, "hosts" if inside else "ranks")
+        ways = "shared memory on each host, Gloo through torch between them" if inside else "Gloo through torch"
+        note(f"group {name}, rank {rank}, at its opening: {ways}, {ranks} ranks: {why}", rank)
         meeting.keep()
+        if inside and on_hosts is not None:
+            on_hosts(plan["host_of"])
         return None
 
     network = mpi.open_mpi if plan["wanted"] == "mpi" else partial(open_ucx, over=over)

@@ -24,6 +24,9 @@ NCCL_BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's: what torch's NCCL is known to be fast with."""
 
 
+_UNNAMED = ("EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED", "EVEN_ERR_TIMEOUT")
+
+
 class _Recorded:
     """The sums of a process group of torch's in telemetry, as a group of ours records its calls."""
 
@@ -76,7 +79,8 @@ class TorchEngine(BucketEngine):
         streams: SideStreams | None = None,
     ) -> None:
         backend = "" if process_group is None else dist.get_backend(process_group)
-        self._nccl, self._over_gloo = backend in ("nccl", "xccl"), backend == "gloo"
+        self._by_hosts = bool(getattr(process_group, "over_hosts_by_gloo", False))
+        self._nccl, self._over_gloo = backend in ("nccl", "xccl"), backend == "gloo" or self._by_hosts
         super().__init__(parameters, options)
         self._process_group, self._second, self._group, self._telemetry = process_group, second, group, telemetry
         self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
@@ -291,6 +295,8 @@ class TorchEngine(BucketEngine):
         self._sound = False
         if self._error is None and isinstance(error, EvenstepError):  # of our own engine: it says all
             self._error = error
+            if self._by_hosts and error.status in _UNNAMED:  # but which rank of another host is lost
+                self._failed_in = self._sum_of(number)
         elif self._error is None:
             fix = "another rank has ended, hangs, or the network between them has failed: see what the others say"
             if self._alone:

@@ -397,7 +397,8 @@ def bits() -> None:
     es.prepare(model, bucket_cap_mb=0.002)
     teams: dict[tuple[str, str], list[int]] = {}
     for rank, (maker, host) in enumerate(zip(MAKERS, HOSTS)):
-        teams.setdefault((maker, host) if maker in ("a", "cuda") else (maker, str(rank)), []).append(rank)
+        by_host = maker in ("a", "cuda") or "BY_HOSTS" in os.environ
+        teams.setdefault((maker, host) if by_host else (maker, str(rank)), []).append(rank)
     for number in range(3):
         model.zero_grad()
         sum((p * (number + 1.0) * mine).sum() for p, mine in zip(model, values[RANK])).backward()

@@ -1,0 +1,135 @@
+"""What the ranks of test_hosts_over_gloo.py do: backend "evenstep" on hosts that Gloo alone connects."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import evenstep
+from evenstep import hosts_over_gloo
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+HOSTS = os.environ["HOSTS"]  # a letter for each rank
+TEAMS = [[rank for rank, host in enumerate(HOSTS) if host == one] for one in dict.fromkeys(HOSTS)]
+
+
+def value(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
+
+
+def host_by_host(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """In rank order on each of two hosts, then both: 16-bit floats in fp32, and rounded once a host, and once more."""
+    kind = tensors[0].dtype
+    wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
+    sums = []
+    for team in TEAMS:
+        total = tensors[team[0]].to(wide)
+        for rank in team[1:]:
+            total = total + tensors[rank].to(wide)
+        sums.append(total.to(kind))
+    total = sums[0].to(wide)
+    for one in sums[1:]:
+        total = total + one.to(wide)
+    return total.to(kind)
+
+
+def bits() -> None:
+    """Of two hosts all is known to the last bit; of more all ranks have the same."""
+    hosts_over_gloo.PIECE_BYTES = 4096
+    group: Any = dist.group.WORLD
+    assert "shared memory on each of" in group.over_hosts_by_gloo
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        for count in (1, 700, 5000):
+            every = [value(rank, count, dtype) for rank in range(SIZE)]
+            wanted = host_by_host(every)
+            tensor = every[RANK].clone()
+            dist.all_reduce(tensor)
+            if len(TEAMS) == 2 or dtype in (torch.float16, torch.bfloat16):
+                near = wanted if len(TEAMS) == 2 else tensor
+                assert torch.equal(tensor, near), (dtype, count)
+            theirs = [torch.empty_like(tensor) for _ in range(SIZE)]
+            dist.all_gather(theirs, tensor)
+            assert all(torch.equal(one, tensor) for one in theirs), "the ranks' bits differ"
+            assert torch.allclose(tensor.double(), wanted.double(), rtol=2e-2, atol=2e-2)
+            for root in range(SIZE):
+                kept = every[RANK].clone()
+                dist.reduce(kept, root)
+                if root != RANK:
+                    assert torch.equal(kept, every[RANK])
+                elif len(TEAMS) == 2:
+                    assert torch.equal(kept, wanted)
+            part, parts = torch.empty(count, dtype=dtype), [value(RANK * SIZE + r, count, dtype) for r in range(SIZE)]
+            dist.reduce_scatter(part, parts)
+            if len(TEAMS) == 2:
+                assert torch.equal(part, host_by_host([value(r * SIZE + RANK, count, dtype) for r in range(SIZE)]))
+    parts = [torch.zeros(3000 * r + (r == 2)) for r in range(SIZE)]  # of unequal sizes, one of them nothing
+    dist.all_gather(parts, value(RANK, 3000 * RANK + (RANK == 2)))
+    assert all(torch.equal(one, value(r, 3000 * r + (r == 2))) for r, one in enumerate(parts))
+    later = [torch.full((3000,), RANK + 1.0) for _ in range(6)]
+    works = [dist.all_reduce(one, async_op=True) for one in later]
+    spread = torch.full((3000,), float(RANK))
+    dist.broadcast(spread, SIZE - 1)  # comes after them
+    for work in works:
+        work.wait()
+    total = SIZE * (SIZE + 1) / 2
+    assert all(bool(one.eq(total).all()) for one in later) and bool(spread.eq(SIZE - 1).all())
+    dist.all_reduce(torch.empty(0))
+    average = torch.full((5,), float(RANK))
+    dist.all_reduce(average, dist.ReduceOp.AVG)
+    assert bool(average.eq((SIZE - 1) / 2).all())
+    refused = 0
+    for dtype, op in (
+        (torch.int16, dist.ReduceOp.SUM),
+        (torch.int32, dist.ReduceOp.AVG),
+        (torch.float32, dist.ReduceOp.BOR),
+    ):
+        try:
+            dist.all_reduce(torch.ones(3, dtype=dtype), op)
+        except RuntimeError:
+            refused += 1
+    assert refused == 3
+    dist.barrier()  # goes on, since nothing was sent
+    dist.destroy_process_group()
+
+
+def ends(call: Callable[[], Any]) -> list[Any]:
+    try:
+        call()
+    except evenstep.EvenstepError as error:
+        return [error.status, error.rank, str(error).partition("\n")[0]]
+    raise AssertionError("no error")
+
+
+def lost() -> None:
+    """First a rank that does not come to a call of a group with a limit, then, in another group, one that dies."""
+    gone = int(sys.argv[2])
+    store = dist.PrefixStore("cases/", dist.distributed_c10d._get_default_store())
+    limited = dist.new_group(timeout=timedelta(seconds=2), backend="evenstep")
+    dist.all_reduce(torch.ones(1), group=limited)
+    dist.all_reduce(torch.ones(1))
+    found = []
+    if gone != RANK:
+        found.append(ends(lambda: dist.all_reduce(torch.ones(1), group=limited)))
+        found.append(ends(lambda: dist.all_reduce(torch.ones(1), group=limited)))  # it is over
+        store.set(f"late/{RANK}", "")
+    else:
+        store.wait([f"late/{rank}" for rank in range(SIZE) if rank != gone], timedelta(seconds=100))
+        os._exit(0)
+    found.append(ends(lambda: dist.all_reduce(torch.ones(1 << 20), async_op=True).wait()))
+    found.append(ends(lambda: dist.all_reduce(torch.ones(1 << 20))))
+    print(json.dumps(found), flush=True)
+    store.set(f"told/{RANK}", "")  # rank 0 has the store
+    store.wait([f"told/{rank}" for rank in range(SIZE) if rank != gone], timedelta(seconds=100))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    dist.init_process_group("evenstep", timeout=timedelta(seconds=100))
+    {"bits": bits, "lost": lost}[sys.argv[1]]()
