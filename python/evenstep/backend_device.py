@@ -35,6 +35,7 @@ from evenstep.backend_work import completed
 from evenstep.device_groups import DeviceGroups
 from evenstep.device_messages import DeviceMessage, Line
 from evenstep.device_streams import CudaStreams, DeviceWork, SeveralWorks, Watch
+from evenstep.hosts_over_gloo import Collectives
 
 Body = Callable[[_core.DeviceComm, int], None]
 
@@ -446,7 +447,7 @@ def limited(comm: _core.DeviceComm | None, seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def limited_by(comm: _core.Comm, seconds: float, usual: float) -> Iterator[None]:
+def limited_by(comm: Collectives, seconds: float, usual: float) -> Iterator[None]:
     """The same of a group in host memory, whose calls else have the limit `usual`."""
     if seconds > 0:
         comm.set_timeout(seconds)

@@ -35,7 +35,7 @@ class OverStore:
         )
         if comm is None:
             raise argument_error(
-                "only Gloo can connect the group's ranks (hosts without UCX, or EVENSTEP_COMM_ENGINE=gloo), and es.comm "
+                "only Gloo can connect the group's ranks (hosts without UCX, or EVENSTEP_COMM_ENGINE=gloo or hosts-gloo), and es.comm "
                 "does not use it",
                 "apt-get install libucx0 on every host and unset EVENSTEP_COMM_ENGINE, or use torch.distributed",
             )

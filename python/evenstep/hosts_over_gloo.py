@@ -109,6 +109,11 @@ class _Leg:
         self.slot, self.sent, self.work = slot, sent, work
 
 
+def _words(error: BaseException) -> str:
+    """What it says, without its status and its fix."""
+    return first_line(error).removesuffix(f" ({getattr(error, 'status', '')})")
+
+
 class HostsOverGloo:
     """`Collectives` of ranks on several hosts. One thread at a time, but for revoke and close.
 
@@ -378,11 +383,11 @@ class HostsOverGloo:
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        if os.getpid() != self._process:
+        if self._forked:
             words = f"this process was forked from rank {self.rank}, and has no part in its groups"
             raise error_of("EVEN_ERR_STATE", words, "open groups of its own there")
         if self._error is not None:
-            raise error_of(self._error.status, str(self._error.args[0]).partition("\n")[0], self._error.fix)
+            raise error_of(self._error.status, _words(self._error), self._error.fix, self._error.rank)
         self._deadline, self._under_way = time.monotonic() + self._seconds, True
         try:
             self._limit()
@@ -399,7 +404,7 @@ class HostsOverGloo:
         """No rank is to wait for this one, nor this one for another. What is to be raised."""
         inside = isinstance(error, EvenstepError) and error.__cause__ is None
         if not inside and not self._inside.closed:
-            within(_STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", first_line(error)))
+            within(_STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", _words(error)))
         if self._leads:
             end_calls(self._between)
         if not self._inside.closed:
@@ -414,29 +419,36 @@ class HostsOverGloo:
         said = None
         if error.status == "EVEN_ERR_REVOKED":
             said = within(_STORE_SECONDS, lambda: self._store.get(key).decode() if self._store.check([key]) else None)
-        words = str(error).partition("\n")[0].removesuffix(f" ({error.status})")
+        words = _words(error)
         if said is not None:
             return error_of(error.status, f"{words}: {said}", error.fix)
         if self._team == list(range(len(self._team))):
             return error
         places = ", ".join(f"{place} is rank {rank}" for place, rank in enumerate(self._team))
-        number = None if error.rank is None else self._team[error.rank]
+        known = error.rank is not None and 0 <= error.rank < len(self._team)
+        number = self._team[error.rank] if known and error.rank is not None else None
         return error_of(
             error.status, f"{words} (numbered on this host, where {places} of the group)", error.fix, number
         )
 
+    @property
+    def _forked(self) -> bool:
+        """The connections are another process's, too."""
+        return os.getpid() != self._process
+
     def revoke(self) -> None:
         """Any thread: ends what this rank, and all others, wait for."""
-        if self._leads:
+        if self._leads and not self._forked:
             end_calls(self._between)
         if not self._inside.closed:
             self._inside.revoke()
 
     def close(self) -> None:
-        if self._under_way and self._leads:
+        leads = self._leads and not self._forked
+        if self._under_way and leads:
             end_calls(self._between)  # a call on another thread ends with it
         self._inside.close()
-        if self._between is not None:
+        if leads:
             ended(self._between, "shutdown")
 
 

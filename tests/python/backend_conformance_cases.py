@@ -188,7 +188,7 @@ def premultiplied(both: Both) -> None:
     if make is None:
         return
     for dtype in FLOATS:
-        inputs = [value(dtype, rank, 3000, 3) for rank in range(both.size)]
+        inputs = [value(dtype, rank, 1000 * max(3, both.size), 3) for rank in range(both.size)]
         wanted = reduced(OP.SUM, [tensor * PREMUL for tensor in inputs])
         tensor = inputs[both.own].clone()
         dist.all_reduce(tensor, make(PREMUL), group=both.ours)
@@ -202,7 +202,7 @@ def premultiplied(both: Both) -> None:
             same(alone, inputs[both.own], "what is not the root's")
         kept = inputs[both.own].clone()
         part = torch.empty(1000, dtype=dtype)
-        whole = kept[: 1000 * both.size] if both.size <= 3 else kept
+        whole = kept[: 1000 * both.size]
         dist.reduce_scatter_tensor(part, whole, make(PREMUL), group=both.ours)
         same(kept, inputs[both.own], "the input of reduce_scatter")
         own_part = wanted[1000 * both.own : 1000 * both.own + 1000]
