@@ -130,6 +130,22 @@ def lost() -> None:
     os._exit(0)
 
 
+def lost_in_a_sum() -> None:
+    """Of es.prepare: the last rank dies when all have voted for the step, before it hands its last bucket on."""
+    model = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2))
+    evenstep.prepare(model, bucket_cap_mb=0.0001)
+    engine: Any = evenstep.session().steps.syncs[-1].engine
+    assert engine._by_hosts, type(engine)
+    last = RANK == SIZE - 1
+    if last:
+        engine._hand_on_rest = lambda used: os._exit(0)
+    outputs = [part(torch.ones(1, 4)).sum() for part in (model[:1] if last else model)]
+    print(json.dumps(ends(sum(outputs).backward)), flush=True)  # type: ignore[union-attr]
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "lost_in_a_sum":
+        lost_in_a_sum()
     dist.init_process_group("evenstep", timeout=timedelta(seconds=100))
     {"bits": bits, "lost": lost}[sys.argv[1]]()

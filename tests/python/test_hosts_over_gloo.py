@@ -68,3 +68,11 @@ def test_gradients_go_host_by_host(run_ranks: Run) -> None:
     assert [json.loads(rank.stdout.splitlines()[-1]) for rank in ranks] == ["TorchEngine"] * 3
     words = "es.prepare: gradients go by shared memory on each of 2 hosts, Gloo through torch between their first ranks, during"
     assert words in ranks[0].stderr, ranks[0].stderr
+
+
+def test_a_rank_that_dies_in_a_sum_of_gradients_is_named_on_all_hosts(run_ranks: Run) -> None:
+    """Rank 2 by the engine on its own host, and by a closed connection on the other."""
+    for rank in on_hosts(run_ranks, CASES, "baa", "lost_in_a_sum")[:2]:
+        status, number, words = json.loads(rank.stdout.strip().splitlines()[-1])
+        assert status == "EVEN_ERR_PEER_LOST" and number == 2, words
+        assert words.startswith("rank 2 (process ") and " on host a) has ended" in words, words
