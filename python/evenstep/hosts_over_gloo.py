@@ -403,10 +403,10 @@ class HostsOverGloo:
     def _ends(self, error: BaseException) -> BaseException:
         """No rank is to wait for this one, nor this one for another. What is to be raised."""
         inside = isinstance(error, EvenstepError) and error.__cause__ is None
-        if not inside and not self._inside.closed:
-            within(_STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", _words(error)))
         if self._leads:
             end_calls(self._between)
+        if not inside and not self._inside.closed:
+            within(_STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", _words(error)))
         if not self._inside.closed:
             self._inside.revoke()
         made = self._told(error) if inside and isinstance(error, EvenstepError) else error
