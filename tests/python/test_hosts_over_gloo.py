@@ -23,7 +23,7 @@ def on_hosts(run_ranks: Run, script: Path, hosts: str, *words: str, **variables:
     """A letter for each rank's host."""
     where = {rank: {"EVENSTEP_HOST_ID": name} for rank, name in enumerate(hosts)}
     env = {"HOSTS": hosts, **(variables or {"EVENSTEP_COMM_ENGINE": "hosts-gloo"})}
-    return run_ranks(script, len(hosts), args=words, env=env, rank_env=where, timeout=200)
+    return run_ranks(script, len(hosts), args=words, env=env, rank_env=where)
 
 
 # one host with a rank alone; ranks of a host that are not neighbours, and three hosts
@@ -32,7 +32,7 @@ def test_sums_are_formed_host_by_host(run_ranks: Run, hosts: str) -> None:
     on_hosts(run_ranks, CASES, hosts, "bits")
 
 
-@pytest.mark.parametrize("hosts", ["aba", pytest.param("aabc", marks=pytest.mark.more)])
+@pytest.mark.parametrize("hosts", ["abab", pytest.param("aabc", marks=pytest.mark.more)])
 def test_as_gloo_between_all_ranks(run_ranks: Run, hosts: str) -> None:
     """Where UCX is missing nothing has to be asked for."""
     parts = ("reductions", "premultiplied", "movements", "objects")
@@ -46,7 +46,7 @@ def test_as_gloo_between_all_ranks(run_ranks: Run, hosts: str) -> None:
 
 
 # a rank by which its host meets the others; another one
-@pytest.mark.parametrize(("hosts", "gone"), [("abb", 1), ("aabb", 3)])
+@pytest.mark.parametrize(("hosts", "gone"), [("aabb", 2), ("aabb", 3)])
 def test_a_rank_that_is_lost_or_late_ends_the_calls_of_all_hosts(run_ranks: Run, hosts: str, gone: int) -> None:
     ranks = on_hosts(run_ranks, CASES, hosts, "lost", str(gone))
     for rank in {*range(len(hosts))} - {gone}:
