@@ -19,6 +19,7 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep.backend_device import DeviceCollectives, limited_by
 from evenstep.backend_exchange import ExchangeMixin
+from evenstep.backend_forms import in_full
 from evenstep.backend_legs import device_collectives
 from evenstep.backend_messages import MessagesMixin
 from evenstep.backend_monitored import MonitoredMixin
@@ -233,6 +234,9 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
             if set_default is not None:
                 set_default(timeout)
 
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
 
@@ -323,7 +327,10 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
 
         return job
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+    def allreduce(self, tensors: Any = None, opts: Any = None, timeout: Any = None, **named: Any) -> Any:
+        if named or timeout is not None:  # else the second may be an operation as well
+            given = [] if tensors is None else [tensors]
+            tensors, opts = in_full("allreduce", given, {"opts": opts, "timeout": timeout, **named})
         if (profiler._is_profiler_enabled or modes()) and not within.call:
             return seen(self, EvenstepGroup.allreduce, (tensors, opts), {})
         self.calls_made += 1

@@ -189,8 +189,8 @@ class ExchangeMixin:
 
         return self._run(opts, job, [output])
 
-    def alltoall_base(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
-        return self.all_to_all_single(output, whole, outs, ins, opts)
+    def alltoall_base(self, *given: Any, **named: Any) -> Any:
+        return self.all_to_all_single(*given, **named)
 
     _reducible: Callable[[torch.Tensor, int | None], int | None]
     _run: Callable[..., Any]

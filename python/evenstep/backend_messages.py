@@ -96,6 +96,7 @@ class MessagesMixin:
     """What a group does for single pairs of ranks. They need not come in the order of its collectives."""
 
     _comm: _core.Comm | None
+    _size: int
     _messages: list[MessageWork]
     _messages_lock: threading.Lock  # CUDA tensors' messages are sent by threads
     _under: Callable[[torch.Tensor], Any]
@@ -143,6 +144,8 @@ class MessagesMixin:
         return self._begun(request, data, None if direct else tensor)
 
     def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
+        if not 0 <= source < self._size:  # the engine takes -1 for any rank
+            raise ValueError(f"recv: invalid source rank: {source} in a group of {self._size}")
         tensor = self._message(tensors)
         if tensor is not None:
             return self._receive(tensor, source, tag)

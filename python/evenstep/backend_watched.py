@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.autograd import profiler
 from torch.utils import _python_dispatch
 
+from evenstep.backend_forms import in_full, usual_form
 from evenstep.backend_messages import MessageWork
 from evenstep.backend_work import LaterWork
 
@@ -161,10 +162,14 @@ def seen(group: Any, method: Callable[..., Any], given: Sequence[Any], named: di
 
 
 def _watchable(method: Callable[..., Any]) -> Callable[..., Any]:
-    moves = method.__name__ != "barrier"
+    name = method.__name__
+    moves = name != "barrier"
+    count, kind = usual_form(name)
 
     @functools.wraps(method)
     def call(group: Any, *given: Any, **named: Any) -> Any:
+        if kind is not None and (named or len(given) != count or type(given[-1]) is not kind):
+            given, named = in_full(name, given, named), {}
         group.calls_made += moves
         if (profiler._is_profiler_enabled or modes()) and not within.call:
             return seen(group, method, given, named)

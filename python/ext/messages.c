@@ -71,6 +71,16 @@ static PyType_Spec request_spec = {.name = "evenstep._core.Request",
                                    .flags = Py_TPFLAGS_DEFAULT,
                                    .slots = request_slots};
 
+static int to_tag(PyObject *object, void *out) {
+  if (even_ext_to_size(object, out)) {
+    return 1;
+  }
+  if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+    PyErr_Format(PyExc_ValueError, "tag %S: a message's tag is a number of 64 bits, 0 or more", object);
+  }
+  return 0;
+}
+
 static PyObject *begin_message(PyObject *object, PyObject *arguments, bool sends) {
   even_ext_comm *self = (even_ext_comm *)object;
   void *data = NULL;
@@ -81,8 +91,8 @@ static PyObject *begin_message(PyObject *object, PyObject *arguments, bool sends
   even_comm_request *request = NULL;
   even_comm *comm = even_ext_comm_open_group(self);
   if (comm == NULL || !PyArg_ParseTuple(arguments, sends ? "O&O&iO&|O&z:send" : "O&O&iO&|O&:receive",
-                                        even_ext_to_address, &data, even_ext_to_size, &bytes, &peer, even_ext_to_size,
-                                        &tag, even_ext_to_elements, &called.elements, &called.site)) {
+                                        even_ext_to_address, &data, even_ext_to_size, &bytes, &peer, to_tag, &tag,
+                                        even_ext_to_elements, &called.elements, &called.site)) {
     return NULL;
   }
   even_status status = EVEN_OK;

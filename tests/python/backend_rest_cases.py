@@ -119,6 +119,22 @@ def refusals() -> None:
     assert single.tolist() == [SIZE] * 3
 
 
+def bad_messages() -> None:
+    """Refused before anything is sent: the next message of that pair comes as it is."""
+    single = torch.ones(3)
+    group = dist.group.WORLD
+    for source in (-1, SIZE):  # -1 is any rank to the engine
+        raises(ValueError, lambda source=source: group.recv([single], source, 0), "invalid source rank", str(source))
+    for tag in (-1, 1 << 64):
+        raises(ValueError, lambda tag=tag: group.send([single], (RANK + 1) % SIZE, tag), f"tag {tag}", "0 or more")
+        raises(ValueError, lambda tag=tag: group.recv([single], (RANK - 1) % SIZE, tag), f"tag {tag}")
+    raises(evenstep.EvenstepError, lambda: group.send([single], -1, 0), "rank -1")
+    sent = dist.isend(torch.full((3,), float(RANK)), (RANK + 1) % SIZE)
+    dist.recv(single, (RANK - 1) % SIZE)
+    sent.wait()
+    assert single.tolist() == [float((RANK - 1) % SIZE)] * 3
+
+
 def overlaps() -> None:
     one = torch.zeros(1).expand(4)
     message = "refers to a single memory location"
@@ -147,6 +163,65 @@ def overlaps() -> None:
     pieces = list((torch.arange(float(SIZE)) + 10 * RANK).split(1))
     dist.all_to_all(pieces, list(reversed(pieces)))
     assert [piece.item() for piece in pieces] == [10 * r + SIZE - 1 - RANK for r in range(SIZE)]
+
+
+def forms() -> None:
+    """A process group's own methods, in each form that torch's have: with options, or a root, an operation and a limit."""
+    from evenstep.backend_forms import in_full
+
+    group, gloo, seconds = dist.group.WORLD, dist.new_group(backend="gloo"), timedelta(seconds=50)
+    last, most = SIZE - 1, dist.ReduceOp.MAX
+    one, many = (lambda: torch.arange(4.0) + RANK), (lambda: [torch.arange(4.0) + RANK + r for r in range(SIZE)])
+    zero, zeros = (lambda: torch.zeros(4)), (lambda: [torch.zeros(4) for _ in range(SIZE)])
+    of_last, zeros_of_last = (lambda: many() if last == RANK else []), (lambda: zeros() if last == RANK else [])
+    whole = lambda: torch.cat(many())  # noqa: E731
+    calls: list[tuple[str, Any, dict[str, Any]]] = [
+        ("allreduce", (one, most), {}),
+        ("allreduce", (one, most, seconds), {}),
+        ("allreduce", (lambda: [one()], most, seconds), {}),
+        ("allreduce", (one,), {"op": most, "timeout": seconds}),
+        ("allreduce", (), {"tensor": one, "timeout": seconds}),
+        ("broadcast", (one, last), {}),
+        ("broadcast", (one, last, seconds), {}),
+        ("broadcast", (), {"tensor": one, "root": last}),
+        ("reduce", (one, last), {}),
+        ("reduce", (one, last, most, seconds), {}),
+        ("reduce", (one,), {"root": last, "op": most}),
+        ("allgather", (zeros, one, seconds), {}),
+        ("gather", (zeros_of_last, one, last), {}),
+        ("scatter", (zero, of_last, last, seconds), {}),
+        ("scatter", (zero, of_last), {"root": last}),
+        ("reduce_scatter", (zero, many, most), {}),
+        ("reduce_scatter", (zero, many), {"op": most, "timeout": seconds}),
+        ("alltoall", (zeros, many, seconds), {}),
+        ("alltoall_base", (lambda: torch.zeros(4 * SIZE), whole, [], [], seconds), {}),
+        ("barrier", (seconds,), {}),
+        ("barrier", (), {"timeout": seconds}),
+    ]
+    for method, given, named in calls:
+        results = []
+        for kind in (group, gloo):
+            tensors = [word() if callable(word) and word is not most else word for word in given]
+            words = {key: word() if key == "tensor" else word for key, word in named.items()}
+            try:
+                getattr(kind, method)(*tensors, **words).wait()
+            except (RuntimeError, TypeError) as error:  # Gloo has neither all of these forms nor all of these calls
+                assert kind is gloo, (method, given, named, error)
+                results.append(results[0])
+                continue
+            # Gloo leaves parts of sums in the tensors of those that are no root.
+            kept = method != "barrier" and (method != "reduce" or last == RANK)
+            results.append([*tensors, *words.values()][0] if kept else None)
+        assert str(results[0]) == str(results[1]), (method, given, named, results)
+    (data, options) = in_full("broadcast", (one(), last, seconds), {})
+    assert options.rootRank == last and options.timeout == seconds and len(data) == 1
+    for name, words in (("broadcast", {"rot": 1}), ("allgather", {"tensors": one()}), ("reduce", {"timeout": 3.0})):
+        raises(TypeError, lambda name=name, words=words: getattr(group, name)(zeros(), **words), name)
+    apart = dist.new_group()
+    if RANK == 0:
+        late = lambda: apart.broadcast(one(), last, timedelta(seconds=0.1)).wait()  # noqa: E731
+        raises(evenstep.EvenstepError, late, "EVEN_ERR_TIMEOUT")
+    assert group.get_group_store() is not None
 
 
 def lazy() -> None:
@@ -308,7 +383,20 @@ def forked() -> None:
 
 
 def rest() -> None:
-    for part in (sparse, odd_dtypes, refusals, overlaps, lazy, inference, given_back, meshes, forked, aborted):
+    for part in (
+        sparse,
+        odd_dtypes,
+        refusals,
+        bad_messages,
+        overlaps,
+        forms,
+        lazy,
+        inference,
+        given_back,
+        meshes,
+        forked,
+        aborted,
+    ):
         part()
     dist.barrier()
     dist.destroy_process_group()
