@@ -97,6 +97,7 @@ def environment(mark: str) -> dict[str, str]:
     """Ranks start without torch's compiler, as in tests: what is proven are their ends."""
     path = os.pathsep.join(filter(None, [str(QUICK_START), os.environ.get("PYTHONPATH")]))
     own = {MARK: mark, "EVENSTEP_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    own["EVENSTEP_TEST_WHOLE_END"] = "1"  # as a user's
     return os.environ | own | {"EVENSTEP_COMM_COSTS": "off"}
 
 

@@ -27,6 +27,9 @@ from run_jobs import Job, Run, end_all, go_without
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 MARK = "EVENSTEP_TEST_MARK"  # inherited by every process that a test starts
+# Programs with it end as a user's do, with all of torch taken apart (quick_start/); those of these files' tests do.
+WHOLE_END = "EVENSTEP_TEST_WHOLE_END"
+WHOLE_ENDS = ("test_backend_ends", "test_examples", "test_exits", "test_run_endings", "test_run_hosts")
 os.environ["EVENSTEP_COMM_COSTS"] = "off"  # not the user's, and no test learns from another
 # torch's threads would poll for each other on cores that other tests want
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -238,6 +241,12 @@ def no_process_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     assert not left, f"processes left behind: {left}"
 
 
+@pytest.fixture(autouse=True)
+def whole_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.path.stem in WHOLE_ENDS:
+        monkeypatch.setenv(WHOLE_END, "1")
+
+
 @dataclasses.dataclass(frozen=True)
 class Rank:
     """How one rank of `run_ranks` ended."""
@@ -258,7 +267,7 @@ class _RankServer:
             environment = {name: value for name, value in os.environ.items() if name != MARK}
             self._process = subprocess.Popen(
                 [sys.executable, "-u", str(pathlib.Path(__file__).with_name("rank_server.py"))],
-                env={**environment, "OMP_NUM_THREADS": "1"},
+                env={**environment, "OMP_NUM_THREADS": "1", WHOLE_END: "1"},  # forked ranks end in its own way
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -305,14 +314,19 @@ def _forkable(environment: Mapping[str, str]) -> bool:
 
 
 def _run_fresh(orders: Sequence[dict[str, Any]], timeout: float) -> tuple[list[int], list[int]]:
-    """Starts each rank as a program; (return codes, ranks that were late and have been killed)."""
+    """Starts each rank as a program, which ends as a user's does; (return codes, ranks that were late and have been killed)."""
     processes = []
     for order in orders:
         with open(order["out"], "wb") as out, open(order["err"], "wb") as err:
             command = [sys.executable, *order["argv"]]
             processes.append(
                 subprocess.Popen(
-                    command, env=order["env"], cwd=order["cwd"], stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                    command,
+                    env=order["env"] | {WHOLE_END: "1"},
+                    cwd=order["cwd"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
                 )
             )
     late = _end_by([process.pid for process in processes], timeout)

@@ -121,12 +121,14 @@ def test_the_program_says_its_version(program):
 
 
 def test_a_quick_start_trains_alike():
-    """Ranks that start as programs, with what quick_start/ leaves out of torch and without: not a bit differs."""
+    """Ranks that start as programs, with what quick_start/ leaves out of torch and without: not a bit differs, nor the exit status."""
     import subprocess
     import sys
 
     source = """
+import os
 import sys
+import types
 
 import torch
 
@@ -142,18 +144,33 @@ print("torch._dynamo" in sys.modules)
 print("torch.distributions.normal" in sys.modules, "torch.masked._ops" in sys.modules)
 print(*(p.detach().numpy().tobytes().hex() for p in model.parameters()))
 print(torch.distributions.Normal(0.0, 1.0).sample().item(), torch.masked.sum(torch.ones(3), mask=torch.ones(3) > 0).item())
+print(callable(torch.hub.load))
+
+class Told:
+    def __init__(self, words):
+        self.words = words
+
+    def __del__(self, write=os.write):
+        write(2, self.words)
+
+torch.told = Told(b"torch")
+other = sys.modules["other"] = types.ModuleType("other")
+other.told = Told(b"other ")
+del other
+sys.exit(7)
 """
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     quick = str(pathlib.Path(__file__).with_name("quick_start"))
-    said = []
+    ended = []
     for path in ([quick, *folders], [folder for folder in folders if folder != quick]):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
         words = [sys.executable, "-c", source]
-        said.append(
-            subprocess.run(words, env=environment, capture_output=True, text=True, timeout=150, check=True).stdout
-        )
+        ended.append(subprocess.run(words, env=environment, capture_output=True, text=True, timeout=150, check=False))
+    said = [one.stdout for one in ended]
     assert [words.split()[:3] for words in said] == [["False"] * 3, ["True"] * 3]
     assert said[0].split()[3:] == said[1].split()[3:]
+    # torch is not taken apart, another module is
+    assert [(one.returncode, one.stderr) for one in ended] == [(7, "other "), (7, "other torch")]
 
 
 def test_a_quick_start_has_the_compiler_whatever_is_imported_first():
