@@ -37,6 +37,10 @@ bool even_chaos_find_rank(const even_chaos_job *job, int number, even_process_st
   return there;
 }
 
+bool even_chaos_is_on(const even_chaos_job *job, pid_t pid, int host) {
+  return pid == rank[0].pid && host == job->cut_host;
+}
+
 bool even_chaos_has_stepped(const even_chaos_job *job, int number) {
   (void)job;
   (void)number;

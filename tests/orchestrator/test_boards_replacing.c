@@ -79,7 +79,7 @@ static void who_comes_anew_is_told_what_it_has_not_heard(void **state) {
   assert_int_equal(even_generation_lose(leader.job.generation, lost[0]), 1);
   assert_int_equal(carry(1), EVEN_OK);
   assert_int_equal(even_generation_lose(leader.job.generation, lost[1]), 2);
-  even_follower_words_attempt(&other.job, 0, "", &words);
+  even_follower_words_attempt(&other.job, 0, 0, "", &words);
   assert_int_equal(even_json_parse("a test", words.data, words.length, &runs), EVEN_OK);
   assert_int_equal(even_boards_newest_of(runs), 1);
   assert_int_equal(even_boards_catch_up(&leader.job, &leader.agents[1], even_boards_newest_of(runs)), EVEN_OK);
