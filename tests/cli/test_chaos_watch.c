@@ -9,6 +9,7 @@
 
 #include "cli/chaos.h"
 #include "os/clock.h"
+#include "os/net_namespace.h"
 
 #include <signal.h>
 #include <string.h>
@@ -38,7 +39,7 @@ bool even_chaos_find_rank(const even_chaos_job *job, int number, even_process_st
 }
 
 bool even_chaos_is_on(const even_chaos_job *job, pid_t pid, int host) {
-  return pid == rank[0].pid && host == job->cut_host;
+  return even_net_namespace_same(pid, job->network->holders[host].process.pid);
 }
 
 bool even_chaos_has_stepped(const even_chaos_job *job, int number) {
