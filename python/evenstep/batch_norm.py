@@ -17,13 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.group import DTYPES, Alone, gather_objects
+from evenstep.group import DTYPES, gather_objects
 from evenstep.session import entered, session, session_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from evenstep.group import Group
     from evenstep.session import Session
 
 _NAME = "synchronised_as"  # among a module's attributes
@@ -89,12 +88,12 @@ def forward(self: _BatchNorm, *arguments: Any, **options: Any) -> torch.Tensor:
     if torchs and len(arguments) == 1 and not options and not torch.compiler.is_compiling():
         owner = session_named(vars(self)[_SET])
         with nullcontext() if owner is session() else entered(owner):
-            return _plain_in_training(self, arguments[0], owner.steps.sole.of(self, owner))
+            return _plain_in_training(self, arguments[0])
     assert _training is not None
     return _training(self, own, arguments, options)
 
 
-def _plain_in_training(self: _BatchNorm, x: torch.Tensor, sole: int | None) -> torch.Tensor:
+def _plain_in_training(self: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
     """What torch's own forward does, without a look at each call that it makes (a third of a small layer's time)."""
     self._check_input_dim(x)
     kept = self.running_mean, self.running_var
@@ -105,14 +104,12 @@ def _plain_in_training(self: _BatchNorm, x: torch.Tensor, sole: int | None) -> t
         if self.momentum is None:
             momentum = 1.0 / float(self.num_batches_tracked)
     mean, variance = kept if self.track_running_stats else (None, None)
-    affine = self.weight, self.bias
-    return batch_norm(vars(self)[_NAME], x, mean, variance, *affine, True, momentum, self.eps, sole=sole)
+    return batch_norm(vars(self)[_NAME], x, mean, variance, self.weight, self.bias, True, momentum, self.eps)
 
 
 def _forward_in_training(self: _BatchNorm, own: Any, arguments: Any, options: Any) -> torch.Tensor:
     owner = session_named(vars(self)[_SET])
-    sole = owner.steps.sole.of(self, owner)
-    with nullcontext() if owner is session() else entered(owner), _Normalising(vars(self)[_NAME], sole):
+    with nullcontext() if owner is session() else entered(owner), _Normalising(vars(self)[_NAME]):
         result: torch.Tensor = own(self, *arguments, **options)
     return result
 
@@ -124,19 +121,19 @@ _training: Callable[..., torch.Tensor] | None = None
 class _Normalising(TorchFunctionMode):
     """Puts the normalisation over all ranks in the place of torch's."""
 
-    def __init__(self, name: str, sole: int | None) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self._name, self._sole = name, sole
+        self._name = name
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if function is torch.Tensor.add_ and not session().follows_statistics:
             return args[0]  # num_batches_tracked, which another block of this model counts
         if function is functional.batch_norm:
-            return batch_norm(self._name, *args, **kwargs, sole=self._sole)
+            return batch_norm(self._name, *args, **kwargs)
         if function is torch.batch_norm:  # in another order
             x, weight, bias, mean, variance, *rest = args
-            return batch_norm(self._name, x, mean, variance, weight, bias, *rest[:3], sole=self._sole)
+            return batch_norm(self._name, x, mean, variance, weight, bias, *rest[:3])
         return function(*args, **kwargs)
 
 
@@ -150,18 +147,11 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *,
-    sole: int | None = None,
 ) -> torch.Tensor:
-    """torch.nn.functional.batch_norm of all ranks' samples together. Collective where `training`, and no rank (`sole`) is known to
-    have all samples."""
+    """torch.nn.functional.batch_norm of all ranks' samples together. Collective where `training`."""
     if not training or eps <= 0.0:  # torch says what is wrong
         return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    if sole is not None:
-        session().steps.sole.follows(sole)
-        if sole != session().group.rank:
-            return _counts_nothing_here(x, running_mean, running_var, weight, bias, eps)
-    of_all, own = _statistics(name, x.detach(), sole is not None)
+    of_all, own = _statistics(name, x.detach())
     if of_all.total == 1 and not _counts_nothing(session()):
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {x.size()} on all ranks together"
@@ -174,26 +164,8 @@ def batch_norm(
             _follow(running_mean, of_all.mean, 1.0, momentum)
             _follow(running_var, of_all.variance, of_all.total / (of_all.total - 1), momentum)
     mean, variance = of_all.on(x)
-    apart = sole is not None
-    result: torch.Tensor = _BatchNormOfAll.apply(x, weight, bias, mean, variance, eps, of_all.counts, own, name, apart)
+    result: torch.Tensor = _BatchNormOfAll.apply(x, weight, bias, mean, variance, eps, of_all.counts, own, name)
     return result
-
-
-def _counts_nothing_here(
-    x: torch.Tensor,
-    mean: torch.Tensor | None,
-    variance: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-) -> torch.Tensor:
-    """Of a dummy sample where another rank has all samples: by any numbers, and nothing of it is followed."""
-    recovery = session().recovery
-    if recovery is not None:
-        recovery.norm_runs()
-    mean = x.new_zeros(x.shape[1], dtype=_wide(x.dtype)) if mean is None else mean
-    variance = torch.ones_like(mean) if variance is None else variance
-    return functional.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -246,13 +218,13 @@ def _merged(rows: torch.Tensor) -> _OfAll:
     return _OfAll(counts, torch.stack([mean, squares.sum(0) / total]))
 
 
-def _statistics(name: str, x: torch.Tensor, apart: bool) -> tuple[_OfAll, int]:
-    """And how many values a channel are this rank's. apart: these are all."""
+def _statistics(name: str, x: torch.Tensor) -> tuple[_OfAll, int]:
+    """And how many values a channel are this rank's."""
     current = session()
     channels = x.shape[1]
     count = x.numel() // max(1, channels) if current.steps.has_samples(current.latest) else 0
     mine = _moments(x) if count > 0 else None
-    call = _Call(current, "forward", name, apart)
+    call = _Call(current, "forward", name)
     found: _OfAll | None = None
     if call.fast is not None:
         own, values = _on_host(mine), _rows(channels, torch.float64)
@@ -327,14 +299,12 @@ class _Call:
     """One in which the ranks tell one another of a layer. On the group of the votes, so that a rank that comes to a vote, or to
     another collective call of the script, is told from one that is late."""
 
-    def __init__(self, current: Session, pass_: str, name: str, apart: bool) -> None:
-        """apart: by this rank alone, and no call that the others make."""
-        self._current, self._apart = current, apart
-        self._group: Group = Alone() if apart else current.group
-        current.norm_calls += 0 if apart else 1
+    def __init__(self, current: Session, pass_: str, name: str) -> None:
+        self._current = current
+        current.norm_calls += 1
         self.where, place = _place(pass_, name)
         self.mark = float(current.norm_calls), place
-        self.fast: Any = self._group if hasattr(self._group, "norm_statistics") else None
+        self.fast: Any = current.group if hasattr(current.group, "norm_statistics") else None
 
     def make(self, meet: Callable[[], Any]) -> Any:
         """meet(), where all ranks make this call; None in a pass that counts nothing."""
@@ -353,12 +323,8 @@ class _Call:
         current, recovery = self._current, self._current.recovery
         if recovery is not None and recovery.norm_runs():
             return None, False
-        if self._apart:
-            return meet(), True
         try:
             with current.steps.blocking():
-                if current.steps.sole.apart:
-                    current.steps.sole.settle(current.group)
                 return meet(), True
         except EvenstepError as error:
             if recovery is None or not current.in_pass or not recovery.mends(error):
@@ -372,7 +338,7 @@ class _Call:
 
     def gathered(self, number: float, values: Sequence[torch.Tensor], make: Callable[[torch.Tensor], Any]) -> Any:
         """make(a row for each rank: its number, then its values), over any group; None in a pass that counts nothing."""
-        group = self._group
+        group = self._current.group
         head = torch.tensor([*self.mark, number], dtype=torch.float64, device="cpu")
         row = torch.cat([head, *(one if one.is_cpu else one.cpu() for one in values)])
         rows = self.make(lambda: group.gather_rows(row, [row.numel()] * group.ranks).view(group.ranks, -1))
@@ -413,10 +379,9 @@ class _BatchNormOfAll(torch.autograd.Function):
         counts: list[int],
         own: int,
         name: str,
-        apart: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight, mean, variance)
-        ctx.eps, ctx.counts, ctx.own, ctx.name, ctx.apart = eps, counts, own, name, apart
+        ctx.eps, ctx.counts, ctx.own, ctx.name = eps, counts, own, name
         ctx.session = session()
         ctx.dtypes = [None if one is None else one.dtype for one in (weight, bias)]
         return _apply(x.to(mean.dtype), mean, variance, weight, bias, eps).to(x.dtype)
@@ -455,7 +420,7 @@ class _BatchNormOfAll(torch.autograd.Function):
                 dx = _gradient_of_input(layout, gradient, wide, mean, variance, ctx.eps, factor, through)
             dx = dx.to(x.dtype)
         own = zip((dweight, dbias), ctx.dtypes, ctx.needs_input_grad[1:3])
-        return dx, *(one.to(dtype) if needed else None for one, dtype, needed in own), *[None] * 7
+        return dx, *(one.to(dtype) if needed else None for one, dtype, needed in own), *[None] * 6
 
 
 def _gradient_of_input(
@@ -496,7 +461,7 @@ def _through_statistics(
     """Each channel's -B and -A (see _BatchNormOfAll), times weight / sqrt(variance + eps), two rows; None where they are nothing,
     for this rank has no part in the loss or the pass counts nothing. sums: of this rank, the gradient's and the gradient's times
     x̂."""
-    call = _Call(current, "backward", ctx.name, ctx.apart)
+    call = _Call(current, "backward", ctx.name)
     mine = sums if part > 0 else None
     channels = variance.numel()
 

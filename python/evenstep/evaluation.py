@@ -167,7 +167,6 @@ def _go_through(
     if current.evaluated is not None:
         current.evaluated.evaluate_again()
         current.evaluated = None
-    current.steps.sole.come_together(current.group)
     if current.in_job and isinstance(loader, DataLoader):
         from evenstep.prepare import prepare
 

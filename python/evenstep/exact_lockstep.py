@@ -15,7 +15,6 @@ from evenstep.exact_random import NumPyGenerator, PythonGenerator, Randoms
 from evenstep.feeds import BatchPlan
 from evenstep.lockstep import LockstepGroup, Play, taken_lock
 from evenstep.session import Session, in_place_of_session
-from evenstep.sole_rank import sole
 
 if TYPE_CHECKING:
     from evenstep.steps import Steps
@@ -95,11 +94,8 @@ class _Rows:
             group = self.steps.group
             size = mine[0].numel()
             heard = torch.cat(mine) if self.counts[group.rank] else mine[0].new_empty(0)
-            if sole(self.counts) == group.rank:  # the others have none, and do not come
-                self._last = heard
-            else:
-                with self.steps.blocking():
-                    self._last = group.gather_rows(heard, [count * size for count in self.counts])
+            with self.steps.blocking():
+                self._last = group.gather_rows(heard, [count * size for count in self.counts])
             self._call = call
         return self._last
 

@@ -29,7 +29,6 @@ from evenstep.modes import Mode
 from evenstep.policies import Policy
 from evenstep.random_generators import seed_generators
 from evenstep.share_schedule import Schedule
-from evenstep.sole_rank import sole
 from evenstep.verify_data import mapped
 
 if TYPE_CHECKING:
@@ -244,12 +243,7 @@ class BlockSteps:
         self._engine.begin_blocks(counts)
         try:
             with observed_backward(None):
-                alone = sole(counts) if self._norms else None
-                if alone is not None:
-                    self._session.steps.sole.follows(alone)
-                if alone is not None and alone != self._session.rank:
-                    pass  # no block of another rank waits for this one
-                elif self._norms:  # whether they train is train_step's affair; where none does, no block waits
+                if self._norms:  # whether they train is train_step's affair; where none does, no block waits
                     self._side_by_side(batch, plan, sizes, counts)
                 else:
                     self._one_by_one(batch, plan, sizes[sum(counts[: self._session.rank]) :])

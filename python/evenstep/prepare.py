@@ -494,7 +494,6 @@ def _prepare_batch_norm(current: Session, name: str, model: nn.Module, whole: bo
         from evenstep.batch_norm import is_synchronised, synchronise
 
         left = synchronise(name, model, current.name)
-        current.steps.sole.watch(current.models, [norm for norm in model.modules() if is_synchronised(norm)])
         if left and current.rank == 0:
             warnings.warn(
                 f"model {name!r}: each rank computes the statistics of {', '.join(left[:5])} from its own samples, because "

@@ -476,9 +476,9 @@ class Session:
 
     def synchronise_models(self) -> None:
         """Ends the time in which ranks train on their own (es.LocalSGD, es.DiLoCo), wherever it stands. Collective."""
-        for local in [sync.local for sync in self.steps.syncs if sync.local is not None]:
-            local.synchronise()
-        self.steps.sole.come_together(self.group)
+        for sync in self.steps.syncs:
+            if sync.local is not None:
+                sync.local.synchronise()
 
     @property
     def _whole(self) -> bool:

@@ -45,8 +45,6 @@ class StepVotes:
         part.parameters = checks.sum_when_due() if checks is not None else None
         flags |= 0 if part.parameters is None else vote.CHECKED
         flags |= max((lead.needed for lead in self._leads), default=0) << vote.LEAD
-        together = steps.late is None and not steps.quiet.rare
-        flags |= vote.SOLE if together and steps.sole.ready else 0
         flags |= vote.ENDS if steps.group.rank == 0 and steps.telemetry.asks_end else 0
         flags |= steps.recovery.asks if steps.recovery is not None and steps.group.rank == 0 else 0
         return flags
@@ -77,7 +75,6 @@ class StepVotes:
         steps.ballots = ballots
         self._hear_of_nonfinite(ballots)
         steps.quiet.heard(ballots)
-        steps.sole.hear(all(ballot.flags & vote.SOLE for ballot in ballots))
         self._unshared.heard(ballots, steps.loaders.values(), steps.group.rank, at_work=steps.plan is not None)
         if steps.parameters is not None and all(ballot.flags & vote.CHECKED for ballot in ballots):
             steps.parameters.heard(ballots)

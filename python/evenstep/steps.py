@@ -24,7 +24,6 @@ from evenstep.pass_weight import PassWeight
 from evenstep.quiet_passes import QuietPasses
 from evenstep.ranges import Phases
 from evenstep.saved_bytes import SavedBytes
-from evenstep.sole_rank import SoleRank
 from evenstep.step_loss import total_of
 from evenstep.step_part import StepPart
 from evenstep.step_times import StepTimes
@@ -57,7 +56,6 @@ class Steps:
         self.telemetry = telemetry
         self.syncs: list[GradientSync] = []
         self.buffers: BufferSync | None = None
-        self.sole = SoleRank(self)
         self.memory: RanksMemory | None = None
         self.loaders: Mapping[str, EvenLoader] = {}  # that are prepared
         self.recovery: Recovery | None = None  # where ranks may be lost and the others go on
@@ -184,7 +182,6 @@ class Steps:
         self.ended_samples = None
         self.plan = self.last_plan = plan
         self._part.batch_arrives(plan)
-        self.sole.arrives(plan)
 
     @property
     def fetches_ahead(self) -> bool:
@@ -507,7 +504,6 @@ class Steps:
 
     def synchronise_buffers(self, group: Group) -> None:
         """Before the step counts: those that forward changed become the same on all ranks."""
-        self.sole.come_together(group, commits=True)
         checksums = [ballot.buffers for ballot in self.ballots if ballot.step == self.step]  # no late ones
         if any(checksums) and self.buffers is not None:
             with self.blocking():
@@ -525,7 +521,8 @@ class Steps:
             self.synchronise_buffers(self.group)
         passed, late = self.has_pass, self.late is not None and self.late.open
         ballots = self.told = self.ballots
-        self.ballots, self.loss = [], math.nan
+        self.ballots = []
+        self.loss = math.nan
         if ballots:
             self.loss = total_of(ballot.loss for ballot in ballots)
             batches = ballots[0].batches

@@ -24,7 +24,6 @@ STANDS = 128  # rank 0: the agent asks the ranks to stand at the end of this ste
 SAVES = 256  # the same, after a checkpoint: they are too few
 VOTES = 1024  # this rank needs a vote in the next step, too (evenstep.quiet_passes)
 FAILED_BEFORE = 2048  # as FAILED, in a pass since the last vote, in which no rank heard of another
-SOLE = 4096  # one rank has all samples, and had before: BatchNorms may do without the others (evenstep.sole_rank)
 LEAD = 16  # from this bit on a byte: so many steps ahead this rank's loading has to know its shares
 ENDS = 512  # rank 0: the agent asks the ranks to save their state at the end of this step, and to end
 

@@ -156,17 +156,6 @@ def images(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(5, (samples,))
 
 
-def by_turns(ranks: int) -> Callable[[int, int], list[int]]:
-    """One rank has all samples for five batches, two have some for two, and then another one has all."""
-
-    def shares(number: int, batch: int) -> list[int]:
-        root = ranks - 1 if number > 6 else 0
-        some = batch // 3 if number in (5, 6) else 0
-        return [batch - some if rank == root else some if rank == ranks - 1 else 0 for rank in range(ranks)]
-
-    return shares
-
-
 class Case:
     def __init__(self, build: Callable[[], nn.Module], **options: Any) -> None:
         self.build, self.options = build, options
@@ -200,14 +189,6 @@ CASES: dict[str, Case] = {
     "empty_branches": Case(Empty),
     "recomputed_statistics": Case(conv, recompute=True),
     "averaged_model": Case(conv, average=True),
-    "sole": Case(conv, meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
-    "sole_no_sync": Case(conv, accumulate=2, no_sync=True, meets=[]),  # how often depends on the models before it
-    "sole_cumulative": Case(lambda: conv(few), meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
-    "sole_untracked": Case(lambda: conv(untracked), meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
-    "sole_activated": Case(lambda: conv(Activated), meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
-    "sole_reentrant": Case(lambda: Checkpointed(True), meets=[3, 3, 1, 1, 1, 3, 3, 3, 3, 1, 1, 1]),
-    "sole_poisoned_dummies": Case(conv, poison=True, meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
-    "sole_recomputed_statistics": Case(conv, recompute=True, meets=[4, 4, 0, 0, 0, 4, 4, 4, 4, 0, 0, 0]),
 }
 
 
@@ -234,13 +215,6 @@ def maybe(when: bool, context: Callable[[], Any]) -> Iterator[None]:
         yield
 
 
-def expect_alike(es: Any, model: nn.Module) -> None:
-    """Between two steps all ranks have the same running statistics."""
-    kept = [one.double().reshape(-1) for one in model.buffers()]
-    for row in es.gather(torch.cat(kept)[None], batch=False) if kept else []:
-        assert torch.equal(row, torch.cat(kept))
-
-
 def train(case: Case, dtype: torch.dtype, es: Any, seed: int) -> Tensors:
     options = case.options
     torch.manual_seed(seed)
@@ -252,14 +226,13 @@ def train(case: Case, dtype: torch.dtype, es: Any, seed: int) -> Tensors:
     optimizer = make(model.parameters(), lr=options.get("lr", 0.05))
     if es is not None:
         given = options.get("prepare", {})
-        shares = by_turns(es.world_size()) if "meets" in options else share_schedule(es.world_size(), seed)
+        shares = share_schedule(es.world_size(), seed)
         model, optimizer, loader = es.prepare(model, optimizer, loader, shares=shares, **given)
     run = compiled(model, es is not None, **options["compiled"]) if "compiled" in options else model
     average = torch.optim.swa_utils.AveragedModel(model) if options.get("average") else None
     accumulate = options.get("accumulate", 1)
     scaler = torch.amp.GradScaler("cpu", enabled=bool(options.get("scaled")))
     parameters = list(model.parameters())
-    meetings = []  # up to each batch
     for number, (x, y) in enumerate(loader):
         mine = BATCH if es is None else es.session().latest.samples
         if options.get("poison") and mine == 0:
@@ -287,12 +260,6 @@ def train(case: Case, dtype: torch.dtype, es: Any, seed: int) -> Tensors:
             optimizer.zero_grad()
             if average is not None:
                 average.update_parameters(model)
-            if "meets" in options and es is not None:
-                expect_alike(es, model)
-        meetings.append(0 if es is None else es.session().norm_calls)
-    if "meets" in options and es is not None:
-        met = [after - before for before, after in zip(meetings, meetings[1:])]
-        assert met == options["meets"][1:] or not options["meets"], met
     if options.get("recompute"):
         torch.optim.swa_utils.update_bn(loader, model)
     if average is not None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,43 +28,6 @@ def test_same_parameters_and_statistics_as_one_process(
     limits = {name: 1e-5 if name == "autocast" else TOLERANCE[dtype] for name in cases}
     wrong = {name: case for name, case in cases.items() if not (case["difference"] <= limits[name] and case["same"])}
     assert not wrong
-
-
-def test_where_one_rank_has_all_samples_those_who_come_meet_first() -> None:
-    """Who has not heard the vote in which all agreed would wait for the others, or they for it."""
-    import torch
-
-    from evenstep.sole_rank import SoleRank
-
-    norm, copied = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
-    steps: Any = SimpleNamespace(recovery=SimpleNamespace(number=3), may_fetch_ahead=False, plan=None)
-    plan: Any = SimpleNamespace(shares=[0, 8])
-    current: Any = SimpleNamespace(latest=plan, group=SimpleNamespace(ranks=2))
-    sole = SoleRank(steps)
-    sole.watch({"model": norm}, [norm])
-    sole.arrives(plan)
-    assert not sole.ready
-    sole.arrives(plan)
-    assert sole.ready and sole.of(norm, current) is None
-    sole.hear(False)
-    assert sole.of(norm, current) is None
-    sole.hear(True)
-    assert sole.of(norm, current) == 1 and sole.of(copied, current) is None and not sole.apart
-    with torch.no_grad():
-        assert sole.of(norm, current) is None
-    steps.may_fetch_ahead = True
-    assert not sole.ready
-    sole.follows(1)
-    assert sole.apart
-    steps.recovery.number = 4
-    assert sole.of(norm, current) is None and not sole.apart
-    sole.come_together(None, commits=True)  # type: ignore[arg-type]
-    sole.hear(True)
-    assert sole.of(norm, current) == 1 and not sole.apart
-    plan.shares = [1, 7]
-    assert sole.of(norm, current) is None
-    sole.arrives(plan)
-    assert not sole.ready
 
 
 def test_moments_of_any_layout(monkeypatch: pytest.MonkeyPatch) -> None:
