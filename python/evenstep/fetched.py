@@ -224,7 +224,7 @@ class FetchedBatches:
         self._ended += ended
         self._waiting = [one for one in self._waiting if one.plan.loader is not loader]
         self._counts = (0, 0, 0)
-        self._first, self._over = [], self._first
+        self._first, self._over = [], self._first or self._over  # of a pair, the second one ends with no batch between
         self._known.append((forward_end.now(), None))
 
     def used(self) -> None:

@@ -29,7 +29,7 @@ TREE = pathlib.Path(__file__).resolve().parents[2]
 MARK = "EVENSTEP_TEST_MARK"  # inherited by every process that a test starts
 # Programs with it end as a user's do, with all of torch taken apart (quick_start/); those of these files' tests do.
 WHOLE_END = "EVENSTEP_TEST_WHOLE_END"
-WHOLE_ENDS = ("test_backend_ends", "test_examples", "test_exits", "test_run_endings", "test_run_hosts")
+WHOLE_ENDS = ("test_backend_ends", "test_examples", "test_exits", "test_mpi", "test_run_endings", "test_run_hosts")
 os.environ["EVENSTEP_COMM_COSTS"] = "off"  # not the user's, and no test learns from another
 # torch's threads would poll for each other on cores that other tests want
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
