@@ -154,7 +154,7 @@ static void shape(record *r, even_shape *s) {
 static void model(record *r, even_rank_model *m) {
   count(r, &m->count, 0, EVEN_MODEL_WINDOW);
   count(r, &m->block, 1, MOST_BLOCK);
-  count(r, &m->pending, 0, m->block - 1);
+  count(r, &m->pending, 0, MOST_BLOCK - 1); /* `block` may be less by now than when these began */
   amount(r, &m->pending_samples);
   amount(r, &m->pending_seconds);
   amount(r, &m->pending_pieces);
@@ -363,16 +363,30 @@ size_t even_balancer_save(even_balancer *b, void *bytes, size_t capacity) {
   return r.at;
 }
 
-/* Whether these are a split of the batch, within the caps. */
+/* Whether these, none below zero, are a split of the batch. */
 static bool is_split(const even_balancer *b, const int64_t *shares) {
   int64_t left = b->batch;
   for (size_t rank = 0; rank < b->ranks; rank++) {
-    if (shares[rank] > left || (b->caps[rank] >= 0 && shares[rank] > b->caps[rank])) {
+    if (shares[rank] > left) {
       return false;
     }
     left -= shares[rank];
   }
   return left == 0;
+}
+
+static bool within_caps(const even_balancer *b, const int64_t *shares) {
+  for (size_t rank = 0; rank < b->ranks; rank++) {
+    if (b->caps[rank] >= 0 && shares[rank] > b->caps[rank]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* Of a policy of the caller's these are what last ran, maybe drawn before a cap fell. */
+static bool may_run(const even_balancer *b) {
+  return is_split(b, b->current) && (b->policy == EVEN_POLICY_CALLBACK || within_caps(b, b->current));
 }
 
 static even_status damaged(void) {
@@ -383,8 +397,9 @@ static even_status damaged(void) {
 static even_status read_parts(record *r, even_balancer *fresh) {
   parts(r, fresh);
   bool tried = fresh->guard.trial.state != EVEN_TRIAL_IDLE;
-  if (!r->sound || r->at != r->size || !is_split(fresh, fresh->current) ||
-      (tried && !is_split(fresh, fresh->guard.challenger))) {
+  const int64_t *challenger = fresh->guard.challenger;
+  if (!r->sound || r->at != r->size || !may_run(fresh) ||
+      (tried && !(is_split(fresh, challenger) && within_caps(fresh, challenger)))) {
     return damaged();
   }
   even_status status = even_fixed_split(fresh);

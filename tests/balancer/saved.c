@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "balancer/cluster.h"
+#include "balancer/state.h"
 
 #include "late.h"
 
@@ -207,6 +208,60 @@ static void caps_of_now_count(void **context) {
   even_balancer_close(next);
 }
 
+/* Of a rank whose steps were bursty and are steady by now: an entry began as one of two steps. */
+static void an_entry_may_have_begun_as_a_longer_one(void **context) {
+  (void)context;
+  even_cluster ranks = unequal(2);
+  const even_balancer_params params = late_params(EVEN_POLICY_AUTO, 2, BATCH);
+  int64_t shares[2];
+  even_balancer *balancer = trained(&params, &ranks, 100);
+  even_rank_model *model = &balancer->models[0];
+  model->block = 2;
+  step(balancer, &ranks, shares);
+  even_model_learn(model);
+  assert_int_equal(model->block, 1);
+  assert_int_equal(model->pending, 1);
+  size_t size = save(balancer, saved);
+  even_balancer *next = late_balancer(&params);
+  assert_int_equal(even_balancer_restore(next, saved, size), EVEN_OK);
+  expect_alike(balancer, next, &ranks, ON);
+  even_balancer_close(balancer);
+  even_balancer_close(next);
+}
+
+static even_status as_proposed(void *context, const even_policy_view *view, int64_t *shares) {
+  (void)context;
+  memcpy(shares, view->proposed, view->ranks * sizeof *shares);
+  return EVEN_OK;
+}
+
+/* Of a policy of the caller's. */
+static void shares_drawn_before_a_cap_fell_are_sound(void **context) {
+  (void)context;
+  even_cluster ranks = unequal(2);
+  even_balancer_params params = late_params(EVEN_POLICY_CALLBACK, 2, BATCH);
+  const int64_t caps[2] = {40, -1};
+  even_step_timing timings[EVEN_CLUSTER_RANKS];
+  int64_t drawn[2];
+  params.choose = as_proposed;
+  even_balancer *balancer = trained(&params, &ranks, 60);
+  assert_int_equal(even_balancer_shares(balancer, BATCH, drawn), EVEN_OK);
+  assert_true(drawn[0] > caps[0]);
+  assert_int_equal(even_balancer_set_caps(balancer, caps), EVEN_OK);
+  (void)even_cluster_step(&ranks, drawn, timings);
+  assert_int_equal(even_balancer_observe(balancer, timings), EVEN_OK);
+  size_t size = save(balancer, saved);
+  params.caps = caps;
+  even_balancer *next = late_balancer(&params);
+  assert_int_equal(even_balancer_restore(next, saved, size), EVEN_OK);
+  expect_alike(balancer, next, &ranks, ON);
+  balancer->current[0]++; /* no split of the batch */
+  size = save(balancer, saved);
+  assert_int_equal(even_balancer_restore(next, saved, size), EVEN_ERR_CORRUPT);
+  even_balancer_close(balancer);
+  even_balancer_close(next);
+}
+
 static void cut_ones_are_refused(void **context) {
   (void)context;
   even_cluster ranks = meeting();
@@ -284,6 +339,8 @@ int main(void) {
       cmocka_unit_test(goes_on_as_if_nothing_had_been),
       cmocka_unit_test(what_is_another_balancers_is_refused),
       cmocka_unit_test(caps_of_now_count),
+      cmocka_unit_test(an_entry_may_have_begun_as_a_longer_one),
+      cmocka_unit_test(shares_drawn_before_a_cap_fell_are_sound),
       cmocka_unit_test(cut_ones_are_refused),
       cmocka_unit_test(damaged_numbers_do_no_harm),
       cmocka_unit_test(every_allocation_may_fail),
