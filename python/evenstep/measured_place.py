@@ -69,7 +69,7 @@ def speeds_of(session: Session, shares: Shares | None) -> dict[str, Any]:
     if shares is None:
         return {}
     measured = {"timings": shares.state(), "caps": shares.caps, "learned": shares.learned()}
-    return {**place_of(session), **measured}
+    return {**place_of(session), **measured, "units": shares.units}
 
 
 def take_speeds(session: Session, shares: Shares | None, state: dict[str, Any]) -> None:
@@ -79,7 +79,8 @@ def take_speeds(session: Session, shares: Shares | None, state: dict[str, Any]) 
         return
     mine = place_of(session)
     if same_place(state, mine):
-        why = shares.go_on(state["timings"], state.get("caps", []), state.get("learned", ""))
+        learned, units = state.get("learned", ""), state.get("units", [])
+        why = shares.go_on(state["timings"], state.get("caps", []), learned, units)
         if why and session.rank == 0:
             sys.stderr.write(f"evenstep: shares go on from the last steps before the checkpoint alone: {why}\n")
         return

@@ -32,7 +32,7 @@ def start_from_plan(current: Session, shares: Shares, path: str) -> None:
         return
     told = broadcast_bytes(current.group, _read(path) if current.rank == 0 else None)
     try:
-        shares.learn(rows_of(json.loads(told), current.world_size))
+        shares.learn_plan(rows_of(json.loads(told), current.world_size))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EvenstepError(
             f"EVENSTEP_USE_PLAN={path}: {error}\n  fix: make it with `evenstep plan -o {path}` and as many ranks, or leave it out"

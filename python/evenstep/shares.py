@@ -80,6 +80,10 @@ def _unpacked(learned: str) -> bytes:
     return saved
 
 
+def _in_words(batch: int, block: int) -> str:
+    return f"a global batch of {batch}{f' in blocks of {block}' if block > 1 else ''}"
+
+
 def _own_part(remembered: Sequence[float]) -> float:
     return float(remembered[3]) if len(remembered) > 3 else 0.0
 
@@ -119,6 +123,7 @@ class Shares:
         self._balancer = Balancer(for_balancer(policy), ranks, batch, speeds, self._caps.now, self.given_buckets)
         self._left_out = LeftOut(ranks, batch)
         self._timings: deque[list[tuple[float, ...]]] = deque(maxlen=_REMEMBERED)
+        self._planned: list[list[list[float]]] = []  # its state() when a plan was all that it knew
         self._drawn = 0
         self._decided: dict[tuple[int, int], list[int]] = {}  # (step, samples of the batch) -> shares
         self._micro_batches = [(0, 0.0)] * ranks  # that the balancer knows of
@@ -180,7 +185,7 @@ class Shares:
         other._caps.in_pieces, other._caps.may_shrink = self._caps.in_pieces, self._caps.may_shrink
         other._drawn = self._drawn
         if self._schedule is None:
-            other.learn(self.state())
+            (other.learn_plan if self._only_planned else other.learn)(self.state())
             other.learn_caps(self.caps)
         return other
 
@@ -357,27 +362,54 @@ class Shares:
             told = [(int(one[0]), float(one[1])) for one in timings]
             self.observe(told, math.nan, spared, list(map(_own_part, timings)), list(map(_pass, timings)))
 
+    def learn_plan(self, rows: Sequence[Sequence[Sequence[float]]]) -> None:
+        """Before the first step: what a plan measured, which gives way to what a checkpoint has (go_on)."""
+        self.learn(rows)
+        self._planned = self.state()
+
+    @property
+    def _only_planned(self) -> bool:
+        """No step is known but a plan's, or none at all."""
+        return self.state() == self._planned
+
+    @property
+    def units(self) -> list[int]:
+        """What `learned` counts in, for a checkpoint: samples of the global batch, and of a block."""
+        return [self.batch, self.block]
+
     def learned(self) -> str:
         """All that the balancer has learned, its trials and what they found, for a checkpoint."""
         return base64.b64encode(zlib.compress(self._balancer.save(), 1)).decode("ascii")
 
-    def go_on(self, state: Sequence[Sequence[Sequence[float]]], caps: Sequence[int], learned: str) -> str:
-        """From an earlier run of the same ranks: what its state(), caps and learned() were ("": it kept none). As if this were that
-        run, to the bit; where that cannot be, from the timings alone: then why, in words, else ""."""
-        if self._timings or self._plan is not None or not learned:  # this run knows more by now, or an older one less
+    def go_on(
+        self, state: Sequence[Sequence[Sequence[float]]], caps: Sequence[int], learned: str, units: Sequence[int]
+    ) -> str:
+        """From an earlier run of the same ranks: what its state(), caps, learned() and units were ("", and none: it kept none). As if
+        this were that run, to the bit; where that cannot be, from the timings alone: then why, in words, else ""."""
+        kept = bool(learned and units)  # an older version's checkpoint has less
+        if not self._only_planned or self._plan is not None or not kept:  # this run knows more by now, or that one less
             self.learn(state)
             self.learn_caps(caps)
             return ""
         self.learn_caps(caps)
         try:
+            self._check_units(*units)
             self._balancer.restore(_unpacked(learned))
         except (EvenstepError, ValueError, zlib.error) as error:
             self.learn(state)
             return str(error).splitlines()[0]
+        self._timings.clear()  # of a plan
         self._timings.extend([tuple(pair) for pair in timings] for timings in state)
         self._micro_batches = []  # what the ranks tell is compared with what the balancer knows
         self._choice = self._balancer.choice[0]
         return ""
+
+    def _check_units(self, batch: int, block: int) -> None:
+        """Raises ValueError where what was learned counts in others: blocks are as many, whatever the batch."""
+        if [batch, block] != self.units:
+            raise ValueError(
+                f"the balancer was saved with {_in_words(batch, block)}, and this one has {_in_words(*self.units)}"
+            )
 
     def turned(self) -> tuple[int, str] | None:
         """(1, measured times) once the models' split was measured slower than equal shares, which run from now on; (2,

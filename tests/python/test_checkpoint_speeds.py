@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,34 @@ def test_shares_after_hosts_changed(before: str, now: str, slowest_first: list[i
     take_speeds(place(now), shares, speeds_of(place(before), measured))
     found = shares.draw(42)
     assert sorted(range(len(found)), key=found.__getitem__) == slowest_first and len(set(found)) == len(found), found
+
+
+def test_what_was_learned_of_other_blocks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch has sixteen, whatever its size, and no block of 8 samples takes what one of 4 did."""
+    pytest.importorskip("torch")
+    from evenstep.exact_blocks import BlockShares
+
+    before, here = BlockShares("dynamic", 2, 64, None, None, 4), place("a0 a1")
+    for _ in range(40):
+        drawn = before.draw(64)
+        before.observe([(share, cost * share) for share, cost in zip(drawn, (0.001, 0.003))], 0.0)
+    saved = json.loads(json.dumps(speeds_of(here, before)))
+    older = {name: value for name, value in saved.items() if name != "units"}
+    why = "saved with a global batch of 64 in blocks of 4, and this one has a global batch of 128 in blocks of 8\n"
+    for batch, block, state, said in (
+        (64, 4, saved, ""),
+        (128, 8, saved, why),
+        (128, 8, older, ""),
+        (64, 4, older, ""),
+    ):
+        shares, alike = (BlockShares("dynamic", 2, batch, None, None, block) for _ in range(2))
+        take_speeds(here, shares, state)
+        told = capsys.readouterr().err
+        assert told.endswith(said) and bool(told) == bool(said), told
+        alike.learn(saved["timings"])
+        kept = block == 4 and state is saved
+        assert shares.learned() == (saved["learned"] if kept else alike.learned())
+        assert alike.learned() != saved["learned"]
 
 
 def test_a_resume_starts_within_what_memory_held(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -56,6 +56,24 @@ def test_what_no_step_of_the_training_had_is_known_by_the_plan():
     assert cold._balancer.predict(0, 40) != pytest.approx(tiled(40), rel=0.05)
 
 
+@pytest.mark.parametrize("batch", [BATCH, BATCH // 2])  # es.AdaptBatch: the checkpoint's is another by then
+def test_what_a_checkpoint_has_takes_the_plans_place(batch):
+    before, planned, trained = (Shares("auto", 2, size) for size in (batch, BATCH, batch))
+    for _ in range(30):
+        drawn = before.draw(batch)
+        before.observe([(drawn[0], tiled(drawn[0])), (drawn[1], slow(drawn[1]))], 0.1)
+    saved = json.loads(json.dumps((before.state(), before.caps, before.learned(), before.units)))
+    planned.learn_plan(rows_of(PLAN, 2))
+    assert planned.state()
+    planned = planned if batch == BATCH else planned.of_batch(batch)
+    assert planned.go_on(*saved) == ""
+    assert (planned.state(), planned.learned()) == (saved[0], saved[2])
+    # not that of steps of this run
+    trained.learn_plan(rows_of(PLAN, 2))
+    trained.observe([(batch // 2, tiled(batch // 2)), (batch // 2, slow(batch // 2))], 0.1)
+    assert trained.go_on(*saved) == "" and trained.learned() != saved[2]
+
+
 def test_each_size_of_each_rank_counts_as_a_step():
     rows = rows_of(plan_of([[(8, 0.1), (16, 0.2), (24, 0.3)], [(4, 0.5)]]), 2)
     assert rows == [[(8, 0.1), (4, 0.5)]] * 2 + [[(16, 0.2), (4, 0.5)]] * 2 + [[(24, 0.3), (4, 0.5)]] * 2

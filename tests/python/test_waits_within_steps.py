@@ -155,10 +155,10 @@ def test_what_trials_found_is_in_checkpoints(kind: str, before: int) -> None:
 
     shares, again, before_that = made(), made(), made()
     train(shares, True, before)
-    saved = json.loads(json.dumps((shares.state(), shares.caps, shares.learned())))
+    saved = json.loads(json.dumps((shares.state(), shares.caps, shares.learned(), shares.units)))
     assert again.go_on(*saved) == ""
     assert (again.state(), again.learned()) == (saved[0], saved[2])
-    assert before_that.go_on(*saved[:2], "") == ""  # a checkpoint of before there was any
+    assert before_that.go_on(*saved[:2], "", []) == ""  # a checkpoint of before there was any
     differ = 0
     for _ in range(400):
         drawn = train(shares, True, 1)
@@ -177,14 +177,14 @@ def test_what_is_damaged_leaves_the_timings(damage: str) -> None:
     learned = base64.b64encode(zlib.compress(bytes(raw))).decode()
     learned = {"cut": learned[: len(learned) // 8 * 4], "no base64": "é" + learned}.get(damage, learned)
     if damage == "another":
-        learned = Shares("auto", 2, 32).learned()
+        learned = Shares("auto", 2, 32).learned()  # beside units that are not its own
     why = {
         "cut": "cut",
         "no base64": "ASCII",
         "another": "another batch",
         "version": "of version 2, and this build knows 1",
     }
-    assert why[damage] in again.go_on(shares.state(), shares.caps, learned)
+    assert why[damage] in again.go_on(shares.state(), shares.caps, learned, shares.units)
     alike.learn(shares.state())
     assert again.learned() == alike.learned() and again.draw(64) == alike.draw(64)
 
