@@ -159,10 +159,14 @@ static even_status leave_waiting(even_job *job, even_host_agent *agent) {
 
 even_status even_elastic_heed_waiting(even_job *job) {
   const even_hosts_params *params = &job->hosts->params;
-  int pending = job->params->notice_seconds > 0 ? even_signals_notice_pending() : 0;
-  if (job->own_notice.signal != 0 || pending != 0) {
-    return job->own_notice.signal != 0 ? end_waiting(job, job->own_notice.signal, job->own_notice.what)
-                                       : end_waiting(job, pending, "");
+  const even_notice own = {.signal = job->own_notice.signal, .what = job->own_notice.what};
+  bool heeds = job->params->notice_seconds > 0;
+  int pending = heeds ? even_signals_notice_pending() : 0;
+  if (heeds && even_notice_is_one(&own)) { /* Ctrl-C of a host that had joined, and leads now, is none */
+    return end_waiting(job, own.signal, own.what);
+  }
+  if (pending != 0) {
+    return end_waiting(job, pending, "");
   }
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];

@@ -307,6 +307,18 @@ static void notice_of_before_ends_it_too(void **state) {
   assert_true(was_told(at, "SIGTERM: no ranks run, and the training has saved nothing yet: the job ends (--notice)"));
 }
 
+/* One that had joined, and was asked to leave it by Ctrl-C while nobody led. */
+static void what_is_none_does_not_end_it(void **state) {
+  scene *at = *state;
+  at->hosts.params.shell = shell;
+  at->job.own_notice = (even_host_notice){.signal = SIGINT, .at_ns = even_clock_ns()};
+  assert_int_equal(await_ranks(at, 1), EVEN_ERR_INTERRUPTED); /* the user's word, below */
+  assert_int_equal(at->job.draining, 0);
+  at->params.notice_seconds = 0;
+  assert_int_equal(await_ranks(at, 1), EVEN_ERR_INTERRUPTED);
+  assert_int_equal(at->job.draining, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_notice_between_two_attempts_has_no_part_in_the_next, open_scene,
@@ -323,6 +335,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(without_whom_nobody_is_left_to_come_it_ends, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(a_signal_here_ends_a_job_that_waits_and_is_saved, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(notice_of_before_ends_it_too, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(what_is_none_does_not_end_it, open_scene, close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
