@@ -146,7 +146,9 @@ bool even_follower_may_wait(const even_follower *follower);
 even_status even_follower_wait(even_follower *follower) EVEN_MUST_USE;
 
 /* ---- follower_resume.c: ranks outlast this agent itself ---- */
-/* What the ranks of this attempt outlast it with; NULL: they end with it. */
+/* What ranks can outlast it with; NULL: they end with it. */
+even_legacy *even_follower_kept_legacy(const even_follower *follower);
+/* What those of this attempt do; NULL: as above, or they are not to. */
 even_legacy *even_follower_legacy(const even_follower *follower);
 /* An attempt is about to begin, or goes on: leaves what the next agent needs. */
 even_status even_follower_leave(even_follower *follower) EVEN_MUST_USE;

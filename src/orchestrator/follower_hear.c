@@ -290,7 +290,8 @@ static even_status take_places(even_follower *follower, const json_t *content) {
   char interface[EVEN_JOB_INTERFACE];
   even_follower_interface(follower, interface);
   uint64_t descriptors = follower->open ? follower->job.descriptors_before : 0;
-  even_status status = even_warm_part_hear(&follower->next, &follower->loop, interface, descriptors, content, &answer);
+  even_status status = even_warm_part_hear(&follower->next, &follower->loop, interface, descriptors,
+                                           even_follower_kept_legacy(follower), content, &answer);
   if (status != EVEN_OK || answer.length == 0) {
     even_text_free(&answer);
     return status;

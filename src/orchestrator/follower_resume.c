@@ -17,8 +17,12 @@ static even_custody *custody_of(const even_follower *follower) {
   return follower->legacy == NULL ? NULL : follower->legacy->custody;
 }
 
+even_legacy *even_follower_kept_legacy(const even_follower *follower) {
+  return custody_of(follower) == NULL ? NULL : follower->legacy;
+}
+
 even_legacy *even_follower_legacy(const even_follower *follower) {
-  return follower->start.outlast_seconds > 0 && custody_of(follower) != NULL ? follower->legacy : NULL;
+  return follower->start.outlast_seconds > 0 ? even_follower_kept_legacy(follower) : NULL;
 }
 
 static bool keeps(const even_follower *follower) {

@@ -37,14 +37,14 @@ static void say_error(const even_warm_part *part, even_text *out) {
 }
 
 static even_status start(even_warm_part *part, even_loop *loop, const char *interface, uint64_t descriptors,
-                         const even_remote_start *start) {
+                         const even_legacy *legacy, const even_remote_start *start) {
   const even_warm_params params = {.loop = loop,
                                    .place = {.first = start->first,
                                              .local = start->count,
                                              .group = start->group,
                                              .groups = start->groups,
                                              .era = start->era,
-                                             .keeper = even_legacy_keeper(NULL),
+                                             .keeper = even_legacy_keeper(start->outlast_seconds > 0 ? legacy : NULL),
                                              .master_address = start->master_address,
                                              .interface = interface,
                                              .master_port = start->master_port,
@@ -68,9 +68,10 @@ static even_status start(even_warm_part *part, even_loop *loop, const char *inte
 
 /* Processes that cannot be started beforehand are started when their attempt begins. */
 static even_status prepare(even_warm_part *part, even_loop *loop, const char *interface, uint64_t descriptors,
-                           const json_t *content, const even_remote_start *begins) {
+                           const even_legacy *legacy, const json_t *content, const even_remote_start *begins) {
   EVEN_TRY(even_device_select(NULL, begins->count, &part->own));
-  if (json_is_true(json_object_get(content, "warm")) && start(part, loop, interface, descriptors, begins) != EVEN_OK) {
+  if (json_is_true(json_object_get(content, "warm")) &&
+      start(part, loop, interface, descriptors, legacy, begins) != EVEN_OK) {
     even_error_clear();
   }
   part->waits = true;
@@ -78,7 +79,7 @@ static even_status prepare(even_warm_part *part, even_loop *loop, const char *in
 }
 
 even_status even_warm_part_hear(even_warm_part *part, even_loop *loop, const char *interface, uint64_t descriptors,
-                                const json_t *content, even_text *answer) {
+                                const even_legacy *legacy, const json_t *content, even_text *answer) {
   const json_t *begins = json_object_get(content, "part");
   even_remote_start read = {.job = ""};
   even_warm_part_close(part);
@@ -87,7 +88,7 @@ even_status even_warm_part_hear(even_warm_part *part, even_loop *loop, const cha
     return EVEN_OK; /* nothing comes of it */
   }
   even_status status = even_remote_start_of(begins, &read);
-  if (status == EVEN_OK && prepare(part, loop, interface, descriptors, content, &read) == EVEN_OK) {
+  if (status == EVEN_OK && prepare(part, loop, interface, descriptors, legacy, content, &read) == EVEN_OK) {
     say_devices(part, answer);
   } else if (status == EVEN_OK) {
     say_error(part, answer);
