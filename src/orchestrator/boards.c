@@ -132,8 +132,9 @@ void even_boards_write(const even_job *job, uint32_t number, even_text *out) {
   even_json_object_end(&json);
 }
 
+/* One in a killed one's place catches up once it has said what it knows. */
 static void tell_host(const even_host_agent *agent, const even_text *text) {
-  if (agent->busy && agent->follows && agent->link != NULL &&
+  if (agent->busy && agent->follows && !agent->renewed && agent->link != NULL &&
       even_link_send(agent->link, EVEN_MESSAGE_GENERATION, text->data, NULL, 0) != EVEN_OK) {
     even_error_clear(); /* lack of memory: its ranks give up when nobody tells them more, and the job restarts */
   }

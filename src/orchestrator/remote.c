@@ -382,7 +382,8 @@ void even_job_hosts_signal(even_job *job, int number, bool groups, bool ends) {
   }
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
-    if (agent->busy && agent->link != NULL &&
+    bool later = agent->renewed && !ends; /* with those before it, which it would take for known (outlast_hosts.c) */
+    if (agent->busy && agent->link != NULL && !later &&
         even_link_send(agent->link, EVEN_MESSAGE_SIGNAL, text, NULL, 0) != EVEN_OK) {
       even_error_clear(); /* its deadline ends it then */
     }

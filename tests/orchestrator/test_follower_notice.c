@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
+#include "orchestrator/boards.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/remote.h"
 #include "os/clock.h"
@@ -38,6 +39,7 @@ typedef struct scene {
   int signals;       /* that were forwarded, */
   json_int_t serial; /* and the last one's number, */
   uint64_t least;    /* of what was passed on, after each */
+  int generations;   /* that were told */
 } scene;
 
 static void on_ready(void *context, even_link *link) {
@@ -76,6 +78,7 @@ static even_status on_message(void *context, even_link *link, const even_message
   if (link == &at->follower.link && message->kind == EVEN_MESSAGE_SIGNAL) {
     return take_signal(at, link, message);
   }
+  at->generations += link == &at->follower.link && message->kind == EVEN_MESSAGE_GENERATION;
   if (link != &at->leader || (message->kind != EVEN_MESSAGE_DRAIN && message->kind != EVEN_MESSAGE_STOPPED)) {
     return EVEN_OK;
   }
@@ -306,6 +309,49 @@ static void what_was_not_passed_on_is_said_again(void **state) {
   even_job_hosts_signal(&job, SIGUSR2, false, false);
   turn_until_signals(at, 1, 100);
   assert_int_equal(atomic_load(even_follower_signals(&at->follower)), 100);
+  at->signals = 0;
+  agents[1].renewed = true; /* what it has passed on is not known here yet */
+  even_job_hosts_signal(&job, SIGUSR1, false, false);
+  agents[1].renewed = false;
+  even_job_hosts_signal(&job, SIGUSR2, false, false);
+  turn_until_signals(at, 1, 102);
+  at->signals = 0;
+  agents[1].renewed = true;
+  even_job_hosts_signal(&job, SIGKILL, true, true); /* is not said again */
+  turn_until_signals(at, 1, 0);
+}
+
+static void who_comes_in_a_killed_ones_place_catches_up_first(void **state) {
+  scene *at = *state;
+  even_agent_params params = {.shrink = true};
+  even_job_rank ranks[2] = {{.alive = true}, {.alive = true, .elsewhere = true}};
+  even_host_agent agents[2] = {
+      {.name = "here"},
+      {.name = "there", .link = &at->leader, .busy = true, .follows = true, .renewed = true, .first = 1, .count = 1}};
+  even_hosts hosts = {.agents = agents, .count = 2};
+  even_job job = {.params = &params,
+                  .ranks = ranks,
+                  .count = 2,
+                  .local = 1,
+                  .alive = 2,
+                  .groups = 2,
+                  .most_groups = 2,
+                  .hosts = &hosts,
+                  .generation_fd = -1};
+  agents[1].hosts = &hosts;
+  for (int i = 0; i < MOST_TURNS && !even_link_is_up(&at->leader); i++) {
+    turn(at);
+  }
+  assert_int_equal(even_job_generations_open(&job), EVEN_OK);
+  assert_int_equal(even_job_generations_begin(&job), EVEN_OK);
+  even_generation_ask(job.generation, EVEN_WISH_SAVE);
+  even_boards_turn(&job); /* all are told, but for this one */
+  agents[1].renewed = false;
+  assert_int_equal(even_boards_catch_up(&job, &agents[1], 0), EVEN_OK);
+  even_job_hosts_signal(&job, SIGUSR1, false, false);
+  turn_until_signals(at, 1, 1);
+  assert_int_equal(at->generations, 1);
+  even_job_generations_close(&job);
 }
 
 int main(void) {
@@ -319,6 +365,7 @@ int main(void) {
       SCENE_TEST(where_this_host_leads_next_its_ranks_are_asked),
       SCENE_TEST(the_next_one_hears_who_stands_and_who_goes_on),
       SCENE_TEST(what_was_not_passed_on_is_said_again),
+      SCENE_TEST(who_comes_in_a_killed_ones_place_catches_up_first),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
