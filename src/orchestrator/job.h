@@ -263,7 +263,8 @@ bool even_job_guardian_holds(const even_job *job);
 /* Kills what the ranks of the attempt left running. */
 void even_job_sweep(even_job *job);
 /* Kills what another agent of the job still keeps on this host, which was cut off, and waits for a leader with its
- * ranks: this agent was started in its place. Before it has started any. */
+ * ranks: this agent was started in its place. Before it has started any. Where host and era have other numbers by now
+ * it finds none: by the job alone another host's on this machine would be meant, too. */
 void even_job_sweep_another(const even_job *job);
 /* Frees what run_attempt left for the facts. */
 void even_job_forget_attempt(even_job *job);
