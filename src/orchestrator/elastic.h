@@ -134,7 +134,8 @@ even_status even_elastic_too_few(const even_job *job, double waited_seconds);
 /* ---- elastic_back.c: hosts that were left out are looked for ---- */
 /* One of that name, which had so many ranks. */
 void even_elastic_seek(even_hosts *hosts, const char *name, size_t ranks);
-/* It goes out of the list of hosts: by ssh it is started again from time to time. */
+/* It goes out of the list of hosts: by ssh it is started again from time to time, not before it would have been while
+ * ranks were waited for. */
 bool even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent);
 /* Says which there are. */
 void even_elastic_tell_sought(even_job *job);

@@ -45,6 +45,10 @@ bool even_elastic_look_for(even_hosts *hosts, const even_host_agent *agent) {
   if (sought) {
     even_elastic_seek(hosts, agent->name, agent->count);
   }
+  even_elastic_left *left = sought ? find(hosts->elastic, agent->name) : NULL;
+  if (left != NULL && !agent->comes_back && agent->back_ns > left->next_ns) {
+    left->next_ns = agent->back_ns; /* the time of its notice may not be over */
+  }
   return sought;
 }
 

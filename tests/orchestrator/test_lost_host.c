@@ -110,11 +110,27 @@ static void a_lost_host_is_looked_for_where_ranks_can_be_asked_to_save(void **st
   assert_null(elastic->guests[0]);
 }
 
+/* One with notice, which left while ranks were waited for, is there no sooner for their having come. */
+static void a_host_is_not_started_before_the_time_of_its_notice_is_over(void **state) {
+  scene *at = *state;
+  even_elastic_left *left = &at->hosts.elastic->left[0];
+  uint64_t until = even_clock_ns() + 600000000000u;
+  at->hosts.params.shell = shell;
+  at->agents[1].back_ns = until;
+  assert_true(even_elastic_look_for(&at->hosts, &at->agents[1]));
+  assert_true(left->next_ns == until);
+  at->agents[1].comes_back = true; /* until then it was waited for */
+  assert_true(even_elastic_look_for(&at->hosts, &at->agents[1]));
+  assert_true(left->next_ns < until);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_a_global_batch_goes_on_and_others_wait, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(who_was_not_told_to_wait_does_not_wait_for_ever, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(a_lost_host_is_looked_for_where_ranks_can_be_asked_to_save, open_scene,
+                                      close_scene),
+      cmocka_unit_test_setup_teardown(a_host_is_not_started_before_the_time_of_its_notice_is_over, open_scene,
                                       close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
