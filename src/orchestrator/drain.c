@@ -77,6 +77,15 @@ bool even_job_drain(even_job *job, const even_notice *notice, const char *whose)
   return true;
 }
 
+void even_job_drain_between(even_job *job, const even_notice *notice) {
+  bool saved = job->resume.length > 0;
+  job->draining = notice->signal;
+  even_job_notice(job,
+                  "%s: no ranks run, and the training %s%s: the job ends (%s); --name and --resume auto go on with it",
+                  even_notice_words(notice), saved ? "is saved in " : "has saved nothing yet",
+                  even_text_string(&job->resume), even_notice_option(notice));
+}
+
 bool even_job_drain_late(even_job *job) {
   if (job->follower != NULL || job->draining == 0 || job->stage != EVEN_JOB_RUNS ||
       even_clock_ns() < job->drain_until_ns) {

@@ -128,15 +128,8 @@ void even_elastic_heed(even_job *job) {
 
 /* ---- while the job waits for ranks ---- */
 
-/* Nothing trains: what there is is saved. */
 static even_status end_waiting(even_job *job, int signal, const char *what) {
-  const even_notice notice = {.signal = signal, .what = what};
-  bool saved = job->resume.length > 0;
-  job->draining = signal;
-  even_job_notice(job,
-                  "%s: no ranks run, and the training %s%s: the job ends (%s); --name and --resume auto go on with it",
-                  even_notice_words(&notice), saved ? "is saved in " : "has saved nothing yet",
-                  even_text_string(&job->resume), even_notice_option(&notice));
+  even_job_drain_between(job, &(even_notice){.signal = signal, .what = what});
   return even_fail(EVEN_ERR_INTERRUPTED, "the job was to end while hosts were waited for");
 }
 

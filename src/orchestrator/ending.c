@@ -103,7 +103,10 @@ void even_job_check_deadline(even_job *job) {
 
 bool even_job_ended_between(even_job *job, int *exit_code) {
   int number = even_signals_end_pending();
-  if (job->draining != 0) { /* by notice, while ranks were waited for */
+  if (job->draining == 0 && number == SIGTERM && job->params->notice_seconds > 0) {
+    even_job_drain_between(job, &(even_notice){.signal = number, .what = ""});
+  }
+  if (job->draining != 0) { /* by notice: now, or while ranks were waited for */
     *exit_code = EVEN_SAVED_AND_ENDED;
     return true;
   }

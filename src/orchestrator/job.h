@@ -213,6 +213,8 @@ enum { EVEN_DRAIN_ANNOUNCED = SIGPWR, EVEN_NOTICE_WORDS = 192 };
 /* With --notice, drain.c. Takes notice that the job must end soon (`whose`: "host there: ", "" for this one's): the
  * ranks are asked to save their state and end. False where it is none, or nobody can be asked. */
 bool even_job_drain(even_job *job, const even_notice *notice, const char *whose);
+/* The same while no ranks run: what there is is saved, and the job ends for that (`draining`). */
+void even_job_drain_between(even_job *job, const even_notice *notice);
 /* Whether it is one: other signals say something else. */
 bool even_notice_is_one(const even_notice *notice);
 /* "SIGTERM", or how it was announced; and by which option it counts. */
@@ -371,7 +373,8 @@ void even_job_snapshots_close(even_job *job);
 void even_job_signals_ready(void *context, int fd);
 /* The user ends the job by `signal`: told once. */
 void even_job_interrupted(even_job *job, int signal);
-/* What was to be done between two attempts was interrupted: whether the job ends for that, and with which code. */
+/* What was to be done between two attempts was interrupted: whether the job ends for that, and with which code; with
+ * --notice SIGTERM is notice then, too. */
 bool even_job_ended_between(even_job *job, int *exit_code);
 /* A line of its own, cut off beyond so many bytes. */
 enum { EVEN_JOB_NOTICE = 512 };

@@ -319,6 +319,26 @@ static void what_is_none_does_not_end_it(void **state) {
   assert_int_equal(at->job.draining, 0);
 }
 
+/* While a majority of the hosts is waited for, or a lost one. */
+static void sigterm_here_ends_a_job_that_is_interrupted_between_attempts(void **state) {
+  scene *at = *state;
+  int code = 0;
+  assert_int_equal(even_signals_block(), EVEN_OK);
+  assert_int_equal(raise(SIGTERM), 0);
+  even_text_add(&at->job.resume, "step-00000007");
+  assert_true(even_job_ended_between(&at->job, &code));
+  assert_int_equal(code, EVEN_SAVED_AND_ENDED);
+  assert_true(was_told(at, "SIGTERM: no ranks run, and the training is saved in step-00000007: the job ends"));
+  assert_int_equal(at->job.interrupted, 0);
+  at->job.draining = 0;
+  at->params.notice_seconds = 0;
+  assert_true(even_job_ended_between(&at->job, &code));
+  take_back(SIGTERM);
+  assert_int_equal(code, 128 + SIGTERM);
+  assert_int_equal(at->job.interrupted, SIGTERM);
+  even_text_free(&at->job.resume);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_notice_between_two_attempts_has_no_part_in_the_next, open_scene,
@@ -336,6 +356,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_signal_here_ends_a_job_that_waits_and_is_saved, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(notice_of_before_ends_it_too, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_is_none_does_not_end_it, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(sigterm_here_ends_a_job_that_is_interrupted_between_attempts, open_scene,
+                                      close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
