@@ -47,8 +47,9 @@ def test_ranks_of_a_host_that_is_back_outlive_the_agent_that_was_cut_off(
     finally:
         _ip(f"-n {hosts.names[2]} link set eth0 up")
         _ip(f"-n {hosts.names[2]} route replace 10.80.0.0/16 via 10.80.2.1")
+    job.wait_for(r"\[rank 2 [^]]*\] is process (\d+)", times=2)
+    assert not alive(held)  # before the next one started; that agent would end it, too, but later
     job.wait_for("generation 2: rank 2 joins ranks 0 and 1")
-    wait_until(lambda: not alive(held))
     (tmp_path / "end").touch()
     code, text = job.finish()
     assert code == 0 and "generation 3" not in text and "SIGKILL" not in text, text
