@@ -68,7 +68,9 @@ def _norm(tensor: torch.Tensor) -> str:
 
 def _at_exit(session: Any) -> None:
     last = session.last_step
-    if last.process != os.getpid() or last.step != session.step or not session.checkpoint_waits or ended_by_exception():
+    if last is None or last.process != os.getpid() or last.step != session.step:
+        return  # None: nothing is due since others went on without a rank
+    if not session.checkpoint_waits or ended_by_exception():
         return
     if _describe(session.models) != last.models:
         return
