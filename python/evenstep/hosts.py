@@ -18,7 +18,7 @@ from evenstep._core import EvenstepError
 ENGINES = ("shm", "ucx", "mpi", "gloo", "hosts", "hosts-gloo")
 _SIOCGIFADDR = 0x8915  # asks an interface for its IPv4 address
 
-_said_gloo = False
+_said_gloo: set[str] = set()
 
 
 def wanted_engine() -> str:
@@ -183,16 +183,23 @@ def choose(wanted: str, host_of: list[int], ranks: list[dict[str, str]]) -> tupl
     return wanted or ("ucx" if hosts == len(ranks) else "hosts"), ""
 
 
+_NOT_PROMISED = {
+    "ranks": "Gloo is slower, notices a dead rank only when its connection breaks or at the time limit, names neither it nor ranks in "
+    "different calls in the script's own groups, keeps no flight record and no timeline, knows fewer dtypes and operations, and its "
+    "sums may differ in their last bits from those of one host",
+    "hosts": "Between them Gloo is slower, notices a dead rank only when its connection breaks or at the time limit, and does not name "
+    "it on other hosts than its own; sums of more than two hosts may differ in their last bits from those of UCX; and what does not "
+    "go host by host (messages, all-to-alls, gathers, scatters) is Gloo's between all ranks, of which there is no flight record and "
+    "no timeline, and which knows fewer dtypes",
+}
+
+
 def say_gloo(why: str, who: str = "ranks") -> None:
-    """Once a process: what Gloo does not promise. `who` talk through it."""
-    global _said_gloo
-    if not _said_gloo:
-        _said_gloo = True
+    """Once a process for each that may talk through it: what Gloo does not promise."""
+    if who not in _said_gloo:
+        _said_gloo.add(who)
         warnings.warn(
-            f"the {who} talk through Gloo: {why}. Gloo is slower, notices a dead rank only when its connection breaks "
-            "or at the time limit, names neither it nor ranks in different calls in the script's own groups, keeps no flight record "
-            "and no timeline, "
-            "knows fewer dtypes and operations, and its sums may differ in their last bits from those of one host. "
+            f"the {who} talk through Gloo: {why}. {_NOT_PROMISED[who]}. "
             "fix: apt-get install libucx0, or pip install 'evenstep[ucx]', on every host",
             stacklevel=3,
         )

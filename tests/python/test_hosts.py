@@ -315,6 +315,16 @@ def test_what_cannot_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
         hosts.wanted_engine()
 
 
+def test_gloo_between_hosts_alone_warns_in_words_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "_said_gloo", set())
+    with pytest.warns(UserWarning) as said:
+        for who in ("ranks", "hosts", "ranks", "hosts"):
+            hosts.say_gloo("why", who)
+    ranks, between = (str(one.message) for one in said)  # each once
+    assert ranks.startswith("the ranks talk through Gloo: why. Gloo is slower") and "names neither it" in ranks
+    assert between.startswith("the hosts talk through Gloo: why. Between them") and "names neither" not in between
+
+
 def test_hosts_are_numbered_by_their_first_ranks() -> None:
     assert hosts.host_numbers(["x", "b", "x", "a", "b"]) == [0, 1, 0, 2, 1]
 
