@@ -424,14 +424,14 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         self._check_gather_parts(outputs[0], inputs[0])
         return self._run(opts, lambda: self._gather_parts(comm, outputs[0], inputs[0]), outputs)
 
-    def allgather_coalesced(self, output_lists: Any, inputs: Any, opts: Any = None) -> Any:
-        """output_lists[r][i] = rank r's inputs[i]."""
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
+        """output_lists[r][i] = rank r's input_list[i]."""
         comm = self._engine
-        everything = [*inputs, *(output for outputs in output_lists for output in outputs)]
-        fits = len(output_lists) == self._size and all(len(outputs) == len(inputs) for outputs in output_lists)
+        everything = [*input_list, *(output for outputs in output_lists for output in outputs)]
+        fits = len(output_lists) == self._size and all(len(outputs) == len(input_list) for outputs in output_lists)
         if comm is None or not fits or not all(map(is_ours, everything)):
-            return self._under(inputs[0]).allgather_coalesced(output_lists, inputs, *given_options(opts))
-        gathers = [([outputs[i] for outputs in output_lists], own) for i, own in enumerate(inputs)]
+            return self._under(input_list[0]).allgather_coalesced(output_lists, input_list, *given_options(opts))
+        gathers = [([outputs[i] for outputs in output_lists], own) for i, own in enumerate(input_list)]
         for parts, own in gathers:
             self._check_gather_parts(parts, own)
 
@@ -454,18 +454,20 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
 
         return job
 
-    def all_gather_single(self, output: Any, own: Any, opts: Any = None) -> Any:
-        job = self._gathering([output], [own])
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
+        job = self._gathering([output], [input])
         if job is None:
-            return named(self._under(own), "all_gather_single", "_allgather_base")(output, own, *given_options(opts))
+            return named(self._under(input), "all_gather_single", "_allgather_base")(
+                output, input, *given_options(opts)
+            )
         return self._run(opts, job, [output])
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        job = self._gathering(outputs, inputs)
+    def all_gather_single_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
+        job = self._gathering(output_lists, input_list)
         if job is None:
-            call = named(self._under(inputs[0]), "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-            return call(outputs, inputs, *given_options(opts))
-        return self._run(opts, job, outputs)
+            call = named(self._under(input_list[0]), "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+            return call(output_lists, input_list, *given_options(opts))
+        return self._run(opts, job, output_lists)
 
     def _scatter(
         self, comm: Collectives, output: torch.Tensor, flat: torch.Tensor, counts: Sequence[int], dtype: int, op: int
@@ -529,25 +531,27 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
 
         return job
 
-    def reduce_scatter_single(self, output: Any, whole: Any, opts: Any = None) -> Any:
-        job = self._scattering([output], [whole], opts)
-        if job is None and (lacks := self._lacking([output, whole], opts)):
-            return self._staged(self.reduce_scatter_single_coalesced, lacks, ([output], [whole]), opts)
+    def reduce_scatter_single(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> Any:
+        job = self._scattering([outputTensor], [inputTensor], opts)
+        if job is None and (lacks := self._lacking([outputTensor, inputTensor], opts)):
+            return self._staged(self.reduce_scatter_single_coalesced, lacks, ([outputTensor], [inputTensor]), opts)
         if job is None:
-            call = named(self._under(whole), "reduce_scatter_single", "_reduce_scatter_base")
-            with premultiplied([whole], opts) as ((summed,), options):
-                return call(output, summed, *options)
-        return self._run(opts, job, [output])
+            call = named(self._under(inputTensor), "reduce_scatter_single", "_reduce_scatter_base")
+            with premultiplied([inputTensor], opts) as ((summed,), options):
+                return call(outputTensor, summed, *options)
+        return self._run(opts, job, [outputTensor])
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        job = self._scattering(outputs, inputs, opts)
-        if job is None and (lacks := self._lacking([*outputs, *inputs], opts)):
-            return self._staged(self.reduce_scatter_single_coalesced, lacks, (outputs, inputs), opts)
+    def reduce_scatter_single_coalesced(self, outputTensors: Any, inputTensors: Any, opts: Any = None) -> Any:
+        job = self._scattering(outputTensors, inputTensors, opts)
+        if job is None and (lacks := self._lacking([*outputTensors, *inputTensors], opts)):
+            return self._staged(self.reduce_scatter_single_coalesced, lacks, (outputTensors, inputTensors), opts)
         if job is None:
-            call = named(self._under(inputs[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-            with premultiplied(inputs, opts) as (summed, options):
-                return call(outputs, summed, *options)
-        return self._run(opts, job, outputs)
+            call = named(
+                self._under(inputTensors[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"
+            )
+            with premultiplied(inputTensors, opts) as (summed, options):
+                return call(outputTensors, summed, *options)
+        return self._run(opts, job, outputTensors)
 
     def barrier(self, opts: Any = None) -> Any:
         if self._engine is None:

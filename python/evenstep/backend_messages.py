@@ -124,15 +124,15 @@ class MessagesMixin:
             for work in self._messages:
                 work.end_record()
 
-    def send(self, tensors: Any, destination: int, tag: int = 0) -> Any:
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> Any:
         tensor = self._message(tensors)
         if tensor is None or self._comm is None:
-            if why := self._by_host(tensors, tag, destination):
-                return self._staged_send(tensors[0], destination, tag, why)
-            return self._under(tensors[0]).send(tensors, destination, tag)
+            if why := self._by_host(tensors, tag, dstRank):
+                return self._staged_send(tensors[0], dstRank, tag, why)
+            return self._under(tensors[0]).send(tensors, dstRank, tag)
         data = plain(tensor.detach())
         kind, site = kind_of(data.dtype, 0), sites.of_message()
-        request = self._comm.send(data.data_ptr(), data.nbytes, destination, tag, kind, site)
+        request = self._comm.send(data.data_ptr(), data.nbytes, dstRank, tag, kind, site)
         return self._begun(request, data)
 
     def _receive(self, tensor: torch.Tensor, source: int, tag: int) -> MessageWork:
@@ -143,15 +143,15 @@ class MessagesMixin:
         request = self._comm.receive(data.data_ptr(), data.nbytes, source, tag, kind_of(data.dtype, 0))
         return self._begun(request, data, None if direct else tensor)
 
-    def recv(self, tensors: Any, source: int, tag: int = 0) -> Any:
-        if not 0 <= source < self._size:  # the engine takes -1 for any rank
-            raise ValueError(f"recv: invalid source rank: {source} in a group of {self._size}")
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> Any:
+        if not 0 <= srcRank < self._size:  # the engine takes -1 for any rank
+            raise ValueError(f"recv: invalid source rank: {srcRank} in a group of {self._size}")
         tensor = self._message(tensors)
         if tensor is not None:
-            return self._receive(tensor, source, tag)
-        if why := self._by_host(tensors, tag, source):
-            return self._staged_receive(tensors[0], source, tag, why)
-        return self._under(tensors[0]).recv(tensors, source, tag)
+            return self._receive(tensor, srcRank, tag)
+        if why := self._by_host(tensors, tag, srcRank):
+            return self._staged_receive(tensors[0], srcRank, tag, why)
+        return self._under(tensors[0]).recv(tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Any:
         tensor = self._message(tensors)

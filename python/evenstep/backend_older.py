@@ -33,17 +33,17 @@ class OlderNamesMixin:
     reduce_scatter_single: Callable[..., Any]
     reduce_scatter_single_coalesced: Callable[..., Any]
 
-    def _allgather_base(self, output: Any, own: Any, opts: Any = None) -> Any:
-        return self.all_gather_single(output, own, opts)
+    def _allgather_base(self, output: Any, input: Any, opts: Any = None) -> Any:
+        return self.all_gather_single(output, input, opts)
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self.all_gather_single_coalesced(outputs, inputs, opts)
+    def allgather_into_tensor_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
+        return self.all_gather_single_coalesced(output_lists, input_list, opts)
 
-    def _reduce_scatter_base(self, output: Any, whole: Any, opts: Any = None) -> Any:
-        return self.reduce_scatter_single(output, whole, opts)
+    def _reduce_scatter_base(self, outputTensor: Any, inputTensor: Any, opts: Any = None) -> Any:
+        return self.reduce_scatter_single(outputTensor, inputTensor, opts)
 
-    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self.reduce_scatter_single_coalesced(outputs, inputs, opts)
+    def reduce_scatter_tensor_coalesced(self, outputTensors: Any, inputTensors: Any, opts: Any = None) -> Any:
+        return self.reduce_scatter_single_coalesced(outputTensors, inputTensors, opts)
 
 
 _kept: set[dist.Work] = set()

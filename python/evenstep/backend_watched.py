@@ -7,6 +7,7 @@ which a process group that is written in Python goes past."""
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch.utils import _python_dispatch
 
 from evenstep.backend_forms import in_full, usual_form
 from evenstep.backend_messages import MessageWork
+from evenstep.backend_tensors import as_real, is_ours, op_of
 from evenstep.backend_work import LaterWork
 
 _SHOWN = {
@@ -44,6 +46,7 @@ _SHOWN = {
 """A group's methods: what the profiler calls them, and which argument's sizes it shows."""
 _GLOOS = ("gather", "scatter", "all_to_all", "send", "recv")
 """What is Gloo's also where shared memory connects the ranks of each host."""
+_REDUCES = ("all_reduce", "reduce", "reduce_scatter")
 
 _OLDER = {
     "all_gather_single": "_allgather_base",
@@ -138,12 +141,24 @@ def _show_to_modes(group: Any, method: str, given: Sequence[Any], named: dict[st
     theirs(*ready, **named)
 
 
+def _by_gloo(group: Any, shown: str, tensors: list[torch.Tensor], options: Any) -> bool:
+    """Whether Gloo makes the call, and records it. Where its hosts' ranks share memory it has some of them."""
+    if group._engine is None or group._comm is not None:
+        return group._engine is None
+    if shown in _GLOOS or not all(map(is_ours, tensors)):
+        return True
+    if shown not in _REDUCES:
+        return False
+    op = op_of(options)
+    return any(group._reducible(tensor, op) is None for tensor in as_real(tensors, op))
+
+
 def _made(group: Any, method: Callable[..., Any], given: Sequence[Any], named: dict[str, Any]) -> Any:
     if not profiler._is_profiler_enabled:
         return method(group, *given, **named)
     shown, at = _SHOWN[method.__name__]
     tensors = list(_tensors(given[at] if len(given) > at and shown != "barrier" else None))
-    by_gloo = group._engine is None or (group._comm is None and shown in _GLOOS)
+    by_gloo = _by_gloo(group, shown, tensors, given[at + 1] if len(given) > at + 1 else None)
     if by_gloo and not any(tensor.is_cuda for tensor in tensors):
         return method(group, *given, **named)  # Gloo records its own
     return _recorded(group, shown, tensors, lambda: method(group, *given, **named))
@@ -165,11 +180,14 @@ def _watchable(method: Callable[..., Any]) -> Callable[..., Any]:
     name = method.__name__
     moves = name != "barrier"
     count, kind = usual_form(name)
+    names = inspect.signature(method)
 
     @functools.wraps(method)
     def call(group: Any, *given: Any, **named: Any) -> Any:
         if kind is not None and (named or len(given) != count or type(given[-1]) is not kind):
             given, named = in_full(name, given, named), {}
+        elif named:  # who watches asks for each by its place
+            given, named = names.bind(group, *given, **named).args[1:], {}
         group.calls_made += moves
         if (profiler._is_profiler_enabled or modes()) and not within.call:
             return seen(group, method, given, named)

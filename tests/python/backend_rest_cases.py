@@ -175,6 +175,7 @@ def forms() -> None:
     zero, zeros = (lambda: torch.zeros(4)), (lambda: [torch.zeros(4) for _ in range(SIZE)])
     of_last, zeros_of_last = (lambda: many() if last == RANK else []), (lambda: zeros() if last == RANK else [])
     whole = lambda: torch.cat(many())  # noqa: E731
+    wide, one_listed = (lambda: torch.zeros(4 * SIZE)), (lambda: [one()])
     calls: list[tuple[str, Any, dict[str, Any]]] = [
         ("allreduce", (one, most), {}),
         ("allreduce", (one, most, seconds), {}),
@@ -197,15 +198,31 @@ def forms() -> None:
         ("alltoall_base", (lambda: torch.zeros(4 * SIZE), whole, [], [], seconds), {}),
         ("barrier", (seconds,), {}),
         ("barrier", (), {"timeout": seconds}),
+        ("all_gather_single", (), {"output": wide, "input": one}),
+        ("_allgather_base", (wide,), {"input": one, "opts": None}),
+        (
+            "allgather_coalesced",
+            (),
+            {"output_lists": lambda: [[zero()] for _ in range(SIZE)], "input_list": one_listed},
+        ),
+        ("allgather_into_tensor_coalesced", (lambda: [wide()],), {"input_list": one_listed}),
+        ("reduce_scatter_single", (), {"outputTensor": zero, "inputTensor": whole}),
+        ("_reduce_scatter_base", (zero,), {"inputTensor": whole, "opts": None}),
+        ("reduce_scatter_tensor_coalesced", (lambda: [zero()],), {"inputTensors": lambda: [whole()]}),
+        ("allreduce_coalesced", (), {"tensors": one_listed}),
     ]
     for method, given, named in calls:
         results = []
         for kind in (group, gloo):
             tensors = [word() if callable(word) and word is not most else word for word in given]
-            words = {key: word() if key == "tensor" else word for key, word in named.items()}
+            words = {key: word() if callable(word) and word is not most else word for key, word in named.items()}
             try:
                 getattr(kind, method)(*tensors, **words).wait()
-            except (RuntimeError, TypeError) as error:  # Gloo has neither all of these forms nor all of these calls
+            except (
+                RuntimeError,
+                TypeError,
+                AttributeError,
+            ) as error:  # Gloo has neither all of these forms nor all of these calls
                 assert kind is gloo, (method, given, named, error)
                 results.append(results[0])
                 continue
@@ -213,6 +230,10 @@ def forms() -> None:
             kept = method != "barrier" and (method != "reduce" or last == RANK)
             results.append([*tensors, *words.values()][0] if kept else None)
         assert str(results[0]) == str(results[1]), (method, given, named, results)
+    got, sent = zero(), group.send([one()], dstRank=(RANK + 1) % SIZE, tag=5)
+    group.recv(tensors=[got], srcRank=(RANK - 1) % SIZE, tag=5).wait()
+    sent.wait()
+    assert torch.equal(got, torch.arange(4.0) + (RANK - 1) % SIZE)
     (data, options) = in_full("broadcast", (one(), last, seconds), {})
     assert options.rootRank == last and options.timeout == seconds and len(data) == 1
     for name, words in (("broadcast", {"rot": 1}), ("allgather", {"tensors": one()}), ("reduce", {"timeout": 3.0})):
