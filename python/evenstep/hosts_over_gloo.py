@@ -18,10 +18,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
-from evenstep import _core
+from evenstep import _core, sites
 from evenstep._core import EvenstepError
 from evenstep.backend_older import ended
+from evenstep.called import DIFFERS_FIX, Called, called
 from evenstep.errors import error_of
 from evenstep.exits import left_in_children
 from evenstep.group_end import closed_peers, end_calls, first_line, is_late, wait_for, within
@@ -31,6 +33,7 @@ from evenstep.rendezvous import open_group
 T = TypeVar("T")
 
 PIECE_BYTES = 2 << 20
+_LINE_BYTES = 256
 _AHEAD = 2  # pieces that are between the hosts at a time
 _STORE_SECONDS = 5.0
 
@@ -47,6 +50,7 @@ _KINDS = {
 REDUCED = frozenset(_KINDS)
 """What Gloo adds up as the engine does (its sums of booleans are none)."""
 _SHORT = (torch.float16, torch.bfloat16)
+_ORDERS = (_core.OP_MIN, _core.OP_MAX)
 _OPS = {
     _core.OP_SUM: dist.ReduceOp.SUM,
     _core.OP_AVG: dist.ReduceOp.SUM,
@@ -75,6 +79,24 @@ def _in_turn(parts: Sequence[T], begin: Callable[[T], Any], end: Callable[[T, An
         under_way.append((part, begin(part)))
     while under_way:
         end(*under_way.popleft())
+
+
+def keys_of(values: torch.Tensor, op: int) -> torch.Tensor:
+    """Integers in the order of floats, for MIN or MAX: Gloo's own of floats lose a NaN, which wins on a host."""
+    values = values.float() if values.dtype in _SHORT else values
+    winner = torch.copysign(torch.tensor(torch.nan, dtype=values.dtype), 1.0 if op == _core.OP_MAX else -1.0)
+    return _turned(
+        torch.where(values.isnan(), winner, values).view(torch.int32 if values.itemsize == 4 else torch.int64)
+    )
+
+
+def values_of(keys: torch.Tensor) -> torch.Tensor:
+    return _turned(keys).view(torch.float32 if keys.itemsize == 4 else torch.float64)
+
+
+def _turned(bits: torch.Tensor) -> torch.Tensor:
+    """Of negative floats all bits but the sign, so that integers are in their order; and back."""
+    return bits ^ ((bits >> (8 * bits.itemsize - 1)) & torch.iinfo(bits.dtype).max)
 
 
 class Collectives(Protocol):
@@ -136,6 +158,9 @@ class HostsOverGloo:
         self._slots: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8)] * _AHEAD
         self._taken = 0  # of the slots, in turn
         self._error: EvenstepError | None = None
+        self._calls = 0
+        self._asked: tuple[Called, torch.Tensor, Any] | None = None  # which call the other hosts' first ranks are in
+        self._differs: EvenstepError | None = None  # of calls that differ on this host: all of its ranks find it
         self._under_way = False
         self._process = os.getpid()
 
@@ -153,6 +178,9 @@ class HostsOverGloo:
     # -- collectives --
 
     def all_reduce(self, address: int, count: int, dtype: int, op: int) -> None:
+        self._all_reduce(called("all_reduce", dtype, op, 0, [count]), address, count, dtype, op)
+
+    def _all_reduce(self, call: Called, address: int, count: int, dtype: int, op: int) -> None:
         kind = _KINDS[dtype]
 
         def begin(piece: tuple[int, int]) -> _Leg | None:
@@ -164,11 +192,10 @@ class HostsOverGloo:
                 self._end_sum(leg, op)
             self._spread(leg, piece[0], piece[1] * kind.itemsize)
 
-        with self._call():
+        with self._call(call):
             _in_turn(list(_pieces(address, kind.itemsize, count)), begin, finish)
 
     def broadcast(self, address: int, bytes: int, root: int, elements: int = 0) -> None:
-        del elements  # of different dtypes the ranks' bytes are compared alone
         host = self._host_of[root]
         place = self._teams[host].index(root)
         parts = [(host, *piece) for piece in _pieces(address, 1, bytes)]
@@ -179,14 +206,12 @@ class HostsOverGloo:
                 self._inside.broadcast(part[1], part[2], place)
             return self._begin_telling(part)
 
-        with self._call():
+        with self._call(called("broadcast", _core.DTYPE_U8, elements, root, [bytes])):
             _in_turn(parts, begin, self._end_telling)
 
     def all_gather(self, input: int, output: int, counts: Sequence[int], dtype: int, elements: int = 0) -> None:
         """Of bytes."""
         assert dtype == _core.DTYPE_U8
-        if not any(counts):
-            return
         order = [rank for team in self._teams for rank in team]
         in_order = order == sorted(order)
         apart = None if in_order else torch.empty(sum(counts), dtype=torch.uint8)
@@ -195,7 +220,7 @@ class HostsOverGloo:
         begins = [whole, *(whole + before for before in itertools.accumulate(sizes))]
         of_hosts = [[(host, *piece) for piece in _pieces(begins[host], 1, size)] for host, size in enumerate(sizes)]
         parts = [part for row in itertools.zip_longest(*of_hosts) for part in row if part is not None]
-        with self._call():
+        with self._call(called("all_gather", dtype, elements, 0, counts)):
             if sizes[self._host]:
                 own = [counts[rank] for rank in self._team]
                 self._inside.all_gather(input, begins[self._host], own, dtype, elements)
@@ -213,10 +238,13 @@ class HostsOverGloo:
         """`root`: it is a reduce, which writes that rank's output alone."""
         kind, size = _KINDS[dtype], _KINDS[dtype].itemsize
         total = sum(counts)
+        call = (
+            called("reduce_scatter", dtype, op, 0, counts) if root < 0 else called("reduce", dtype, op, root, [total])
+        )
         if root < 0 and total * size <= PIECE_BYTES:  # one round, not one for each rank
             whole = torch.empty(total, dtype=kind)
             ctypes.memmove(whole.data_ptr(), input, whole.nbytes)
-            self.all_reduce(whole.data_ptr(), total, dtype, op)
+            self._all_reduce(call, whole.data_ptr(), total, dtype, op)
             at = whole.data_ptr() + sum(counts[: self.rank]) * size
             ctypes.memmove(output, at, counts[self.rank] * size)
             return
@@ -240,16 +268,12 @@ class HostsOverGloo:
             if self._host_of[part[0]] == self._host:
                 self._give(leg, part[0], output + part[3], part[2] * size)
 
-        with self._call():
+        with self._call(call):
             _in_turn(parts, begin, finish)
 
     def barrier(self) -> None:
-        with self._call():
-            self._inside.barrier()
-            if self._leads:
-                options = dist.BarrierOptions()
-                options.timeout = self._leg_limit()
-                self._wait(self._between.barrier(options))
+        with self._call(called("barrier")):
+            self._hear_hosts()  # when all ranks of each host have come
             self._limit(last=True)
             self._inside.barrier()
 
@@ -300,8 +324,13 @@ class HostsOverGloo:
     # -- between the hosts --
 
     def _begin_sum(self, slot: torch.Tensor, op: int, host: int | None = None) -> _Leg:
-        """On all hosts, or on one. Gloo rounds 16-bit floats whenever it has added one: of more than two hosts they travel as fp32."""
-        sent = slot.float() if slot.dtype in _SHORT and len(self._teams) > 2 else slot
+        """On all hosts, or on one. Gloo rounds 16-bit floats whenever it has added one: of more than two hosts they travel as fp32, and
+        where their sum is yet to be divided."""
+        if op in _ORDERS and slot.is_floating_point():
+            sent = keys_of(slot, op)
+        else:
+            wide = slot.dtype in _SHORT and (len(self._teams) > 2 or op == _core.OP_AVG)
+            sent = slot.float() if wide else slot
         if host is None:
             options = dist.AllreduceOptions()
         else:
@@ -316,7 +345,8 @@ class HostsOverGloo:
         if op == _core.OP_AVG:
             leg.sent.div_(self.ranks)
         if leg.sent is not leg.slot:
-            leg.slot.copy_(leg.sent)
+            ordered = op in _ORDERS and leg.slot.is_floating_point()
+            leg.slot.copy_(values_of(leg.sent) if ordered else leg.sent)
 
     def _begin_telling(self, part: tuple[int, int, int]) -> _Leg | None:
         """What a host has, (host, address, bytes), to the other hosts."""
@@ -343,6 +373,10 @@ class HostsOverGloo:
             raise self._cut_off(error) from error
 
     def _wait(self, work: Any) -> None:
+        self._hear_hosts()
+        self._await(work)
+
+    def _await(self, work: Any) -> None:
         try:
             wait_for(work, self._between)
         except EvenstepError:
@@ -363,6 +397,60 @@ class HostsOverGloo:
             "a rank of another host has ended, hangs, or the network between them has failed: see what the others say",
         )
 
+    # -- all ranks are in the same call --
+
+    def _compare(self, call: Called) -> None:
+        """On this host. Its first rank asks the other hosts' on the way: what comes of their answers is for _hear_hosts."""
+        own = torch.tensor(call, dtype=torch.int64)
+        if len(self._team) > 1:
+            every = self._gathered(own).tolist()
+            place = next((at for at, other in enumerate(every) if tuple(other) != call), None)
+            if place is not None:
+                lines = self._lines()
+                self._differs = self._mismatch(
+                    call, Called(*every[place]), self._team[place], lines[self._team.index(self.rank)], lines[place]
+                )
+                raise self._differs
+        if self._leads:
+            every_host = torch.empty((len(self._teams), own.numel()), dtype=own.dtype)
+            options = c10d.AllgatherOptions()
+            options.timeout = self._leg_limit()
+            rows = list(every_host.unbind(0))
+            work = self._begun(lambda: self._between.allgather([rows], [own], options))
+            self._asked = call, every_host, work
+
+    def _hear_hosts(self) -> None:
+        """Before anything that came from another host is taken for what this call wants."""
+        if self._asked is None:
+            return
+        (call, every, work), self._asked = self._asked, None
+        self._await(work)
+        for host, other in enumerate(every.tolist()):
+            if tuple(other) != call:
+                line = sites.of_message()
+                error = self._mismatch(call, Called(*other), self._teams[host][0], f" at {line}" if line else "", "")
+                raise error from RuntimeError("calls differ between hosts")  # which no other rank of this one knows
+
+    def _gathered(self, own: torch.Tensor) -> torch.Tensor:
+        every = torch.empty((len(self._team), own.numel()), dtype=own.dtype)
+        self._inside.all_gather(own.data_ptr(), every.data_ptr(), [own.nbytes] * len(self._team), _core.DTYPE_U8)
+        return every
+
+    def _lines(self) -> list[str]:
+        """Where each rank of this host makes its call, as far as it can be told."""
+        line = (sites.of_message() or "").encode()[:_LINE_BYTES].ljust(_LINE_BYTES, b"\0")
+        try:
+            every = self._gathered(torch.frombuffer(bytearray(line), dtype=torch.uint8)).numpy()
+        except EvenstepError:
+            return [""] * len(self._team)
+        lines = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in every]
+        return [f" at {one}" if one else "" for one in lines]
+
+    def _mismatch(self, call: Called, other: Called, rank: int, own_line: str, line: str) -> EvenstepError:
+        apart = ", divided otherwise among the ranks" if str(call) == str(other) else ""
+        words = f"rank {self.rank} called {call}{own_line}, but rank {rank} called {other}{apart}{line}"
+        return error_of("EVEN_ERR_MISMATCH", f"{words} (call {self._calls} of the group)", DIFFERS_FIX, rank)
+
     # -- limits: a rank that does not come is to be named by those of its own host, another host by this one's first rank --
 
     @property
@@ -382,16 +470,19 @@ class HostsOverGloo:
     # -- the end --
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _call(self, call: Called) -> Iterator[None]:
         if self._forked:
             words = f"this process was forked from rank {self.rank}, and has no part in its groups"
             raise error_of("EVEN_ERR_STATE", words, "open groups of its own there")
         if self._error is not None:
             raise error_of(self._error.status, _words(self._error), self._error.fix, self._error.rank)
         self._deadline, self._under_way = time.monotonic() + self._seconds, True
+        self._calls += 1
         try:
             self._limit()
+            self._compare(call)
             yield
+            self._hear_hosts()
         except BaseException as error:
             made = self._ends(error)
             if made is error:
@@ -402,9 +493,12 @@ class HostsOverGloo:
 
     def _ends(self, error: BaseException) -> BaseException:
         """No rank is to wait for this one, nor this one for another. What is to be raised."""
-        inside = isinstance(error, EvenstepError) and error.__cause__ is None
         if self._leads:
             end_calls(self._between)
+        if isinstance(error, EvenstepError) and error is self._differs:
+            self._error = error
+            return error
+        inside = isinstance(error, EvenstepError) and error.__cause__ is None
         if not inside and not self._inside.closed:
             within(_STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", _words(error)))
         if not self._inside.closed:

@@ -24,7 +24,7 @@ def value(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Te
     return torch.randn(count, generator=torch.Generator().manual_seed(rank), dtype=torch.float64).to(dtype)
 
 
-def host_by_host(tensors: list[torch.Tensor]) -> torch.Tensor:
+def host_by_host(tensors: list[torch.Tensor], among: int = 1) -> torch.Tensor:
     """In rank order on each of two hosts, then both: 16-bit floats in fp32, and rounded once a host, and once more."""
     kind = tensors[0].dtype
     wide = torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
@@ -37,7 +37,11 @@ def host_by_host(tensors: list[torch.Tensor]) -> torch.Tensor:
     total = sums[0].to(wide)
     for one in sums[1:]:
         total = total + one.to(wide)
-    return total.to(kind)
+    return (total / among).to(kind)
+
+
+def near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one.double(), other.double(), rtol=2e-2, atol=2e-2)
 
 
 def bits() -> None:
@@ -56,18 +60,22 @@ def bits() -> None:
             theirs = [torch.empty_like(tensor) for _ in range(SIZE)]
             dist.all_gather(theirs, tensor)
             assert all(torch.equal(one, tensor) for one in theirs), "the ranks' bits differ"
-            assert torch.allclose(tensor.double(), wanted.double(), rtol=2e-2, atol=2e-2)
+            assert near(tensor, wanted)
+            tensor.copy_(every[RANK])
+            dist.all_reduce(tensor, dist.ReduceOp.AVG)
+            averages = host_by_host(every, SIZE)
+            assert torch.equal(tensor, averages) if len(TEAMS) == 2 or dtype.itemsize == 2 else near(tensor, averages)
             for root in range(SIZE):
                 kept = every[RANK].clone()
                 dist.reduce(kept, root)
                 if root != RANK:
                     assert torch.equal(kept, every[RANK])
-                elif len(TEAMS) == 2:
-                    assert torch.equal(kept, wanted)
+                else:
+                    assert torch.equal(kept, wanted) if len(TEAMS) == 2 else near(kept, wanted), (dtype, count, root)
             part, parts = torch.empty(count, dtype=dtype), [value(RANK * SIZE + r, count, dtype) for r in range(SIZE)]
             dist.reduce_scatter(part, parts)
-            if len(TEAMS) == 2:
-                assert torch.equal(part, host_by_host([value(r * SIZE + RANK, count, dtype) for r in range(SIZE)]))
+            wanted = host_by_host([value(r * SIZE + RANK, count, dtype) for r in range(SIZE)])
+            assert torch.equal(part, wanted) if len(TEAMS) == 2 else near(part, wanted), (dtype, count)
     parts = [torch.zeros(3000 * r + (r == 2)) for r in range(SIZE)]  # of unequal sizes, one of them nothing
     dist.all_gather(parts, value(RANK, 3000 * RANK + (RANK == 2)))
     assert all(torch.equal(one, value(r, 3000 * r + (r == 2))) for r, one in enumerate(parts))
@@ -83,6 +91,14 @@ def bits() -> None:
     average = torch.full((5,), float(RANK))
     dist.all_reduce(average, dist.ReduceOp.AVG)
     assert bool(average.eq((SIZE - 1) / 2).all())
+    large = torch.full((3,), 60000.0 if any(team[0] == RANK for team in TEAMS) else 0.0, dtype=torch.float16)
+    dist.all_reduce(large, dist.ReduceOp.AVG)  # which no sum of float16 holds
+    assert torch.equal(large, torch.full((3,), 60000.0 * len(TEAMS) / SIZE, dtype=torch.float16)), large
+    for dtype, whose in ((torch.float32, 0), (torch.bfloat16, SIZE - 1), (torch.float64, SIZE - 1)):
+        for op, wins in ((dist.ReduceOp.MIN, 0.0), (dist.ReduceOp.MAX, SIZE - 1.0)):
+            extreme = torch.tensor([RANK, torch.nan if whose == RANK else RANK, -torch.inf], dtype=dtype)
+            dist.all_reduce(extreme, op)
+            assert extreme[0] == wins and extreme[1].isnan() and extreme[2] == -torch.inf, (op, extreme)
     refused = 0
     for dtype, op in (
         (torch.int16, dist.ReduceOp.SUM),
@@ -106,14 +122,31 @@ def ends(call: Callable[[], Any]) -> list[Any]:
     raise AssertionError("no error")
 
 
+def different() -> list[list[Any]]:
+    """Calls that differ on a host, then between hosts, each in a group of its own."""
+    ones, other, op = torch.ones(3), RANK == 1, dist.ReduceOp
+    calls: list[Callable[[Any], Any]] = [
+        lambda group: dist.all_reduce(ones, op.SUM if other else op.AVG, group=group),
+        lambda group: dist.broadcast(ones, 2 if other else 0, group=group),
+        lambda group: dist.reduce(ones, 0, group=group) if other else dist.all_reduce(ones, group=group),
+        lambda group: dist.all_reduce(ones, op.SUM if HOSTS[RANK] == HOSTS[0] else op.MAX, group=group),
+    ]
+    found = []
+    for call in calls:
+        group = dist.new_group(backend="evenstep")
+        found.append(ends(lambda call=call, group=group: call(group)))  # type: ignore[misc]
+        assert ends(lambda group=group: dist.barrier(group=group))[0] == found[-1][0]  # type: ignore[misc]
+    return found
+
+
 def lost() -> None:
-    """First a rank that does not come to a call of a group with a limit, then, in another group, one that dies."""
+    """First calls that differ, then a rank that does not come to a call of a group with a limit, then, in another group, one that dies."""
     gone = int(sys.argv[2])
     store = dist.PrefixStore("cases/", dist.distributed_c10d._get_default_store())
     limited = dist.new_group(timeout=timedelta(seconds=2), backend="evenstep")
     dist.all_reduce(torch.ones(1), group=limited)
     dist.all_reduce(torch.ones(1))
-    found = []
+    found: list[Any] = [different()]
     if gone != RANK:
         found.append(ends(lambda: dist.all_reduce(torch.ones(1), group=limited)))
         found.append(ends(lambda: dist.all_reduce(torch.ones(1), group=limited)))  # it is over
