@@ -238,11 +238,14 @@ static int wait_for_pieces(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, COUNT, EVEN_F32, EVEN_SUM) == EVEN_OK);
   even_status status =
       rank == 3 ? even_comm_barrier(odd) : even_comm_all_reduce(comm, values, COUNT, EVEN_F32, EVEN_SUM);
-  RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
-  RANKS_EXPECT(comm, says(") is in barrier of group test/0 at odd.c:1 for ") || says(", and 1 more"));
-  RANKS_EXPECT(comm, says(") is in all_reduce of 4194304 F32 elements with SUM of group test/all at all.c:2 for "));
+  if (rank == 3 || status != EVEN_OK) { /* else rank 3 saw it first, and made the call in which the others were */
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
+    RANKS_EXPECT(comm, says(") is in barrier of group test/0 at odd.c:1 for ") || says(", and 1 more"));
+    RANKS_EXPECT(comm, says(") is in all_reduce of 4194304 F32 elements with SUM of group test/all at all.c:2 for "));
+  }
   if (rank == 3) { /* who is in no circle, but waits for it, is not to take it for lost */
-    RANKS_EXPECT(comm, even_comm_all_reduce(comm, values, COUNT, EVEN_F32, EVEN_SUM) == EVEN_ERR_MISMATCH);
+    status = even_comm_all_reduce(comm, values, COUNT, EVEN_F32, EVEN_SUM);
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH || status == EVEN_OK);
   }
   even_comm_close(odd);
   return 0;

@@ -210,7 +210,7 @@ static int be_one_of_many(even_comm *comm, void *argument) {
 
 static void run_many(int ranks, bool threads, size_t floats, size_t part) {
   const ranks_setup setup = {
-      .ranks = ranks, .arena_bytes = ARENA, .timeout_seconds = 120, .spin = -1, .threads = threads};
+      .ranks = ranks, .arena_bytes = ARENA, .timeout_seconds = 400, .spin = -1, .threads = threads};
   many what = {.floats = floats, .part = part};
   assert_int_equal(ranks_run(&setup, be_one_of_many, &what, NULL), 0);
 }
