@@ -10,7 +10,7 @@ from typing import NamedTuple
 from evenstep import _core
 
 _CALLS = ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast", "barrier")
-_DTYPES, _OPERATIONS = (
+_DTYPES, OPERATIONS = (
     {getattr(_core, name): name[len(kind) :] for name in dir(_core) if name.startswith(kind)}
     for kind in ("DTYPE_", "OP_")
 )
@@ -40,7 +40,7 @@ class Called(NamedTuple):
             where = "in all" if name == "all_gather" else f"from rank {self.root}"
             return f"{name} of {self.size} bytes{kind if self.op else ''} {where}"
         to = f" to rank {self.root}" if name == "reduce" else ""
-        return f"{name} of {self.size} {_DTYPES[self.dtype]} elements with {_OPERATIONS[self.op]}{to}"
+        return f"{name} of {self.size} {_DTYPES[self.dtype]} elements with {OPERATIONS[self.op]}{to}"
 
 
 def called(name: str, dtype: int = 0, op: int = 0, root: int = 0, counts: Sequence[int] = ()) -> Called:

@@ -41,7 +41,7 @@ _GRACE_SECONDS = 1.0  # a rank whose call ended by its time limit has closed its
 _PATIENCE_SECONDS = 3.0  # for a rank that knows the cause
 _STAY_SECONDS = 2.0  # the first rank may keep the store: the others are to hear before it goes
 ABORT_SECONDS = 5.0  # an abort of NCCL's that hangs must not keep the error back
-_STORE_SECONDS = 5.0  # beyond these, where the store does not answer; a rank that ends on a busy host is not lost
+STORE_SECONDS = 5.0  # beyond these, where the store does not answer; a rank that ends on a busy host is not lost
 
 
 _RAW: Any = getattr(dist, "ProcessGroupGloo", ())
@@ -344,7 +344,7 @@ class GroupEnd:
         if self.error is not None:
             return
         cause = {"kind": "revoked", "ranks": [self._rank], "who": "", "why": why}
-        told = within(_STORE_SECONDS, lambda: self._tell(cause))
+        told = within(STORE_SECONDS, lambda: self._tell(cause))
         self.error = self._explained(told or {**cause, "who": f"rank {self._rank}"}, "")
         end_calls(self._group)
 
@@ -356,7 +356,7 @@ class GroupEnd:
     def leaves(self) -> None:
         """At the end of this rank's script: it makes no call any more, and is not lost."""
         if self.error is None and self._process == os.getpid():
-            within(_STORE_SECONDS, self._write_left)
+            within(STORE_SECONDS, self._write_left)
 
     def _write_left(self) -> None:
         key = f"{self._place}/left/{self._rank}"
@@ -372,7 +372,7 @@ class GroupEnd:
         self._what, self._own = what or self._what, not what
         words, late = first_line(error), is_late(error)
         closed = [] if late else closed_peers(self._group)
-        cause = within(_PATIENCE_SECONDS + _STAY_SECONDS + _STORE_SECONDS, lambda: self._find(closed, late))
+        cause = within(_PATIENCE_SECONDS + _STAY_SECONDS + STORE_SECONDS, lambda: self._find(closed, late))
         end_calls(self._group)
         self.error = self._explained(cause or {"kind": "store", "ranks": [], "who": "", "why": ""}, words)
         return self.error

@@ -26,7 +26,8 @@ from evenstep.backend_older import ended
 from evenstep.called import DIFFERS_FIX, Called, called
 from evenstep.errors import error_of
 from evenstep.exits import left_in_children
-from evenstep.group_end import closed_peers, end_calls, first_line, is_late, wait_for, within
+from evenstep.group import DTYPES
+from evenstep.group_end import STORE_SECONDS, closed_peers, end_calls, first_line, is_late, wait_for, within
 from evenstep.measured_place import host_name
 from evenstep.rendezvous import open_group
 
@@ -35,18 +36,8 @@ T = TypeVar("T")
 PIECE_BYTES = 2 << 20
 _LINE_BYTES = 256
 _AHEAD = 2  # pieces that are between the hosts at a time
-_STORE_SECONDS = 5.0
 
-_KINDS = {
-    _core.DTYPE_F32: torch.float32,
-    _core.DTYPE_F64: torch.float64,
-    _core.DTYPE_F16: torch.float16,
-    _core.DTYPE_BF16: torch.bfloat16,
-    _core.DTYPE_I8: torch.int8,
-    _core.DTYPE_U8: torch.uint8,
-    _core.DTYPE_I32: torch.int32,
-    _core.DTYPE_I64: torch.int64,
-}
+_KINDS = {number: dtype for dtype, number in DTYPES.items()} | {_core.DTYPE_I8: torch.int8}
 REDUCED = frozenset(_KINDS)
 """What Gloo adds up as the engine does (its sums of booleans are none)."""
 _SHORT = (torch.float16, torch.bfloat16)
@@ -500,7 +491,7 @@ class HostsOverGloo:
             return error
         inside = isinstance(error, EvenstepError) and error.__cause__ is None
         if not inside and not self._inside.closed:
-            within(_STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", _words(error)))
+            within(STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", _words(error)))
         if not self._inside.closed:
             self._inside.revoke()
         made = self._told(error) if inside and isinstance(error, EvenstepError) else error
@@ -512,7 +503,7 @@ class HostsOverGloo:
         key = f"why/{self._host}"
         said = None
         if error.status == "EVEN_ERR_REVOKED":
-            said = within(_STORE_SECONDS, lambda: self._store.get(key).decode() if self._store.check([key]) else None)
+            said = within(STORE_SECONDS, lambda: self._store.get(key).decode() if self._store.check([key]) else None)
         words = _words(error)
         if said is not None:
             return error_of(error.status, f"{words}: {said}", error.fix)

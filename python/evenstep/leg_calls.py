@@ -8,26 +8,19 @@ from collections.abc import Sequence
 import torch
 
 from evenstep import _core
+from evenstep.called import DIFFERS_FIX, OPERATIONS
 from evenstep.errors import error_of
 
 RECORD_BYTES = 384
 _DIGEST_BYTES = 16
 _SITE_BYTES = 160
 
-_OPS = {
-    _core.OP_SUM: "SUM",
-    _core.OP_AVG: "AVG",
-    _core.OP_PRODUCT: "PRODUCT",
-    _core.OP_MIN: "MIN",
-    _core.OP_MAX: "MAX",
-}
-
 
 def words_of(name: str, data: Sequence[tuple[Sequence[int], torch.dtype]], op: int, root: int | None = None) -> str:
     """A reduction of so many elements: for each tensor, and each rank's part of it."""
     parts = ", ".join(f"{parted(counts)} {str(dtype)[6:]} elements" for counts, dtype in data)
     to = "" if root is None else f" to rank {root}"
-    return f"{name} of {parts} with {_OPS.get(op, f'operation {op}')}{to}"
+    return f"{name} of {parts} with {OPERATIONS.get(op, f'operation {op}')}{to}"
 
 
 def parted(counts: Sequence[int]) -> str:
@@ -56,7 +49,7 @@ def check_calls(records: Sequence[bytes], ranks: Sequence[int]) -> None:
     raise error_of(
         "EVEN_ERR_MISMATCH",
         ", but ".join(sides),
-        "all ranks must make the same calls in the same order: look for a branch that depends on the rank or on the data",
+        DIFFERS_FIX,
         ranks[other],
     )
 

@@ -353,7 +353,7 @@ def test_a_store_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_store_that_does_not_answer_keeps_no_error_back(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
-    monkeypatch.setattr(group_end, "_STORE_SECONDS", 0.05)
+    monkeypatch.setattr(group_end, "STORE_SECONDS", 0.05)
     let_go = threading.Event()
 
     class Cut:
