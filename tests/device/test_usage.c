@@ -8,6 +8,7 @@
 
 #include "device/usage.h"
 #include "os/clock.h"
+#include "support/sanitizer.h"
 
 #include <math.h>
 #include <signal.h>
@@ -16,17 +17,6 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#if defined(__SANITIZE_THREAD__)
-#define EVEN_UNDER_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define EVEN_UNDER_TSAN 1
-#endif
-#endif
-#ifndef EVEN_UNDER_TSAN
-#define EVEN_UNDER_TSAN 0
-#endif
 
 static void both_cgroup_versions_tell_throttling(void **state) {
   (void)state;
@@ -109,7 +99,7 @@ static pid_t start_workers(int ready) {
 }
 
 static void workers_that_live_are_counted(void **state) {
-#if EVEN_UNDER_TSAN
+#if EVEN_TEST_THREADS_WATCHED
   const uint64_t most = 600 * MIB; /* each byte that is touched has shadow bytes beside it */
 #else
   const uint64_t most = 60 * MIB;

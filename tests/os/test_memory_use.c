@@ -3,6 +3,7 @@
 
 #include "support/fault.h"
 #include "support/folder.h"
+#include "support/sanitizer.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -21,13 +22,7 @@
 #define MIB (UINT64_C(1) << 20)
 
 /* Sanitizers have an allocator of their own, which keeps what was freed. */
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define OTHER_ALLOCATOR 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define OTHER_ALLOCATOR 1
-#endif
-#endif
+#define OTHER_ALLOCATOR (EVEN_TEST_THREADS_WATCHED || EVEN_TEST_MEMORY_WATCHED)
 
 static char root[FOLDER_BYTES];
 
@@ -169,14 +164,14 @@ static void what_the_allocator_keeps_is_given_back(void **state) {
   }
   even_memory_give_back();
   assert_int_equal(even_memory_use_read(&place, &after), EVEN_OK);
-#if defined(__GLIBC__) && !defined(OTHER_ALLOCATOR)
+#if defined(__GLIBC__) && !OTHER_ALLOCATOR
   assert_true(after.resident_bytes + (uint64_t)BLOCKS * BYTES / 2 <= held.resident_bytes);
 #endif
   assert_true(blocks[BLOCKS - 1][0] == (char)(BLOCKS - 1));
   free(blocks[BLOCKS - 1]);
 }
 
-#if defined(__GLIBC__) && !defined(OTHER_ALLOCATOR)
+#if defined(__GLIBC__) && !OTHER_ALLOCATOR
 /* Page faults of this process while a block is taken, written to and freed. */
 static long faults_of_a_block(size_t bytes) {
   struct rusage before;
@@ -195,7 +190,7 @@ static long faults_of_a_block(size_t bytes) {
 
 static void the_allocator_keeps_what_is_freed_while_it_is_told_to(void **state) {
   (void)state;
-#if defined(__GLIBC__) && !defined(OTHER_ALLOCATOR)
+#if defined(__GLIBC__) && !OTHER_ALLOCATOR
   const size_t bytes = (size_t)(80 * MIB); /* above all that glibc keeps by itself */
   const long pages = (long)(bytes / (size_t)sysconf(_SC_PAGESIZE));
   even_memory_place place;

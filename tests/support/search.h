@@ -4,21 +4,11 @@
 #ifndef EVEN_TEST_SEARCH_H
 #define EVEN_TEST_SEARCH_H
 
-#if defined(__SANITIZE_THREAD__)
-#define EVEN_TEST_THREADS_WATCHED 1
-#elif defined(__SANITIZE_ADDRESS__)
-#define EVEN_TEST_MEMORY_WATCHED 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define EVEN_TEST_THREADS_WATCHED 1
-#elif __has_feature(address_sanitizer)
-#define EVEN_TEST_MEMORY_WATCHED 1
-#endif
-#endif
+#include "support/sanitizer.h"
 
-#if defined(EVEN_TEST_THREADS_WATCHED)
+#if EVEN_TEST_THREADS_WATCHED
 enum { SEARCH_STRIDE = 13, SEARCH_LARGE_STRIDE = 3 }; /* odd: bits and bytes of all positions come up */
-#elif defined(EVEN_TEST_MEMORY_WATCHED)
+#elif EVEN_TEST_MEMORY_WATCHED
 enum { SEARCH_STRIDE = 1, SEARCH_LARGE_STRIDE = 3 };
 #else
 enum { SEARCH_STRIDE = 1, SEARCH_LARGE_STRIDE = 1 };

@@ -3,6 +3,7 @@
 #include "comm/ranks.h"
 #include "conformance/comm/random_calls.h"
 #include "support/required.h"
+#include "support/sanitizer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,14 +13,6 @@
 
 #define LIBRARY "EVENSTEP_TEST_UNDER_MPI" /* set in ranks */
 #define SKIPPED 77
-
-#if defined(__SANITIZE_THREAD__)
-#define THREAD_SANITIZER 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define THREAD_SANITIZER 1
-#endif
-#endif
 
 /* ---- a rank ---- */
 
@@ -125,9 +118,9 @@ int main(int count, char **words) {
   if (library != NULL) {
     return be_rank(library);
   }
-#ifdef THREAD_SANITIZER
-  return SKIPPED; /* it takes what it has not compiled for races */
-#endif
+  if (EVEN_TEST_THREADS_WATCHED) {
+    return SKIPPED; /* it takes what it has not compiled for races */
+  }
   (void)count;
   tell_launchers();
   (void)snprintf(list, sizeof list, "%s", wanted == NULL ? "mpirun.openmpi:mpirun.mpich" : wanted);
