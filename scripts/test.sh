@@ -117,7 +117,7 @@ builds() {
       gcc) CMAKE_C_COMPILER_LAUNCHER=ccache scripts/build.sh gcc ;;
       wheel) CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_ARGS=-DEVENSTEP_WERROR=ON scripts/wheel.sh ;;
       library) CMAKE_C_COMPILER_LAUNCHER=ccache library_alone ;;
-      lint) EVENSTEP_TIDY_NODES="${EVENSTEP_TIDY_NODES-75000}" nice -n 19 scripts/lint.sh ;;
+      lint) EVENSTEP_TIDY_NODES="${EVENSTEP_TIDY_NODES-10000}" nice -n 19 scripts/lint.sh ;;
       *) scripts/build.sh "$name" ;;
     esac > "$logs/build-$name.log" 2>&1
     result=$?
