@@ -1,7 +1,7 @@
 /* A leader that has ended its job, which it had taken over, and a host that may not have heard of it: the old leader's,
  * that is cut off, where somebody may still look at a terminal; or one whose agent waits for a leader. Of the others
  * nobody is left that could tell it. Both wait for as long as for a majority. One that has ended by itself, or was
- * killed, hears nothing any more, and is none of these (voter_links.h). */
+ * killed, hears nothing any more, and is none of these (voter_links.h): its host says so at once. */
 #include "base/stop.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -23,6 +23,7 @@ static void tell(const even_hosts *hosts, const even_voter_view *view, uint64_t 
 void even_succession_linger(even_hosts *hosts) {
   const uint64_t begun = even_clock_ns();
   bool told = false;
+  bool cut = false;
   even_voter_view view;
   if (hosts->voter == NULL || hosts->params.estate == NULL) {
     return;
@@ -34,7 +35,8 @@ void even_succession_linger(even_hosts *hosts) {
   uint64_t now = begun;
   uint64_t until = view.missing_ns + (uint64_t)(hosts->params.majority_seconds * 1e9);
   while (view.missing_ns != 0 && now < until && !even_stop_asked()) {
-    if (now - begun > QUIET_NS && !told) {
+    cut = cut || !view.missing_closed;
+    if (now - begun > QUIET_NS && !view.missing_closed && !told) {
       tell(hosts, &view, until - now);
       told = true;
     }
@@ -43,7 +45,7 @@ void even_succession_linger(even_hosts *hosts) {
     now = even_clock_ns();
   }
   until = even_clock_ns() + TOLD_NS;
-  while (view.missing_ns == 0 && even_clock_ns() < until && !even_stop_asked()) {
+  while (cut && view.missing_ns == 0 && even_clock_ns() < until && !even_stop_asked()) {
     even_clock_sleep_ns(50000000); /* it is here again: that its word goes out */
     even_voter_look(hosts->voter, &view);
   }

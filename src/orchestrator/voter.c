@@ -148,9 +148,10 @@ static void call_others(even_voter *voter, uint64_t now) {
   const struct raft_configuration *all = &voter->log.raft.configuration;
   uint64_t named[EVEN_VOTER_MOST];
   size_t count = 0;
-  if (now < voter->next_call_ns) {
+  if (now < voter->next_call_ns && !voter->links.closed) {
     return;
   }
+  voter->links.closed = false;
   voter->next_call_ns = now + voter->times.call_ns;
   const struct raft_server *own = even_voter_log_server(&voter->log, self);
   for (unsigned i = 0; i < all->n; i++) {
@@ -349,7 +350,8 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
                even_voter_log_has_only(&voter->log, voter->wanted.items, voter->wanted.count),
       .settled = leads && view->raft_leads && quorum && all_there(voter),
       .voters = even_voter_log_voters(&voter->log),
-      .missing_ns = missing == NULL ? 0 : missing->since_ns};
+      .missing_ns = missing == NULL ? 0 : missing->since_ns,
+      .missing_closed = missing != NULL && missing->closed};
   memcpy(out->missing, missing == NULL ? "" : missing->address, missing == NULL ? 1 : sizeof out->missing);
   address_of(voter, view->newest.leader, out->address);
   char *colon = strrchr(out->address, ':');

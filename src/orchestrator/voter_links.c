@@ -15,6 +15,7 @@
 enum { WORD_BYTES = 56, MOST_UNKNOWN = 64 };
 
 static const uint64_t GREETING_NS = 3000000000u;
+static const uint64_t CLOSED_NS = 3000000000u; /* a host that is there has answered by then */
 
 void even_voter_write_number(unsigned char *bytes, uint64_t value) {
   for (int i = 0; i < 8; i++) {
@@ -50,12 +51,24 @@ static void on_ready(void *context, even_link *link) {
   tell(context, 0, 0);
 }
 
-/* The newer connection counts: the other end has closed the older one, or does not know of it. */
-static void leave_older(even_voter_links *links, const even_voter_link *newer) {
+/* Where both have called each other (each misses the other) both ends must keep the same of the two connections, or
+ * each closes the one that the other keeps: that of the higher number, which is who calls otherwise, too. One that has
+ * long been silent the other end may have given up. Of two that one end has called the newer counts: that end has
+ * closed the older one. */
+static bool outranks(const even_voter_link *older, const even_voter_link *newer) {
+  bool own = newer->all->own.id > newer->id;
+  return older->called != newer->called && older->called == own && !older->over && !older->link.failed &&
+         !older->link.broken && even_clock_ns() - older->link.heard_ns < 4 * even_link_beat_ns();
+}
+
+/* `newer` has just said who it is. One that is on its way yet may come to nothing: it changes nothing before it does.
+ */
+static void keep_one(even_voter_links *links, even_voter_link *newer) {
   for (even_voter_link *link = links->open; link != NULL; link = link->next) {
-    if (link != newer && link->id == newer->id) {
-      link->over = true;
-    }
+    bool other = link != newer && link->id == newer->id;
+    bool stays = other && outranks(link, newer);
+    link->over = link->over || (other && !stays);
+    newer->over = newer->over || (stays && link->told);
   }
 }
 
@@ -67,14 +80,26 @@ static void forget_missing(even_voter_links *links, uint64_t id) {
   }
 }
 
-/* In the place of who has been missing for longest. */
-static void note_missing(even_voter_links *links, const even_voter_link *link) {
+/* Who has been missing for longest is given up first, and before those that may be cut off the others. */
+static uint64_t worth(const even_voter_missing *one) {
+  return one->id == 0 ? 0 : one->closed ? one->since_ns : one->since_ns + INT64_MAX;
+}
+
+static void note_missing(even_voter_links *links, const even_voter_link *link, bool closed) {
   even_voter_missing *place = &links->missing[0];
+  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
+    if (closed && links->missing[i].id == link->id) {
+      return;
+    }
+  }
   forget_missing(links, link->id);
   for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
-    place = links->missing[i].since_ns < place->since_ns ? &links->missing[i] : place;
+    place = worth(&links->missing[i]) < worth(place) ? &links->missing[i] : place;
   }
-  *place = (even_voter_missing){.id = link->id, .since_ns = even_clock_ns()};
+  if (closed && place->id != 0 && !place->closed) {
+    return;
+  }
+  *place = (even_voter_missing){.id = link->id, .since_ns = even_clock_ns(), .closed = closed};
   memcpy(place->address, link->address, sizeof place->address);
 }
 
@@ -104,7 +129,7 @@ static even_status take_word(even_voter_link *link, const even_message *message)
   }
   if (!link->told) {
     link->id = word.id;
-    leave_older(link->all, link);
+    keep_one(link->all, link);
     link->told = true;
     forget_missing(link->all, word.id);
     learn_address(link);
@@ -148,16 +173,30 @@ static even_status on_message(void *context, even_link *link, const even_message
   return from->all->raft(from->all->context, from->id, message->data, message->data_bytes);
 }
 
+/* It has shown that it has the key; not yet who it is, where it was called: whoever was meant. */
+static bool is_member(const even_voter_link *link) {
+  return link->told || (link->called && link->link.was_ready);
+}
+
+static void miss(even_voter_link *link, bool closed) {
+  learn_address(link);
+  note_missing(link->all, link, closed);
+  link->all->closed = link->all->closed || closed;
+}
+
 /* A kernel says of a process that has ended that its connection is closed, or reset; and of one that is called, that
- * nobody listens there. */
+ * nobody listens there. A process that lives closes one, too: that it has given up, or where it keeps another one. */
 static void on_ended(void *context, even_link *link) {
   even_voter_link *from = context;
   const even_error *why = even_link_why(link);
   bool closed = why->system_error == 0 || why->system_error == ECONNRESET || why->system_error == EPIPE;
+  bool left = from->over; /* for another one */
   from->over = true;
-  if (from->told && !closed) {
-    learn_address(from);
-    note_missing(from->all, from);
+  if (left || (from->told && even_voter_links_find(from->all, from->id) != NULL)) {
+    return;
+  }
+  if (closed ? from->told : is_member(from)) {
+    miss(from, closed);
   } else if (!from->told && from->called && why->system_error == ECONNREFUSED) {
     forget_missing(from->all, from->id);
   }
@@ -236,14 +275,27 @@ void even_voter_links_close(even_voter_links *links) {
   explicit_bzero(links->key, sizeof links->key);
 }
 
+static void give_up_closed(even_voter_links *links, uint64_t now_ns) {
+  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
+    const even_voter_missing *one = &links->missing[i];
+    if (one->closed && now_ns > one->since_ns + CLOSED_NS) {
+      forget_missing(links, one->id);
+    }
+  }
+}
+
 void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
   even_voter_link **at = &links->open;
   free_gone(links);
+  give_up_closed(links, now_ns);
   links->unknown = 0;
   while (*at != NULL) {
     even_voter_link *link = *at;
     even_link_tick(&link->link, true);
-    if (!link->told && now_ns - link->since_ns > GREETING_NS) {
+    if (!link->told && !link->over && now_ns - link->since_ns > GREETING_NS) {
+      if (is_member(link)) {
+        miss(link, false);
+      }
       link->over = true;
     }
     if (!link->over) {
@@ -296,7 +348,7 @@ const even_voter_missing *even_voter_links_missing(const even_voter_links *links
   const even_voter_missing *latest = NULL;
   for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
     const even_voter_missing *one = &links->missing[i];
-    latest = one->id != 0 && (latest == NULL || one->since_ns > latest->since_ns) ? one : latest;
+    latest = one->id != 0 && (latest == NULL || worth(one) > worth(latest)) ? one : latest;
   }
   return latest;
 }

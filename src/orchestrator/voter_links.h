@@ -31,10 +31,12 @@ typedef struct even_voter_link {
 
 /* A member whose connection broke without a word: it may be cut off, and come back. It is called, for it may have been
  * left out meanwhile, and then nobody else names it; until it answers, or its host says that it is no more: who listens
- * there now is nobody, or another member. */
+ * there now is nobody, or another member. One whose connection was closed has ended, or has given that connection up:
+ * it is called, too, for some seconds, in which a host that is there says which of the two it is. */
 typedef struct even_voter_missing {
   uint64_t id; /* 0: none */
   uint64_t since_ns;
+  bool closed;
   char address[EVEN_VOTER_ADDRESS]; /* "": it is not known, and cannot be called */
 } even_voter_missing;
 
@@ -50,6 +52,7 @@ typedef struct even_voter_links {
   even_voter_link *gone;                          /* closed, to be freed after the turn of the loop */
   even_voter_missing missing[EVEN_VOTER_MISSING]; /* the latest */
   size_t unknown;                                 /* open ones that have not said who they are */
+  bool closed; /* a connection was, since the owner looked: whoever that was shall be called at once */
   void *context;
   uint64_t (*term)(void *context); /* of Raft's, now */
   void (*word)(void *context, const even_voter_word *word);
@@ -70,7 +73,7 @@ void even_voter_links_call(even_voter_links *links, uint64_t id, const char *add
 /* Calls those that are missing, whichever of two members has the lower number: who was left out while it was cut off
  * knows no newer ones, nor where they listen. */
 void even_voter_links_call_missing(even_voter_links *links);
-/* The latest that is missing; NULL: none is. */
+/* The latest that is missing, of those that may be cut off before those whose connection was closed; NULL: none is. */
 const even_voter_missing *even_voter_links_missing(const even_voter_links *links);
 /* The connection to a member whose word came; NULL: none. */
 even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id);

@@ -92,18 +92,32 @@ static void await_met(void) {
   }
 }
 
-/* Both are connected, and what the first one reads next is that nothing came back from the other. */
-static int cut(void **state) {
-  char address[EVEN_VOTER_ADDRESS];
-  uint64_t until = even_clock_ns() + LIMIT_NS;
+static int apart(void **state) {
   (void)state;
   assert_int_equal(even_loop_open(&loop), EVEN_OK);
   begin(&one, 2, 0);
   begin(&other, 5, 0);
-  write_address(&one, address);
-  write_address(&other, one.knows);
-  even_voter_links_call(&other.links, 2, address);
+  return 0;
+}
+
+static void call(member *by, const member *whom) {
+  char address[EVEN_VOTER_ADDRESS];
+  write_address(whom, address);
+  even_voter_links_call(&by->links, whom->links.own.id, address);
+}
+
+static int met(void **state) {
+  (void)apart(state);
+  call(&other, &one);
   await_met();
+  return 0;
+}
+
+/* Both are connected, and what the first one reads next is that nothing came back from the other. */
+static int cut(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)met(state);
+  write_address(&other, one.knows);
   assert_null(even_voter_links_missing(&one.links));
   fault_os(FAULT_read, 1, ETIMEDOUT);
   even_voter_links_tell(&other.links);
@@ -112,8 +126,9 @@ static int cut(void **state) {
     turn();
   }
   fault_reset();
-  assert_null(even_voter_links_missing(&other.links)); /* for that one it was a connection that was closed */
-  one.knows[0] = '\0';                                 /* its agent has left it out meanwhile */
+  assert_true(even_voter_links_missing(&other.links)->closed); /* for that one it was a connection that was closed */
+  assert_false(even_voter_links_missing(&one.links)->closed);
+  one.knows[0] = '\0'; /* its agent has left it out meanwhile */
   return 0;
 }
 
@@ -202,6 +217,114 @@ static void one_in_whose_place_another_one_is_is_missed_no_more(void **state) {
   await_nobody_missing();
 }
 
+static size_t count_open(const member *of) {
+  size_t count = 0;
+  for (const even_voter_link *link = of->links.open; link != NULL; link = link->next) {
+    count++;
+  }
+  return count;
+}
+
+/* As where the network of two that miss each other comes back: both have called. Each closing the connection that the
+ * other keeps, they would have none, and miss nobody. */
+static void of_two_that_call_each_other_both_keep_the_same_connection(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  call(&one, &other);
+  call(&other, &one);
+  do {
+    assert_true(even_clock_ns() < until);
+    turn();
+    assert_non_null(one.links.open);
+    assert_non_null(other.links.open);
+  } while (count_open(&one) > 1 || count_open(&other) > 1 || even_voter_links_find(&one.links, 5) == NULL ||
+           even_voter_links_find(&other.links, 2) == NULL);
+  assert_true(other.links.open->called); /* the higher number's */
+  assert_false(one.links.open->called);
+  assert_null(even_voter_links_missing(&one.links));
+  assert_null(even_voter_links_missing(&other.links));
+}
+
+/* The other one gave it up for its silence, and has called again. */
+static void a_connection_that_is_long_silent_is_left_for_a_newer_one(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  even_voter_link *older = even_voter_links_find(&other.links, 2); /* it would outrank one of the first's */
+  even_voter_links_find(&one.links, 5)->id = 77;                   /* forgotten there */
+  call(&one, &other);
+  while (even_voter_links_find(&one.links, 5) == NULL) {
+    assert_true(even_clock_ns() < until);
+    older->link.heard_ns = 0;
+    turn();
+  }
+  while (count_open(&other) > 1) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  assert_false(other.links.open->called);
+}
+
+/* It lives, and has given up that connection alone: nobody else names it, so it is called. */
+static void one_that_has_closed_its_connection_is_called(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  write_address(&other, one.knows);
+  other.links.open->over = true;
+  while (even_voter_links_missing(&one.links) == NULL) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  assert_true(even_voter_links_missing(&one.links)->closed);
+  assert_true(one.links.closed); /* at once */
+  even_voter_links_call_missing(&one.links);
+  await_met();
+  assert_null(even_voter_links_missing(&one.links));
+}
+
+/* Its host has gone with it: nobody answers. */
+static void one_that_closed_and_does_not_answer_is_missed_for_seconds_alone(void **state) {
+  (void)state;
+  assert_true(even_voter_links_missing(&other.links)->closed);
+  even_voter_links_tick(&other.links, even_clock_ns() + 4000000000u);
+  assert_null(even_voter_links_missing(&other.links));
+  even_voter_links_tick(&one.links, even_clock_ns() + 4000000000u);
+  assert_non_null(even_voter_links_missing(&one.links));
+}
+
+/* Many end with the job, and of few more than one is remembered. */
+static void one_that_has_closed_takes_no_place_of_one_that_is_cut_off(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
+    one.links.missing[i] = (even_voter_missing){.id = 100 + i, .since_ns = 1 + i};
+  }
+  other.links.open->over = true;
+  while (one.links.open != NULL) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  for (size_t i = 0; i < EVEN_VOTER_MISSING; i++) {
+    assert_int_equal(one.links.missing[i].id, 100 + i);
+  }
+  one.links.missing[3] = (even_voter_missing){.id = 900, .since_ns = even_clock_ns(), .closed = true};
+  assert_int_equal(even_voter_links_missing(&one.links)->id, 107); /* the latest of the others */
+}
+
+/* It has the key, so that it is a member; the network was cut before it could say which. */
+static void one_that_was_called_and_says_no_word_is_missed(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  call(&one, &other);
+  while (!one.links.open->link.was_ready) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  assert_false(one.links.open->told);
+  even_voter_links_tick(&one.links, even_clock_ns() + 4000000000u);
+  assert_int_equal(even_voter_links_missing(&one.links)->id, 5);
+  assert_false(even_voter_links_missing(&one.links)->closed);
+}
+
 int main(void) {
   struct sigaction before;
   const struct CMUnitTest tests[] = {
@@ -211,6 +334,12 @@ int main(void) {
       cmocka_unit_test_setup_teardown(one_that_is_refused_at_once_is_missed_no_more, cut, finish),
       cmocka_unit_test_setup_teardown(one_whose_host_answers_later_is_missed_no_more, cut, finish),
       cmocka_unit_test_setup_teardown(one_in_whose_place_another_one_is_is_missed_no_more, cut, finish),
+      cmocka_unit_test_setup_teardown(of_two_that_call_each_other_both_keep_the_same_connection, apart, finish),
+      cmocka_unit_test_setup_teardown(a_connection_that_is_long_silent_is_left_for_a_newer_one, met, finish),
+      cmocka_unit_test_setup_teardown(one_that_has_closed_its_connection_is_called, met, finish),
+      cmocka_unit_test_setup_teardown(one_that_closed_and_does_not_answer_is_missed_for_seconds_alone, cut, finish),
+      cmocka_unit_test_setup_teardown(one_that_has_closed_takes_no_place_of_one_that_is_cut_off, met, finish),
+      cmocka_unit_test_setup_teardown(one_that_was_called_and_says_no_word_is_missed, apart, finish),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;
