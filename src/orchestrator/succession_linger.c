@@ -1,6 +1,7 @@
 /* A leader that has ended its job, which it had taken over, and a host that may not have heard of it: the old leader's,
  * that is cut off, where somebody may still look at a terminal; or one whose agent waits for a leader. Of the others
- * nobody is left that could tell it. Both wait for as long as for a majority. One that has ended by itself, or was
+ * nobody is left that could tell it. Both wait for as long as for a majority. One may have been cut off so lately that
+ * nobody knows it yet: then its host does not confirm that it got the word. One that has ended by itself, or was
  * killed, hears nothing any more, and is none of these (voter_links.h): its host says so at once. */
 #include "base/stop.h"
 #include "orchestrator/succession.h"
@@ -20,6 +21,10 @@ static void tell(const even_hosts *hosts, const even_voter_view *view, uint64_t 
   even_estate_note(hosts->params.estate->content, words);
 }
 
+static bool is_awaited(const even_voter_view *view) {
+  return view->missing_ns != 0 || view->untold;
+}
+
 void even_succession_linger(even_hosts *hosts) {
   const uint64_t begun = even_clock_ns();
   bool told = false;
@@ -29,14 +34,15 @@ void even_succession_linger(even_hosts *hosts) {
     return;
   }
   even_voter_look(hosts->voter, &view);
-  if (!even_leadership_ended(&view.newest) || view.missing_ns == 0) {
+  if (!even_leadership_ended(&view.newest) || !is_awaited(&view)) {
     return;
   }
   uint64_t now = begun;
-  uint64_t until = view.missing_ns + (uint64_t)(hosts->params.majority_seconds * 1e9);
-  while (view.missing_ns != 0 && now < until && !even_stop_asked()) {
-    cut = cut || !view.missing_closed;
-    if (now - begun > QUIET_NS && !view.missing_closed && !told) {
+  uint64_t until = (view.missing_ns == 0 ? begun : view.missing_ns) + (uint64_t)(hosts->params.majority_seconds * 1e9);
+  while (is_awaited(&view) && now < until && !even_stop_asked()) {
+    bool missed = view.missing_ns != 0 && !view.missing_closed;
+    cut = cut || missed;
+    if (now - begun > QUIET_NS && missed && !told) {
       tell(hosts, &view, until - now);
       told = true;
     }

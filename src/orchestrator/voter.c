@@ -351,7 +351,8 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
       .settled = leads && view->raft_leads && quorum && all_there(voter),
       .voters = even_voter_log_voters(&voter->log),
       .missing_ns = missing == NULL ? 0 : missing->since_ns,
-      .missing_closed = missing != NULL && missing->closed};
+      .missing_closed = missing != NULL && missing->closed,
+      .untold = even_leadership_ended(&view->newest) && !even_voter_links_delivered(&voter->links)};
   memcpy(out->missing, missing == NULL ? "" : missing->address, missing == NULL ? 1 : sizeof out->missing);
   address_of(voter, view->newest.leader, out->address);
   char *colon = strrchr(out->address, ':');

@@ -53,22 +53,21 @@ static void on_ready(void *context, even_link *link) {
 
 /* Where both have called each other (each misses the other) both ends must keep the same of the two connections, or
  * each closes the one that the other keeps: that of the higher number, which is who calls otherwise, too. One that has
- * long been silent the other end may have given up. Of two that one end has called the newer counts: that end has
- * closed the older one. */
+ * long been silent the other end may have given up. */
 static bool outranks(const even_voter_link *older, const even_voter_link *newer) {
   bool own = newer->all->own.id > newer->id;
-  return older->called != newer->called && older->called == own && !older->over && !older->link.failed &&
-         !older->link.broken && even_clock_ns() - older->link.heard_ns < 4 * even_link_beat_ns();
+  return older->called != newer->called && older->called == own && !older->link.failed && !older->link.broken &&
+         even_clock_ns() - older->link.heard_ns < 4 * even_link_beat_ns();
 }
 
-/* `newer` has just said who it is. One that is on its way yet may come to nothing: it changes nothing before it does.
- */
-static void keep_one(even_voter_links *links, even_voter_link *newer) {
+/* `newer` has just said who it is, and counts: of two that one end has called, that end has closed the older one, or
+ * does not know of it. One that outranks it stays beside it: it may be on its way yet, and come to nothing; else the
+ * lower number hears on it who calls, and closes the other one. */
+static void leave_older(even_voter_links *links, const even_voter_link *newer) {
   for (even_voter_link *link = links->open; link != NULL; link = link->next) {
-    bool other = link != newer && link->id == newer->id;
-    bool stays = other && outranks(link, newer);
-    link->over = link->over || (other && !stays);
-    newer->over = newer->over || (stays && link->told);
+    if (link != newer && link->id == newer->id && !outranks(link, newer)) {
+      link->over = true;
+    }
   }
 }
 
@@ -129,7 +128,7 @@ static even_status take_word(even_voter_link *link, const even_message *message)
   }
   if (!link->told) {
     link->id = word.id;
-    keep_one(link->all, link);
+    leave_older(link->all, link);
     link->told = true;
     forget_missing(link->all, word.id);
     learn_address(link);
@@ -353,6 +352,18 @@ const even_voter_missing *even_voter_links_missing(const even_voter_links *links
   return latest;
 }
 
+bool even_voter_links_delivered(even_voter_links *links) {
+  bool all = true;
+  for (even_voter_link *link = links->open; link != NULL; link = link->next) {
+    if (link->told && !link->over && even_link_is_up(&link->link)) {
+      link->delivered =
+          link->delivered || (even_link_waiting(&link->link) == 0 && even_socket_delivered(link->link.fd));
+      all = all && link->delivered;
+    }
+  }
+  return all;
+}
+
 even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id) {
   for (even_voter_link *link = links->open; link != NULL; link = link->next) {
     if (link->id == id && link->told && !link->over && even_link_is_up(&link->link)) {
@@ -377,6 +388,7 @@ bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *byt
 void even_voter_links_tell(even_voter_links *links) {
   for (even_voter_link *link = links->open; link != NULL; link = link->next) {
     if (even_link_is_up(&link->link)) {
+      link->delivered = false;
       tell(link, 0, 0);
     }
   }

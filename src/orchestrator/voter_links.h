@@ -18,9 +18,10 @@ typedef struct even_voter_word {
 typedef struct even_voter_link {
   even_link link;
   struct even_voter_links *all;
-  uint64_t id; /* 0: it has not said it */
-  bool called; /* by this member, which knows the other's id by its address */
-  bool told;   /* it has sent its word */
+  uint64_t id;    /* 0: it has not said it */
+  bool called;    /* by this member, which knows the other's id by its address */
+  bool told;      /* it has sent its word */
+  bool delivered; /* the other host has this member's newest word: see even_voter_links_delivered */
   bool over;
   char address[EVEN_VOTER_ADDRESS]; /* where it listens, "" where that is not known */
   uint64_t answered_ns;             /* when the newest question was sent that it has answered, */
@@ -75,6 +76,9 @@ void even_voter_links_call(even_voter_links *links, uint64_t id, const char *add
 void even_voter_links_call_missing(even_voter_links *links);
 /* The latest that is missing, of those that may be cut off before those whose connection was closed; NULL: none is. */
 const even_voter_missing *even_voter_links_missing(const even_voter_links *links);
+/* Whether the hosts of all that are connected have what they were told last: of one that is cut off, but not known to
+ * be yet, nothing else says so. */
+bool even_voter_links_delivered(even_voter_links *links);
 /* The connection to a member whose word came; NULL: none. */
 even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id);
 bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *bytes, size_t count);

@@ -9,12 +9,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 static bool set(int fd, int level, int option, int value) {
@@ -62,6 +64,11 @@ int even_socket_silent(int fd) {
   uint32_t silent =
       info.tcpi_last_ack_recv < info.tcpi_last_data_recv ? info.tcpi_last_ack_recv : info.tcpi_last_data_recv;
   return silent > INT_MAX ? INT_MAX : (int)silent;
+}
+
+bool even_socket_delivered(int fd) {
+  int waiting = 0;
+  return even_os.ioctl(fd, SIOCOUTQ, &waiting) != 0 || waiting == 0;
 }
 
 /* Waits for the outcome of a connect that has begun. */

@@ -25,6 +25,9 @@ even_status even_socket_watch(int fd) EVEN_MUST_USE;
  * repetition of what was not acknowledged, which comes seconds late after a network that was cut for moments: what it
  * repeated then counts as a slow way. */
 int even_socket_silent(int fd);
+/* Whether the other host's kernel has said that it has all that was written (tcp(7), SIOCOUTQ), read there or not. True
+ * where the kernel here does not say. */
+bool even_socket_delivered(int fd);
 
 enum { EVEN_SOCKET_ADDRESS = 16, EVEN_SOCKET_MOST_ADDRESSES = 8 };
 

@@ -250,18 +250,35 @@ static void a_connection_that_is_long_silent_is_left_for_a_newer_one(void **stat
   uint64_t until = even_clock_ns() + LIMIT_NS;
   (void)state;
   even_voter_link *older = even_voter_links_find(&other.links, 2); /* it would outrank one of the first's */
-  even_voter_links_find(&one.links, 5)->id = 77;                   /* forgotten there */
+  even_voter_link *lost = even_voter_links_find(&one.links, 5);
+  lost->id = 77; /* given up there, which never came to be known here */
   call(&one, &other);
-  while (even_voter_links_find(&one.links, 5) == NULL) {
+  while (other.links.open == older || count_open(&other) > 1) {
     assert_true(even_clock_ns() < until);
-    older->link.heard_ns = 0;
-    turn();
-  }
-  while (count_open(&other) > 1) {
-    assert_true(even_clock_ns() < until);
+    lost->link.beat_ns = even_clock_ns(); /* no sign of life on it */
+    older->link.heard_ns = even_clock_ns() - 5 * even_link_beat_ns();
     turn();
   }
   assert_false(other.links.open->called);
+}
+
+/* Until the other end closes one of two, either may break. */
+static void one_that_is_connected_otherwise_is_not_missed(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  even_voter_link *older = other.links.open;
+  one.links.open->id = 77; /* that end does not close it */
+  call(&one, &other);
+  while (other.links.open == older || !other.links.open->told) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  assert_false(older->over); /* it outranks the other one */
+  other.links.open->link.failed = true;
+  other.links.open->link.why.system_error = ETIMEDOUT;
+  turn();
+  assert_ptr_equal(even_voter_links_find(&other.links, 2), older);
+  assert_null(even_voter_links_missing(&other.links));
 }
 
 /* It lives, and has given up that connection alone: nobody else names it, so it is called. */
@@ -325,6 +342,28 @@ static void one_that_was_called_and_says_no_word_is_missed(void **state) {
   assert_false(even_voter_links_missing(&one.links)->closed);
 }
 
+static void await_delivered(void) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  while (!even_voter_links_delivered(&one.links)) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+}
+
+/* One that is cut off is known to be only after seconds: until then its host does not say that it got this. */
+static void what_was_told_is_delivered_once_the_other_host_has_it(void **state) {
+  (void)state;
+  await_delivered();
+  fault_os_from(FAULT_write, 1, EAGAIN); /* nothing goes out */
+  even_voter_links_tell(&one.links);
+  assert_false(even_voter_links_delivered(&one.links));
+  one.links.open->over = true; /* it is none any more */
+  assert_true(even_voter_links_delivered(&one.links));
+  one.links.open->over = false;
+  fault_reset();
+  await_delivered();
+}
+
 int main(void) {
   struct sigaction before;
   const struct CMUnitTest tests[] = {
@@ -336,10 +375,12 @@ int main(void) {
       cmocka_unit_test_setup_teardown(one_in_whose_place_another_one_is_is_missed_no_more, cut, finish),
       cmocka_unit_test_setup_teardown(of_two_that_call_each_other_both_keep_the_same_connection, apart, finish),
       cmocka_unit_test_setup_teardown(a_connection_that_is_long_silent_is_left_for_a_newer_one, met, finish),
+      cmocka_unit_test_setup_teardown(one_that_is_connected_otherwise_is_not_missed, met, finish),
       cmocka_unit_test_setup_teardown(one_that_has_closed_its_connection_is_called, met, finish),
       cmocka_unit_test_setup_teardown(one_that_closed_and_does_not_answer_is_missed_for_seconds_alone, cut, finish),
       cmocka_unit_test_setup_teardown(one_that_has_closed_takes_no_place_of_one_that_is_cut_off, met, finish),
       cmocka_unit_test_setup_teardown(one_that_was_called_and_says_no_word_is_missed, apart, finish),
+      cmocka_unit_test_setup_teardown(what_was_told_is_delivered_once_the_other_host_has_it, met, finish),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;

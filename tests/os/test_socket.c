@@ -290,6 +290,35 @@ static void how_long_the_other_host_is_silent_is_known(void **state) {
   close_ends(&at);
 }
 
+/* What waits here because the other end's buffers are full, or its host is not reached, it has not got. */
+static void whether_all_was_delivered_is_known(void **state) {
+  ends at;
+  bool broken = false;
+  int reason = 0;
+  size_t out = 0;
+  size_t got = 0;
+  (void)state;
+  assert_int_equal(open_ends(&at), EVEN_OK);
+  assert_true(even_socket_delivered(at.near));
+  for (size_t more = 1; more > 0; out += more) {
+    more = even_socket_write(at.near, sent, sizeof sent, &broken, &reason);
+    assert_false(broken);
+  }
+  assert_false(even_socket_delivered(at.near));
+  fault_os(FAULT_ioctl, 1, EINVAL);
+  assert_true(even_socket_delivered(at.near)); /* the kernel does not say */
+  for (size_t in = 0; in < out; in += got) {
+    if (even_socket_read(at.far, came, sizeof came, &got, &reason) == EVEN_PIPE_EMPTY) {
+      even_socket_wait(at.near, WAIT_MS);
+    }
+  }
+  for (int rounds = 0; !even_socket_delivered(at.near); rounds++) { /* its kernel says so a moment later */
+    assert_true(rounds < MOST_ROUNDS);
+    even_socket_wait(-1, 1);
+  }
+  close_ends(&at);
+}
+
 static void what_is_no_address_is_refused(void **state) {
   int fd = 7;
   (void)state;
@@ -380,6 +409,7 @@ int main(void) {
       cmocka_unit_test_teardown(a_connection_that_takes_its_time_is_waited_for, teardown),
       cmocka_unit_test_teardown(silence_is_borne_for_as_long_as_is_said, teardown),
       cmocka_unit_test_teardown(how_long_the_other_host_is_silent_is_known, teardown),
+      cmocka_unit_test_teardown(whether_all_was_delivered_is_known, teardown),
       cmocka_unit_test_teardown(what_is_no_address_is_refused, teardown),
       cmocka_unit_test_teardown(who_went_away_before_he_was_taken_is_no_error, teardown),
       cmocka_unit_test_teardown(a_broken_connection_says_why, teardown),
