@@ -142,32 +142,44 @@ static void call(even_voter *voter, uint64_t id) {
   even_voter_links_call(&voter->links, id, address);
 }
 
-/* Those with lower numbers, where one of the two votes; and those that are missing, which may know of none of these. */
+/* All that it knows of, this one and some twice among them. */
+static size_t name_all(even_voter *voter, uint64_t ids[2 * EVEN_VOTER_MOST]) {
+  const struct raft_configuration *all = &voter->log.raft.configuration;
+  size_t count = 0;
+  for (unsigned i = 0; i < all->n && count < EVEN_VOTER_MOST; i++) {
+    ids[count++] = all->servers[i].id;
+  }
+  (void)pthread_mutex_lock(&voter->lock);
+  for (size_t i = 0; i < voter->known.count; i++) {
+    ids[count++] = voter->known.items[i].id;
+  }
+  (void)pthread_mutex_unlock(&voter->lock);
+  return count;
+}
+
+static bool votes(const struct raft_server *server) {
+  return server != NULL && server->role == RAFT_VOTER;
+}
+
+/* Those with lower numbers, where one of the two votes, or this one joins, or was left out: others tell who leads. One
+ * with which nobody is connected calls all, to know what their hosts say. And those that are missing, which may know of
+ * none of these. */
 static void call_others(even_voter *voter, uint64_t now) {
   uint64_t self = voter->links.own.id;
-  const struct raft_configuration *all = &voter->log.raft.configuration;
-  uint64_t named[EVEN_VOTER_MOST];
-  size_t count = 0;
+  uint64_t ids[2 * EVEN_VOTER_MOST];
   if (now < voter->next_call_ns && !voter->links.closed) {
     return;
   }
   voter->links.closed = false;
   voter->next_call_ns = now + voter->times.call_ns;
   const struct raft_server *own = even_voter_log_server(&voter->log, self);
-  for (unsigned i = 0; i < all->n; i++) {
-    bool votes = all->servers[i].role == RAFT_VOTER || (own != NULL && own->role == RAFT_VOTER);
-    if (all->servers[i].id < self && votes) {
-      call(voter, all->servers[i].id);
-    }
-  }
-  (void)pthread_mutex_lock(&voter->lock);
-  for (size_t i = 0; own == NULL && i < voter->known.count && count < EVEN_VOTER_MOST; i++) {
-    named[count++] = voter->known.items[i].id; /* it joins, or was left out: others tell who leads */
-  }
-  (void)pthread_mutex_unlock(&voter->lock);
+  bool alone = voter->links.alone_ns != 0 && now > voter->links.alone_ns + voter->times.gone_ns;
+  size_t count = name_all(voter, ids);
   for (size_t i = 0; i < count; i++) {
-    if (named[i] < self) {
-      call(voter, named[i]);
+    const struct raft_server *server = even_voter_log_server(&voter->log, ids[i]);
+    bool calls = own == NULL || (server != NULL && (votes(server) || votes(own)));
+    if (ids[i] != self && (alone || (ids[i] < self && calls))) {
+      call(voter, ids[i]);
     }
   }
   even_voter_links_call_missing(&voter->links);
@@ -338,6 +350,8 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
   bool quorum = hears_majority(voter, view, leads);
   uint64_t claim_ns = voter->log.claim_ns; /* 0: the one before, which has no ranks any more, named it (hand over) */
   const even_voter_missing *missing = even_voter_links_missing(&voter->links);
+  uint64_t ids[2 * EVEN_VOTER_MOST];
+  uint64_t deserted_ns = even_voter_links_deserted(&voter->links, ids, name_all(voter, ids));
   (void)pthread_mutex_lock(&voter->lock);
   uint64_t announced = leads ? (uint64_t)voter->announced : own->port;
   *out = (even_voter_view){
@@ -350,6 +364,7 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
                even_voter_log_has_only(&voter->log, voter->wanted.items, voter->wanted.count),
       .settled = leads && view->raft_leads && quorum && all_there(voter),
       .voters = even_voter_log_voters(&voter->log),
+      .deserted_ns = deserted_ns,
       .missing_ns = missing == NULL ? 0 : missing->since_ns,
       .missing_closed = missing != NULL && missing->closed,
       .untold = even_leadership_ended(&view->newest) && !even_voter_links_delivered(&voter->links)};

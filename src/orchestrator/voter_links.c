@@ -102,6 +102,29 @@ static void note_missing(even_voter_links *links, const even_voter_link *link, b
   memcpy(place->address, link->address, sizeof place->address);
 }
 
+static uint64_t refused_since(const even_voter_links *links, uint64_t id) {
+  for (size_t i = 0; i < EVEN_VOTER_REFUSALS; i++) {
+    if (links->refusals[i].id == id) {
+      return links->refusals[i].since_ns;
+    }
+  }
+  return 0;
+}
+
+/* How a call came out: what a member's host says of it holds until it says something else, or nothing. */
+static void note_refused(even_voter_links *links, uint64_t id, bool refused) {
+  even_voter_refusal *place = NULL;
+  if (id == 0 || refused == (refused_since(links, id) != 0)) {
+    return;
+  }
+  for (size_t i = 0; i < EVEN_VOTER_REFUSALS && place == NULL; i++) {
+    place = links->refusals[i].id == (refused ? 0 : id) ? &links->refusals[i] : NULL;
+  }
+  if (place != NULL) {
+    *place = refused ? (even_voter_refusal){.id = id, .since_ns = even_clock_ns()} : (even_voter_refusal){.id = 0};
+  }
+}
+
 /* Who was called, or has been named by now. */
 static void learn_address(even_voter_link *link) {
   if (link->all->where != NULL) {
@@ -131,6 +154,7 @@ static even_status take_word(even_voter_link *link, const even_message *message)
     leave_older(link->all, link);
     link->told = true;
     forget_missing(link->all, word.id);
+    note_refused(link->all, word.id, false);
     learn_address(link);
   }
   if (word.answers > link->answered_ns && word.answers <= even_clock_ns()) {
@@ -191,6 +215,9 @@ static void on_ended(void *context, even_link *link) {
   bool closed = why->system_error == 0 || why->system_error == ECONNRESET || why->system_error == EPIPE;
   bool left = from->over; /* for another one */
   from->over = true;
+  if (from->called && !from->told) {
+    note_refused(from->all, from->id, why->system_error == ECONNREFUSED);
+  }
   if (left || (from->told && even_voter_links_find(from->all, from->id) != NULL)) {
     return;
   }
@@ -287,6 +314,7 @@ void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
   even_voter_link **at = &links->open;
   free_gone(links);
   give_up_closed(links, now_ns);
+  bool alone = true;
   links->unknown = 0;
   while (*at != NULL) {
     even_voter_link *link = *at;
@@ -295,8 +323,10 @@ void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
       if (is_member(link)) {
         miss(link, false);
       }
+      note_refused(links, link->id, false);
       link->over = true;
     }
+    alone = alone && (!link->told || link->over || !even_link_is_up(&link->link));
     if (!link->over) {
       links->unknown += link->told ? 0 : 1;
       at = &link->next;
@@ -307,6 +337,7 @@ void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
     link->next = links->gone;
     links->gone = link;
   }
+  links->alone_ns = !alone ? 0 : links->alone_ns == 0 ? now_ns : links->alone_ns;
 }
 
 void even_voter_links_call(even_voter_links *links, uint64_t id, const char *address) {
@@ -330,6 +361,7 @@ void even_voter_links_call(even_voter_links *links, uint64_t id, const char *add
     forget_missing(links, id);
   }
   if (status != EVEN_OK) {
+    note_refused(links, id, refused);
     even_error_clear(); /* again in a moment */
   }
 }
@@ -350,6 +382,18 @@ const even_voter_missing *even_voter_links_missing(const even_voter_links *links
     latest = one->id != 0 && (latest == NULL || worth(one) > worth(latest)) ? one : latest;
   }
   return latest;
+}
+
+uint64_t even_voter_links_deserted(const even_voter_links *links, const uint64_t *ids, size_t count) {
+  uint64_t since = 0;
+  for (size_t i = 0; i < count && links->alone_ns != 0; i++) {
+    uint64_t refused = ids[i] == links->own.id ? 0 : refused_since(links, ids[i]);
+    if (ids[i] != links->own.id && refused == 0) {
+      return 0;
+    }
+    since = refused > since ? refused : since;
+  }
+  return since == 0 || since > links->alone_ns ? since : links->alone_ns;
 }
 
 bool even_voter_links_delivered(even_voter_links *links) {

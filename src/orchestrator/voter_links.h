@@ -41,7 +41,13 @@ typedef struct even_voter_missing {
   char address[EVEN_VOTER_ADDRESS]; /* "": it is not known, and cannot be called */
 } even_voter_missing;
 
-enum { EVEN_VOTER_MISSING = 8 };
+/* A member whose host has said, whenever it was called since then, that nobody listens there. */
+typedef struct even_voter_refusal {
+  uint64_t id; /* 0: none */
+  uint64_t since_ns;
+} even_voter_refusal;
+
+enum { EVEN_VOTER_MISSING = 8, EVEN_VOTER_REFUSALS = 64 };
 
 typedef struct even_voter_links {
   even_loop *loop;
@@ -50,9 +56,11 @@ typedef struct even_voter_links {
   unsigned char key[EVEN_TLS_KEY_BYTES];
   even_voter_word own;
   even_voter_link *open;
-  even_voter_link *gone;                          /* closed, to be freed after the turn of the loop */
-  even_voter_missing missing[EVEN_VOTER_MISSING]; /* the latest */
-  size_t unknown;                                 /* open ones that have not said who they are */
+  even_voter_link *gone;                            /* closed, to be freed after the turn of the loop */
+  even_voter_missing missing[EVEN_VOTER_MISSING];   /* the latest */
+  even_voter_refusal refusals[EVEN_VOTER_REFUSALS]; /* as many as there is room for */
+  uint64_t alone_ns;                                /* since when no member is connected; 0: one is */
+  size_t unknown;                                   /* open ones that have not said who they are */
   bool closed; /* a connection was, since the owner looked: whoever that was shall be called at once */
   void *context;
   uint64_t (*term)(void *context); /* of Raft's, now */
@@ -76,6 +84,9 @@ void even_voter_links_call(even_voter_links *links, uint64_t id, const char *add
 void even_voter_links_call_missing(even_voter_links *links);
 /* The latest that is missing, of those that may be cut off before those whose connection was closed; NULL: none is. */
 const even_voter_missing *even_voter_links_missing(const even_voter_links *links);
+/* Since when the hosts of all these, but for this member itself, have said that nobody listens there, and nobody is
+ * connected; 0: not so, or there are none, or too many. */
+uint64_t even_voter_links_deserted(const even_voter_links *links, const uint64_t *ids, size_t count);
 /* Whether the hosts of all that are connected have what they were told last: of one that is cut off, but not known to
  * be yet, nothing else says so. */
 bool even_voter_links_delivered(even_voter_links *links);

@@ -104,7 +104,8 @@ static void part(meeting *at) {
 }
 
 /* What the leader says of member `self`; `how`: "begins", "joins", "returns", "" of one that is a member. */
-static even_status say_members(meeting *at, uint64_t self, const char *how, int silence_ms) {
+static even_status say_all(meeting *at, uint64_t self, const char *how, int silence_ms,
+                           const even_voter_member *members, size_t count) {
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
   even_json_object(&json, NULL);
@@ -118,10 +119,10 @@ static even_status say_members(meeting *at, uint64_t self, const char *how, int 
     even_json_bool(&json, how, true);
   }
   even_json_array(&json, "members");
-  for (uint64_t id = 1; id <= self; id += self - 1) { /* the leader, whom nobody plays, and this one */
+  for (size_t i = 0; i < count; i++) {
     even_json_object(&json, NULL);
-    even_json_unsigned(&json, "id", id);
-    even_json_string(&json, "address", id == 1 ? "127.0.0.1:1" : "127.0.0.1:2");
+    even_json_unsigned(&json, "id", members[i].id);
+    even_json_string(&json, "address", members[i].address);
     even_json_object_end(&json);
   }
   even_json_array_end(&json);
@@ -131,6 +132,11 @@ static even_status say_members(meeting *at, uint64_t self, const char *how, int 
   even_status status = even_candidate_take(&at->candidate, &at->agent, &message);
   even_text_free(&text);
   return status;
+}
+
+static even_status say_members(meeting *at, uint64_t self, const char *how, int silence_ms) {
+  const even_voter_member members[] = {{1, "127.0.0.1:1"}, {self, "127.0.0.1:2"}}; /* nobody plays the leader */
+  return say_all(at, self, how, silence_ms, members, 2);
 }
 
 /* Whether it is one, by its answer. */
@@ -217,6 +223,61 @@ static void who_votes_bears_silence_as_its_leader_does(void **state) {
   even_socket_silence_set(0);
 }
 
+static even_voter *begin_other(const even_voter_member *members, size_t i, int listener, const meeting *at) {
+  even_voter *voter = NULL;
+  even_voter_params params = {.size = sizeof params,
+                              .self = members[i].id,
+                              .listener = listener,
+                              .members = members,
+                              .count = 3,
+                              .first = 1,
+                              .silence_ms = EVEN_SOCKET_SHORTEST_SILENCE_MS};
+  memcpy(params.key, at->candidate.key, sizeof params.key);
+  assert_int_equal(even_voter_open(&params, &voter), EVEN_OK);
+  return voter;
+}
+
+/* Its link came back after the job had ended, and the leader has gone: it could wait for a majority for minutes. */
+static void who_finds_that_all_others_have_ended_ends_too(void **state) {
+  meeting at;
+  even_voter_member members[3] = {{.id = 1}, {.id = 2}, {.id = 3}};
+  even_voter *others[3] = {NULL, NULL, NULL};
+  int listeners[3] = {-1, -1, -1};
+  even_link link = {.fd = -1};
+  even_candidate_turn turns = EVEN_CANDIDATE_SERVE;
+  even_voter_view view = {.port = 0};
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  meet(&at, INVITATION);
+  for (size_t i = 0; i < 3; i++) {
+    int port = at.candidate.port;
+    if (i != 1) {
+      port = 0;
+      assert_int_equal(even_listener_open("127.0.0.1", &port, &listeners[i]), EVEN_OK);
+    }
+    (void)snprintf(members[i].address, sizeof members[i].address, "127.0.0.1:%d", port);
+  }
+  assert_int_equal(say_all(&at, 2, "begins", EVEN_SOCKET_SHORTEST_SILENCE_MS, members, 3), EVEN_OK);
+  others[0] = begin_other(members, 0, listeners[0], &at);
+  others[2] = begin_other(members, 2, listeners[2], &at);
+  while (view.newest.generation != 1) {
+    assert_true(even_clock_ns() < until);
+    turn(&at);
+    even_voter_look(at.candidate.voter, &view);
+  }
+  at.candidate.estate = json_object(); /* it could lead, and waits for as long as its leader has said */
+  at.candidate.patience_ns = 2 * LIMIT_NS;
+  even_voter_close(others[2], true);
+  even_voter_close(others[0], true);
+  assert_int_equal(even_candidate_await(&at.candidate, &at.loop, NULL, &link, &turns), EVEN_OK);
+  assert_int_equal(turns, EVEN_CANDIDATE_END);
+  even_voter_look(at.candidate.voter, &view);
+  assert_int_equal(view.newest.generation, 1); /* nobody has told it */
+  assert_true(even_clock_ns() < until);
+  part(&at);
+  even_socket_silence_set(0);
+}
+
 int main(void) {
   struct sigaction before;
   const struct CMUnitTest tests[] = {
@@ -224,6 +285,7 @@ int main(void) {
       cmocka_unit_test(only_one_that_begins_makes_a_log),
       cmocka_unit_test(who_cannot_vote_says_so),
       cmocka_unit_test(who_votes_bears_silence_as_its_leader_does),
+      cmocka_unit_test(who_finds_that_all_others_have_ended_ends_too),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;

@@ -383,6 +383,11 @@ static void after_its_end_nobody_leads_a_job(void **state) {
   for (size_t i = 1; i < 3; i++) {
     assert_int_equal(look(&all, i).newest.generation, 2);
     assert_false(look(&all, i).acts);
+    assert_true(look(&all, i).deserted_ns == 0);
+  }
+  end(&all, 1);
+  for (uint64_t until = even_clock_ns() + LIMIT_NS; look(&all, 2).deserted_ns == 0; even_clock_sleep_ns(5000000)) {
+    assert_true(even_clock_ns() < until);
   }
   close_group(&all);
 }

@@ -281,6 +281,44 @@ static void one_that_is_connected_otherwise_is_not_missed(void **state) {
   assert_null(even_voter_links_missing(&other.links));
 }
 
+static uint64_t deserted(void) {
+  const uint64_t all[] = {5, 2, 5};
+  return even_voter_links_deserted(&one.links, all, sizeof all / sizeof all[0]);
+}
+
+/* That holds until it is not said any more, and for one with which nobody is connected. */
+static void that_the_hosts_of_all_others_refuse_is_known(void **state) {
+  const uint64_t own = 2;
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  write_address(&other, one.knows);
+  assert_true(deserted() == 0);
+  even_voter_links_close(&other.links);
+  while (deserted() == 0) {
+    assert_true(even_clock_ns() < until);
+    call(&one, &other);
+    turn();
+  }
+  assert_true(deserted() >= one.links.alone_ns);
+  assert_true(even_voter_links_deserted(&one.links, &own, 1) == 0); /* there are no others */
+  one.links.own.id = 7;
+  assert_true(deserted() == 0); /* of 2 nothing was said */
+  one.links.own.id = 2;
+  fault_os(FAULT_connect, 1, ENETUNREACH);
+  call(&one, &other);
+  assert_true(deserted() == 0);
+  call(&one, &other);
+  while (deserted() == 0) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  begin(&other, 5, other.port);
+  call(&one, &other);
+  await_met();
+  turn();
+  assert_true(deserted() == 0);
+}
+
 /* It lives, and has given up that connection alone: nobody else names it, so it is called. */
 static void one_that_has_closed_its_connection_is_called(void **state) {
   uint64_t until = even_clock_ns() + LIMIT_NS;
@@ -376,6 +414,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(of_two_that_call_each_other_both_keep_the_same_connection, apart, finish),
       cmocka_unit_test_setup_teardown(a_connection_that_is_long_silent_is_left_for_a_newer_one, met, finish),
       cmocka_unit_test_setup_teardown(one_that_is_connected_otherwise_is_not_missed, met, finish),
+      cmocka_unit_test_setup_teardown(that_the_hosts_of_all_others_refuse_is_known, met, finish),
       cmocka_unit_test_setup_teardown(one_that_has_closed_its_connection_is_called, met, finish),
       cmocka_unit_test_setup_teardown(one_that_closed_and_does_not_answer_is_missed_for_seconds_alone, cut, finish),
       cmocka_unit_test_setup_teardown(one_that_has_closed_takes_no_place_of_one_that_is_cut_off, met, finish),
