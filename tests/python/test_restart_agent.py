@@ -14,13 +14,15 @@ from run_jobs import Run, alive, wait_until, write_checkpoint
 from script_parts import AGENT
 
 # Rank 0 says who its agent is in step 8, and so on as often as it is to, and waits there for the next one. RANK@STEP: that
-# one is killed there, the first time that it comes there.
+# one is killed there, the first time that it comes there; RANK@STEP:NEXT, once NEXT waits for a place, and who is started
+# in its place comes to es.prepare once NEXT has joined.
 TRAINING = (
     AGENT
     + """
 import sys, time
 import torch
 import evenstep as es
+from evenstep import _core
 
 class Data(torch.utils.data.Dataset):
     def __len__(self):
@@ -29,9 +31,32 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, i):
         return torch.randn(6, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
 
+class Board:  # says of who waits for a place that it does
+    plain = _core.Generation
+
+    def __init__(self, fd):
+        self.whole = self.plain(fd)
+
+    def __getattr__(self, name):
+        return getattr(self.whole, name)
+
+    def offer(self, rank):
+        self.whole.offer(rank)
+        open(f"waits-{rank}", "w").close()
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+_core.Generation = Board
 tag, stops = sys.argv[1], int(sys.argv[2])
+rank, deaths = os.environ["RANK"], dict(word.partition(":")[::2] for word in sys.argv[3:])
+joins = os.environ.get("EVENSTEP_JOINS") == "1"
 with open(f"ranks-{tag}", "a") as ranks:
-    print(os.environ["RANK"], os.getpid(), file=ranks)
+    print(rank, os.getpid(), file=ranks)
+for death, after in deaths.items():
+    if after and death.startswith(f"{rank}@") and os.path.exists(death):
+        wait_for(f"joined-{after}")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
 optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -45,8 +70,12 @@ for epoch in es.epochs(2):
             print("in step", es.step(), "agent", before, flush=True)
             while agent() in (0, before):
                 time.sleep(0.01)
-        death = f"{os.environ['RANK']}@{es.step()}"
-        if death in sys.argv[3:] and not os.path.exists(death):
+        if joins:
+            open(f"joined-{rank}", "w").close()
+        death = f"{rank}@{es.step()}"
+        if death in deaths and not os.path.exists(death):
+            if deaths[death]:
+                wait_for(f"waits-{deaths[death]}")
             open(death, "w").close()
             os.kill(os.getpid(), 9)
         optimizer.zero_grad()
@@ -79,7 +108,7 @@ def children(pid: int) -> set[int]:
 
 @pytest.mark.parametrize(
     ("words", "deaths"),
-    [([], []), (["--recovery", "replace", "--spares", "1", "--min-ranks", "2"], ["1@12", "2@14"])],
+    [([], []), (["--recovery", "replace", "--spares", "1", "--min-ranks", "2"], ["1@12:2", "2@14:1"])],
 )
 def test_ranks_outlast_a_killed_agent(
     run: Run, start, script, tmp_path: pathlib.Path, words: list[str], deaths: list[str]
