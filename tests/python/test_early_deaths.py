@@ -195,7 +195,8 @@ if first.included:
     ("stop", "left"), [_more("1^came:0", [0, 1, 2]), ("2~came:0", [0, 1]), _more("1~read:0", [0, 2])]
 )
 def test_one_that_is_stopped_goes_on_or_is_ended(run: Run, script: Script, stop: str, left: list[int]) -> None:
-    result = run("-n", "3", *SHRINK, script(_with_calls(cases.HELD_UP)), stop)
+    env = {"EVENSTEP_STOP_PATIENCE": "120" if "^" in stop else "1"}
+    result = run("-n", "3", *SHRINK, script(_with_calls(cases.HELD_UP)), stop, env=env)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_right(text, left)
