@@ -59,7 +59,7 @@ static void a_killed_rank_is_named_on_all_hosts(void **state) {
   int results[RANKS];
   (void)state;
   for (int victim = 0; victim < RANKS; victim++) {
-    assert_int_equal(run(30, lose_one, &victim, results), 1);
+    assert_int_equal(run(300, lose_one, &victim, results), 1);
     assert_int_equal(results[victim], RANKS_KILLED);
   }
 }
@@ -87,7 +87,7 @@ static void a_late_rank_is_named_on_all_hosts(void **state) {
   for (int late = 0; late < RANKS; late++) {
     if (late !=
         1) { /* a leader whose whole host waits is late for the other host, too: either may be first to say so */
-      assert_int_equal(run(30, come_late, &late, NULL), 0);
+      assert_int_equal(run(300, come_late, &late, NULL), 0);
     }
   }
 }
@@ -104,7 +104,7 @@ static int call_differently(even_comm *comm, void *argument) {
 static void different_calls_are_told_apart(void **state) {
   (void)state;
   for (int odd = 0; odd < RANKS; odd += 4) {
-    assert_int_equal(run(30, call_differently, &odd, NULL), 0);
+    assert_int_equal(run(300, call_differently, &odd, NULL), 0);
   }
 }
 
@@ -161,9 +161,9 @@ static int be_left(even_comm *comm, void *argument) {
 
 static void revoked_and_left(void **state) {
   (void)state;
-  assert_int_equal(run(30, be_revoked, NULL, NULL), 0);
-  assert_int_equal(run(30, be_revoked_between, NULL, NULL), 0);
-  assert_int_equal(run(30, be_left, NULL, NULL), 0);
+  assert_int_equal(run(300, be_revoked, NULL, NULL), 0);
+  assert_int_equal(run(300, be_revoked_between, NULL, NULL), 0);
+  assert_int_equal(run(300, be_left, NULL, NULL), 0);
 }
 
 /* Of this rank: its group, while this thread leaves it (the watcher's asks, too), and what was seen of it then. */
@@ -201,7 +201,7 @@ static int leave_all_parts(even_comm *comm, void *argument) {
 
 static void all_parts_are_left_together(void **state) {
   ranks_setup setup = {.ranks = RANKS,
-                       .timeout_seconds = 30,
+                       .timeout_seconds = 300,
                        .spin = -1,
                        .engine = RANKS_HOSTS,
                        .host_of = HOST_OF,
@@ -234,7 +234,7 @@ static int talk(even_comm *comm, void *argument) {
 
 static void messages_cross_hosts(void **state) {
   (void)state;
-  assert_int_equal(run(30, talk, NULL, NULL), 0);
+  assert_int_equal(run(300, talk, NULL, NULL), 0);
 }
 
 static int open_badly(even_comm *comm, void *argument) {
@@ -257,7 +257,7 @@ static int open_badly(even_comm *comm, void *argument) {
 
 static void what_is_refused(void **state) {
   (void)state;
-  ranks_setup alone = {.ranks = 1, .timeout_seconds = 30, .spin = -1};
+  ranks_setup alone = {.ranks = 1, .timeout_seconds = 300, .spin = -1};
   assert_int_equal(ranks_run(&alone, open_badly, NULL, NULL), 0);
 }
 

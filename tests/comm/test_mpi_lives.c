@@ -124,8 +124,12 @@ static void start_elsewhere(int rank) {
 }
 
 static void who_started_it_may_end_it(void **state) {
-  ranks_setup setup = {
-      .ranks = 2, .timeout_seconds = 30, .spin = -1, .engine = RANKS_NETWORK, .mpi = LIBRARY, .enter = start_elsewhere};
+  ranks_setup setup = {.ranks = 2,
+                       .timeout_seconds = 300,
+                       .spin = -1,
+                       .engine = RANKS_NETWORK,
+                       .mpi = LIBRARY,
+                       .enter = start_elsewhere};
   (void)state;
   assert_int_equal(ranks_run(&setup, end_elsewhere, NULL, NULL), 0);
 }
