@@ -170,7 +170,10 @@ def test_the_cause_of_a_slow_rank_is_told(
     assert re.search(r"rank 1 \(.*\) was \S+x slower from step \d+ to \d+ ", text), text
     with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
         kept = history.execute("SELECT cause, begin_step FROM stragglers WHERE rank=1").fetchall()
-    assert kept and {one for one, _ in kept} == {cause}, kept
+        events = history.execute("SELECT words FROM events WHERE event='straggler' AND rank=1 AND value>0").fetchall()
+    assert any(re.search(words, one) for (one,) in events), events
+    # in the end it is what was seen most often: nothing where others of the machine slow rank 0 as much
+    assert kept and {one for one, _ in kept} <= {cause, "unknown"}, kept
     # before that step nobody of ours takes the CPU; others of the machine may
     assert how == "cpu" or kept[0][1] >= 30, kept
     page = (tmp_path / "runs/a/report.html").read_text()
