@@ -67,6 +67,11 @@ static bool says(const char *words) {
 
 /* ---- circles ---- */
 
+/* Whether another rank saw the circle first, went on, and left the group in which this one waited. */
+static bool was_left(even_status status) {
+  return status == EVEN_ERR_PEER_LOST && says("left the group");
+}
+
 static int call_in_opposite_order(even_comm *comm, void *argument) {
   int rank = even_comm_rank(comm);
   float values[3] = {0};
@@ -167,11 +172,13 @@ static int wait_in_a_ring(even_comm *comm, void *argument) {
     }
   }
   RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK);
-  RANKS_EXPECT(comm, even_comm_barrier(with[rank]) == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
+  even_status status = even_comm_barrier(with[rank]);
+  bool left = was_left(status);
+  RANKS_EXPECT(comm, left || (status == EVEN_ERR_MISMATCH && says("ranks wait for one another: ")));
   for (int other = 0; other < 3; other++) {
     char words[64];
     (void)snprintf(words, sizeof words, "is in barrier of group test/%d for ", other);
-    RANKS_EXPECT(comm, says(words));
+    RANKS_EXPECT(comm, left || says(words));
   }
   even_comm_close(with[rank]);
   even_comm_close(with[(rank + 2) % 3]);
@@ -193,9 +200,11 @@ static int wait_on_both_hosts(even_comm *comm, void *argument) {
   even_comm *odd = rank % 2 == 1 ? open_group(0, rank / 2, NULL) : NULL;
   RANKS_EXPECT(comm, (odd != NULL) == (rank % 2 == 1));
   RANKS_EXPECT(comm, even_comm_record(comm, NULL, "test/all") == EVEN_OK && even_comm_barrier(comm) == EVEN_OK);
-  RANKS_EXPECT(comm, even_comm_barrier(rank == 1 ? odd : comm) == EVEN_ERR_MISMATCH);
-  RANKS_EXPECT(comm, says("ranks wait for one another: ") && says(") is in barrier of group test/all for "));
-  RANKS_EXPECT(comm, says(", and 1 more"));
+  even_status status = even_comm_barrier(rank == 1 ? odd : comm);
+  if (!was_left(status)) {
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
+    RANKS_EXPECT(comm, says(") is in barrier of group test/all for ") && says(", and 1 more"));
+  }
   even_comm_close(odd);
   return 0;
 }
@@ -271,8 +280,10 @@ static int wait_for_a_broadcast(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, go_one_way(comm, "overlap") == EVEN_OK);
   RANKS_EXPECT(comm, even_comm_broadcast(comm, bytes, BYTES, 0) == EVEN_OK);
   even_status status = rank < 2 ? even_comm_broadcast(comm, bytes, BYTES, 0) : even_comm_barrier(other);
-  RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
-  RANKS_EXPECT(comm, says(") is in broadcast of ") && says(") is in barrier of group test/0 for "));
+  if (!was_left(status)) {
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
+    RANKS_EXPECT(comm, says(") is in broadcast of ") && says(") is in barrier of group test/0 for "));
+  }
   even_comm_close(other);
   return 0;
 }
