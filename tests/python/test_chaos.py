@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from run_jobs import go_without
+from script_parts import AGENT
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -320,6 +321,18 @@ def over_namespaces(chaos: Run, *words: str) -> dict[str, Any]:
     return outcome(done)
 
 
+# The second half is slow until another agent has come in the place of rank 0's: after each fault a step is waited for.
+FOLLOWED = TRAINING.replace(
+    "import time\n", f"import time\n{AGENT}\nwhile not (first := agent()):\n    time.sleep(0.01)\n", 1
+).replace(
+    "        loss.backward()\n",
+    """        loss.backward()
+        if epoch >= 30 and disturbed and es.is_main() and agent() in (0, first):
+            time.sleep(0.5)
+""",
+)
+
+
 def test_agents_of_other_hosts_that_are_killed_cost_no_step(chaos: Run, script: Callable[[str], str]) -> None:
     """By this seed first the second host's, then the leader's."""
     options = (
@@ -335,7 +348,7 @@ def test_agents_of_other_hosts_that_are_killed_cost_no_step(chaos: Run, script: 
         "--restart-agent",
         "--json",
     )
-    found = over_namespaces(chaos, *options, script(TRAINING), "1", "1", "10")
+    found = over_namespaces(chaos, *options, script(FOLLOWED), "1", "1", "10")
     assert found["kept"] and found["injected"] == 2 and found["numbers_that_differ"] == 0, found
     assert sum(", of host there; another one" in fault["what"] for fault in found["faults"]) == 1, found
     for fault in found["faults"]:
