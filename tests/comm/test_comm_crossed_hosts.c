@@ -81,11 +81,13 @@ static int call_in_opposite_order(even_comm *comm, void *argument) {
   even_comm *other = open_group(1, rank, "other.c:4");
   RANKS_EXPECT(comm, one != NULL && other != NULL && even_comm_barrier(comm) == EVEN_OK);
   even_status status = rank == 0 ? even_comm_all_reduce(one, values, 3, EVEN_F32, EVEN_SUM) : even_comm_barrier(other);
-  RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && even_error_last()->rank == 1 - rank);
-  RANKS_EXPECT(comm, says("ranks wait for one another: ") && says("rank 0 (host ") && says("rank 1 (host "));
-  RANKS_EXPECT(comm, says(") is in all_reduce of 3 F32 elements with SUM of group test/0 at one.c:17 for "));
-  RANKS_EXPECT(comm, says(") is in barrier of group test/1 at other.c:4 for "));
-  RANKS_EXPECT(comm, strstr(even_error_last()->fix, "in one order") != NULL);
+  if (!was_left(status)) {
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && even_error_last()->rank == 1 - rank);
+    RANKS_EXPECT(comm, says("ranks wait for one another: ") && says("rank 0 (host ") && says("rank 1 (host "));
+    RANKS_EXPECT(comm, says(") is in all_reduce of 3 F32 elements with SUM of group test/0 at one.c:17 for "));
+    RANKS_EXPECT(comm, says(") is in barrier of group test/1 at other.c:4 for "));
+    RANKS_EXPECT(comm, strstr(even_error_last()->fix, "in one order") != NULL);
+  }
   RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_OK); /* other groups go on */
   even_comm_close(one);
   even_comm_close(other);
@@ -140,10 +142,11 @@ static int receive_against_barrier(even_comm *comm, void *argument) {
     RANKS_EXPECT(comm, even_comm_request_wait(request, 0, NULL) == EVEN_OK);
     status = even_comm_barrier(comm);
   }
-  RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH);
-  RANKS_EXPECT(comm,
-               says(") is in receive of 4 bytes from ") && says(" with tag 7 of a group of 2 ranks at receive.c"));
-  RANKS_EXPECT(comm, says(") is in barrier of a group of 2 ranks at receive.c:9"));
+  if (!was_left(status)) {
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says(") is in receive of 4 bytes from "));
+    RANKS_EXPECT(comm, says(" with tag 7 of a group of 2 ranks at receive.c"));
+    RANKS_EXPECT(comm, says(") is in barrier of a group of 2 ranks at receive.c:9"));
+  }
   even_comm_request_free(request);
   return 0;
 }
@@ -311,10 +314,12 @@ static int wait_after_another_group(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, even_comm_barrier(old) == EVEN_OK);
   even_comm_close(old);
   RANKS_EXPECT(comm, even_comm_receive_begin(comm, &word, 4, 1 - rank, 7, &request) == EVEN_OK);
-  RANKS_EXPECT(comm, even_comm_request_wait(request, 0, NULL) == EVEN_ERR_MISMATCH);
-  RANKS_EXPECT(comm,
-               says(") is in receive of 4 bytes from rank 0 ") && says(") is in receive of 4 bytes from rank 1 "));
-  RANKS_EXPECT(comm, says("rank 0 (host ") && says("rank 1 (host "));
+  even_status status = even_comm_request_wait(request, 0, NULL);
+  if (!was_left(status)) {
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("rank 0 (host ") && says("rank 1 (host "));
+    RANKS_EXPECT(comm, says(") is in receive of 4 bytes from rank 0 "));
+    RANKS_EXPECT(comm, says(") is in receive of 4 bytes from rank 1 "));
+  }
   even_comm_request_free(request);
   return 0;
 }
@@ -341,9 +346,11 @@ static int wait_for_many(even_comm *comm, void *argument) {
   }
   even_status status = even_comm_barrier(rank == 0 ? comm : other);
   atomic_store(over, 1);
-  RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
-  RANKS_EXPECT(comm,
-               says(") is in barrier of a group of 10 ranks for ") && says(") is in barrier of group test/0 for "));
+  if (!was_left(status)) {
+    RANKS_EXPECT(comm, status == EVEN_ERR_MISMATCH && says("ranks wait for one another: "));
+    RANKS_EXPECT(comm, says(") is in barrier of a group of 10 ranks for "));
+    RANKS_EXPECT(comm, says(") is in barrier of group test/0 for "));
+  }
   even_comm_close(other);
   return 0;
 }
