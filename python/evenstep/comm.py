@@ -65,6 +65,7 @@ _OPS = {
 }
 
 _LONGEST_MASK = 2048  # letters: Linux has up to 8192 CPUs
+_DEFAULT_TIMEOUT = 1800.0
 
 Array = TypeVar("Array")
 Arrays = Union[Any, Sequence[Any]]
@@ -430,14 +431,16 @@ class Group:
 _opened: dict[str, int] = {}
 
 
-def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float = 1800.0) -> Group:
+def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float = _DEFAULT_TIMEOUT) -> Group:
     """Opens a group of all ranks of the job; collective. Each call of the same name opens a new one.
 
     The ranks are those of RANK and WORLD_SIZE (`evenstep run`, torchrun, or any launcher that sets them and MASTER_PORT);
     without them the group has one rank. Ranks on several hosts, and those that EVENSTEP_COMM_ENGINE tells to use UCX, meet
     at torch's store, which needs torch and MASTER_ADDR. `arena_bytes` is the shared memory of each rank for `empty`, taken
-    up only when it is used; `timeout` the seconds that a call waits for the others."""
+    up only when it is used; `timeout` the seconds that a call waits for the others, 1800 where it is not above 0 (`inf`: for
+    ever)."""
     environment = read_environment()
+    timeout = timeout if timeout > 0 else _DEFAULT_TIMEOUT
     wanted = wanted_engine()
     _opened[name] = number = _opened.get(name, 0) + 1
     place, rank, ranks = f"{name}/{number}", environment.rank, environment.world_size

@@ -10,6 +10,7 @@ import selectors
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Any
 
 from evenstep import _core
@@ -22,6 +23,7 @@ from evenstep.ring import record_calls
 _LONGEST = 4096
 _STRAGGLERS_SECONDS = 2.0  # for those that come after the group has failed
 _GRACE_SECONDS = 10.0  # longer than rank 0 waits, so that its error, which names who is missing, comes to all
+_LONGEST_WAIT_SECONDS = 1e6  # at once: the system's own limit is some 25 days
 
 
 def _address(name: str) -> bytes:
@@ -58,6 +60,7 @@ class _Meeting:
         self._listener = listener
         self._facts = facts
         self._come: dict[int, socket.socket] = {}
+        self._silent: list[socket.socket] = []  # have connected, and said nothing so far
         self.cpus = {0: cpu_mask()}
         self._refused: set[int] = set()
         self._failure: EvenstepError | None = None
@@ -65,15 +68,23 @@ class _Meeting:
     def _missing(self) -> list[int]:
         return [rank for rank in range(1, self._facts["ranks"]) if rank not in self._come and rank not in self._refused]
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        """Whoever it is, the others are not kept waiting until it says so."""
+        connection = self._listener.accept()[0]
         if _owner(connection) != os.getuid():
             connection.close()
             return
+        self._silent.append(connection)
+        selector.register(connection, selectors.EVENT_READ, connection)
+
+    def _admit(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        self._silent.remove(connection)
+        selector.unregister(connection)
         try:
             said = json.loads(connection.recv(_LONGEST))
             rank = int(said.pop("rank"))
             self.cpus[rank] = format(int(said.pop("cpus"), 16), "x")
-        except (ValueError, KeyError, AttributeError, OSError):
+        except (ValueError, KeyError, AttributeError, TypeError, OSError):
             connection.close()  # no rank of ours
             return
         words = ""
@@ -94,6 +105,7 @@ class _Meeting:
             self._failure = self._failure or error
             return
         self._come[rank] = connection
+        selector.register(connection, selectors.EVENT_READ, rank)
 
     def gather(self, deadline: float) -> None:
         with selectors.DefaultSelector() as selector:
@@ -101,10 +113,11 @@ class _Meeting:
             while missing := self._missing():
                 if self._failure is not None:  # those that come yet are told, too
                     deadline = min(deadline, time.monotonic() + _STRAGGLERS_SECONDS)
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready and self._failure is not None:
+                ready = selector.select(min(max(0.0, deadline - time.monotonic()), _LONGEST_WAIT_SECONDS))
+                late = not ready and time.monotonic() >= deadline
+                if late and self._failure is not None:
                     break
-                if not ready:
+                if late:
                     raise error_of(
                         "EVEN_ERR_TIMEOUT",
                         f"Timed out: of the group's {self._facts['ranks']} ranks these did not come: {missing}",
@@ -113,10 +126,9 @@ class _Meeting:
                     )
                 for key, _ in ready:
                     if key.fileobj is self._listener:
-                        before = set(self._come)
-                        self._admit(self._listener.accept()[0])
-                        for rank in set(self._come) - before:
-                            selector.register(self._come[rank], selectors.EVENT_READ, rank)
+                        self._accept(selector)
+                    elif isinstance(key.data, socket.socket):
+                        self._admit(key.data, selector)
                     else:
                         raise error_of(
                             "EVEN_ERR_PEER_LOST",
@@ -131,6 +143,11 @@ class _Meeting:
     def tell(self, outcome: BaseException | int) -> None:
         for connection in self._come.values():
             _tell(connection, outcome)
+        for connection in self._silent:  # no descriptor for who has not said that it is a rank
+            if isinstance(outcome, BaseException):
+                _tell(connection, outcome)
+            else:
+                connection.close()
 
 
 def _host(name: str, facts: dict[str, Any], deadline: float) -> tuple[int, list[str]]:
@@ -186,9 +203,11 @@ def _join(name: str, rank: int, facts: dict[str, Any], deadline: float) -> int:
                 "run all ranks as one user; give the job another MASTER_PORT, from which the name is made",
                 0,
             )
-        connection.sendall(json.dumps({"rank": rank, "cpus": cpu_mask(), **facts}).encode())
-        connection.settimeout(max(0.0, deadline - time.monotonic()) + _GRACE_SECONDS)
+        left = max(0.0, deadline - time.monotonic()) + _GRACE_SECONDS
+        connection.settimeout(left if left < _LONGEST_WAIT_SECONDS else None)
         try:
+            with suppress(OSError):  # rank 0 may have given up just now; what it said last can still be read
+                connection.sendall(json.dumps({"rank": rank, "cpus": cpu_mask(), **facts}).encode())
             said, fds, _, _ = socket.recv_fds(connection, _LONGEST, 1)
         except socket.timeout:
             raise error_of(

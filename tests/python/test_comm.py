@@ -6,8 +6,10 @@ import os
 import random
 import socket
 import subprocess
+import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,39 @@ def test_two_jobs_of_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
         other.bind(comm_meeting._address("taken/1"))
         with pytest.raises(es.EvenstepError, match="another job on this host uses the same MASTER_PORT"):
             es.comm.open("taken")
+
+
+@pytest.mark.parametrize("timeout", [10.0, float("inf")])
+def test_strangers_do_not_keep_ranks_from_meeting(timeout: float) -> None:
+    """One says nothing, as a rank that is stopped just then; others say what no rank does."""
+    from evenstep import comm_meeting
+
+    def meet(rank: int) -> Any:
+        return comm_meeting.meet(f"strange/{timeout}", rank, 2, arena_bytes=0, timeout_seconds=timeout)
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(meet, 0)
+        strangers = [comm_meeting._connect(f"strange/{timeout}", time.monotonic() + 60) for _ in range(4)]
+        for stranger, words in zip(strangers[1:], (b"[]", b'{"rank": null}', b'{"rank": 1, "cpus": 2}')):
+            stranger.sendall(words)
+        try:
+            second = meet(1)
+        finally:
+            for stranger in strangers:
+                stranger.close()
+        first.result().close()
+        second.close()
+
+
+def test_rank_0_that_gives_up_while_another_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import evenstep as es
+    from evenstep import comm_meeting
+
+    ours, gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(comm_meeting, "_connect", lambda name, deadline: ours)
+    gone.close()
+    with pytest.raises(es.EvenstepError, match="rank 0 ended before all ranks had come"):
+        comm_meeting.meet("over/1", 1, 2, arena_bytes=0, timeout_seconds=10)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user as well")
