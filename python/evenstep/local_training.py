@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from evenstep.generation_told import name
 from evenstep.mended_group import MendedGroup
 from evenstep.modes import DiLoCo, LocalSGD
+from evenstep.step_checks import parameters_in
 
 if TYPE_CHECKING:
     from evenstep.engine import Engine
@@ -34,7 +35,8 @@ class LocalTraining:
         self._stood = 0.0  # the same, of turns that are committed
         self._counts: dict[int, int] = {}  # optimizer (id): its steps since the last synchronisation
         self._seen_before: dict[int, float] = {}  # and what had been seen then
-        self._trained: dict[int, list[int]] = {}  # and which parameters it has
+        self._trained: dict[int, list[int]] = {}  # and which parameters it has, or had since the start …
+        self._had: dict[int, int] = {}  # … when it had so many
         self._sums: dict[int, torch.Tensor] = {}  # of the exchange under way, by parameter
         self._unused: Found = []  # what was not finite in a pass without a vote, until a step uses it …
         self._untold: dict[int, bool] = {}  # … and until the next vote …
@@ -83,9 +85,10 @@ class LocalTraining:
     def after_step(self, optimizer: Optimizer) -> None:
         """Collective at every `every`-th step of the optimizer, which all ranks make."""
         key = id(optimizer)
-        if key not in self._trained:
+        if self._had.get(key) != parameters_in(optimizer):  # it may have got more by add_param_group
             found = (self._index.get(id(p)) for group in optimizer.param_groups for p in group["params"])
-            self._trained[key] = sorted(index for index in found if index is not None)
+            self._trained[key] = sorted({*self._trained.get(key, ()), *(index for index in found if index is not None)})
+            self._had[key] = parameters_in(optimizer)
         if not self._trained[key]:
             return
         self._loose.difference_update(self._trained[key])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -13,7 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from evenstep._core import EvenstepError
 from evenstep.backward import in_backward
-from evenstep.gradients import GradientSync
+
+if TYPE_CHECKING:
+    from evenstep.gradients import GradientSync
 
 
 class StepChecks:
@@ -28,13 +30,13 @@ class StepChecks:
 
     def watch(self, optimizer: Optimizer) -> None:
         self._optimizers.append(optimizer)
-        self._counts[id(optimizer)] = _parameters_in(optimizer)
+        self._counts[id(optimizer)] = parameters_in(optimizer)
 
     def check(self, optimizer: Optimizer, models: Iterable[nn.Module], syncs: list[GradientSync]) -> None:
         """Raises where the step would use what the ranks have not exchanged."""
-        if _parameters_in(optimizer) != self._counts[id(optimizer)]:
+        if parameters_in(optimizer) != self._counts[id(optimizer)]:
             self._check_parameters(optimizer, models, syncs)
-            self._counts[id(optimizer)] = _parameters_in(optimizer)
+            self._counts[id(optimizer)] = parameters_in(optimizer)
         for sync in syncs:
             key = (id(optimizer), sync.name)
             if sync.unsynchronised or self._rounds.get(key, 0) == sync.rounds:
@@ -123,5 +125,5 @@ def _ids(*optimizers: Optimizer) -> set[int]:
     return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
-def _parameters_in(optimizer: Optimizer) -> int:
+def parameters_in(optimizer: Optimizer) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)

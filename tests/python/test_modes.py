@@ -169,6 +169,22 @@ def test_weights_that_are_loaded_between_two_rounds_are_where_the_next_begins() 
     assert one.weight.item() == 12.0
 
 
+def test_parameters_that_an_optimizer_gets_later_become_one_as_well() -> None:
+    first, later = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    steps, engine = Steps(Alone(), _core.Telemetry(-1, 0)), OneRank([first, later])
+    local = LocalTraining(es.DiLoCo(every=2, outer_lr=0.5, outer_momentum=0.0), engine, [first, later], steps)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([first], lr=1.0)
+    for number in range(4):
+        if number == 1:
+            optimizer.add_param_group({"params": [later]})
+        local.saw(1.0)
+        first.data.add_(1.0)
+        later.data.add_(float(number > 0))
+        local.after_step(optimizer)
+    assert first.item() == 2.0  # half of each way: 1, then 1
+    assert later.item() == 1.5  # half of 1, then 1
+
+
 def test_weights_alone_loaded_within_a_round(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     one = OneModel(outer_lr=0.5, outer_momentum=0.0)
     stale = StaleRounds([OneRank([one.weight])])  # type: ignore[list-item]
