@@ -182,8 +182,8 @@ EVEN_PUBLIC even_status even_comm_broadcast(even_comm *comm, void *data, size_t 
 /* Each rank has a part for every rank, input_bytes[r] bytes at inputs[r], and gets one from each, output_bytes[r] at
  * outputs[r] (0 allowed). The sizes may differ from rank to rank; what r's input_bytes say of this rank must be
  * output_bytes[r] (EVEN_ERR_MISMATCH). No output may overlap an input. A gather is this with parts for the root only, a
- * scatter with parts from the root only; a reduce to one rank is a reduce-scatter in which all is that rank's. Up to
- * 1024 ranks. */
+ * scatter with parts from the root only; a reduce to one rank is a reduce-scatter in which all is that rank's. Over
+ * "shm" up to 1022 ranks (EVEN_ERR_UNSUPPORTED in larger groups). */
 EVEN_PUBLIC even_status even_comm_all_to_all(even_comm *comm, const void *const *inputs, const size_t *input_bytes,
                                              void *const *outputs, const size_t *output_bytes) EVEN_MUST_USE;
 /* Returns when all ranks have called it. */
