@@ -265,8 +265,13 @@ def all_apart(
 
 
 def scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
-    """`plain`, or a copy of it multiplied by the factor where there is one."""
-    return plain(tensor) if factor is None else plain(tensor).mul(factor)
+    """`plain`, or a copy of it multiplied by the factor where there is one: of the same dtype, or torch refuses it, as it does
+    in place (integers by a fraction)."""
+    data = plain(tensor)
+    if factor is None:
+        return data
+    with torch.no_grad():
+        return torch.mul(data, factor, out=torch.empty_like(data))
 
 
 @contextlib.contextmanager

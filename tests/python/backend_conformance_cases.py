@@ -217,6 +217,21 @@ def premultiplied(both: Both) -> None:
                 dist.all_reduce(tensor, make(torch.tensor([PREMUL], dtype=dtype)), group=both.ours)
         for tensor in several:
             same(tensor, wanted, ("PREMUL_SUM by a tensor", dtype), exact)
+    for dtype in (torch.int32, torch.int64, torch.bool):
+        whole, part = torch.ones(3 * both.size, dtype=dtype), torch.zeros(3, dtype=dtype)
+        for refused in (
+            lambda whole=whole, part=part: dist.all_reduce(whole, make(PREMUL), group=both.ours),
+            lambda whole=whole, part=part: dist.reduce(whole, both.ranks[0], make(PREMUL), group=both.ours),
+            lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole, make(PREMUL), group=both.ours),
+        ):
+            try:
+                refused()
+            except RuntimeError as error:
+                assert "can't be cast" in str(error), error
+            else:
+                raise AssertionError(f"PREMUL_SUM of {dtype} by a fraction was not refused")
+        assert whole.all() and not part.any(), dtype
+    dist.barrier(group=both.ours)
 
 
 def movements(both: Both) -> None:
