@@ -59,7 +59,7 @@ void even_job_take_end(even_job *job, const even_process_end *end) {
   }
 }
 
-static void reap(even_job *job) {
+void even_job_reap(even_job *job) {
   even_process_end end;
   bool any = true;
   while (any) {
@@ -84,7 +84,7 @@ void even_job_signals_ready(void *context, int fd) {
     }
     switch (number) {
       case SIGCHLD:
-        reap(job);
+        even_job_reap(job);
         break;
       case SIGINT:
       case SIGTERM:

@@ -7,10 +7,12 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/job.h"
+#include "orchestrator/job_attempt.h"
 #include "orchestrator/outlast.h"
 #include "os/clock.h"
 
 #include <math.h>
+#include <stdio.h>
 
 static const double TOLD_AT_ONCE_SECONDS = 0.1;
 
@@ -113,15 +115,47 @@ static void guard_session(void *context, pid_t leader, bool begins) {
   (void)even_error_restore(&kept);
 }
 
-static void open_announcer(even_job *job) {
+/* A question of which nothing is heard is given up by its time. */
+static void hear_answers(void *context, int fd) {
+  even_job *job = context;
+  (void)fd;
+  if (even_loop_turn(&job->asking, 0) != EVEN_OK) {
+    even_error_clear();
+  }
+}
+
+static even_status open_asking(even_job *job) {
+  EVEN_TRY(even_loop_open(&job->asking));
+  even_status status = even_loop_add(&job->loop, &job->asking_watch, job->asking.fd, hear_answers, job);
+  if (status != EVEN_OK) {
+    even_loop_close(&job->asking);
+  }
+  return status;
+}
+
+static void close_asking(even_job *job) {
+  even_loop_remove(&job->loop, &job->asking_watch);
+  even_loop_close(&job->asking);
+}
+
+static even_status begin_asking(even_job *job) {
   const even_announcer_params params = {.place = job->params->notice_from,
-                                        .loop = &job->loop,
+                                        .loop = &job->asking,
                                         .seconds = job->params->notice_seconds,
                                         .every_seconds = job->params->notice_every_seconds,
                                         .tell = tell,
                                         .session = guard_session,
                                         .context = job};
-  if (even_announcer_open(&params, &job->announcer) != EVEN_OK) {
+  EVEN_TRY(open_asking(job));
+  even_status status = even_announcer_open(&params, &job->announcer);
+  if (job->announcer == NULL) {
+    close_asking(job);
+  }
+  return status;
+}
+
+static void open_announcer(even_job *job) {
+  if (begin_asking(job) != EVEN_OK) {
     even_job_notice(job, "nobody is asked whether this machine ends soon: %s", even_error_last()->what);
     even_error_clear();
   }
@@ -156,26 +190,55 @@ static void heed_own(even_job *job) {
   }
 }
 
-void even_job_drain_tick(even_job *job) {
-  char what[EVEN_NOTICE_WORDS];
-  even_notice notice = {.signal = EVEN_DRAIN_ANNOUNCED, .what = what};
-  heed_own(job);
+/* Asks on; whether an end is announced that is not heeded yet. */
+static bool ask(even_job *job, double *seconds, char what[EVEN_NOTICE_WORDS]) {
   if (job->params->notice_from == NULL || job->params->notice_seconds <= 0 || job->unannounced) {
-    return;
+    return false;
   }
   if (job->announcer == NULL) {
     open_announcer(job);
   }
   even_announcer_tick(job->announcer);
+  if (job->draining != 0 || !even_announcer_due(job->announcer, seconds, what)) {
+    return false;
+  }
+  *seconds = ceil(*seconds * 10) / 10; /* to be read; a tenth of a second is nobody's */
+  return true;
+}
+
+void even_job_drain_tick(even_job *job) {
+  char what[EVEN_NOTICE_WORDS];
+  even_notice notice = {.signal = EVEN_DRAIN_ANNOUNCED, .what = what};
+  heed_own(job);
+  bool announced = ask(job, &notice.seconds, what);
   bool heard = job->follower == NULL || even_job_follower_is_heard(job); /* else the next leader is told */
-  if (heard && job->draining == 0 && even_announcer_due(job->announcer, &notice.seconds, what)) {
-    notice.seconds = ceil(notice.seconds * 10) / 10; /* to be read; a tenth of a second is nobody's */
+  if (heard && announced) {
     (void)even_job_drain(job, &notice, "");
   }
 }
 
+void even_job_drain_wait(even_job *job) {
+  char what[EVEN_NOTICE_WORDS];
+  even_host_notice *own = &job->own_notice;
+  double seconds = 0;
+  if (job->announcer != NULL) {
+    hear_answers(job, job->asking.fd);
+  }
+  if (even_announcer_session(job->announcer) > 0) {
+    even_job_reap(job);
+  }
+  const even_notice before = {.signal = own->signal, .what = own->what};
+  if (ask(job, &seconds, what) && !even_notice_is_one(&before)) {
+    *own = (even_host_notice){.signal = EVEN_DRAIN_ANNOUNCED, .seconds = seconds, .at_ns = even_clock_ns()};
+    (void)snprintf(own->what, sizeof own->what, "%s", what);
+  }
+}
+
 void even_job_drain_close(even_job *job) {
-  even_announcer_close(job->announcer);
+  if (job->announcer != NULL) {
+    even_announcer_close(job->announcer);
+    close_asking(job);
+  }
   job->announcer = NULL;
 }
 

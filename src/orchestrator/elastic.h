@@ -74,9 +74,10 @@ void even_elastic_heed_between(even_job *job);
 /* else it counts as soon as ranks run, from when it came, or, where its time is over by then, from now on. Of an agent
  * that is lost it is forgotten with that: the next one there has none. */
 void even_elastic_heed(even_job *job);
-/* While the job waits for ranks: a host with notice leaves at once, and is waited for as one that is lost, once its
- * time is over. EVEN_ERR_INTERRUPTED: this host has notice, and the job ends (`draining`). EVEN_ERR_PEER_LOST: nobody
- * else can come. */
+/* While the job waits for ranks: asks whether this machine's end is announced; a host with notice leaves at once, and
+ * is waited for as one that is lost, once its time is over. EVEN_ERR_INTERRUPTED: this host has notice, and the job
+ * ends
+ * (`draining`). EVEN_ERR_PEER_LOST: nobody else can come. */
 even_status even_elastic_heed_waiting(even_job *job) EVEN_MUST_USE;
 /* Whether a host may leave, its ranks with it. */
 even_status even_elastic_may_go(const even_job *job, const even_host_agent *agent) EVEN_MUST_USE;

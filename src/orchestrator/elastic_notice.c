@@ -152,6 +152,7 @@ static even_status leave_waiting(even_job *job, even_host_agent *agent) {
 
 even_status even_elastic_heed_waiting(even_job *job) {
   const even_hosts_params *params = &job->hosts->params;
+  even_job_drain_wait(job);
   const even_notice own = {.signal = job->own_notice.signal, .what = job->own_notice.what};
   bool heeds = job->params->notice_seconds > 0;
   int pending = heeds ? even_signals_notice_pending() : 0;

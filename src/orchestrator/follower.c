@@ -34,6 +34,7 @@ static void on_ended(void *context, even_link *link) {
 static even_status turn(even_follower *follower) {
   if (follower->open && follower->job.loop.fd >= 0) {
     EVEN_TRY(even_loop_turn(&follower->job.loop, TURN_MS));
+    even_job_drain_tick(&follower->job);
   } else {
     EVEN_TRY(even_loop_turn(&follower->loop, TURN_MS));
     follower->ended = follower->ended || even_signals_end_pending() != 0;

@@ -167,7 +167,9 @@ typedef struct even_job {
                                   whoever leads next will be */
   bool shuts_down;             /* SIGTERM to this agent was taken for that, or said nothing new: once */
   struct even_announcer *announcer; /* NULL: nobody is asked whether this machine ends soon, or nobody was yet */
-  bool unannounced;                 /* nobody can be: that was told */
+  even_loop asking;                 /* the announcer's, in the job's loop: it is turned by itself where that is not */
+  even_loop_watch asking_watch;
+  bool unannounced;   /* nobody can be: that was told */
   bool changing;      /* the ranks were asked to save their state and end, for the hosts to change (elastic.h) */
   size_t saved;       /* ranks that ended for either, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
@@ -220,8 +222,12 @@ bool even_notice_is_one(const even_notice *notice);
 /* "SIGTERM", or how it was announced; and by which option it counts. */
 const char *even_notice_words(const even_notice *notice);
 const char *even_notice_option(const even_notice *notice);
-/* About ten times a second, with --notice-from: asks for this host, and takes what is announced as notice. */
+/* About ten times a second, with --notice-from: asks for this host, and takes what is announced as notice. Of a host
+ * that serves a leader also while no ranks run: the leader is told. */
 void even_job_drain_tick(even_job *job);
+/* The same of the one that leads, while it waits for ranks, and does not turn the job's loop: what is announced is
+ * own_notice then. Reaps children, where one is the command that is asked. */
+void even_job_drain_wait(even_job *job);
 void even_job_drain_close(even_job *job);
 /* Seconds that are left of own_notice; 0: those of --notice, which it did not name otherwise, or that are over. */
 double even_job_notice_left(const even_job *job);

@@ -10,6 +10,8 @@ even_status even_job_begin_attempt(even_job *job) EVEN_MUST_USE;
 void even_job_begin_watch(even_job *job);
 /* A process that was started, or adopted, has ended, was stopped or goes on. */
 void even_job_take_end(even_job *job, const even_process_end *end);
+/* The same of all children that have ended, or stand still, since. */
+void even_job_reap(even_job *job);
 /* Begins to read what a rank prints, which is appended to its log; owns both descriptors, also on failure. */
 even_status even_job_read_output(even_job *job, size_t rank, int output, int error) EVEN_MUST_USE;
 /* Whether ranks live, or may be started again. */

@@ -228,7 +228,8 @@ static void what_is_no_notice_is_not_kept(void **state) {
 
 /* ---- while the job waits for ranks ---- */
 
-static int looks; /* until the user ends the waiting */
+enum { MOST_LOOKS = 1000 }; /* each up to 50 ms */
+static int looks;           /* until the user ends the waiting */
 
 static bool user_ends_it(void) {
   return --looks < 0;
@@ -307,6 +308,22 @@ static void notice_of_before_ends_it_too(void **state) {
   assert_true(was_told(at, "SIGTERM: no ranks run, and the training has saved nothing yet: the job ends (--notice)"));
 }
 
+/* Nobody's turn of the loop, or of an attempt, hears it. */
+static void an_announced_end_of_this_machine_ends_it_too(void **state) {
+  scene *at = *state;
+  at->hosts.params.shell = shell;
+  at->params.notice_from = "exec:echo 42";
+  at->job.guardian = (even_guardian){.pid = -1, .pipe = -1};
+  assert_int_equal(even_loop_open(&at->job.loop), EVEN_OK);
+  assert_int_equal(await_ranks(at, MOST_LOOKS), EVEN_ERR_INTERRUPTED);
+  even_job_drain_close(&at->job);
+  even_loop_close(&at->job.loop);
+  assert_int_equal(at->job.draining, EVEN_DRAIN_ANNOUNCED);
+  assert_true(was_told(at,
+                       "exec announces the machine's end (exit code 0): no ranks run, and the training has saved "
+                       "nothing yet: the job ends (--notice-from)"));
+}
+
 /* One that had joined, and was asked to leave it by Ctrl-C while nobody led. */
 static void what_is_none_does_not_end_it(void **state) {
   scene *at = *state;
@@ -355,6 +372,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(without_whom_nobody_is_left_to_come_it_ends, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(a_signal_here_ends_a_job_that_waits_and_is_saved, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(notice_of_before_ends_it_too, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(an_announced_end_of_this_machine_ends_it_too, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_is_none_does_not_end_it, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(sigterm_here_ends_a_job_that_is_interrupted_between_attempts, open_scene,
                                       close_scene),

@@ -6,6 +6,7 @@
 #include "base/json_reader.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/follower_agent.h"
+#include "orchestrator/job_attempt.h"
 #include "orchestrator/remote.h"
 #include "os/clock.h"
 #include "os/listener.h"
@@ -194,6 +195,28 @@ static void while_nobody_leads_it_is_kept_and_the_next_one_told(void **state) {
   assert_int_equal(job->draining, SIGUSR1);
 }
 
+/* Between two attempts, for as long as the leader waits for other hosts. */
+static void an_announced_end_is_said_while_no_ranks_run(void **state) {
+  scene *at = *state;
+  even_job *job = &at->follower.job;
+  at->follower.running = false;
+  at->follower.params.notice_from = "exec:echo 42";
+  job->alive = 0;
+  job->guardian = (even_guardian){.pid = -1, .pipe = -1};
+  assert_int_equal(even_loop_open(&job->loop), EVEN_OK);
+  for (int i = 0; i < MOST_TURNS && at->drains == 0; i++) {
+    even_job_drain_tick(job);
+    assert_int_equal(even_loop_turn(&job->loop, 0), EVEN_OK);
+    even_job_reap(job); /* as the loop does for SIGCHLD */
+    turn(at);
+  }
+  even_job_drain_close(job);
+  even_loop_close(&job->loop);
+  assert_int_equal(at->drains, 1);
+  assert_int_equal(at->signal, EVEN_DRAIN_ANNOUNCED);
+  assert_true(at->seconds > 0 && at->seconds <= 42);
+}
+
 /* The leader was gone already, which was not known here. */
 static void what_a_leader_that_is_gone_was_told_the_next_one_is(void **state) {
   scene *at = *state;
@@ -359,6 +382,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       SCENE_TEST(the_leader_is_told_at_once_and_once),
       SCENE_TEST(while_nobody_leads_it_is_kept_and_the_next_one_told),
+      SCENE_TEST(an_announced_end_is_said_while_no_ranks_run),
       SCENE_TEST(what_a_leader_that_is_gone_was_told_the_next_one_is),
       SCENE_TEST(ranks_that_end_for_it_are_not_held),
       SCENE_TEST(another_attempt_does_not_forget_it_untold),

@@ -293,6 +293,28 @@ def test_a_host_whose_end_is_announced_is_drained_alone(
 
 
 @pytest.mark.more
+def test_an_end_is_announced_while_ranks_are_waited_for(
+    launched: Launched, waiting: str, tmp_path: pathlib.Path
+) -> None:
+    """That of another host, which leaves, and then that of the one that leads, which ends the job. The lost one's agent
+    is waited for first, for two minutes."""
+    limits = ("--min-ranks", "3", "--max-ranks", "3", "--max-restarts", "1")
+    words = ("--notice-from", "exec:test -e ending-$PLAYED", *limits, "--log-rank", "all", "--no-python", waiting)
+    variables = {"EVENSTEP_NOTICE_EVERY": "0.1", "EVENSTEP_JOB_KEY": KEY}
+    leader, follower, lost = (launched.place(rank, *words, count=3, PLAYED=str(rank), **variables) for rank in range(3))
+    leader.wait_for(r"rank \d of 3 attempt 0", times=3)
+    lost.process.kill()
+    leader.wait_for("2 ranks are left, and --min-ranks is 3: the job waits")
+    (tmp_path / "ending-1").touch()
+    leader.wait_for(r"host \S+#1 is left out: it has notice \(exec announces the machine's end \(exit code 0\)\)")
+    assert follower.finish()[0] == 0
+    (tmp_path / "ending-0").touch()
+    code, text = leader.finish()
+    assert code == 75, text
+    assert "exec announces the machine's end (exit code 0): no ranks run, and the training has saved nothing" in text
+
+
+@pytest.mark.more
 def test_a_host_with_notice_leaves_and_the_training_goes_on(
     launched: Launched, script: Script, tmp_path: pathlib.Path
 ) -> None:
