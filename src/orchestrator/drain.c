@@ -102,17 +102,13 @@ static void tell(void *context, const char *words) {
   even_job_notice(context, "%s", words);
 }
 
-/* What the command starts ends with the agent, however that does; but where the guardian goes on with another agent,
- * which would not know of it: there the kernel ends the command alone. */
+/* Not where the guardian goes on with another agent, which would not know of it: there the kernel ends the command
+ * alone. */
 static void guard_session(void *context, pid_t leader, bool begins) {
   even_job *job = context;
-  const even_error kept = *even_error_last();
-  if (even_outlast_holds(job)) {
-    return;
+  if (!even_outlast_holds(job)) {
+    even_job_guard_command(job, leader, begins);
   }
-  even_status status = begins ? even_job_guard_rank(job, leader) : even_guardian_drop_session(&job->guardian, leader);
-  (void)status; /* else the kernel ends the command itself, and the mark finds none of its children */
-  (void)even_error_restore(&kept);
 }
 
 /* A question of which nothing is heard is given up by its time. */

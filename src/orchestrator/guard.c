@@ -77,8 +77,9 @@ static even_status tell_all(even_job *job) {
       EVEN_TRY(even_guardian_add_session(&job->guardian, job->ranks[i].pid));
     }
   }
-  if (even_announcer_session(job->announcer) > 0 && !even_outlast_holds(job)) {
-    EVEN_TRY(even_guardian_add_session(&job->guardian, even_announcer_session(job->announcer)));
+  job->guarded_command = even_outlast_holds(job) ? 0 : even_announcer_session(job->announcer);
+  if (job->guarded_command > 0) {
+    EVEN_TRY(even_guardian_add_session(&job->guardian, job->guarded_command));
   }
   return even_slowdown_tell(&job->slow);
 }
@@ -124,6 +125,27 @@ even_status even_job_guard_rank(even_job *job, pid_t pid) {
   (void)even_error_restore(&kept);
   replace(job);
   return EVEN_OK;
+}
+
+/* Whether it knows of no command that is no more. */
+static bool forget_command(even_job *job) {
+  if (job->guarded_command > 0 && even_guardian_has_room(&job->guardian)) {
+    (void)!even_guardian_drop_session(&job->guardian,
+                                      job->guarded_command); /* one that is gone has nothing to forget */
+    job->guarded_command = 0;
+  }
+  return job->guarded_command == 0;
+}
+
+void even_job_guard_command(even_job *job, pid_t session, bool begins) {
+  const even_error kept = *even_error_last();
+  if (!begins) {
+    (void)forget_command(job);
+  } else if (forget_command(job) && even_guardian_has_room(&job->guardian)) {
+    job->guarded_command = session;
+    (void)!even_job_guard_rank(job, session); /* else the mark finds none of its children */
+  }
+  (void)even_error_restore(&kept);
 }
 
 static void forget(even_job *job, const pid_t *sessions, size_t count) {

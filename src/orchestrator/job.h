@@ -88,6 +88,7 @@ typedef struct even_job {
   even_signals signals;
   even_loop_watch signal_watch;
   even_guardian guardian;
+  pid_t guarded_command; /* session that the guardian was told of, and not yet that it is no more; 0: none */
   even_slowdown slow;
   even_oom_watch oom; /* of the attempt */
   even_progress progress;
@@ -263,6 +264,10 @@ even_fault_facts even_job_facts(const even_job *job, size_t rank);
 even_status even_job_guard_open(even_job *job) EVEN_MUST_USE;
 /* Tells the guardian of a rank's process; one that is gone is replaced. */
 even_status even_job_guard_rank(even_job *job, pid_t pid) EVEN_MUST_USE;
+/* Tells it of the session of the command that says whether this machine ends, or, `begins` false, that it is no more:
+ * it ends with the agent, however that does. A guardian that stands still is not waited for: then it is told later that
+ * the one before is no more, and of this one nothing; the kernel ends such a command alone. */
+void even_job_guard_command(even_job *job, pid_t session, bool begins);
 /* A child that is no rank was reaped: where it is the guardian, another one is started; a neighbour is forgotten. */
 void even_job_guard_ended(even_job *job, const even_process_end *end);
 /* Whether this host's ranks stand not by somebody's signal, but by the guardian's: this agent stood still itself, or

@@ -233,6 +233,12 @@ even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder
   return tell(guardian, ADD_GROUP, 0, folder);
 }
 
+bool even_guardian_has_room(const even_guardian *guardian) {
+  struct pollfd end = {.fd = guardian->pipe, .events = POLLOUT};
+  /* a pipe is written to in pages: where one is free, a message fits; that nobody reads, the write says */
+  return guardian->pid < 0 || (even_os.poll(&end, 1, 0) == 1 && (end.revents & (POLLOUT | POLLERR)) != 0);
+}
+
 even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns, uint64_t kill_ns) {
   if (guardian->page == NULL) {
     return EVEN_OK;

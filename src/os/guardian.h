@@ -19,10 +19,13 @@ typedef struct even_guardian {
  * its own, cannot be ended by a terminal or a plain `kill`, and holds no descriptor of this process but the
  * standard ones. */
 even_status even_guardian_start(const char *mark, even_guardian *out) EVEN_MUST_USE;
-/* Tells it of a session to kill, of one that is no more, of a control group to remove. */
+/* Tells it of a session to kill, of one that is no more, of a control group to remove. Waits where there is no room: */
 even_status even_guardian_add_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
 even_status even_guardian_drop_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
 even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder) EVEN_MUST_USE;
+/* Whether it can be told something more without waiting. false: it stands still, and has heard nothing for long; or
+ * this cannot be found out. */
+bool even_guardian_has_room(const even_guardian *guardian);
 /* Until when (os/clock.h) the sessions may run, whether the caller does or stands still: then it holds them (SIGSTOP,
  * again and again), lets them go (SIGCONT) when it is told a later time, and at kill_ns kills them, and goes on
  * watching. 0: for as long as the caller lives (as at first). Waits for nothing. Any thread. */

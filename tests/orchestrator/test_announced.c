@@ -3,6 +3,7 @@
 #include "orchestrator/announcer.h"
 #include "orchestrator/job.h"
 
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -142,6 +143,49 @@ static void a_command_that_ends_while_an_attempt_is_swept_up_is_heard(void **sta
   even_loop_close(&job.loop);
 }
 
+static pid_t sleeper(void) {
+  char *const words[] = {(char *)(uintptr_t)"sleep", (char *)(uintptr_t)"600", NULL};
+  char *const none[] = {NULL};
+  even_process process;
+  assert_int_equal(even_process_start(&(even_process_params){.arguments = words, .environment = none}, &process),
+                   EVEN_OK);
+  (void)close(process.output);
+  (void)close(process.error);
+  return process.pid;
+}
+
+/* It hears of the last command that it was not told of in time, and of none that has begun meanwhile. */
+static void a_guardian_that_stands_still_is_not_waited_for(void **state) {
+  even_job job = {.guardian = {.pid = -1, .pipe = -1}};
+  (void)state;
+  assert_int_equal(even_guardian_start("EVENSTEP_TEST_MARK=none-such", &job.guardian), EVEN_OK);
+  pid_t before = sleeper();
+  pid_t meanwhile = sleeper();
+  pid_t later = sleeper();
+  even_job_guard_command(&job, before, true);
+  assert_int_equal(job.guarded_command, before);
+  assert_int_equal(kill(job.guardian.pid, SIGSTOP), 0);
+  while (even_guardian_has_room(&job.guardian)) {
+    assert_int_equal(even_guardian_drop_session(&job.guardian, meanwhile), EVEN_OK);
+  }
+  even_job_guard_command(&job, before, false);
+  even_job_guard_command(&job, meanwhile, true);
+  even_job_guard_command(&job, meanwhile, false);
+  assert_int_equal(job.guarded_command, before);
+  assert_int_equal(kill(job.guardian.pid, SIGCONT), 0);
+  struct pollfd room = {.fd = job.guardian.pipe, .events = POLLOUT};
+  assert_int_equal(poll(&room, 1, 60000), 1);
+  even_job_guard_command(&job, later, true);
+  assert_int_equal(job.guarded_command, later);
+  even_guardian_stop(&job.guardian);
+  assert_int_equal(even_process_end_signal(later), SIGKILL);
+  assert_false(even_process_has_ended(before));
+  assert_false(even_process_has_ended(meanwhile));
+  assert_int_equal(kill(before, SIGKILL) + kill(meanwhile, SIGKILL), 0);
+  even_process_wait(before);
+  even_process_wait(meanwhile);
+}
+
 static void who_does_not_end_in_time_is_ended(void **state) {
   job_fixture *job = *state;
   int code = -1;
@@ -185,6 +229,7 @@ int main(void) {
       JOB_TEST(who_does_not_end_in_time_is_ended),
       JOB_TEST(nor_does_it_where_other_notice_came_first),
       JOB_TEST(a_command_that_ends_while_an_attempt_is_swept_up_is_heard),
+      JOB_TEST(a_guardian_that_stands_still_is_not_waited_for),
       JOB_TEST(a_service_that_fails_ends_nothing),
       JOB_TEST(nonsense_is_told_and_ends_nothing),
   };
