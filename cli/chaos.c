@@ -161,14 +161,26 @@ static even_status check_beside(const even_chaos_command *on) {
   return status;
 }
 
+/* Of a job on one host. */
+static even_status leave_out_cuts(even_chaos_command *on) {
+  const uint32_t cut = (uint32_t)1 << EVEN_CHAOS_CUT;
+  if (on->namespaces || (on->kinds_set & cut) == 0) {
+    return EVEN_OK;
+  }
+  if (on->kinds_set == cut) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: one host has no link that could be cut");
+    return even_error_fix("--namespaces runs the job on several hosts of this machine (root)");
+  }
+  on->kinds_set &= ~cut;
+  on->without_cuts = true;
+  return EVEN_OK;
+}
+
 static even_status prepare(even_chaos_command *on, size_t count, char **words) {
   uint64_t now = even_clock_wall_ns();
   char chosen[32];
   EVEN_TRY(even_chaos_parse(on->kinds, &on->kinds_set));
-  if (!on->namespaces && on->kinds_set == 1u << EVEN_CHAOS_CUT) {
-    (void)even_fail(EVEN_ERR_USAGE, "chaos: one host has no link that could be cut");
-    return even_error_fix("--namespaces runs the job on several hosts of this machine (root)");
-  }
+  EVEN_TRY(leave_out_cuts(on));
   if (!(on->hold > 0 && on->hold <= 3600)) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --hold must be more than 0 s, and an hour at most");
   }
@@ -373,6 +385,9 @@ static void lose_leader_first(even_chaos_fault *plan, size_t count) {
 static even_status disturb(even_chaos_command *on) {
   int ranks = 0;
   long steps = 0;
+  if (on->without_cuts) {
+    even_chaos_say(on, "partition is left out: one host has no link that could be cut (--namespaces makes several)\n");
+  }
   EVEN_TRY(on->against == NULL ? run_undisturbed(on, &ranks, &steps) : look_at_undisturbed(on, &ranks, &steps));
   ranks = own_ranks(on, ranks);
   even_chaos_say(on, "undisturbed: %ld steps on %d rank%s, %.1f s\n", steps, ranks, ranks == 1 ? "" : "s",

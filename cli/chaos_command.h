@@ -23,6 +23,7 @@ typedef struct even_chaos_command {
   /* ---- */
   even_chaos_network network;
   uint32_t kinds_set;
+  bool without_cuts;  /* they were asked for, and are not in the set: the job is one host's */
   char names[2][160]; /* of the runs: undisturbed, disturbed */
   char restarts[24];
   char least[24];

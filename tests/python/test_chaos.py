@@ -216,6 +216,7 @@ def test_what_is_refused(chaos: Run, script: Callable[[str], str]) -> None:
     for words, code, said in cases:
         done = chaos(*words)
         assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+        assert ("partition is left out: one host has no link" in done.stdout) == (code != 2), done.stdout
 
 
 # The script waits at the half until it has seen both faults: the clock of rank 0 jump, and the file that fills the disk.
