@@ -113,39 +113,13 @@ static void list_one(listing *out, const char *path) {
   even_checkpoint_info_free(&info);
 }
 
-static bool has(const char *folder, const char *name) {
-  even_text path = EVEN_TEXT_EMPTY;
-  even_text_format(&path, "%s/%s", folder, name);
-  bool there = even_text_status(&path) == EVEN_OK && even_path_exists(even_text_string(&path));
-  even_text_free(&path);
-  return there;
-}
-
-/* Lists the checkpoints that lie in `folder`, or in the checkpoints/ of a run folder, or `folder` itself. */
 static even_status list_folder(listing *out, const char *folder) {
-  even_names names = {NULL, 0};
-  even_text path = EVEN_TEXT_EMPTY;
-  if (has(folder, EVEN_CHECKPOINT_MANIFEST)) {
-    list_one(out, folder);
-    return EVEN_OK;
+  even_names paths = {NULL, 0};
+  even_status status = even_ckpt_paths(folder, true, &paths);
+  for (size_t i = 0; i < paths.count && status == EVEN_OK; i++) {
+    list_one(out, paths.items[i]);
   }
-  even_text_format(&path, "%s%s", folder, has(folder, "checkpoints") ? "/checkpoints" : "");
-  even_status status = even_text_status(&path);
-  size_t root = path.length;
-  if (status == EVEN_OK) {
-    status = even_folder_names(even_text_string(&path), &names);
-  }
-  for (size_t i = 0; i < names.count && status == EVEN_OK; i++) {
-    path.length = root;
-    even_text_format(&path, "/%s", names.items[i]);
-    status = even_text_status(&path);
-    if (status == EVEN_OK && (ends_with(names.items[i], EVEN_CHECKPOINT_PARTIAL) ||
-                              has(even_text_string(&path), EVEN_CHECKPOINT_MANIFEST))) {
-      list_one(out, even_text_string(&path));
-    }
-  }
-  even_names_free(&names);
-  even_text_free(&path);
+  even_names_free(&paths);
   return status;
 }
 
@@ -163,9 +137,9 @@ static even_status list_default(listing *out) {
   }
   for (size_t i = 0; i < runs.count && status == EVEN_OK; i++) {
     even_text_clear(&path);
-    even_text_format(&path, "runs/%s", runs.items[i]);
+    even_text_format(&path, "runs/%s/checkpoints", runs.items[i]);
     status = even_text_status(&path);
-    if (status == EVEN_OK && has(even_text_string(&path), "checkpoints")) {
+    if (status == EVEN_OK && even_path_exists(even_text_string(&path))) {
       status = list_folder(out, even_text_string(&path));
     }
   }
@@ -174,21 +148,13 @@ static even_status list_default(listing *out) {
   return status;
 }
 
-/* A name without a folder may be that of a run. */
 static even_status list_named(listing *out, const char *name) {
-  even_text path = EVEN_TEXT_EMPTY;
-  even_text_format(&path, "runs/%s", name);
-  even_status status = even_text_status(&path);
+  even_text folder = EVEN_TEXT_EMPTY;
+  even_status status = even_ckpt_folder(name, &folder);
   if (status == EVEN_OK) {
-    bool run = !even_path_exists(name) && even_path_exists(even_text_string(&path));
-    if (!run && !even_path_exists(name)) {
-      status = even_fail(EVEN_ERR_NOT_FOUND, "neither folder %s nor run %s exists", name, even_text_string(&path));
-      (void)even_error_fix("name a folder with checkpoints, a run folder, or a run in ./runs");
-    } else {
-      status = list_folder(out, run ? even_text_string(&path) : name);
-    }
+    status = list_folder(out, even_text_string(&folder));
   }
-  even_text_free(&path);
+  even_text_free(&folder);
   return status;
 }
 
@@ -274,16 +240,69 @@ static void verify_text(const char *path, even_status status, const even_names *
   (void)even_cli_fail();
 }
 
+/* A checkpoint, or those of a folder or a run. What holds none is told as a checkpoint that it is not. */
+static even_status find_verified(const char *name, even_names *out) {
+  even_text folder = EVEN_TEXT_EMPTY;
+  even_status status = even_ckpt_folder(name, &folder);
+  bool may_be_one = status == EVEN_OK ? strcmp(name, even_text_string(&folder)) == 0 : strchr(name, '/') != NULL;
+  if (status == EVEN_OK) {
+    status = even_ckpt_paths(even_text_string(&folder), false, out);
+  }
+  if (status == EVEN_OK && out->count == 0 && !may_be_one) {
+    status = even_fail(EVEN_ERR_NOT_FOUND, "run %s has no checkpoint", even_text_string(&folder));
+    (void)even_error_fix("`evenstep ckpt ls` lists those that there are");
+  }
+  even_text_free(&folder);
+  if (out->count == 0 && may_be_one) {
+    even_error_clear();
+    return even_names_add(out, name);
+  }
+  return status;
+}
+
+typedef struct verifying {
+  even_json json;
+  bool as_json;
+  int worst; /* of the exit codes */
+} verifying;
+
+static void take_outcome(verifying *out, const char *path, even_status status, const even_names *problems) {
+  int code = even_status_exit_code(status);
+  out->worst = code > out->worst ? code : out->worst;
+  if (out->as_json) {
+    verify_json(&out->json, path, status, problems);
+  } else {
+    verify_text(path, status, problems);
+  }
+}
+
+static void verify_named(verifying *out, const char *name) {
+  even_names paths = {NULL, 0};
+  even_status found = find_verified(name, &paths);
+  if (found != EVEN_OK) {
+    take_outcome(out, name, found, &(even_names){NULL, 0});
+  }
+  for (size_t i = 0; i < paths.count && found == EVEN_OK; i++) {
+    even_names problems = {NULL, 0};
+    even_status status = even_checkpoint_verify(paths.items[i], &problems);
+    bool removed = status != EVEN_OK && strcmp(paths.items[i], name) != 0 && !even_path_exists(paths.items[i]);
+    if (!removed) { /* else its job keeps newer ones meanwhile (--keep) */
+      take_outcome(out, paths.items[i], status, &problems);
+    }
+    even_names_free(&problems);
+  }
+  even_names_free(&paths);
+}
+
 static int verify(int argc, char **argv) {
   bool as_json = false;
   int code = 0;
   int operand = 0;
-  int worst = 0;
   const even_usage usage = {.command = "ckpt verify",
-                            .synopsis = "evenstep ckpt verify [options] PATH …|URL …",
+                            .synopsis = "evenstep ckpt verify [options] PATH|RUN …|URL …",
                             .description =
-                                "Reads every byte of the checkpoints and compares the checksums; of URLs a "
-                                "piece at a time, there.",
+                                "Reads every byte of the checkpoints and compares the checksums: of one, of all in a "
+                                "folder or of a run; of URLs a piece at a time, there.",
                             .epilogue = "exit code: 0 all are whole, 6 one is damaged, 3 one is not there"};
   const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
   if (!even_cli_begin(&usage, options, 1, argc, argv, -1, NULL, &operand, &code)) {
@@ -295,27 +314,18 @@ static int verify(int argc, char **argv) {
     return even_cli_fail();
   }
   even_text text = EVEN_TEXT_EMPTY;
-  even_json json = even_json_begin(&text, 2);
-  even_json_array(&json, NULL);
+  verifying out = {.json = even_json_begin(&text, 2), .as_json = as_json};
+  even_json_array(&out.json, NULL);
   for (int i = operand; i < argc; i++) {
-    even_names problems = {NULL, 0};
-    even_status status = even_checkpoint_verify(argv[i], &problems);
-    code = even_status_exit_code(status);
-    worst = code > worst ? code : worst;
-    if (as_json) {
-      verify_json(&json, argv[i], status, &problems);
-    } else {
-      verify_text(argv[i], status, &problems);
-    }
-    even_names_free(&problems);
+    verify_named(&out, argv[i]);
   }
-  even_json_array_end(&json);
+  even_json_array_end(&out.json);
   if (!as_json) {
     even_text_free(&text);
-    return worst;
+    return out.worst;
   }
   int failed = finish_json(&text, EVEN_OK);
-  return failed != 0 ? failed : worst;
+  return failed != 0 ? failed : out.worst;
 }
 
 static void show_tensor(even_json *json, bool as_json, const char *name, json_t *tensor) {

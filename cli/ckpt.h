@@ -3,6 +3,8 @@
 #define EVEN_CLI_CKPT_H
 
 #include "base/json_writer.h"
+#include "base/text.h"
+#include "os/folder.h"
 
 #include <jansson.h>
 
@@ -14,6 +16,13 @@ int even_cli_ckpt_export(int argc, char **argv);
 int even_cli_ckpt_reshard(int argc, char **argv);
 int even_cli_ckpt_push(int argc, char **argv);
 int even_cli_ckpt_fetch(int argc, char **argv);
+
+/* ckpt_named.c. The folder that a word names: itself, or, where nothing has that name, that of the run in runs/; *out
+ * is replaced. EVEN_ERR_NOT_FOUND: there is neither. */
+even_status even_ckpt_folder(const char *name, even_text *out) EVEN_MUST_USE;
+/* Adds the checkpoints that lie in `folder`, or in the checkpoints/ of a run folder, or `folder` itself; with `growing`
+ * those, too, that are being written. */
+even_status even_ckpt_paths(const char *folder, bool growing, even_names *out) EVEN_MUST_USE;
 
 /* Told of each value that is not the same on both sides: where it is ("groups.0.lr"), and both; NULL: not there. */
 typedef void even_json_difference(void *context, const char *where, const json_t *a, const json_t *b);
