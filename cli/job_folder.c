@@ -11,6 +11,7 @@
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/lease.h"
+#include "os/lock_holder.h"
 #include "os/path.h"
 #include "os/random.h"
 
@@ -159,6 +160,15 @@ static even_status check_unlocked(const even_job_setup *setup) {
   return status;
 }
 
+static even_status tell_in_use(const char *folder) {
+  even_text who = EVEN_TEXT_EMPTY;
+  even_lock_add_holder(folder, &who);
+  (void)even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running%s%s", folder,
+                  who.length > 0 ? " on " : "", even_text_string(&who));
+  even_text_free(&who);
+  return even_error_fix("choose another --name, or end that job first");
+}
+
 /* Among jobs of this host. */
 static even_status lock_here(const even_job_options *options, even_job_setup *setup) {
   even_status locked = even_folder_lock(setup->run_folder.data, &setup->lock);
@@ -167,13 +177,7 @@ static even_status lock_here(const even_job_options *options, even_job_setup *se
     return goes_on(options) ? EVEN_OK : check_unlocked(setup);
   }
   EVEN_TRY(locked);
-  if (setup->lock < 0) {
-    even_status status =
-        even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running", setup->run_folder.data);
-    (void)even_error_fix("choose another --name, or end that job first");
-    return status;
-  }
-  return EVEN_OK;
+  return setup->lock < 0 ? tell_in_use(setup->run_folder.data) : EVEN_OK;
 }
 
 static even_status start_lease(const even_job_options *options, even_job_setup *setup) {

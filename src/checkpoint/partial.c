@@ -13,6 +13,7 @@
 #include "os/clock.h"
 #include "os/folder.h"
 #include "os/host.h"
+#include "os/lock_holder.h"
 #include "os/locks.h"
 
 #include <evenstep/checkpoint.h>
@@ -88,6 +89,15 @@ static even_status look_at(const char *partial, int *lock, writer_state *out) {
   return status;
 }
 
+static even_status tell_in_use(const char *partial) {
+  even_text who = EVEN_TEXT_EMPTY;
+  even_lock_add_holder(partial, &who);
+  (void)even_fail(EVEN_ERR_IN_USE, "%s is being written by another process%s%s", partial, who.length > 0 ? ", on " : "",
+                  even_text_string(&who));
+  even_text_free(&who);
+  return even_error_fix("wait until that job has ended, or give each job its own folder (--checkpoint-dir)");
+}
+
 /* After the name was found taken: frees it, or says that the next is to be tried. */
 static even_status free_name(const char *partial, bool *taken) {
   writer_state state = WRITER_GONE;
@@ -96,8 +106,7 @@ static even_status free_name(const char *partial, bool *taken) {
   EVEN_TRY(look_at(partial, &lock, &state));
   even_status status = EVEN_OK;
   if (state == WRITER_LIVES) {
-    status = even_fail(EVEN_ERR_IN_USE, "%s is being written by another process", partial);
-    (void)even_error_fix("wait until that job has ended, or give each job its own folder (--checkpoint-dir)");
+    status = tell_in_use(partial);
   } else if (state == WRITER_DEAD) {
     status = even_folder_remove_locked(partial, lock);
   }

@@ -230,6 +230,7 @@ static void living_writer_is_left_alone(void **state) {
   (void)state;
   even_checkpoint_writer *writer = begin("one");
   assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_ERR_IN_USE);
+  assert_non_null(strstr(even_error_last()->what, ".partial is being written by another process, on host "));
   assert_int_equal(save_sample(scratch_path("two"), false, 2), EVEN_OK); /* its sweep passes the first by */
   assert_int_equal(add(writer, "a", NULL, 0), EVEN_OK);
   assert_int_equal(even_checkpoint_writer_commit(writer, "{}"), EVEN_OK);

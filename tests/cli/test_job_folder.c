@@ -67,6 +67,31 @@ static void a_folder_in_use_is_refused(void **state) {
   even_folder_unlock(held);
 }
 
+/* A test's own lock: of this process. */
+static void who_has_it_is_told(void **state) {
+  (void)state;
+  char path[96];
+  char own[64];
+  int held = -1;
+  (void)snprintf(path, sizeof path, "%s/one", runs);
+  (void)snprintf(own, sizeof own, ": process %ld (", (long)getpid());
+  assert_int_equal(mkdir(path, 0777), 0);
+  assert_int_equal(even_folder_lock(path, &held), EVEN_OK);
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_ERR_IN_USE);
+  const char *what = even_error_last()->what;
+  assert_non_null(strstr(what, "one belongs to a job that is running on host "));
+  assert_non_null(strstr(what, own));
+  assert_non_null(strstr(what, program_invocation_short_name)); /* its command */
+  assert_non_null(strstr(what, "), which began at 20"));
+  close_setup();
+  fault_os_from(FAULT_read, 1, EIO); /* nothing of /proc can be read */
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_ERR_IN_USE);
+  what = even_error_last()->what;
+  assert_string_equal(what + strlen(what) - strlen("is running"), "is running");
+  fault_reset();
+  even_folder_unlock(held);
+}
+
 /* Lustre mounted without locks, some file systems of FUSE. */
 static void a_job_runs_where_nothing_can_be_locked(void **state) {
   static const int refusals[] = {ENOLCK, ENOSYS, EOPNOTSUPP};
@@ -327,6 +352,7 @@ static void a_name_that_nobody_gave_can_be_given(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(a_folder_in_use_is_refused, make_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(who_has_it_is_told, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_runs_where_nothing_can_be_locked, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(what_may_be_in_use_there_is_refused, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_of_another_host_is_not_disturbed, make_shared_runs, remove_runs),

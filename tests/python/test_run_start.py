@@ -233,7 +233,8 @@ def test_two_jobs_with_one_run_folder(run: Run, start, script, tmp_path: pathlib
     for further in ((), ("--resume", "auto")):
         second = run("-n", "1", "--name", "a", *further, other)
         assert second.returncode == 5 and "it ran" not in second.stderr + second.stdout
-        assert "run folder runs/a belongs to a job that is running" in second.stderr
+        said = r"run folder runs/a belongs to a job that is running on host \S+: process \d+ \(.* --name a "
+        assert re.search(said, second.stderr), second.stderr
         assert "fix: choose another --name" in second.stderr
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
     (tmp_path / "go").touch()
