@@ -226,8 +226,8 @@ const char *even_notice_option(const even_notice *notice);
 /* About ten times a second, with --notice-from: asks for this host, and takes what is announced as notice. Of a host
  * that serves a leader also while no ranks run: the leader is told. */
 void even_job_drain_tick(even_job *job);
-/* The same of the one that leads, while it waits for ranks, and does not turn the job's loop: what is announced is
- * own_notice then. Reaps children, where one is the command that is asked. */
+/* The same of the one that leads, while it waits for ranks, or pauses, and does not turn the job's loop: what is
+ * announced is own_notice then. Reaps children, where one is the command that is asked. */
 void even_job_drain_wait(even_job *job);
 void even_job_drain_close(even_job *job);
 /* Seconds that are left of own_notice; 0: those of --notice, which it did not name otherwise, or that are over. */

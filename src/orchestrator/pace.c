@@ -38,12 +38,26 @@ static even_status turn(even_job *job) {
   return EVEN_OK;
 }
 
+/* Whether this machine's end is announced: what there is is saved, and no attempt follows. */
+static bool ends(even_job *job) {
+  even_job_drain_wait(job);
+  const even_notice own = {.signal = job->own_notice.signal, .what = job->own_notice.what};
+  if (own.signal != EVEN_DRAIN_ANNOUNCED) {
+    return false;
+  }
+  even_job_drain_between(job, &own);
+  return true;
+}
+
 even_status even_pace_wait(even_job *job) {
   uint64_t until_ns = even_clock_ns() + job->pause_ns;
   bool pauses = job->pause_ns > 0;
   job->pause_ns = 0;
   while (even_clock_ns() < until_ns && even_signals_end_pending() == 0 && !even_stop_asked() &&
          (job->hosts == NULL || !even_succession_is_superseded(job->hosts))) {
+    if (ends(job)) {
+      return EVEN_ERR_INTERRUPTED;
+    }
     EVEN_TRY(turn(job));
   }
   return pauses && even_signals_end_pending() != 0 ? EVEN_ERR_INTERRUPTED : EVEN_OK;

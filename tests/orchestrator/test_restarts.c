@@ -129,6 +129,22 @@ static void keep_notice(void *context, const char *text) {
   (void)snprintf(context, 160, "%s", text);
 }
 
+static void an_announced_end_of_this_machine_ends_a_pause(void **state) {
+  char told[160] = "";
+  even_agent_params params = {
+      .notice_seconds = 60, .notice_from = "exec:echo 42", .observer = {.context = told, .notice = keep_notice}};
+  even_job job = {.params = &params, .guardian = {.pid = -1, .pipe = -1}, .pause_ns = 600000000000u};
+  int code = -1;
+  (void)state;
+  assert_int_equal(even_loop_open(&job.loop), EVEN_OK);
+  assert_int_equal(even_pace_wait(&job), EVEN_ERR_INTERRUPTED);
+  even_job_drain_close(&job);
+  even_loop_close(&job.loop);
+  assert_non_null(strstr(told, "exec announces the machine's end (exit code 0): no ranks run, and the training has "));
+  assert_true(even_job_ended_between(&job, &code));
+  assert_int_equal(code, EVEN_SAVED_AND_ENDED);
+}
+
 static void a_pause_is_told_and_ends_with_the_job(void **state) {
   char told[160] = "";
   even_agent_params params = {.observer = {.context = told, .notice = keep_notice}};
@@ -210,6 +226,7 @@ int main(void) {
       cmocka_unit_test(a_restart_is_named_by_its_row_and_by_all),
       cmocka_unit_test(what_fails_early_again_and_again_is_paused),
       cmocka_unit_test(agents_count_anew_where_the_training_went_on),
+      cmocka_unit_test(an_announced_end_of_this_machine_ends_a_pause),
       cmocka_unit_test(a_pause_is_told_and_ends_with_the_job),
       JOB_TEST(where_no_restart_is_left_the_rank_ends_the_job),
       JOB_TEST(a_job_that_comes_further_is_restarted_again_and_again),
