@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from evenstep import _core, sites
+from evenstep._core import EvenstepError
 from evenstep.comm_arena import Arena
 from evenstep.comm_costs import cpu_mask, follow, machine, shape_of
 from evenstep.comm_data import (
@@ -40,6 +41,7 @@ from evenstep.comm_debug import explain
 from evenstep.comm_meeting import meet
 from evenstep.comm_store import OverStore, torch_store
 from evenstep.environment import read_environment
+from evenstep.errors import error_of
 from evenstep.hosts import wanted_engine
 from evenstep.ring import record_calls
 
@@ -65,6 +67,8 @@ _OPS = {
 }
 
 _LONGEST_MASK = 2048  # letters: Linux has up to 8192 CPUs
+_MOST_ROOM = 1 << 48  # bytes of a rank: what processors can address
+_LONGEST_PLACE = 1024  # bytes: where a part's segment is, or why there is none
 _DEFAULT_TIMEOUT = 1800.0
 
 Array = TypeVar("Array")
@@ -285,7 +289,7 @@ class Group:
         chosen = [self._rank_named(rank) for rank in ranks]
         if not chosen or len(set(chosen)) != len(chosen):
             raise argument_error(f"a group of the ranks {chosen}", "name at least one rank, and none twice")
-        room = self._arena_bytes if arena_bytes is None else arena_bytes
+        room = self._arena_bytes if arena_bytes is None else _checked_room(arena_bytes)
         words = f"{chosen} {room}".encode().ljust(4096)
         own = words + cpu_mask().encode().ljust(_LONGEST_MASK)
         said = bytearray(len(own) * self.size)
@@ -311,14 +315,24 @@ class Group:
         """On one host. `masks`: the CPUs of those chosen."""
         self._splits += 1  # on every rank of this group, so that all number the parts alike
         first = self.rank == chosen[0]
-        fd = _core.Comm.create_segment(len(chosen), arena_bytes) if first else -1
-        place = bytearray(f"{os.getpid()}:{fd}".encode().ljust(32))
+        fd, failure = -1, None
+        if first:
+            try:
+                fd = _core.Comm.create_segment(len(chosen), arena_bytes)
+            except EvenstepError as error:  # the others are told, who would wait for it
+                failure = error
+        place = bytearray(f"{os.getpid()}:{fd}:{failure or ''}".encode()[:_LONGEST_PLACE].ljust(_LONGEST_PLACE))
         try:
             self.broadcast(place, chosen[0])
             comm = None
+            process, segment, why = place.decode(errors="replace").strip().split(":", 2)
+            if why:
+                raise failure or error_of(
+                    "EVEN_ERR_SYSTEM", f"rank {chosen[0]} could not make the group: {why}", rank=chosen[0]
+                )
             if self.rank in chosen:
                 if not first:
-                    fd = _core.open_peer_fd(*map(int, place.decode().strip().split(":")))
+                    fd = _core.open_peer_fd(int(process), int(segment))
                 own = chosen.index(self.rank)
                 comm = _core.Comm(fd, own, len(chosen), arena_bytes, self._timeout)
         finally:
@@ -431,6 +445,12 @@ class Group:
 _opened: dict[str, int] = {}
 
 
+def _checked_room(arena_bytes: int) -> int:
+    if isinstance(arena_bytes, bool) or not isinstance(arena_bytes, int) or not 0 <= arena_bytes <= _MOST_ROOM:
+        raise argument_error(f"an arena of {arena_bytes!r} bytes", "give a whole number of bytes, 0 for none")
+    return arena_bytes
+
+
 def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float = _DEFAULT_TIMEOUT) -> Group:
     """Opens a group of all ranks of the job; collective. Each call of the same name opens a new one.
 
@@ -439,6 +459,7 @@ def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float =
     at torch's store, which needs torch and MASTER_ADDR. `arena_bytes` is the shared memory of each rank for `empty`, taken
     up only when it is used; `timeout` the seconds that a call waits for the others, 1800 where it is not above 0 (`inf`: for
     ever)."""
+    _checked_room(arena_bytes)
     environment = read_environment()
     timeout = timeout if timeout > 0 else _DEFAULT_TIMEOUT
     wanted = wanted_engine()

@@ -210,17 +210,18 @@ def _agree(everyone: Sequence[_Wish]) -> list[_Made]:
                     f"es.ProcessSet: rank {rank} makes {_words(wish)}, and its rank {other} {_words(theirs)}\n"
                     "  fix: make the same sets in the same order on every rank of the job"
                 )
-    made = []
+    made, known = [], dict(_ranks)
     for ranks, name in sorted({(wish.ranks, wish.name or "") for wish in everyone if wish.ranks}):
-        number = len(_ranks) + 1
+        number = len(known) + 1
         chosen = name or f"set-{number}"
-        if chosen in _ranks:
+        if chosen in known:
             raise EvenstepError(
-                f"es.ProcessSet: there is a set {chosen!r} already, of the ranks {list(_ranks[chosen])}\n"
+                f"es.ProcessSet: there is a set {chosen!r} already, of the ranks {list(known[chosen])}\n"
                 "  fix: give each set a name of its own"
             )
-        _ranks[chosen] = ranks
+        known[chosen] = ranks
         made.append(_Made(ranks, chosen, number))
+    _ranks.update(known)  # all of the call's, or none
     return made
 
 

@@ -108,6 +108,42 @@ def test_rank_0_that_gives_up_while_another_comes_is_named(monkeypatch: pytest.M
         comm_meeting.meet("over/1", 1, 2, arena_bytes=0, timeout_seconds=10)
 
 
+def test_a_part_that_cannot_be_made_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenstep import comm, comm_meeting
+
+    class Full:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(comm_meeting._core, name)
+
+        class Comm:
+            @staticmethod
+            def create_segment(ranks: int, arena_bytes: int) -> int:
+                raise comm_meeting.EvenstepError("no room in /dev/shm")
+
+    def split(rank: int) -> str:
+        whole = comm_meeting.meet("parts/1", rank, 2, arena_bytes=0, timeout_seconds=60)
+        with comm.Group(whole, 0, 60.0, name="parts") as group:
+            with pytest.raises(comm_meeting.EvenstepError) as told:
+                group.split([1, 0])
+            with pytest.raises(comm_meeting.EvenstepError, match="an arena of -1 bytes"):
+                group.split([0, 1], arena_bytes=-1)
+        return str(told.value)
+
+    monkeypatch.setattr(comm, "_core", Full())
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(split, 0)
+        assert split(1) == "no room in /dev/shm"
+        assert "rank 1 could not make the group: no room in /dev/shm" in first.result()
+
+
+@pytest.mark.parametrize("room", [-1, 1 << 60, 1.5])
+def test_nonsense_of_an_arena_is_refused_before_ranks_meet(room: Any) -> None:
+    import evenstep as es
+
+    with pytest.raises(es.EvenstepError, match="give a whole number of bytes"):
+        es.comm.open("nonsense", arena_bytes=room)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user as well")
 def test_another_user_who_waits_in_rank_0s_place_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     import evenstep as es

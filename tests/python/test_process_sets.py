@@ -40,6 +40,18 @@ def compare(run_ranks: Run, ranks: int, chosen: list[list[int]], *options: str) 
     assert all(told[rank] is None for rank in range(ranks) if rank not in inside)
 
 
+def test_a_call_whose_name_is_taken_makes_no_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evenstep import process_sets
+
+    monkeypatch.setattr(process_sets, "_ranks", {"b": (0, 1)})
+    wishes = [process_sets._Wish(ranks, name, "") for ranks, name in (((0,), "a"), ((1,), "b"))]
+    with pytest.raises(process_sets.EvenstepError, match="there is a set 'b' already"):
+        process_sets._agree(wishes)
+    assert process_sets._ranks == {"b": (0, 1)}
+    wishes[1] = process_sets._Wish((1,), "c", "")
+    assert [made.name for made in process_sets._agree(wishes)] == ["a", "c"]
+
+
 def test_two_sets_train_as_jobs_of_their_own(run_ranks: Run) -> None:
     compare(run_ranks, 5, [[2, 0], [1, 3]])
 
