@@ -3,6 +3,8 @@
  * nobody is left that could tell it. Both wait for as long as for a majority. One may have been cut off so lately that
  * nobody knows it yet: then its host does not confirm that it got the word. One that has ended by itself, or was
  * killed, hears nothing any more, and is none of these (voter_links.h): its host says so at once. */
+#include "orchestrator/succession_linger.h"
+
 #include "base/stop.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -21,8 +23,10 @@ static void tell(const even_hosts *hosts, const even_voter_view *view, uint64_t 
   even_estate_note(hosts->params.estate->content, words);
 }
 
-static bool is_awaited(const even_voter_view *view) {
-  return view->missing_ns != 0 || view->untold;
+uint64_t even_succession_linger_until(const even_voter_view *view, uint64_t begun_ns, uint64_t patience_ns) {
+  uint64_t untold = view->untold ? begun_ns + patience_ns : 0;
+  uint64_t missing = view->missing_ns != 0 ? view->missing_ns + patience_ns : 0;
+  return untold > missing ? untold : missing;
 }
 
 void even_succession_linger(even_hosts *hosts) {
@@ -34,12 +38,13 @@ void even_succession_linger(even_hosts *hosts) {
     return;
   }
   even_voter_look(hosts->voter, &view);
-  if (!even_leadership_ended(&view.newest) || !is_awaited(&view)) {
+  if (!even_leadership_ended(&view.newest)) {
     return;
   }
+  const uint64_t patience = (uint64_t)(hosts->params.majority_seconds * 1e9);
   uint64_t now = begun;
-  uint64_t until = (view.missing_ns == 0 ? begun : view.missing_ns) + (uint64_t)(hosts->params.majority_seconds * 1e9);
-  while (is_awaited(&view) && now < until && !even_stop_asked()) {
+  uint64_t until = even_succession_linger_until(&view, begun, patience);
+  while (now < until && !even_stop_asked()) {
     bool missed = view.missing_ns != 0 && !view.missing_closed;
     cut = cut || missed;
     if (now - begun > QUIET_NS && missed && !told) {
@@ -49,6 +54,7 @@ void even_succession_linger(even_hosts *hosts) {
     even_clock_sleep_ns(50000000);
     even_voter_look(hosts->voter, &view);
     now = even_clock_ns();
+    until = even_succession_linger_until(&view, begun, patience);
   }
   until = even_clock_ns() + TOLD_NS;
   while (cut && view.missing_ns == 0 && even_clock_ns() < until && !even_stop_asked()) {
