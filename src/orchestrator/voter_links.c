@@ -111,14 +111,28 @@ static uint64_t refused_since(const even_voter_links *links, uint64_t id) {
   return 0;
 }
 
+/* One is free, or of a member that is none any more. NULL: none. */
+static even_voter_refusal *find_place(even_voter_links *links) {
+  for (size_t i = 0; i < EVEN_VOTER_REFUSALS; i++) {
+    char address[EVEN_VOTER_ADDRESS] = "";
+    if (links->refusals[i].id != 0 && links->where != NULL) {
+      links->where(links->context, links->refusals[i].id, address);
+    }
+    if (links->refusals[i].id == 0 || (links->where != NULL && address[0] == '\0')) {
+      return &links->refusals[i];
+    }
+  }
+  return NULL;
+}
+
 /* How a call came out: what a member's host says of it holds until it says something else, or nothing. */
 static void note_refused(even_voter_links *links, uint64_t id, bool refused) {
-  even_voter_refusal *place = NULL;
   if (id == 0 || refused == (refused_since(links, id) != 0)) {
     return;
   }
-  for (size_t i = 0; i < EVEN_VOTER_REFUSALS && place == NULL; i++) {
-    place = links->refusals[i].id == (refused ? 0 : id) ? &links->refusals[i] : NULL;
+  even_voter_refusal *place = refused ? find_place(links) : NULL;
+  for (size_t i = 0; i < EVEN_VOTER_REFUSALS && !refused; i++) {
+    place = links->refusals[i].id == id ? &links->refusals[i] : place;
   }
   if (place != NULL) {
     *place = refused ? (even_voter_refusal){.id = id, .since_ns = even_clock_ns()} : (even_voter_refusal){.id = 0};
@@ -207,18 +221,25 @@ static void miss(even_voter_link *link, bool closed) {
   link->all->closed = link->all->closed || closed;
 }
 
+/* Its host has the word of the job's end: its process reads that, or is none any more. */
+static bool has_end(const even_voter_link *link) {
+  return link->delivered && even_leadership_ended(&link->all->own.newest);
+}
+
 /* A kernel says of a process that has ended that its connection is closed, or reset; and of one that is called, that
- * nobody listens there. A process that lives closes one, too: that it has given up, or where it keeps another one. */
+ * nobody listens there. A process that lives closes one, too: that it has given up, or where it keeps another one. One
+ * that stands still closes none. */
 static void on_ended(void *context, even_link *link) {
   even_voter_link *from = context;
   const even_error *why = even_link_why(link);
-  bool closed = why->system_error == 0 || why->system_error == ECONNRESET || why->system_error == EPIPE;
+  bool closed = why->status != EVEN_ERR_TIMEOUT &&
+                (why->system_error == 0 || why->system_error == ECONNRESET || why->system_error == EPIPE);
   bool left = from->over; /* for another one */
   from->over = true;
   if (from->called && !from->told) {
     note_refused(from->all, from->id, why->system_error == ECONNREFUSED);
   }
-  if (left || (from->told && even_voter_links_find(from->all, from->id) != NULL)) {
+  if (left || has_end(from) || even_voter_links_find(from->all, from->id) != NULL) {
     return;
   }
   if (closed ? from->told : is_member(from)) {
@@ -320,7 +341,7 @@ void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
     even_voter_link *link = *at;
     even_link_tick(&link->link, true);
     if (!link->told && !link->over && now_ns - link->since_ns > GREETING_NS) {
-      if (is_member(link)) {
+      if (is_member(link) && even_voter_links_find(links, link->id) == NULL) {
         miss(link, false);
       }
       note_refused(links, link->id, false);
@@ -328,7 +349,7 @@ void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
     }
     alone = alone && (!link->told || link->over || !even_link_is_up(&link->link));
     if (!link->over) {
-      links->unknown += link->told ? 0 : 1;
+      links->unknown += link->told || link->called ? 0 : 1;
       at = &link->next;
       continue;
     }

@@ -1,4 +1,5 @@
-/* The connections of a voter (voter.h): each member calls those with lower numbers, where one of the two votes. */
+/* The connections of a voter (voter.h): each member calls those with lower numbers, where one of the two votes (and
+ * when it calls others: call_others in voter.c); and whoever it misses. */
 #ifndef EVEN_ORCHESTRATOR_VOTER_LINKS_H
 #define EVEN_ORCHESTRATOR_VOTER_LINKS_H
 
@@ -32,8 +33,9 @@ typedef struct even_voter_link {
 
 /* A member whose connection broke without a word: it may be cut off, and come back. It is called, for it may have been
  * left out meanwhile, and then nobody else names it; until it answers, or its host says that it is no more: who listens
- * there now is nobody, or another member. One whose connection was closed has ended, or has given that connection up:
- * it is called, too, for some seconds, in which a host that is there says which of the two it is. */
+ * there now is nobody, or another member. So is one that stands still. One whose connection was closed has ended, or
+ * has given that connection up: it is called, too, for some seconds, in which a host that is there says which of the
+ * two it is. One that is connected otherwise is not missed, nor one whose host has the word of the job's end. */
 typedef struct even_voter_missing {
   uint64_t id; /* 0: none */
   uint64_t since_ns;
@@ -41,7 +43,8 @@ typedef struct even_voter_missing {
   char address[EVEN_VOTER_ADDRESS]; /* "": it is not known, and cannot be called */
 } even_voter_missing;
 
-/* A member whose host has said, whenever it was called since then, that nobody listens there. */
+/* A member whose host, or a firewall in its name, has said, whenever it was called since then, that nobody listens
+ * there. */
 typedef struct even_voter_refusal {
   uint64_t id; /* 0: none */
   uint64_t since_ns;
@@ -60,7 +63,7 @@ typedef struct even_voter_links {
   even_voter_missing missing[EVEN_VOTER_MISSING];   /* the latest */
   even_voter_refusal refusals[EVEN_VOTER_REFUSALS]; /* as many as there is room for */
   uint64_t alone_ns;                                /* since when no member is connected; 0: one is */
-  size_t unknown;                                   /* open ones that have not said who they are */
+  size_t unknown;                                   /* open ones that others made, and have not said who they are */
   bool closed; /* a connection was, since the owner looked: whoever that was shall be called at once */
   void *context;
   uint64_t (*term)(void *context); /* of Raft's, now */

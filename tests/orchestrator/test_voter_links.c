@@ -405,6 +405,91 @@ static void what_was_told_is_delivered_once_the_other_host_has_it(void **state) 
   await_delivered();
 }
 
+/* The second connection of two, of which only the called one's end is to speak. */
+static void call_beside(even_voter_link *older) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  older->id = 77;
+  call(&one, &other);
+  while (one.links.open == older || !one.links.open->link.was_ready) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  older->id = 5;
+  assert_false(one.links.open->told);
+}
+
+static void one_that_is_connected_otherwise_need_say_no_word(void **state) {
+  (void)state;
+  even_voter_link *older = one.links.open;
+  call_beside(older);
+  one.links.open->link.failed = true;
+  one.links.open->link.why.system_error = ETIMEDOUT;
+  turn();
+  assert_ptr_equal(one.links.open, older);
+  assert_null(even_voter_links_missing(&one.links));
+  call_beside(older);
+  even_voter_links_tick(&one.links, even_clock_ns() + 4000000000u);
+  assert_ptr_equal(one.links.open, older);
+  assert_null(even_voter_links_missing(&one.links));
+}
+
+/* Nor has it closed anything: it may go on, and wait for a majority. */
+static void one_that_stands_still_has_not_ended(void **state) {
+  (void)state;
+  one.links.open->link.failed = true;
+  one.links.open->link.why = (even_error){.status = EVEN_ERR_TIMEOUT, .rank = -1};
+  even_voter_links_tick(&one.links, even_clock_ns());
+  assert_int_equal(even_voter_links_missing(&one.links)->id, 5);
+  assert_false(even_voter_links_missing(&one.links)->closed);
+}
+
+/* Its host may be one that refuses no call: the end of a job must not wait for that. */
+static void one_that_has_the_word_of_the_end_is_not_missed(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  one.links.own.newest = (even_leadership){.generation = 2, .leader = EVEN_LEADERSHIP_NOBODY};
+  await_delivered();
+  other.links.open->over = true;
+  while (one.links.open != NULL) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  assert_null(even_voter_links_missing(&one.links));
+}
+
+/* Else one that calls all others of a large job could not be called. */
+static void only_those_that_call_are_strangers(void **state) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  call(&one, &other);
+  while (other.links.open == NULL) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  assert_false(one.links.open->told);
+  assert_int_equal(one.links.unknown, 0);
+  assert_int_equal(other.links.unknown, 1);
+}
+
+static uint64_t refuse(void) {
+  const uint64_t id = 5;
+  fault_os(FAULT_connect, 1, ECONNREFUSED);
+  call(&one, &other);
+  return even_voter_links_deserted(&one.links, &id, 1);
+}
+
+static void who_is_no_member_any_more_leaves_its_place_among_those_that_were_refused(void **state) {
+  (void)state;
+  turn();
+  for (size_t i = 0; i < EVEN_VOTER_REFUSALS; i++) {
+    one.links.refusals[i] = (even_voter_refusal){.id = 100 + i, .since_ns = 1};
+  }
+  write_address(&other, one.knows); /* it knows where all of them listen */
+  assert_true(refuse() == 0);
+  one.knows[0] = '\0';
+  assert_true(refuse() != 0);
+}
+
 int main(void) {
   struct sigaction before;
   const struct CMUnitTest tests[] = {
@@ -423,6 +508,12 @@ int main(void) {
       cmocka_unit_test_setup_teardown(one_that_has_closed_takes_no_place_of_one_that_is_cut_off, met, finish),
       cmocka_unit_test_setup_teardown(one_that_was_called_and_says_no_word_is_missed, apart, finish),
       cmocka_unit_test_setup_teardown(what_was_told_is_delivered_once_the_other_host_has_it, met, finish),
+      cmocka_unit_test_setup_teardown(one_that_is_connected_otherwise_need_say_no_word, met, finish),
+      cmocka_unit_test_setup_teardown(one_that_stands_still_has_not_ended, met, finish),
+      cmocka_unit_test_setup_teardown(one_that_has_the_word_of_the_end_is_not_missed, met, finish),
+      cmocka_unit_test_setup_teardown(only_those_that_call_are_strangers, apart, finish),
+      cmocka_unit_test_setup_teardown(who_is_no_member_any_more_leaves_its_place_among_those_that_were_refused, apart,
+                                      finish),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;
