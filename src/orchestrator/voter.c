@@ -136,10 +136,15 @@ static void where_it_listens(void *context, uint64_t id, char address[EVEN_VOTER
   }
 }
 
-static void call(even_voter *voter, uint64_t id) {
-  char address[EVEN_VOTER_ADDRESS] = "";
-  where_it_listens(voter, id, address);
-  even_voter_links_call(&voter->links, id, address);
+/* But for this one, those with lower numbers than `below`. */
+static void call_each(even_voter *voter, const uint64_t *ids, size_t count, uint64_t below) {
+  for (size_t i = 0; i < count; i++) {
+    char address[EVEN_VOTER_ADDRESS] = "";
+    if (ids[i] != voter->links.own.id && ids[i] < below) {
+      where_it_listens(voter, ids[i], address);
+      even_voter_links_call(&voter->links, ids[i], address);
+    }
+  }
 }
 
 /* All that it knows of, this one and some twice among them. */
@@ -157,30 +162,28 @@ static size_t name_all(even_voter *voter, uint64_t ids[2 * EVEN_VOTER_MOST]) {
   return count;
 }
 
-static bool votes(const struct raft_server *server) {
-  return server != NULL && server->role == RAFT_VOTER;
-}
-
-/* Those with lower numbers, where one of the two votes, or this one joins, or was left out: others tell who leads. One
- * with which nobody is connected calls all, to know what their hosts say. And those that are missing, which may know of
- * none of these. */
+/* Those with lower numbers, of those with which it is to be connected: others tell who leads. One with which nobody is
+ * connected calls all of these, and when their hosts have refused, all others, to know what theirs say: not before, for
+ * each connection stays. And those that are missing, which may know of none of these. */
 static void call_others(even_voter *voter, uint64_t now) {
-  uint64_t self = voter->links.own.id;
   uint64_t ids[2 * EVEN_VOTER_MOST];
+  uint64_t near[2 * EVEN_VOTER_MOST];
+  size_t nears = 0;
   if (now < voter->next_call_ns && !voter->links.closed) {
     return;
   }
   voter->links.closed = false;
   voter->next_call_ns = now + voter->times.call_ns;
-  const struct raft_server *own = even_voter_log_server(&voter->log, self);
   bool alone = voter->links.alone_ns != 0 && now > voter->links.alone_ns + voter->times.gone_ns;
   size_t count = name_all(voter, ids);
   for (size_t i = 0; i < count; i++) {
-    const struct raft_server *server = even_voter_log_server(&voter->log, ids[i]);
-    bool calls = own == NULL || (server != NULL && (votes(server) || votes(own)));
-    if (ids[i] != self && (alone || (ids[i] < self && calls))) {
-      call(voter, ids[i]);
+    if (even_voter_log_connects(&voter->log, ids[i])) {
+      near[nears++] = ids[i];
     }
+  }
+  call_each(voter, near, nears, alone ? UINT64_MAX : voter->links.own.id);
+  if (alone && even_voter_links_deserted(&voter->links, near, nears) != 0) {
+    call_each(voter, ids, count, UINT64_MAX);
   }
   even_voter_links_call_missing(&voter->links);
 }

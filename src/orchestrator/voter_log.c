@@ -186,6 +186,16 @@ const struct raft_server *even_voter_log_server(const even_voter_log *log, uint6
   return NULL;
 }
 
+static bool votes(const struct raft_server *server) {
+  return server != NULL && server->role == RAFT_VOTER;
+}
+
+bool even_voter_log_connects(const even_voter_log *log, uint64_t id) {
+  const struct raft_server *own = even_voter_log_server(log, log->raft.id);
+  const struct raft_server *other = even_voter_log_server(log, id);
+  return own == NULL || (other != NULL && (votes(other) || votes(own)));
+}
+
 unsigned even_voter_log_voters(const even_voter_log *log) {
   unsigned voters = 0;
   for (unsigned i = 0; i < log->raft.configuration.n; i++) {

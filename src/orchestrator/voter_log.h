@@ -51,6 +51,8 @@ bool even_voter_log_is(const even_voter_log *log, const even_voter_member *wante
 bool even_voter_log_has_only(const even_voter_log *log, const even_voter_member *wanted, size_t count);
 /* NULL: no such member. */
 const struct raft_server *even_voter_log_server(const even_voter_log *log, uint64_t id);
+/* Whether this member and that one are to be connected: one of the two votes, or this one joins, or was left out. */
+bool even_voter_log_connects(const even_voter_log *log, uint64_t id);
 unsigned even_voter_log_voters(const even_voter_log *log);
 
 #endif

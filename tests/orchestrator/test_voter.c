@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-enum { MOST = 6 };
+enum { MOST = 7 };
 
 /* Far beyond what any of it takes: a machine may be slow. */
 static const uint64_t LIMIT_NS = 120000000000u;
@@ -430,6 +430,40 @@ static void what_was_handed_over_is_not_taken_back(void **state) {
   close_group(&all);
 }
 
+static bool is_called(const cluster *all, size_t i) {
+  int fd = -1;
+  assert_int_equal(even_socket_accept(all->listeners[i], &fd), EVEN_OK);
+  if (fd >= 0) {
+    (void)close(fd);
+  }
+  return fd >= 0;
+}
+
+/* Else all of a large job that have lost the voters for a moment were connected with one another from then on. */
+static void of_two_without_a_vote_one_calls_the_other_only_where_all_voters_have_ended(void **state) {
+  cluster all;
+  (void)state;
+  memset(&all, 0, sizeof all);
+  all.count = MOST;
+  all.silence_ms = EVEN_SOCKET_SHORTEST_SILENCE_MS;
+  for (size_t i = 0; i < MOST; i++) {
+    name_member(&all, i, i + 1);
+  }
+  begin(&all, 6, MOST, FIRST); /* nobody listens to it, but nobody refuses it */
+  even_clock_sleep_ns(even_leadership_times_of(all.silence_ms).gone_ns +
+                      1500000000u); /* the claim is that nothing changes */
+  assert_true(is_called(&all, 0));
+  assert_false(is_called(&all, 5));
+  for (size_t i = 0; i < 5; i++) {
+    even_listener_close(all.listeners[i]);
+  }
+  for (uint64_t until = even_clock_ns() + LIMIT_NS; !is_called(&all, 5); even_clock_sleep_ns(5000000)) {
+    assert_true(even_clock_ns() < until);
+  }
+  even_listener_close(all.listeners[5]);
+  close_group(&all);
+}
+
 int main(void) {
   struct sigaction before;
   const struct CMUnitTest tests[] = {
@@ -441,6 +475,7 @@ int main(void) {
       cmocka_unit_test(those_that_come_back_are_a_majority_again),
       cmocka_unit_test(after_its_end_nobody_leads_a_job),
       cmocka_unit_test(what_was_handed_over_is_not_taken_back),
+      cmocka_unit_test(of_two_without_a_vote_one_calls_the_other_only_where_all_voters_have_ended),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;
