@@ -249,8 +249,9 @@ static even_status connect_to(const even_candidate *candidate, const even_voter_
   return even_link_is_up(link) ? EVEN_OK : even_fail(EVEN_ERR_TIMEOUT, "%s does not answer", view->address);
 }
 
-/* Where all others that are known have ended for so long: nobody is left that could lead, or say that the job has
- * ended. One that leads all the same is not known here, and starts an agent of its own on this host. */
+/* Where the hosts of all others that are known have refused for so long: nobody is left that could lead, or say that
+ * the job has ended. One that leads all the same is not known here; where it starts hosts again (not one that has taken
+ * a leader's place), it starts an agent of its own on this one. */
 static bool is_deserted(const even_voter_view *view, uint64_t begun, uint64_t now) {
   const uint64_t deserted_ns = 5 * (uint64_t)even_socket_silence() * 1000000u;
   uint64_t since = view->deserted_ns > begun ? view->deserted_ns : begun;
@@ -328,7 +329,7 @@ even_status even_candidate_await(even_candidate *candidate, even_loop *loop, con
     }
     if (is_deserted(&view, begun, now)) {
       even_estate_note(candidate->estate,
-                       "the hosts of all other agents say that these have ended: this host's part has ended, too");
+                       "the hosts of all other agents say that nobody listens there: this host's part has ended, too");
       return EVEN_OK;
     }
     if (now - alone > dropped_ns || (candidate->estate == NULL && now - begun > GATHER_NS)) {
