@@ -133,7 +133,7 @@ class DeviceCollectives:
         self, comm: _core.DeviceComm, tensor: torch.Tensor, dtype: int, op: int, options: Any, stream: int
     ) -> None:
         number, factor = _weight(options)
-        data = plain(tensor) if factor is None else plain(tensor).mul(factor)
+        data = scaled(tensor, factor)
         comm.all_reduce(data.data_ptr(), data.data_ptr(), data.numel(), dtype, op, number, stream)
         if data is not tensor:
             self._streams.settle(stream)
@@ -149,7 +149,7 @@ class DeviceCollectives:
                 self._reduced(comm, tensors[0], dtypes[0], op, options, stream)
                 return
             number, factor = _weight(options)
-            sources = [plain(tensor) if factor is None else plain(tensor).mul(factor) for tensor in tensors]
+            sources = [scaled(tensor, factor) for tensor in tensors]
             with as_one(comm):
                 for data, dtype in zip(sources, dtypes):
                     comm.all_reduce(data.data_ptr(), data.data_ptr(), data.numel(), dtype, op, number, stream)
@@ -180,7 +180,7 @@ class DeviceCollectives:
 
         def body(comm: _core.DeviceComm, stream: int) -> None:
             number, factor = _weight(opts)
-            data = plain(tensor) if factor is None else plain(tensor).mul(factor)
+            data = scaled(tensor, factor)
             target = landing(tensor) if self._rank == root else data
             comm.reduce(data.data_ptr(), target.data_ptr(), data.numel(), dtype, op, number, root, stream)
             if self._rank == root:

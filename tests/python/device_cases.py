@@ -72,6 +72,7 @@ def reductions(rank: int, ranks: int, streams: FakeStreams) -> None:
         dist.all_reduce(tensor, op=dist._make_nccl_premul_sum(factor))
         streams.finish()
         same(tensor, total)
+    by_tensors(rank, ranks, streams)
     crossed = torch.zeros(4, 4)
     crossed[:, 1] = rank + 1.0
     dist.all_reduce(crossed[:, 1])  # not contiguous
@@ -86,6 +87,34 @@ def reductions(rank: int, ranks: int, streams: FakeStreams) -> None:
     dist.reduce(kept, dst=1)
     streams.finish()
     same(kept, total if rank == 1 else rank + 1)
+
+
+def by_tensors(rank: int, ranks: int, streams: FakeStreams) -> None:
+    """What a tensor has multiplied keeps its dtype, as which it is sent, or is refused before that."""
+    total = sum(range(1, ranks + 1))
+
+    def together(tensor: torch.Tensor, op: Any) -> None:
+        with dist._coalescing_manager():
+            dist.all_reduce(tensor, op)
+            dist.all_reduce(tensor.clone(), op)
+
+    def to_root(tensor: torch.Tensor, op: Any) -> None:
+        dist.reduce(tensor, 0, op)
+
+    for call in (dist.all_reduce, together, to_root):
+        for dtype, factor in ((torch.bfloat16, torch.tensor([0.5])), (torch.int64, torch.tensor([3]))):
+            tensor = torch.full((64,), 2 * (rank + 1), dtype=dtype)
+            call(tensor, dist._make_nccl_premul_sum(factor))
+            streams.finish()
+            same(tensor, 2 * (rank + 1) if call is to_root and rank else 2 * total * factor)
+        tensor = torch.full((64,), rank + 1)
+        try:
+            call(tensor, dist._make_nccl_premul_sum(torch.tensor([0.5])))
+        except RuntimeError as error:
+            assert "can't be cast" in str(error), error
+        else:
+            raise AssertionError("integers by a fraction")
+        same(tensor, rank + 1)
 
 
 def moves(rank: int, ranks: int, streams: FakeStreams) -> None:
