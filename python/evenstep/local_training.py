@@ -70,7 +70,8 @@ class LocalTraining:
     def _anchor(self) -> None:
         for index in self._loose:
             self._anchors[index].copy_(self._parameters[index])
-        self._loose.clear()
+        # the script may set the others yet, until an optimizer gets them
+        self._loose.difference_update(*self._trained.values())
 
     @property
     def whole(self) -> bool:

@@ -176,13 +176,14 @@ def test_parameters_that_an_optimizer_gets_later_become_one_as_well() -> None:
     optimizer = torch.optim.SGD([first], lr=1.0)
     for number in range(4):
         if number == 1:
+            later.data.fill_(4.0)  # loaded before the optimizer has it: no movement
             optimizer.add_param_group({"params": [later]})
         local.saw(1.0)
         first.data.add_(1.0)
         later.data.add_(float(number > 0))
         local.after_step(optimizer)
     assert first.item() == 2.0  # half of each way: 1, then 1
-    assert later.item() == 1.5  # half of 1, then 1
+    assert later.item() == 5.5  # from 4 half of 1, then 1
 
 
 def test_weights_alone_loaded_within_a_round(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
