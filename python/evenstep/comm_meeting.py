@@ -84,7 +84,7 @@ class _Meeting:
             said = json.loads(connection.recv(_LONGEST))
             rank = int(said.pop("rank"))
             self.cpus[rank] = format(int(said.pop("cpus"), 16), "x")
-        except (ValueError, KeyError, AttributeError, TypeError, OSError):
+        except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError, OSError):
             connection.close()  # no rank of ours
             return
         words = ""

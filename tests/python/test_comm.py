@@ -83,10 +83,11 @@ def test_strangers_do_not_keep_ranks_from_meeting(timeout: float) -> None:
     def meet(rank: int) -> Any:
         return comm_meeting.meet(f"strange/{timeout}", rank, 2, arena_bytes=0, timeout_seconds=timeout)
 
+    said = [b"[]", b'{"rank": null}', b'{"rank": 1, "cpus": 2}', b'{"rank": Infinity, "cpus": "1"}', b"[" * 4000]
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(meet, 0)
-        strangers = [comm_meeting._connect(f"strange/{timeout}", time.monotonic() + 60) for _ in range(4)]
-        for stranger, words in zip(strangers[1:], (b"[]", b'{"rank": null}', b'{"rank": 1, "cpus": 2}')):
+        strangers = [comm_meeting._connect(f"strange/{timeout}", time.monotonic() + 60) for _ in range(len(said) + 1)]
+        for stranger, words in zip(strangers[1:], said):
             stranger.sendall(words)
         try:
             second = meet(1)
@@ -136,7 +137,7 @@ def test_a_part_that_cannot_be_made_is_told_to_all(monkeypatch: pytest.MonkeyPat
         assert "rank 1 could not make the group: no room in /dev/shm" in first.result()
 
 
-@pytest.mark.parametrize("room", [-1, 1 << 60, 1.5])
+@pytest.mark.parametrize("room", [-1, 1 << 60, 1.5, True])
 def test_nonsense_of_an_arena_is_refused_before_ranks_meet(room: Any) -> None:
     import evenstep as es
 
