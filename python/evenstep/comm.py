@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 import os
 from collections.abc import Sequence
 from types import TracebackType
@@ -446,9 +447,14 @@ _opened: dict[str, int] = {}
 
 
 def _checked_room(arena_bytes: int) -> int:
-    if isinstance(arena_bytes, bool) or not isinstance(arena_bytes, int) or not 0 <= arena_bytes <= _MOST_ROOM:
+    """As Python's own number, also where it is one of NumPy's."""
+    try:
+        room = -1 if isinstance(arena_bytes, bool) else operator.index(arena_bytes)
+    except TypeError:
+        room = -1
+    if not 0 <= room <= _MOST_ROOM:
         raise argument_error(f"an arena of {arena_bytes!r} bytes", "give a whole number of bytes, 0 for none")
-    return arena_bytes
+    return room
 
 
 def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float = _DEFAULT_TIMEOUT) -> Group:
@@ -459,7 +465,7 @@ def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float =
     at torch's store, which needs torch and MASTER_ADDR. `arena_bytes` is the shared memory of each rank for `empty`, taken
     up only when it is used; `timeout` the seconds that a call waits for the others, 1800 where it is not above 0 (`inf`: for
     ever)."""
-    _checked_room(arena_bytes)
+    room = _checked_room(arena_bytes)
     environment = read_environment()
     timeout = timeout if timeout > 0 else _DEFAULT_TIMEOUT
     wanted = wanted_engine()
@@ -467,8 +473,8 @@ def open(name: str = "default", *, arena_bytes: int = 64 << 20, timeout: float =
     place, rank, ranks = f"{name}/{number}", environment.rank, environment.world_size
     if ranks == 1 or environment.local_world_size == ranks:
         engine = wanted if ranks > 1 else ""
-        comm = meet(place, rank, ranks, arena_bytes=arena_bytes, timeout_seconds=timeout, engine=engine)
+        comm = meet(place, rank, ranks, arena_bytes=room, timeout_seconds=timeout, engine=engine)
         if comm is not None:
-            return Group(comm, arena_bytes, timeout, name=f"comm/{place}")
+            return Group(comm, room, timeout, name=f"comm/{place}")
     over = OverStore(torch_store(), f"comm/{place}", list(range(ranks)))
-    return Group(over.open(rank, arena_bytes, timeout), arena_bytes, timeout, over)
+    return Group(over.open(rank, room, timeout), room, timeout, over)

@@ -145,6 +145,16 @@ def test_nonsense_of_an_arena_is_refused_before_ranks_meet(room: Any) -> None:
         es.comm.open("nonsense", arena_bytes=room)
 
 
+def test_whole_numbers_of_others_are_sizes_of_an_arena() -> None:
+    import numpy as np
+
+    import evenstep as es
+
+    with es.comm.open("whole", arena_bytes=np.int64(1 << 20)) as group:
+        assert type(group._arena_bytes) is int  # json, by which ranks meet, knows no other
+        group.split([0], arena_bytes=np.uint32(4096)).close()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user as well")
 def test_another_user_who_waits_in_rank_0s_place_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     import evenstep as es
