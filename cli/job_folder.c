@@ -162,7 +162,7 @@ static even_status check_unlocked(const even_job_setup *setup) {
 
 static even_status tell_in_use(const char *folder) {
   even_text who = EVEN_TEXT_EMPTY;
-  even_lock_add_holder(folder, &who);
+  even_lock_add_holder(folder, true, &who);
   (void)even_fail(EVEN_ERR_IN_USE, "run folder %s belongs to a job that is running%s%s", folder,
                   who.length > 0 ? " on " : "", even_text_string(&who));
   even_text_free(&who);

@@ -91,7 +91,7 @@ static even_status look_at(const char *partial, int *lock, writer_state *out) {
 
 static even_status tell_in_use(const char *partial) {
   even_text who = EVEN_TEXT_EMPTY;
-  even_lock_add_holder(partial, &who);
+  even_lock_add_holder(partial, false, &who); /* the error is kept in logs */
   (void)even_fail(EVEN_ERR_IN_USE, "%s is being written by another process%s%s", partial, who.length > 0 ? ", on " : "",
                   even_text_string(&who));
   even_text_free(&who);

@@ -5,11 +5,13 @@
 #include "base/utf8.h"
 #include "os/calls.h"
 #include "os/clock.h"
+#include "os/entries.h"
 #include "os/file.h"
 #include "os/path.h"
 #include "os/process_stat.h"
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -37,6 +39,35 @@ static pid_t find_in(const char *locks, const struct stat *of) {
   return 0;
 }
 
+typedef struct descriptors {
+  pid_t pid;
+  const struct stat *of;
+  bool found;
+} descriptors;
+
+static bool look_at(void *context, const char *name) {
+  descriptors *now = context;
+  struct stat facts;
+  char path[64];
+  (void)snprintf(path, sizeof path, "/proc/%ld/fd/%.20s", (long)now->pid, name);
+  int fd = even_os.open(path, O_PATH | O_CLOEXEC, 0);
+  if (fd < 0) {
+    return true;
+  }
+  now->found = even_os.fstat(fd, &facts) == 0 && facts.st_ino == now->of->st_ino && facts.st_dev == now->of->st_dev;
+  (void)even_os.close(fd);
+  return !now->found;
+}
+
+/* Who took a lock may have ended, and its number be another process's, while a child has the descriptor, and so the
+ * lock. */
+static bool has_open(pid_t pid, const struct stat *of) {
+  descriptors now = {.pid = pid, .of = of};
+  char path[64];
+  (void)snprintf(path, sizeof path, "/proc/%ld/fd", (long)pid);
+  return even_folder_each(path, look_at, &now) == EVEN_OK && now.found;
+}
+
 static pid_t find_holder(const char *folder) {
   struct stat facts;
   even_text locks = EVEN_TEXT_EMPTY;
@@ -47,6 +78,7 @@ static pid_t find_holder(const char *folder) {
   }
   if (even_os.fstat(fd, &facts) == 0 && even_file_read("/proc/locks", MOST_LOCKS, &locks) == EVEN_OK) {
     holder = find_in(even_text_string(&locks), &facts);
+    holder = holder > 0 && has_open(holder, &facts) ? holder : 0;
   }
   (void)even_os.close(fd);
   even_text_free(&locks);
@@ -82,13 +114,15 @@ static void add_beginning(pid_t pid, even_text *out) {
   }
 }
 
-void even_lock_add_holder(const char *folder, even_text *out) {
+void even_lock_add_holder(const char *folder, bool command, even_text *out) {
   char host[MOST_HOST];
   pid_t holder = find_holder(folder);
   if (holder > 0) {
     even_host_name(host, sizeof host);
     even_text_format(out, "host %s: process %ld", host, (long)holder);
-    add_command(holder, out);
+    if (command) {
+      add_command(holder, out);
+    }
     add_beginning(holder, out);
   }
   even_error_clear(); /* what could not be read is not said */
