@@ -23,7 +23,7 @@ typedef struct listing {
   bool header_printed;
 } listing;
 
-enum { MOST_SHOWN = 1024 };
+enum { MOST_SHOWN = 1024, MOST_PATH = 4096 };
 
 static void number_text(int64_t value, char *out, size_t room) {
   if (value < 0) {
@@ -225,39 +225,19 @@ static void verify_json(even_json *json, const char *path, even_status status, c
 }
 
 static void verify_text(const char *path, even_status status, const even_names *problems) {
+  char shown[MOST_PATH];
   if (status == EVEN_OK) {
-    (void)printf("%s: whole\n", path);
+    (void)printf("%s: whole\n", even_utf8_clean(path, shown, sizeof shown));
     return;
   }
   if (status == EVEN_ERR_CORRUPT) {
-    (void)printf("%s: DAMAGED\n", path);
+    (void)printf("%s: DAMAGED\n", even_utf8_clean(path, shown, sizeof shown));
     for (size_t i = 0; i < problems->count; i++) {
-      char shown[MOST_SHOWN];
       (void)printf("  %s\n", even_utf8_clean(problems->items[i], shown, sizeof shown));
     }
     return;
   }
   (void)even_cli_fail();
-}
-
-/* A checkpoint, or those of a folder or a run. What holds none is told as a checkpoint that it is not. */
-static even_status find_verified(const char *name, even_names *out) {
-  even_text folder = EVEN_TEXT_EMPTY;
-  even_status status = even_ckpt_folder(name, &folder);
-  bool may_be_one = status == EVEN_OK ? strcmp(name, even_text_string(&folder)) == 0 : strchr(name, '/') != NULL;
-  if (status == EVEN_OK) {
-    status = even_ckpt_paths(even_text_string(&folder), false, out);
-  }
-  if (status == EVEN_OK && out->count == 0 && !may_be_one) {
-    status = even_fail(EVEN_ERR_NOT_FOUND, "run %s has no checkpoint", even_text_string(&folder));
-    (void)even_error_fix("`evenstep ckpt ls` lists those that there are");
-  }
-  even_text_free(&folder);
-  if (out->count == 0 && may_be_one) {
-    even_error_clear();
-    return even_names_add(out, name);
-  }
-  return status;
 }
 
 typedef struct verifying {
@@ -266,7 +246,8 @@ typedef struct verifying {
   int worst; /* of the exit codes */
 } verifying;
 
-static void take_outcome(verifying *out, const char *path, even_status status, const even_names *problems) {
+static void take_outcome(void *context, const char *path, even_status status, const even_names *problems) {
+  verifying *out = context;
   int code = even_status_exit_code(status);
   out->worst = code > out->worst ? code : out->worst;
   if (out->as_json) {
@@ -276,34 +257,17 @@ static void take_outcome(verifying *out, const char *path, even_status status, c
   }
 }
 
-static void verify_named(verifying *out, const char *name) {
-  even_names paths = {NULL, 0};
-  even_status found = find_verified(name, &paths);
-  if (found != EVEN_OK) {
-    take_outcome(out, name, found, &(even_names){NULL, 0});
-  }
-  for (size_t i = 0; i < paths.count && found == EVEN_OK; i++) {
-    even_names problems = {NULL, 0};
-    even_status status = even_checkpoint_verify(paths.items[i], &problems);
-    bool removed = status != EVEN_OK && strcmp(paths.items[i], name) != 0 && !even_path_exists(paths.items[i]);
-    if (!removed) { /* else its job keeps newer ones meanwhile (--keep) */
-      take_outcome(out, paths.items[i], status, &problems);
-    }
-    even_names_free(&problems);
-  }
-  even_names_free(&paths);
-}
-
 static int verify(int argc, char **argv) {
   bool as_json = false;
   int code = 0;
   int operand = 0;
-  const even_usage usage = {.command = "ckpt verify",
-                            .synopsis = "evenstep ckpt verify [options] PATH|RUN …|URL …",
-                            .description =
-                                "Reads every byte of the checkpoints and compares the checksums: of one, of all in a "
-                                "folder or of a run; of URLs a piece at a time, there.",
-                            .epilogue = "exit code: 0 all are whole, 6 one is damaged, 3 one is not there"};
+  const even_usage usage = {
+      .command = "ckpt verify",
+      .synopsis = "evenstep ckpt verify [options] PATH|RUN …|URL …",
+      .description =
+          "Reads every byte of the checkpoints and compares the checksums: of one, of all in a "
+          "folder or of a run; of URLs a piece at a time, there.",
+      .epilogue = "exit code: 0 all are whole, 6 one is damaged, 3 one is not there or has lost its manifest"};
   const even_option options[] = {{.name = "json", .kind = EVEN_OPTION_FLAG, .value = &as_json, .help = "print JSON"}};
   if (!even_cli_begin(&usage, options, 1, argc, argv, -1, NULL, &operand, &code)) {
     return code;
@@ -317,7 +281,7 @@ static int verify(int argc, char **argv) {
   verifying out = {.json = even_json_begin(&text, 2), .as_json = as_json};
   even_json_array(&out.json, NULL);
   for (int i = operand; i < argc; i++) {
-    verify_named(&out, argv[i]);
+    even_ckpt_verify(argv[i], take_outcome, &out);
   }
   even_json_array_end(&out.json);
   if (!as_json) {

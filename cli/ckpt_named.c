@@ -20,6 +20,26 @@ static bool grows(const char *name) {
   return length >= tail && strcmp(name + length - tail, EVEN_CHECKPOINT_PARTIAL) == 0;
 }
 
+/* "step-00000120", and "-1f9e02aa" behind where another training has that name: those that a job's checkpoints have. */
+static bool is_steps(const char *name) {
+  static const char prefix[] = "step-";
+  if (strncmp(name, prefix, sizeof prefix - 1) != 0) {
+    return false;
+  }
+  const char *number = name + sizeof prefix - 1;
+  const char *behind = number + strspn(number, "0123456789");
+  size_t lineage = *behind == '-' ? strspn(behind + 1, "0123456789abcdef") : 0;
+  return behind > number && (*behind == '\0' || (lineage > 0 && behind[1 + lineage] == '\0'));
+}
+
+/* Whether it is to be told of; `path`: it, in its folder. */
+static bool is_one(const char *name, const char *path, bool growing) {
+  if (grows(name)) {
+    return growing;
+  }
+  return has(path, EVEN_CHECKPOINT_MANIFEST) || (!growing && is_steps(name) && even_path_is_folder(path));
+}
+
 even_status even_ckpt_paths(const char *folder, bool growing, even_names *out) {
   even_names names = {NULL, 0};
   even_text path = EVEN_TEXT_EMPTY;
@@ -36,8 +56,7 @@ even_status even_ckpt_paths(const char *folder, bool growing, even_names *out) {
     path.length = root;
     even_text_format(&path, "/%s", names.items[i]);
     status = even_text_status(&path);
-    bool wanted = grows(names.items[i]) ? growing : has(even_text_string(&path), EVEN_CHECKPOINT_MANIFEST);
-    if (status == EVEN_OK && wanted) {
+    if (status == EVEN_OK && is_one(names.items[i], even_text_string(&path), growing)) {
       status = even_names_add(out, even_text_string(&path));
     }
   }
@@ -47,17 +66,21 @@ even_status even_ckpt_paths(const char *folder, bool growing, even_names *out) {
 }
 
 even_status even_ckpt_folder(const char *name, even_text *out) {
+  bool may_be_run = name[0] != '\0' && strchr(name, '/') == NULL && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
+  bool there = even_path_exists(name);
   even_text_clear(out);
-  even_text_format(out, "runs/%s", name);
+  even_text_format(out, "%s%s", there ? "" : "runs/", name);
   EVEN_TRY(even_text_status(out));
-  if (even_path_exists(name)) {
-    even_text_clear(out);
-    even_text_add(out, name);
-    return even_text_status(out);
+  if (there) {
+    return EVEN_OK;
   }
-  if (!even_path_exists(even_text_string(out))) {
+  if (may_be_run && even_path_exists(even_text_string(out))) {
+    return EVEN_OK;
+  }
+  if (may_be_run) {
     (void)even_fail(EVEN_ERR_NOT_FOUND, "neither folder %s nor run %s exists", name, even_text_string(out));
-    return even_error_fix("name a folder with checkpoints, a run folder, or a run in ./runs");
+  } else {
+    (void)even_fail(EVEN_ERR_NOT_FOUND, "folder %s does not exist", name);
   }
-  return EVEN_OK;
+  return even_error_fix("name a folder with checkpoints, a run folder, or a run in ./runs");
 }

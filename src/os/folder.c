@@ -212,7 +212,6 @@ even_status even_path_is_link(const char *path, bool *out) {
   return status;
 }
 
-/* Whether `path` still names the folder behind `fd`: between open and flock another process may have removed it. */
 static bool same_folder(const char *path, int flags, int fd) {
   struct stat held;
   struct stat named;
@@ -224,6 +223,14 @@ static bool same_folder(const char *path, int flags, int fd) {
               held.st_dev == named.st_dev;
   (void)even_os.close(again);
   return same;
+}
+
+int even_folder_hold(const char *path) {
+  return open_for_reading(path, 0);
+}
+
+bool even_folder_is_at(const char *path, int fd) {
+  return fd >= 0 && same_folder(path, 0, fd);
 }
 
 static even_status locking_failed(const char *path, int reason) {
@@ -244,7 +251,7 @@ static even_status lock(const char *path, int flags, int *fd) {
     (void)even_os.close(opened);
     return locking_failed(path, reason);
   }
-  if (!same_folder(path, flags, opened)) {
+  if (!same_folder(path, flags, opened)) { /* between open and flock another process has removed it */
     even_folder_unlock(opened);
     return EVEN_OK;
   }

@@ -50,6 +50,11 @@ even_status even_folder_lock(const char *path, int *fd) EVEN_MUST_USE;
 even_status even_folder_is_locked(const char *path, bool *out) EVEN_MUST_USE;
 /* As even_folder_lock, for a folder that is not a symbolic link (an error there): for one whose files are to go. */
 even_status even_folder_lock_itself(const char *path, int *fd) EVEN_MUST_USE;
+/* Opens the folder, to ask later whether it still has its name; -1 where it cannot be opened. Close with
+ * even_folder_unlock. */
+int even_folder_hold(const char *path);
+/* Whether `path` names the folder behind `fd`; false for -1. */
+bool even_folder_is_at(const char *path, int fd);
 /* Whether this user owns the folder behind `fd`; false where it cannot be told. */
 bool even_folder_is_own(int fd);
 /* The same for the folder of that name; a symbolic link is none. */

@@ -40,3 +40,15 @@ def test_a_run_or_a_folder_means_all_its_checkpoints(program: Path, tmp_path: Pa
         done = ckpt(program, "verify", word, cwd=tmp_path)
         assert (done.returncode, said in done.stderr) == (code, True), done
     assert json.loads(ckpt(program, "verify", "none", "--json", cwd=tmp_path).stdout)[0]["whole"] is False
+
+
+def test_a_lost_manifest_is_told_and_names_are_clean(program: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs/gpt/checkpoints"
+    for name in ("best\x1b[31m", "step-00000001", "step-00000002"):
+        write_checkpoint(folder / name, tensor=True)
+    (folder / "step-00000001/manifest.json").unlink()
+    done = ckpt(program, "verify", "gpt", cwd=tmp_path)
+    assert done.returncode == 3 and "step-00000001 is not a checkpoint: it has no manifest.json" in done.stderr, done
+    assert "checkpoints/best?[31m: whole" in done.stdout and "step-00000002: whole" in done.stdout
+    shown = json.loads(ckpt(program, "verify", "gpt", "--json", cwd=tmp_path).stdout)
+    assert [one["whole"] for one in shown] == [True, False, True]
