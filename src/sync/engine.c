@@ -120,14 +120,30 @@ void even_sync_saw(even_sync *sync, size_t index, bool finite) {
   }
 }
 
-/* The mark is the last element of the last bucket: its sum is 0 where no rank has seen one. */
-void even_sync_mark(const even_sync *sync, void *end, even_dtype dtype) {
+/* NULL: gradients are not of this dtype. */
+static const void *one_of(even_dtype dtype) {
   static const float single = 1.0f;
   static const double wide = 1.0;
   static const uint16_t half = 0x3c00;
   static const uint16_t brain = 0x3f80;
-  const void *const ones[] = {[EVEN_F32] = &single, [EVEN_F64] = &wide, [EVEN_F16] = &half, [EVEN_BF16] = &brain};
-  if (!sync->layout.marked) {
+  switch (dtype) {
+    case EVEN_F32:
+      return &single;
+    case EVEN_F64:
+      return &wide;
+    case EVEN_F16:
+      return &half;
+    case EVEN_BF16:
+      return &brain;
+    default:
+      return NULL;
+  }
+}
+
+/* The mark is the last element of the last bucket: its sum is 0 where no rank has seen one. */
+void even_sync_mark(const even_sync *sync, void *end, even_dtype dtype) {
+  const void *one = one_of(dtype);
+  if (!sync->layout.marked || one == NULL) {
     return;
   }
   size_t size = even_dtype_bytes(dtype);
@@ -135,7 +151,7 @@ void even_sync_mark(const even_sync *sync, void *end, even_dtype dtype) {
   memset(at, 0, size);
   for (size_t i = 0; i < sync->parameter_count; i++) {
     if (sync->bad[i] != 0) {
-      memcpy(at, ones[dtype], size);
+      memcpy(at, one, size);
       return;
     }
   }
