@@ -33,12 +33,6 @@ static void number_text(int64_t value, char *out, size_t room) {
   }
 }
 
-static bool ends_with(const char *text, const char *ending) {
-  size_t length = strlen(text);
-  size_t tail = strlen(ending);
-  return length >= tail && strcmp(text + length - tail, ending) == 0;
-}
-
 static void number_or_null(even_json *json, const char *key, int64_t value) {
   if (value < 0) {
     even_json_null(json, key);
@@ -94,7 +88,7 @@ static void list_one(listing *out, const char *path) {
   even_checkpoint_info info = {.step = -1, .epoch = -1, .world_size = -1};
   char problem[sizeof even_error_last()->what] = "";
   bool whole = false;
-  if (ends_with(path, EVEN_CHECKPOINT_PARTIAL)) {
+  if (even_ends_with(path, EVEN_CHECKPOINT_PARTIAL)) {
     (void)snprintf(problem, sizeof problem,
                    "unfinished: it is being written, or its writer died (the next save "
                    "removes it then)");
@@ -324,7 +318,7 @@ static even_status show_file(even_json *json, bool as_json, const char *folder,
   char size[24];
   even_text_format(&path, "%s/%s", folder, file->name);
   even_status status = even_text_status(&path);
-  if (status == EVEN_OK && ends_with(file->name, ".safetensors")) {
+  if (status == EVEN_OK && even_ends_with(file->name, ".safetensors")) {
     status = even_safetensors_read_header(even_text_string(&path), &header);
   }
   even_text_free(&path);

@@ -14,12 +14,6 @@ static bool has(const char *folder, const char *name) {
   return there;
 }
 
-static bool grows(const char *name) {
-  size_t length = strlen(name);
-  size_t tail = strlen(EVEN_CHECKPOINT_PARTIAL);
-  return length >= tail && strcmp(name + length - tail, EVEN_CHECKPOINT_PARTIAL) == 0;
-}
-
 /* "step-00000120", and "-1f9e02aa" behind where another training has that name: those that a job's checkpoints have. */
 static bool is_steps(const char *name) {
   static const char prefix[] = "step-";
@@ -34,7 +28,7 @@ static bool is_steps(const char *name) {
 
 /* Whether it is to be told of; `path`: it, in its folder. */
 static bool is_one(const char *name, const char *path, bool growing) {
-  if (grows(name)) {
+  if (even_ends_with(name, EVEN_CHECKPOINT_PARTIAL)) {
     return growing;
   }
   return has(path, EVEN_CHECKPOINT_MANIFEST) || (!growing && is_steps(name) && even_path_is_folder(path));
@@ -71,10 +65,7 @@ even_status even_ckpt_folder(const char *name, even_text *out) {
   even_text_clear(out);
   even_text_format(out, "%s%s", there ? "" : "runs/", name);
   EVEN_TRY(even_text_status(out));
-  if (there) {
-    return EVEN_OK;
-  }
-  if (may_be_run && even_path_exists(even_text_string(out))) {
+  if (there || (may_be_run && even_path_exists(even_text_string(out)))) {
     return EVEN_OK;
   }
   if (may_be_run) {

@@ -15,9 +15,9 @@
 #include "orchestrator/agent.h"
 #include "orchestrator/outlast.h"
 #include "os/clock.h"
-#include "os/file.h"
 #include "os/lease.h"
 #include "os/pipe.h"
+#include "os/process.h"
 #include "os/signals.h"
 
 #include <evenstep/balancer.h>
@@ -25,6 +25,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct running_job {
   const even_job_options *options;
@@ -287,21 +288,6 @@ static void tell_outcome(running_job *job, int exit_code, double seconds) {
   }
 }
 
-/* The command as it was typed, from the kernel: words separated by blanks; passwords in URLs are kept nowhere. */
-static even_status typed_command(even_text *out) {
-  even_text words = EVEN_TEXT_EMPTY;
-  even_status status = even_file_read("/proc/self/cmdline", 1u << 22, &words);
-  while (words.length > 0 && words.data[words.length - 1] == '\0') {
-    words.length--;
-  }
-  for (size_t i = 0; i < words.length; i++) {
-    words.data[i] = words.data[i] == '\0' ? ' ' : words.data[i];
-  }
-  even_text_add_shown(out, even_text_string(&words));
-  even_text_free(&words);
-  return status == EVEN_OK ? even_text_status(out) : status;
-}
-
 enum { TIMELINE_CALLS = 20000, TIMELINE_RECORDS = 1 << 16 };
 
 /* Of each rank, one by one; 0: none. */
@@ -373,7 +359,7 @@ static even_status open_monitor(running_job *job) {
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&facts, job->setup.devices.count));
   even_status status = EVEN_NEW_ARRAY(&gpus, job->setup.devices.count);
-  status = status == EVEN_OK ? typed_command(&command) : status;
+  status = status == EVEN_OK ? even_process_add_command(getpid(), &command) : status;
   if (status == EVEN_OK) {
     fill_facts(&job->setup, facts, gpus);
     status = open_monitor_with(job, facts, gpus, even_text_string(&command));

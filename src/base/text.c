@@ -100,3 +100,9 @@ void even_text_free(even_text *text) {
   even_free(text->data);
   *text = (even_text)EVEN_TEXT_EMPTY;
 }
+
+bool even_ends_with(const char *string, const char *end) {
+  size_t length = strlen(string);
+  size_t tail = strlen(end);
+  return length >= tail && strcmp(string + length - tail, end) == 0;
+}

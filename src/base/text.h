@@ -4,6 +4,7 @@
 #define EVEN_BASE_TEXT_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef struct even_text {
@@ -26,5 +27,7 @@ even_status even_text_status(const even_text *text) EVEN_MUST_USE;
 const char *even_text_string(const even_text *text);
 void even_text_clear(even_text *text); /* keeps the memory, forgets the content and the error */
 void even_text_free(even_text *text);
+
+bool even_ends_with(const char *string, const char *end);
 
 #endif

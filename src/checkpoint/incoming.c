@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/stop.h"
+#include "base/text.h"
 #include "checkpoint/partial.h"
 #include "checkpoint/placing.h"
 #include "os/file.h"
@@ -68,10 +69,8 @@ const even_checkpoint_info *even_checkpoint_incoming_info(const even_checkpoint_
 
 static even_status name_parts(even_checkpoint_incoming *incoming, const char *folder) {
   const char *slash = strrchr(folder, '/');
-  size_t length = strlen(folder);
-  size_t suffix = strlen(EVEN_CHECKPOINT_PARTIAL);
   if (folder[0] != '/' || slash[1] == '\0' || strcmp(slash, "/.") == 0 || strcmp(slash, "/..") == 0 ||
-      (length >= suffix && strcmp(folder + length - suffix, EVEN_CHECKPOINT_PARTIAL) == 0)) {
+      even_ends_with(folder, EVEN_CHECKPOINT_PARTIAL)) {
     return even_fail(EVEN_ERR_ARGUMENT, "a checkpoint cannot come to \"%s\"", folder);
   }
   even_text_add(&incoming->folder, folder);

@@ -25,12 +25,6 @@ static int newest_first(const void *left, const void *right) {
   return a->step > b->step ? -1 : a->step < b->step;
 }
 
-static bool is_partial(const char *name) {
-  size_t length = strlen(name);
-  size_t suffix = strlen(EVEN_CHECKPOINT_PARTIAL);
-  return length >= suffix && strcmp(name + length - suffix, EVEN_CHECKPOINT_PARTIAL) == 0;
-}
-
 /* A folder's own, which only root may look into: it holds no checkpoint. */
 static bool is_of_the_file_system(const char *name) {
   return strcmp(name, "lost+found") == 0;
@@ -91,7 +85,7 @@ static even_status collect(const search *what, const char *folder, const even_na
   even_text path = EVEN_TEXT_EMPTY;
   even_status status = EVEN_OK;
   for (size_t i = 0; i < names->count && status == EVEN_OK; i++) {
-    if (is_partial(names->items[i]) || is_of_the_file_system(names->items[i])) {
+    if (even_ends_with(names->items[i], EVEN_CHECKPOINT_PARTIAL) || is_of_the_file_system(names->items[i])) {
       continue;
     }
     even_text_clear(&path);

@@ -34,10 +34,9 @@ static const char sign_name[] = "evenstep.writing";
 
 typedef enum writer_state { WRITER_GONE, WRITER_LIVES, WRITER_DEAD, WRITER_UNKNOWN } writer_state;
 
+/* With a name before it. */
 static bool ends_with(const char *text, const char *end) {
-  size_t length = strlen(text);
-  size_t tail = strlen(end);
-  return length > tail && strcmp(text + length - tail, end) == 0;
+  return strcmp(text, end) != 0 && even_ends_with(text, end);
 }
 
 static even_status sign_of(const char *partial, char **out) {

@@ -2,6 +2,7 @@
 #include "checkpoint/writer.h"
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/text.h"
 #include "checkpoint/content.h"
 #include "checkpoint/created.h"
 #include "checkpoint/earlier.h"
@@ -113,10 +114,6 @@ static even_status advise(const even_checkpoint_writer *writer, even_status stat
   return status;
 }
 
-static bool ends_with(const char *name, const char *end) {
-  return strlen(name) >= strlen(end) && strcmp(name + strlen(name) - strlen(end), end) == 0;
-}
-
 static even_status name_parts(even_checkpoint_writer *writer, const char *folder) {
   EVEN_TRY(even_duplicate(folder, &writer->folder));
   size_t length = strlen(writer->folder);
@@ -128,7 +125,7 @@ static even_status name_parts(even_checkpoint_writer *writer, const char *folder
   if (name[0] == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0) {
     return even_fail(EVEN_ERR_ARGUMENT, "a checkpoint cannot have the name \"%s\"", folder);
   }
-  if (ends_with(name, EVEN_CHECKPOINT_PARTIAL) || ends_with(name, EVEN_CHECKPOINT_REPLACED)) {
+  if (even_ends_with(name, EVEN_CHECKPOINT_PARTIAL) || even_ends_with(name, EVEN_CHECKPOINT_REPLACED)) {
     return even_fail(EVEN_ERR_ARGUMENT, "%s: names that end in %s or %s are those of unfinished checkpoints", folder,
                      EVEN_CHECKPOINT_PARTIAL, EVEN_CHECKPOINT_REPLACED);
   }

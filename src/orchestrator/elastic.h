@@ -76,8 +76,7 @@ void even_elastic_heed_between(even_job *job);
 void even_elastic_heed(even_job *job);
 /* While the job waits for ranks: asks whether this machine's end is announced; a host with notice leaves at once, and
  * is waited for as one that is lost, once its time is over. EVEN_ERR_INTERRUPTED: this host has notice, and the job
- * ends
- * (`draining`). EVEN_ERR_PEER_LOST: nobody else can come. */
+ * ends (`draining`). EVEN_ERR_PEER_LOST: nobody else can come. */
 even_status even_elastic_heed_waiting(even_job *job) EVEN_MUST_USE;
 /* Whether a host may leave, its ranks with it. */
 even_status even_elastic_may_go(const even_job *job, const even_host_agent *agent) EVEN_MUST_USE;

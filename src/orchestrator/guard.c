@@ -127,11 +127,20 @@ even_status even_job_guard_rank(even_job *job, pid_t pid) {
   return EVEN_OK;
 }
 
+static void forget(even_job *job, const pid_t *sessions, size_t count) {
+  const even_error kept = *even_error_last();
+  for (size_t i = 0; i < count; i++) {
+    if (sessions[i] > 0) {
+      (void)!even_guardian_drop_session(&job->guardian, sessions[i]); /* one that is gone has nothing to forget */
+    }
+  }
+  (void)even_error_restore(&kept);
+}
+
 /* Whether it knows of no command that is no more. */
 static bool forget_command(even_job *job) {
   if (job->guarded_command > 0 && even_guardian_has_room(&job->guardian)) {
-    (void)!even_guardian_drop_session(&job->guardian,
-                                      job->guarded_command); /* one that is gone has nothing to forget */
+    forget(job, &job->guarded_command, 1);
     job->guarded_command = 0;
   }
   return job->guarded_command == 0;
@@ -144,16 +153,6 @@ void even_job_guard_command(even_job *job, pid_t session, bool begins) {
   } else if (forget_command(job) && even_guardian_has_room(&job->guardian)) {
     job->guarded_command = session;
     (void)!even_job_guard_rank(job, session); /* else the mark finds none of its children */
-  }
-  (void)even_error_restore(&kept);
-}
-
-static void forget(even_job *job, const pid_t *sessions, size_t count) {
-  const even_error kept = *even_error_last();
-  for (size_t i = 0; i < count; i++) {
-    if (sessions[i] > 0) {
-      (void)!even_guardian_drop_session(&job->guardian, sessions[i]); /* one that is gone has nothing to forget */
-    }
   }
   (void)even_error_restore(&kept);
 }

@@ -354,7 +354,8 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
   uint64_t claim_ns = voter->log.claim_ns; /* 0: the one before, which has no ranks any more, named it (hand over) */
   const even_voter_missing *missing = even_voter_links_missing(&voter->links);
   uint64_t ids[2 * EVEN_VOTER_MOST];
-  uint64_t deserted_ns = even_voter_links_deserted(&voter->links, ids, name_all(voter, ids));
+  bool alone = voter->links.alone_ns != 0;
+  uint64_t deserted_ns = alone ? even_voter_links_deserted(&voter->links, ids, name_all(voter, ids)) : 0;
   (void)pthread_mutex_lock(&voter->lock);
   uint64_t announced = leads ? (uint64_t)voter->announced : own->port;
   *out = (even_voter_view){

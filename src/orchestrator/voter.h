@@ -54,8 +54,8 @@ typedef struct even_voter_view {
   unsigned voters;                  /* as far as this member knows */
   uint64_t deserted_ns; /* since when the hosts of all others that it knows of have said, whenever these were
                            called, that nobody listens there; 0: not so */
-  uint64_t missing_ns;  /* since when a member has been missing that may only be cut off; 0: none is; */
   bool untold; /* of a job that has ended: a host that is connected has not confirmed yet that it got this word */
+  uint64_t missing_ns;              /* since when a member has been missing that may only be cut off; 0: none is; */
   bool missing_closed;              /* its connection was closed: it has probably ended (voter_links.h), */
   char missing[EVEN_VOTER_ADDRESS]; /* and where it listened, "": not known */
 } even_voter_view;

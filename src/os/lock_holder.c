@@ -7,7 +7,9 @@
 #include "os/clock.h"
 #include "os/entries.h"
 #include "os/file.h"
+#include "os/folder.h"
 #include "os/path.h"
+#include "os/process.h"
 #include "os/process_stat.h"
 
 #include <fcntl.h>
@@ -19,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_LOCKS = 1 << 22, MOST_COMMAND = 1 << 16, SHOWN = 201, MOST_HOST = 256 };
+enum { MOST_LOCKS = 1 << 22, SHOWN = 201, MOST_HOST = 256 };
 
 /* 0: that is not told. */
 static pid_t find_in(const char *locks, const struct stat *of) {
@@ -41,28 +43,22 @@ static pid_t find_in(const char *locks, const struct stat *of) {
 
 typedef struct descriptors {
   pid_t pid;
-  const struct stat *of;
+  int folder;
   bool found;
 } descriptors;
 
 static bool look_at(void *context, const char *name) {
   descriptors *now = context;
-  struct stat facts;
   char path[64];
   (void)snprintf(path, sizeof path, "/proc/%ld/fd/%.20s", (long)now->pid, name);
-  int fd = even_os.open(path, O_PATH | O_CLOEXEC, 0);
-  if (fd < 0) {
-    return true;
-  }
-  now->found = even_os.fstat(fd, &facts) == 0 && facts.st_ino == now->of->st_ino && facts.st_dev == now->of->st_dev;
-  (void)even_os.close(fd);
+  now->found = even_folder_is_at(path, now->folder);
   return !now->found;
 }
 
 /* Who took a lock may have ended, and its number be another process's, while a child has the descriptor, and so the
  * lock. */
-static bool has_open(pid_t pid, const struct stat *of) {
-  descriptors now = {.pid = pid, .of = of};
+static bool has_open(pid_t pid, int folder) {
+  descriptors now = {.pid = pid, .folder = folder};
   char path[64];
   (void)snprintf(path, sizeof path, "/proc/%ld/fd", (long)pid);
   return even_folder_each(path, look_at, &now) == EVEN_OK && now.found;
@@ -78,7 +74,7 @@ static pid_t find_holder(const char *folder) {
   }
   if (even_os.fstat(fd, &facts) == 0 && even_file_read("/proc/locks", MOST_LOCKS, &locks) == EVEN_OK) {
     holder = find_in(even_text_string(&locks), &facts);
-    holder = holder > 0 && has_open(holder, &facts) ? holder : 0;
+    holder = holder > 0 && has_open(holder, fd) ? holder : 0;
   }
   (void)even_os.close(fd);
   even_text_free(&locks);
@@ -86,14 +82,9 @@ static pid_t find_holder(const char *folder) {
 }
 
 static void add_command(pid_t pid, even_text *out) {
-  char path[64];
   char shown[SHOWN];
   even_text words = EVEN_TEXT_EMPTY;
-  (void)snprintf(path, sizeof path, "/proc/%ld/cmdline", (long)pid);
-  if (even_file_read(path, MOST_COMMAND, &words) == EVEN_OK && words.length > 0) {
-    for (size_t i = 0; i + 1 < words.length; i++) {
-      words.data[i] = words.data[i] == '\0' ? ' ' : words.data[i];
-    }
+  if (even_process_add_command(pid, &words) == EVEN_OK && words.length > 0) {
     even_text_format(out, " (%s)", even_utf8_clean(words.data, shown, sizeof shown));
   }
   even_text_free(&words);

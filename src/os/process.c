@@ -6,6 +6,7 @@
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/descriptors.h"
+#include "os/file.h"
 #include "os/process_stat.h"
 
 #include <errno.h>
@@ -27,6 +28,8 @@ typedef enum child_step {
   STEP_LIMIT,
   STEP_EXEC
 } child_step;
+
+enum { MOST_COMMAND = 1 << 22 };
 
 typedef struct child_report {
   int32_t step;
@@ -386,6 +389,22 @@ bool even_process_signal_exactly(pid_t pid, uint64_t start_time, int signal) {
     (void)even_os.close(pidfd);
   }
   return sent;
+}
+
+even_status even_process_add_command(pid_t pid, even_text *out) {
+  char path[64];
+  even_text words = EVEN_TEXT_EMPTY;
+  (void)snprintf(path, sizeof path, "/proc/%ld/cmdline", (long)pid);
+  even_status status = even_file_read(path, MOST_COMMAND, &words);
+  while (words.length > 0 && words.data[words.length - 1] == '\0') {
+    words.length--;
+  }
+  for (size_t i = 0; i < words.length; i++) {
+    words.data[i] = words.data[i] == '\0' ? ' ' : words.data[i];
+  }
+  even_text_add_shown(out, even_text_string(&words));
+  even_text_free(&words);
+  return status == EVEN_OK ? even_text_status(out) : status;
 }
 
 even_status even_process_adopt_orphans(void) {

@@ -2,6 +2,8 @@
 #ifndef EVEN_OS_PROCESS_H
 #define EVEN_OS_PROCESS_H
 
+#include "base/text.h"
+
 #include <evenstep/status.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -70,6 +72,10 @@ bool even_process_signal_as_parent(pid_t pid, int signal);
 /* Sends `signal` to a process that need not be a child, if it still is the one that began at `start_time`
  * (os/process_stat.h): whether it was sent. */
 bool even_process_signal_exactly(pid_t pid, uint64_t start_time, int signal);
+
+/* Adds the command of a process as it was typed, from the kernel: words separated by blanks, as they may be shown and
+ * kept (even_text_add_shown). Nothing where it has ended. */
+even_status even_process_add_command(pid_t pid, even_text *out) EVEN_MUST_USE;
 
 /* Orphans below this process become its children from now on (so that it can reap them). */
 even_status even_process_adopt_orphans(void) EVEN_MUST_USE;

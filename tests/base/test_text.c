@@ -124,6 +124,13 @@ static void what_others_wrote_commands_no_terminal(void **state) {
   assert_string_equal(even_utf8_clean("abc\xE2\x82\xAC", out, 6), "abc"); /* cut, but no character in two */
 }
 
+static void an_end_is_known(void **state) {
+  (void)state;
+  assert_true(even_ends_with("step.partial", ".partial") && even_ends_with(".partial", ".partial"));
+  assert_true(even_ends_with("step", ""));
+  assert_false(even_ends_with("partial", ".partial") || even_ends_with("step.partial1", ".partial"));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(appends_join, restore),
@@ -132,6 +139,7 @@ int main(void) {
       cmocka_unit_test_teardown(a_length_past_memory_is_an_overflow, restore),
       cmocka_unit_test_teardown(each_allocation_may_fail, restore),
       cmocka_unit_test(passwords_in_urls_are_not_shown),
+      cmocka_unit_test(an_end_is_known),
       cmocka_unit_test(what_others_wrote_commands_no_terminal),
   };
   return cmocka_run_group_tests_name("base_text", tests, NULL, NULL);

@@ -46,12 +46,6 @@ static int end(void **state) {
   return scratch_remove(state);
 }
 
-static bool ends_with(const char *path, const char *end_of_it) {
-  size_t length = strlen(path);
-  size_t tail = strlen(end_of_it);
-  return length >= tail && strcmp(path + length - tail, end_of_it) == 0;
-}
-
 static void a_lost_manifest_is_told(void **state) {
   (void)state;
   static const char *const others[] = {
@@ -92,7 +86,7 @@ static void a_path_is_no_run(void **state) {
 /* The manifest of the older one is read, files of the newer one, as even_placing_replace gives it the name. */
 static int open_and_exchange(const char *path, int flags, mode_t mode) {
   int fd = even_os_real.open(path, flags, mode);
-  if (ends_with(path, "one/manifest.json") && (flags & O_PATH) == 0 && meanwhile > 0) {
+  if (even_ends_with(path, "one/manifest.json") && (flags & O_PATH) == 0 && meanwhile > 0) {
     meanwhile--;
     assert_int_equal(even_os_real.exchange(scratch_path("one"), scratch_path("one.evenstep.partial")), 0);
   }
@@ -102,7 +96,7 @@ static int open_and_exchange(const char *path, int flags, mode_t mode) {
 /* As above where folders cannot be swapped: there is none of that name for a moment. */
 static int open_before_it_is_there(const char *path, int flags, mode_t mode) {
   int fd = even_os_real.open(path, flags, mode);
-  if (ends_with(path, "one/manifest.json") && meanwhile > 0) {
+  if (even_ends_with(path, "one/manifest.json") && meanwhile > 0) {
     meanwhile--;
     assert_int_equal(rename(scratch_path("one.evenstep.partial"), scratch_path("one")), 0);
   }
@@ -133,8 +127,8 @@ static void what_is_replaced_meanwhile_is_read_again(void **state) {
 
 /* A job's with --keep 1: the one that is about to be read goes, the other one comes. */
 static int open_and_remove(const char *path, int flags, mode_t mode) {
-  if (ends_with(path, "/model.safetensors") && (flags & O_PATH) == 0 && meanwhile > 0) {
-    bool first = ends_with(path, "/first/model.safetensors");
+  if (even_ends_with(path, "/model.safetensors") && (flags & O_PATH) == 0 && meanwhile > 0) {
+    bool first = even_ends_with(path, "/first/model.safetensors");
     meanwhile--;
     assert_int_equal(rename(scratch_path(first ? "first" : "second"),
                             scratch_path(first ? "first.evenstep.partial" : "second.evenstep.partial")),

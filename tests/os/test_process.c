@@ -415,6 +415,24 @@ static void signals_exactly_the_one_meant(void **state) {
   assert_false(even_process_signal_exactly(child, facts.start_time, SIGKILL));
 }
 
+static void its_command_may_be_shown(void **state) {
+  char *const words[] = {(char *)"sh", (char *)"-c", (char *)"while :; do sleep 600; done",
+                         (char *)"s3://me:secret@node/x", NULL};
+  even_process process;
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_int_equal(
+      even_process_start(&(even_process_params){.arguments = words, .environment = no_environment}, &process), EVEN_OK);
+  assert_int_equal(even_process_add_command(process.pid, &text), EVEN_OK);
+  assert_string_equal(even_text_string(&text), "sh -c while :; do sleep 600; done s3://node/x");
+  assert_true(even_process_signal_group(process.pid, SIGKILL));
+  even_process_wait(process.pid);
+  assert_int_not_equal(even_process_add_command(process.pid, &text), EVEN_OK);
+  even_text_free(&text);
+  (void)close(process.output);
+  (void)close(process.error);
+}
+
 static void survives_every_fault(void **state) {
   (void)state;
   size_t before = open_descriptors();
@@ -459,6 +477,7 @@ int main(void) {
       cmocka_unit_test(says_by_which_signal_a_child_ended),
       cmocka_unit_test(forks_with_one_descriptor),
       cmocka_unit_test(signals_exactly_the_one_meant),
+      cmocka_unit_test(its_command_may_be_shown),
       cmocka_unit_test(survives_every_fault),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
