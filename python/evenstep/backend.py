@@ -58,6 +58,7 @@ from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
 from evenstep.device_places import has_xccl, open_xccl, over_hosts_among, said_over_hosts
 from evenstep.device_streams import CudaStreams
 from evenstep.exits import left_in_children
+from evenstep.gloo_group import open_gloo
 from evenstep.hosts import this_host
 from evenstep.hosts_over_gloo import REDUCED, Collectives, HostsOverGloo, open_hosts_over_gloo
 from evenstep.rendezvous import open_group
@@ -108,11 +109,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         self._device_store = dist.PrefixStore("device/", store)
         version = engine_version() if torch.cuda.is_available() else 0
         self._device_store.set(f"engine/{self._rank}", json.dumps([version, this_host(), said_over_hosts()]))
-        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), self._rank, self._size, timeout=self._timeout)
-        if self._comm is None:  # what the store has of an earlier group of this name is none of this one's
-            life = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
-            gloo.broadcast([life], dist.BroadcastOptions()).wait()
-            self._life = bytes(life.tolist()).hex()
+        gloo, self._life = open_gloo(store, self._rank, self._size, self._timeout)
         backends["cpu"] = left_in_children(gloo)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         if dist.is_nccl_available() and torch.cuda.is_available():

@@ -26,6 +26,7 @@ from evenstep.backend_older import ended
 from evenstep.called import DIFFERS_FIX, Called, called
 from evenstep.errors import error_of
 from evenstep.exits import left_in_children
+from evenstep.gloo_group import open_gloo
 from evenstep.group import DTYPES
 from evenstep.group_end import STORE_SECONDS, closed_peers, end_calls, first_line, is_late, wait_for, within
 from evenstep.measured_place import host_name
@@ -563,6 +564,6 @@ def open_hosts_over_gloo(
     own = dist.PrefixStore(f"evenstep-{place}/{name}/", store)
     if team[0] == rank:
         hosts = max(host_of) + 1
-        between = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", own), host_of[rank], hosts, timeout=timeout)
+        between, _ = open_gloo(own, host_of[rank], hosts, timeout)
         left_in_children(between)
     return HostsOverGloo(inside, between, rank, host_of, own, timeout.total_seconds())
