@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import struct
+import time
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,7 +17,10 @@ from evenstep import _core
 from evenstep._core import EvenstepError
 
 ENGINES = ("shm", "ucx", "mpi", "gloo", "hosts", "hosts-gloo")
-_SIOCGIFADDR = 0x8915  # asks an interface for its IPv4 address
+_SIOCGIFFLAGS = 0x8913  # asks an interface for its state
+_SIOCGIFADDR = 0x8915  # and for its IPv4 address
+_IFF_UP, _IFF_RUNNING = 0x1, 0x40
+_LINK_SECONDS = 2.0  # the kernel says within one that a link is there
 
 _said_gloo: set[str] = set()
 
@@ -96,6 +100,25 @@ def _towards(host: str) -> str | None:
     if ipaddress.ip_address(own).is_loopback:
         return None  # this is that host
     return next((name for name, address in addresses().items() if address == own), None)
+
+
+def await_links(names: str | None, seconds: float = _LINK_SECONDS) -> None:
+    """Until the interfaces among `names` (as of interfaces()) that are switched on have a link, `seconds` at most.
+
+    UCX passes over one without, and finds no way to the other hosts. The kernel says up to a second later that a link has come, which
+    carries packets all the while (Linux, net/core/link_watch.c): on a host that has just started, or whose cable was out."""
+    deadline = time.monotonic() + seconds
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in (names or "").split(","):
+            while time.monotonic() < deadline:
+                try:
+                    answer = fcntl.ioctl(probe.fileno(), _SIOCGIFFLAGS, struct.pack("256s", name[:15].encode()))
+                except OSError:
+                    break  # no network interface: an RDMA port, or a word that UCX knows
+                flags = struct.unpack_from("=H", answer, 16)[0]
+                if not flags & _IFF_UP or flags & _IFF_RUNNING:
+                    break
+                time.sleep(0.01)
 
 
 def interfaces() -> str | None:
@@ -233,6 +256,8 @@ def open_ucx(
     over: _core.Over | None = None,
 ) -> _core.Comm:
     """A group of `ranks` ranks over UCX; `number` is what this one is called in errors."""
+    names = interfaces()
+    await_links(names)
     return _core.Comm.open_ucx(
         joined(gather, subject, rank, ranks),
         rank,
@@ -241,7 +266,7 @@ def open_ucx(
         timeout_seconds,
         spin,
         ucx_library(),
-        interfaces(),
+        names,
         number,
         over,
     )

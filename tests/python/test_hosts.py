@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -344,3 +347,42 @@ def test_the_network_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("EVENSTEP_COMM_INTERFACE")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert hosts.interfaces() is None
+
+
+LINKS = """
+    import subprocess, threading, time
+    from evenstep import hosts
+
+    def ip(words):
+        subprocess.run(["ip", *words.split()], check=True)
+
+    ip("link add even0 type veth peer name even1")
+    ip("link set even0 up")  # no link yet: the other end is off
+
+    def waited(names, seconds=20.0):
+        begin = time.monotonic()
+        hosts.await_links(names, seconds)
+        return time.monotonic() - begin
+
+    print(waited("even1,lo:1,none,all,mlx5_0:1,"), waited(None), waited("even0", 0.2))
+    on = threading.Timer(0.5, ip, ["link set even1 up"])
+    on.start()
+    print(waited("none,even0"), flush=True)
+    on.join()
+    ip("link del even0")
+"""
+
+
+def test_ranks_wait_for_a_link_that_comes(tmp_path: Path) -> None:
+    """UCX passes over an interface whose link the kernel has not told yet, which lasts up to a second; one that stays without does
+    not hold a rank up, nor what is switched off, or no interface."""
+    if subprocess.run(["unshare", "-n", "ip", "link"], capture_output=True).returncode != 0:
+        pytest.skip("no network namespaces here")
+    script = tmp_path / "links.py"
+    script.write_text(textwrap.dedent(LINKS))
+    ran = subprocess.run(["unshare", "-n", sys.executable, str(script)], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    off, none, without, came = map(float, ran.stdout.split())
+    assert off < 5 and none < 5, "something that is no link was waited for"
+    assert 0.2 <= without < 10
+    assert 0.4 < came < 15, "the link was not waited for, or not seen"
