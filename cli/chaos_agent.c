@@ -40,16 +40,18 @@ static bool is_calm(const even_chaos_job *job) {
 static void kill_followed(even_chaos_job *job, const even_chaos_process *agent, int host) {
   char words[96];
   size_t fault = job->next;
+  const size_t victims = job->members.count;
   bool calm = is_calm(job);
+  if (host > 0) { /* nobody sees to its host's ranks, but for the next one: they may be gone as soon as it is */
+    even_chaos_add_ranks_on(job, host);
+  }
   (void)snprintf(words, sizeof words, host == 0 ? "process %ld" : "process %ld, of host %s", (long)agent->pid,
                  even_chaos_host_name(host));
   if (!even_process_signal_exactly(agent->pid, agent->start_time, SIGKILL)) {
+    job->members.count = victims;
     return;
   }
-  if (host > 0) { /* of its host's ranks nobody sees to it, but for the next one */
-    job->victim = -1;
-    even_chaos_add_ranks_on(job, host);
-  }
+  job->victim = host > 0 ? -1 : job->victim;
   even_chaos_tell(job, words);
   job->successor = (even_chaos_agent){
       .of = &job->done[fault], .host = host, .killed = host == 0 ? agent->pid : job->successor.killed, .calm = calm};
