@@ -338,6 +338,20 @@ static even_status run_disturbed(even_chaos_command *on, int ranks, long steps) 
   return status;
 }
 
+/* The words of such a fault begin with the checkpoint's name. */
+static bool is_spoiled(const void *context, const char *name) {
+  const even_chaos_command *on = context;
+  const size_t length = strlen(name);
+  for (int64_t i = 0; i < on->count; i++) {
+    const bool its = on->plan[i].kind == EVEN_CHAOS_FLIP || on->plan[i].kind == EVEN_CHAOS_TORN;
+    if (its && on->done[i].injected && strncmp(on->done[i].words, name, length) == 0 &&
+        on->done[i].words[length] == ':') {
+      return true;
+    }
+  }
+  return false;
+}
+
 static even_status compare(even_chaos_command *on) {
   even_text folders[2] = {EVEN_TEXT_EMPTY, EVEN_TEXT_EMPTY};
   char why[768];
@@ -347,7 +361,8 @@ static even_status compare(even_chaos_command *on) {
   even_status status = even_text_status(&folders[0]);
   status = status == EVEN_OK ? even_text_status(&folders[1]) : status;
   if (status == EVEN_OK) {
-    status = even_chaos_compare(even_text_string(&folders[0]), even_text_string(&folders[1]), &on->verdict);
+    status =
+        even_chaos_compare(even_text_string(&folders[0]), even_text_string(&folders[1]), is_spoiled, on, &on->verdict);
   }
   const even_chaos_verdict *verdict = &on->verdict;
   if (status == EVEN_OK && verdict->step[0] != verdict->step[1]) {

@@ -397,6 +397,10 @@ typedef struct even_chaos_verdict {
   char where[256];    /* that tensor */
 } even_chaos_verdict;
 
-even_status even_chaos_compare(const char *undisturbed, const char *disturbed, even_chaos_verdict *out) EVEN_MUST_USE;
+/* is_spoiled: whether a fault came to the disturbed job's checkpoint of that name. Where no later one was written, the
+ * newest that it has left is compared with the undisturbed job's of the same name. */
+even_status even_chaos_compare(const char *undisturbed, const char *disturbed,
+                               bool (*is_spoiled)(const void *context, const char *name), const void *context,
+                               even_chaos_verdict *out) EVEN_MUST_USE;
 
 #endif

@@ -134,7 +134,7 @@ class Soak:
         self.seconds = 0.0  # of this one's, in which faults came
 
     def choose_length(self) -> None:
-        """So many epochs as take the time that was asked for, on this machine as busy as it is."""
+        """So many epochs as take the time that was asked for, on this machine as busy as it is, and end with a checkpoint."""
         command = [
             program(),
             "run",
@@ -159,7 +159,7 @@ class Soak:
                 "SELECT (max(end_ns) - min(end_ns)) * 1e-9, max(step) FROM steps"
             ).fetchone()
         shutil.rmtree(self.base / "length")
-        self.args.epochs = max(6, round(self.args.seconds * steps / seconds / 16))
+        self.args.epochs = max(10, 5 * round(self.args.seconds * steps / seconds / 16 / 5))
         print(
             f"{seconds / steps * 1e3:.1f} ms a step of 2 ranks: {self.args.epochs} epochs of 16 steps each run",
             flush=True,
