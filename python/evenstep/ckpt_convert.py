@@ -19,7 +19,7 @@ from typing import Any
 
 from evenstep._core import EvenstepError
 from evenstep.checkpoint_files import PARTIAL, sync_folder, total_bytes
-from evenstep.convert_contents import INPUT, SYSTEM, USAGE, Contents, Refused
+from evenstep.convert_contents import INPUT, SYSTEM, USAGE, Contents, Key, Refused
 from evenstep.convert_formats import FOLDERS, OUTPUTS, is_replaceable, output_kind, read
 
 FORMAT = "evenstep-ckpt-convert-1"
@@ -110,14 +110,25 @@ def partial_of(target: Path) -> Iterator[Path]:
 
 
 def _choose_model(contents: Contents, name: str) -> None:
-    """That model alone, for the formats that hold one."""
+    """That model alone, under the first one's name; of the optimizers those that are of no other."""
     if name == "model":
         return
     if name not in contents.models:
         raise Refused(f"there is no model {name!r}", f"it has {', '.join(contents.models)}", USAGE)
-    others = [other for other in contents.models if other != name]
-    contents.models = {"model": contents.models[name], **{other: contents.models[other] for other in others}}
-    contents.model_extra = {"model": contents.model_extra.get(name, {})}
+    for other in contents.models:
+        if other != name:
+            contents.leave(f"{other}: the model that was asked for is {name}")
+    contents.models = {"model": contents.models[name]}
+    contents.model_extra = {"model": contents.model_extra[name]} if name in contents.model_extra else {}
+    for of, optimizer in list(contents.optimizers.items()):
+        keys = optimizer.keys()
+        names: dict[Key, Key] = {k: k.removeprefix(f"{name}:") if isinstance(k, str) else k for k in keys}
+        if any(key == plain for key, plain in names.items()):
+            contents.leave(f"{of}: it has parameters of another model than {name}")
+            del contents.optimizers[of]
+        else:
+            optimizer.members = [[names[key] for key in group] for group in optimizer.members]
+            optimizer.state = {names.get(key, key): values for key, values in optimizer.state.items()}
     contents.note(f"the model is {name}")
 
 
@@ -190,9 +201,9 @@ def convert(options: argparse.Namespace) -> dict[str, Any]:
         raise Refused(f"{options.output} is a file, and {OUTPUTS[kind]} is a folder", "choose another name", INPUT)
     check_place(options.input, options.output, options.force)
     contents = read(options.input)
-    _choose_model(contents, options.model)
     if options.weights_only:
         _only_weights(contents)
+    _choose_model(contents, options.model)
     carried = {
         "tensors": sum(len(tensors) for tensors in contents.models.values()),
         "bytes": sum(total_bytes(tensors) for tensors in contents.models.values()),

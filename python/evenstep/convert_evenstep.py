@@ -155,7 +155,11 @@ class _Snapshot:
         for key in [key for key in optimizer.state if key not in members]:
             contents.leave(f"entry {key!r} of {name}, which belongs to no parameter")
             del optimizer.state[key]
-        shapes = {key: list(t.shape) for model in contents.models.values() for key, t in model.items()}
+        shapes = {
+            key if model == "model" else f"{model}:{key}": list(t.shape)
+            for model, tensors_of in contents.models.items()
+            for key, t in tensors_of.items()
+        }
         self.state["optimizers"][name] = {
             "file": f"{name}.safetensors",
             "class": optimizer.class_name,

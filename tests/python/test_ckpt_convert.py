@@ -90,6 +90,34 @@ def saved(tmp_path: pathlib.Path) -> pathlib.Path:
 # -- each format --
 
 
+def test_one_of_several_models(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the optimizers that are of it alone; what is another's is listed."""
+    first, second = nn.Linear(2, 3), nn.Linear(3, 2)
+    objects: dict[str, Any] = {"model": first, "model_1": second}
+    for number, model in enumerate((first, second)):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        model(torch.ones(1, 2 + number)).sum().backward()
+        optimizer.step()
+        objects[f"optimizer_{number}"] = optimizer
+    use(monkeypatch, OneProcess(**objects))
+    ck.checkpoint(tmp_path / "in")
+    for kind in ("six-key", "evenstep"):
+        told = convert(tmp_path / "in", tmp_path / kind, kind, model="model_1")
+        left = [line for line in told["left"] if "generators" not in line and "exchange" not in line]
+        assert [line.split(":")[0] for line in left] == ["model", "optimizer_0"] and told["tensors"] == 2
+        back = read(tmp_path / kind)
+        assert list(back.models) == ["model"]
+        same_tensors(back.model(), second.state_dict())
+        (kept,) = back.optimizers.values()
+        momentum = objects["optimizer_1"].state[second.weight]["momentum_buffer"]
+        assert torch.equal(next(iter(kept.state.values()))["momentum_buffer"], momentum)
+    told = convert(tmp_path / "in", tmp_path / "m.pt", weights_only=True, model="model_1")
+    assert [line.split(":")[0] for line in told["left"]] == ["model"]
+    same_tensors(torch.load(tmp_path / "m.pt", weights_only=True), second.state_dict())
+    convert(tmp_path / "in", tmp_path / "both")
+    assert list(read(tmp_path / "both").models) == ["model", "model_1"]
+
+
 def test_to_evenstep_and_on_with_the_training(
     saved: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
