@@ -160,8 +160,10 @@ def _lists(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     made = {key: item if key == "state" else _lists(item) for key, item in value.items()}
-    if made and list(made) == list(range(len(made))):
-        return list(made.values())
+    if made and all(type(key) is int for key in made) and set(made) == set(range(len(made))):
+        return [made[place] for place in range(len(made))]  # ranks write theirs in any order
+    if isinstance(made.get("param_groups"), list):
+        made.setdefault("state", {})  # DCP keeps no empty dictionary
     return made
 
 

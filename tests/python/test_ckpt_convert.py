@@ -210,6 +210,21 @@ def test_dcp_folders_that_torch_wrote_in_parts(tmp_path: pathlib.Path) -> None:
         read(tmp_path / "0")
 
 
+def test_dcp_keeps_no_order_and_no_empty_state(tmp_path: pathlib.Path) -> None:
+    model = nn.Linear(2, 2)
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups)
+    dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path / "in")
+    path = tmp_path / "in" / ".metadata"
+    about = pickle.loads(path.read_bytes())
+    about.state_dict_metadata = dict(reversed(about.state_dict_metadata.items()))  # as another rank's come first
+    path.write_bytes(pickle.dumps(about))
+    back = read(tmp_path / "in")
+    assert back.left == [] and back.optimizers["optimizer"].state == {}
+    assert [group["lr"] for group in back.optimizers["optimizer"].groups] == [0.1, 0.2]
+    assert back.optimizers["optimizer"].members == [[0], [1]]
+
+
 def test_weights_for_other_tools(saved: pathlib.Path, tmp_path: pathlib.Path) -> None:
     wanted = training()[0].state_dict()
     told = convert(saved, tmp_path / "m.safetensors", weights_only=True)
