@@ -272,22 +272,31 @@ def _save(
         return Path(written)
 
 
+def words_of(error: BaseException) -> str:
+    """What is told of it on all ranks: errors of the script's own objects say little without their type."""
+    if isinstance(error, EvenstepError):
+        return str(error)
+    return ": ".join(filter(None, (type(error).__name__, str(error))))
+
+
 def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between: bool, told: Told | None) -> Path:
     if told is None and session.steps.syncs:  # before those of the cadence the session has done it
         session.parameter_checks.check_now()
     random_states = session.all_gather_bytes(pack_random(session.pending_random))
     session.exchange_state = capture_exchange(session)
     outcome: bytes | None = None
+    cause: Exception | None = None
     if session.rank == 0:
         try:
             folder, kept = _on_rank_zero(session, path, random_states, extra, wait, between, told)
             loaded = kept and _is_loaded(session, folder)
             outcome = json.dumps({"path": os.fspath(folder), "kept": kept, "loaded": loaded}).encode()
-        except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever an object's state_dict raises: the others wait for this one's answer
+            cause = None if isinstance(error, EvenstepError) else error
             if told is not None and _room.refused(session, session.step, error):
                 outcome = json.dumps({"path": "", "kept": True, "loaded": False}).encode()
             else:
-                outcome = json.dumps({"error": str(error) or type(error).__name__}).encode()
+                outcome = json.dumps({"error": words_of(error)}).encode()
     session.exchange_state = {}
     try:
         result = json.loads(session.broadcast_bytes(outcome))
@@ -296,7 +305,7 @@ def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between
     if not result.get("kept"):
         session.user_state = extra
     if "error" in result:
-        raise EvenstepError(result["error"])
+        raise EvenstepError(result["error"]) from cause
     if result["loaded"]:  # what the script does to its objects from here on is not in the checkpoint
         session.put_objects_back()
     return Path(result["path"])
@@ -390,8 +399,8 @@ def _agree(session: Any, find: Callable[[], Path | None]) -> tuple[Path | None, 
                 manifest = read_manifest(folder)
                 check_sizes(folder, manifest)
             verdict = json.dumps({"path": None if folder is None else os.fspath(folder)}).encode()
-        except (EvenstepError, OSError, KeyError, TypeError, ValueError) as error:
-            verdict = json.dumps({"error": str(error)}).encode()
+        except Exception as error:
+            verdict = json.dumps({"error": words_of(error)}).encode()
     result = json.loads(session.broadcast_bytes(verdict))
     if "error" in result:
         raise EvenstepError(result["error"])

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from evenstep import _core
-from evenstep._core import EvenstepError
 from evenstep.checkpoint_keeping import folder_of, lineage_of, step_folder
 from evenstep.checkpoint_state import pack_random
 from evenstep.exchange_state import capture_exchange
@@ -80,10 +79,12 @@ def _at_exit(session: Any) -> None:
     for loader in session.loaders.values():
         if loader.train:
             loader.reopen()
-    from evenstep.checkpoint import write_here
+    from evenstep.checkpoint import words_of, write_here
 
     session.exchange_state = last.exchange
     try:
         write_here(session, last.random_states)
-    except (EvenstepError, MemoryError, OSError, TypeError, ValueError) as error:
-        sys.stderr.write(f"evenstep: warning: the checkpoint at the last step, {last.step}, was not written: {error}\n")
+    except Exception as error:  # whatever an object's state_dict raises
+        sys.stderr.write(
+            f"evenstep: warning: the checkpoint at the last step, {last.step}, was not written: {words_of(error)}\n"
+        )

@@ -14,7 +14,7 @@ import torch
 from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
 from torch import nn
 
-from evenstep import checkpoint_background
+from evenstep import EvenstepError, checkpoint_background
 from evenstep import checkpoint_memory as in_memory
 from evenstep.checkpoint_background import Background
 from evenstep.checkpoint_keeping import Keep
@@ -262,3 +262,18 @@ def test_an_object_that_cannot_be_kept_in_memory_ends_nothing(
     said = capsys.readouterr().err
     assert said.count("training goes on: an object that cannot say what it is") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_object_that_cannot_be_kept_is_told_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = use(monkeypatch, OneProcess(model=nn.Linear(2, 2), object_broken=_Broken()))
+    told: list[bytes] = []
+    monkeypatch.setattr(session, "broadcast_bytes", lambda data: told.append(data) or data, raising=False)
+    with pytest.raises(EvenstepError, match=r"^RuntimeError: an object that cannot say what it is$") as raised:
+        ck.checkpoint()
+    assert isinstance(raised.value.__cause__, RuntimeError) and b"cannot say what it is" in told[0]
+    for _ in range(2):
+        ck.automatic(session)  # training goes on
+    assert len(told) == 3
+    assert capsys.readouterr().err.count("training goes on: RuntimeError: an object that cannot say what it is") == 1
