@@ -287,6 +287,27 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def first_wrong(data: bytes, wanted: int, chunk: int, sums: Sequence[str]) -> int | None:
+    """The chunk whose checksum is another one."""
+    if len(data) != wanted:
+        raise OSError(f"{len(data)} bytes came where {wanted} were asked for")
+    for index, expected in enumerate(sums):
+        if f"{_core.checksum(data[index * chunk : (index + 1) * chunk]):016x}" != expected:
+            return index
+    return None
+
+
+def sync_files(folder: Path) -> None:
+    """Its files, then itself: a power cut after its rename leaves no half of it."""
+    for path in folder.iterdir():
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    sync_folder(folder)
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest, its own checksum verified."""
     path = folder / MANIFEST
@@ -449,3 +470,14 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
     """Compares every checksum; an error names the first damage."""
     for entry in manifest["files"]:
         compare(folder, entry)
+
+
+def holds(folder: Path, manifest: dict[str, Any]) -> bool:
+    """Whether the folder is that checkpoint, every checksum compared."""
+    try:
+        if read_manifest(folder) != manifest:
+            return False
+        verify(folder, manifest)
+    except EvenstepError:
+        return False
+    return True

@@ -24,7 +24,7 @@ from evenstep.checkpoint_order import begin_turn, created_in, follow, next_order
 from evenstep.environment import cadence
 
 Name = TypeVar("Name")
-_STEP_NAME = re.compile(r"step-\d+(-[0-9a-f]+)?\Z")
+STEP_NAME = re.compile(r"step-\d+(-[0-9a-f]+)?\Z")
 _DEFAULT_KEEP = 3
 
 
@@ -182,7 +182,7 @@ def _newest_order(folder: Path) -> str:
     """Of what is in the folder, whose ever."""
     found = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        if _STEP_NAME.match(path.name):
+        if STEP_NAME.match(path.name):
             with suppress(EvenstepError, OSError, ValueError, KeyError):  # it goes, or is damaged
                 found[path] = _facts_of(path).order
     _forget_others(folder, found)
@@ -235,7 +235,7 @@ def _all_checkpoints(folder: Path) -> tuple[list[tuple[str, int, Path]], list[Pa
     """((order, step, path) of the whole ones, newest first; damaged ones) among folder/step-N."""
     whole, damaged = [], []
     for path in folder.iterdir() if folder.is_dir() else ():
-        if not _STEP_NAME.match(path.name) or not (path / MANIFEST).exists():
+        if not STEP_NAME.match(path.name) or not (path / MANIFEST).exists():
             continue
         try:
             facts = _facts_of(path)

@@ -17,17 +17,26 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.answering import UPLOAD, Answer, Silent, answer_of
-from evenstep.checkpoint_files import MANIFEST, PARTIAL, parse_manifest, read_manifest, sync_folder, verify
-from evenstep.checkpoint_keeping import Keep
+from evenstep.checkpoint_files import (
+    MANIFEST,
+    PARTIAL,
+    first_wrong,
+    holds,
+    parse_manifest,
+    read_manifest,
+    sync_files,
+    sync_folder,
+    verify,
+)
+from evenstep.checkpoint_keeping import STEP_NAME, Keep
 from evenstep.checkpoint_order import order_of
 from evenstep.place_errors import OBJECT_STORES, explained, is_without_bucket
 from evenstep.place_listing import entry, table
@@ -51,26 +60,8 @@ class Altered(EvenstepError):
     """A checkpoint there has other bytes than its manifest says."""
 
 
-def _is_whole(folder: Path, manifest: dict[str, Any]) -> bool:
-    """Whether the folder is that checkpoint, every checksum compared."""
-    try:
-        if read_manifest(folder) != manifest:
-            return False
-        verify(folder, manifest)
-    except EvenstepError:
-        return False
-    return True
-
-
-def _sync(folder: Path) -> None:
-    """Its files, then itself: a power cut after its rename leaves no half of it."""
-    for path in folder.iterdir():
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    sync_folder(folder)
+class Replaced(EvenstepError):
+    """Another checkpoint took its name here while it was sent."""
 
 
 class Stored(NamedTuple):
@@ -229,11 +220,11 @@ class Remote:
         """Uploads a checkpoint and gives its name there: its own, or, where another training has that, NAME-LINEAGE. One that is
         there already is left as it is. Silent: what was sent has not moved for EVENSTEP_UPLOAD_TIMEOUT seconds."""
         manifest = read_manifest(folder)
+        text = (folder / MANIFEST).read_bytes()
         if not self._left.get(folder.name, _NOTHING_LEFT).is_set():
             raise EvenstepError(
                 f"{self.url}: {folder.name} is not uploaded: an upload of this name was given up, and may yet write there"
             )
-        text = (folder / MANIFEST).read_bytes()
         try:
             name, is_there = self._take_name(folder.name, manifest)
             if is_there:
@@ -242,6 +233,7 @@ class Remote:
             self._take_away(place)
             for entry in manifest["files"]:
                 self._send(folder / entry["name"], f"{place}/{entry['name']}")
+            self._check_same(folder, text)  # else what went up is of both
             self._pipe(f"{place}/{MANIFEST}", text)
             with suppress(Exception):  # it is up; a claim that stays says what its manifest does
                 self._leave_claim(place, manifest)
@@ -253,10 +245,22 @@ class Remote:
         except EvenstepError:
             raise
         except Exception as error:
+            self._check_same(folder, text)
             raise self._failed(f"{folder.name} was not uploaded", error) from None
         if self._manifest(name) != manifest:
             raise EvenstepError(f"{self.url}: {name} is not whole there after its upload")
         return name
+
+    def _check_same(self, folder: Path, text: bytes) -> None:
+        try:
+            same = (folder / MANIFEST).read_bytes() == text
+        except OSError:  # it goes, or is between two renames
+            same = False
+        if not same:
+            raise Replaced(
+                f"{self.url}: {folder.name} was replaced or removed here while it was sent, so what went up does not count "
+                "there\n  fix: training sends the newer one by itself; else push it again"
+            ) from None
 
     # -- whose a name is: nobody takes another training's --
 
@@ -331,14 +335,14 @@ class Remote:
             raise EvenstepError(
                 f"{target} is another checkpoint than {self.url}/{name}\n  fix: fetch into another folder"
             )
-        if not _is_whole(target, manifest):
+        if not holds(target, manifest):
             return self._download(name, target)
         return target
 
     def fetch_beside(self, name: str, into: Path, manifest: dict[str, Any]) -> Path:
         """The same, where another checkpoint may have that name here: then under one of its own."""
         name_here = name.removesuffix(f"-{_owner(manifest)[:8]}")  # NAME-LINEAGE there may be NAME here
-        if name_here != name and _is_whole(into / name_here, manifest):
+        if name_here != name and holds(into / name_here, manifest):
             return into / name_here
         try:
             taken = (into / name).exists() and read_manifest(into / name) != manifest
@@ -347,7 +351,7 @@ class Remote:
         if not taken:
             return self.fetch(name, into)
         target = into / f"{name}-{manifest['manifest_checksum']}"
-        return target if _is_whole(target, manifest) else self._download(name, target)
+        return target if holds(target, manifest) else self._download(name, target)
 
     def _download(self, name: str, target: Path) -> Path:
         """To `target`, which it gets only when it is whole; what was there goes then."""
@@ -365,7 +369,7 @@ class Remote:
             except EvenstepError as error:
                 what = str(error).partition("\n")[0].partition(" is damaged: ")[2]
                 raise Altered(f"{self.url}/{name} is damaged: {what}") from None
-            _sync(partial)
+            sync_files(partial)
             if target.exists():
                 shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
@@ -409,9 +413,10 @@ class Remote:
             raise self._failed(f"{name} cannot be removed", error) from None
 
     def retain(self, keep: Keep, lineage: str, found: list[Stored] | None = None) -> None:
-        """The same rules as for the folder here: none goes before one that stays was read back and found right (once in as many
-        uploads as stay). found: what `whole` gives."""
-        own = [one for one in (self.whole() if found is None else found) if one.lineage == lineage]
+        """The same rules as for the folder here, of step-N alone: none goes before one that stays was read back and found right
+        (once in as many uploads as stay). found: what `whole` gives."""
+        there = self.whole() if found is None else found
+        own = [one for one in there if one.lineage == lineage and STEP_NAME.match(one.name)]
         stays = keep.stays([(one.order, one.step, one.name) for one in own])
         goes = [one for one in own if one.name not in stays]
         if goes and reads_back() and not any(one.sum in self._right for one in own[: keep.newest]):
@@ -440,26 +445,16 @@ class Remote:
         for begin in range(0, entry["bytes"], step):
             end = min(begin + step, entry["bytes"])
             expected = sums[begin // chunk : -(-end // chunk)]
-            wrong = _first_wrong(self._piece(path, begin, end), end - begin, chunk, expected)
+            wrong = first_wrong(self._piece(path, begin, end), end - begin, chunk, expected)
             if wrong is not None:  # once more: an answer may be wrong where the file is right
                 self._files.invalidate_cache()
-                wrong = _first_wrong(self._piece(path, begin, end), end - begin, chunk, expected)
+                wrong = first_wrong(self._piece(path, begin, end), end - begin, chunk, expected)
             if wrong is not None:
                 self.remove(name)
                 raise Altered(
                     f"{self.url}: {name} was damaged there after its upload (chunk {begin // chunk + wrong} of {entry['name']}), "
                     "and was removed; older ones stay"
                 )
-
-
-def _first_wrong(data: bytes, wanted: int, chunk: int, sums: Sequence[str]) -> int | None:
-    """The chunk whose checksum is another one."""
-    if len(data) != wanted:
-        raise OSError(f"{len(data)} bytes came where {wanted} were asked for")
-    for index, expected in enumerate(sums):
-        if f"{_core.checksum(data[index * chunk : (index + 1) * chunk]):016x}" != expected:
-            return index
-    return None
 
 
 def _newest(one: Stored) -> tuple[str, int, str]:

@@ -18,12 +18,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenstep._core import EvenstepError
 from evenstep.answering import Silent
-from evenstep.checkpoint_keeping import Keep
-from evenstep.checkpoint_remote import Altered, Remote, shown
+from evenstep.checkpoint_files import MANIFEST
+from evenstep.checkpoint_keeping import STEP_NAME, Keep
+from evenstep.checkpoint_remote import Altered, Remote, Replaced, shown
 
 _BEGINS_NONE = (3, 12) <= sys.version_info[:3] <= (3, 12, 1)
 """Whether this Python begins no thread once the script has ended, though others of its threads go on."""
@@ -55,9 +56,22 @@ def _retain(remote: Remote, keep: Keep, lineage: str) -> str:
     return max((one.order for one in found), default="")
 
 
+class _Upload(NamedTuple):
+    """One that waits."""
+
+    folder: Path
+    keep: Keep | None
+    lineage: str
+
+    @property
+    def place(self) -> Path | None:
+        """Whose turn it takes where another one waits."""
+        return None if STEP_NAME.match(self.folder.name) else self.folder
+
+
 class Uploads:
-    """Uploads in the background: one at a time, and of those that wait the newest alone. place: the URL in full, for what is
-    left when the interpreter ends."""
+    """Uploads in the background: one at a time. Of the step-N that wait the newest alone goes; what has a name that the user
+    gave waits for itself. place: the URL in full, for what is left when the interpreter ends."""
 
     def __init__(self, remote: Remote | None, place: str = "") -> None:
         self._remote = remote
@@ -66,18 +80,19 @@ class Uploads:
         self._told = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waiting: tuple[Path, Keep | None, str] | None = None
+        self._waiting: dict[Path | None, _Upload] = {}  # None: the newest step-N
         self._under_way: Path | None = None
 
     def busy_with(self) -> set[Path]:
         """Folders that must stay."""
         with self._lock:
-            waiting = {self._waiting[0]} if self._waiting is not None else set()
+            waiting = {one.folder for one in self._waiting.values()}
             return waiting | ({self._under_way} if self._under_way is not None else set())
 
     def begin(self, folder: Path, keep: Keep | None, lineage: str, failed: Callable[[BaseException], None]) -> None:
         with self._lock:
-            self._waiting = (folder, keep, lineage)
+            one = _Upload(folder, keep, lineage)
+            self._waiting[one.place] = one
             if self._remote is None or (self._place and _ends()):
                 return  # `send_by_process` takes it
             if self._thread is None or not self._thread.is_alive():
@@ -85,10 +100,10 @@ class Uploads:
                 self._thread = threading.Thread(target=self._run, args=(failed,), name="evenstep-upload", daemon=True)
                 self._thread.start()
 
-    def _next(self) -> tuple[Path, Keep | None, str] | None:
+    def _next(self) -> _Upload | None:
         with self._lock:
-            taken, self._waiting = self._waiting, None
-            self._under_way = taken[0] if taken is not None else None
+            taken = self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
+            self._under_way = taken.folder if taken is not None else None
             if taken is None:
                 self._thread = None  # who begins the next one from here on starts another
             return taken
@@ -103,6 +118,9 @@ class Uploads:
                     self.newest = _retain(self._remote, keep, lineage)
             except OlderStay as error:
                 failed(error)  # nothing is left to upload
+            except Replaced as error:
+                if not (folder / MANIFEST).exists():  # else the newer one follows
+                    failed(error)
             except Exception as error:
                 if not (self._place and _script_ended()):
                     failed(error)
@@ -110,7 +128,7 @@ class Uploads:
                 if not _ends():
                     failed(error)
                 with self._lock:  # it may be for that alone
-                    self._waiting = self._waiting or taken
+                    self._waiting = {taken.place: taken, **self._waiting}
                     self._thread = self._under_way = None
                 return
 
@@ -139,10 +157,16 @@ class Uploads:
         return sorted(self.busy_with())
 
     def send_by_process(self, seconds: float) -> list[tuple[Path, str]]:
-        """The newest that waits, where the interpreter ends; whatever is then not up, with the reason."""
-        if self._thread is not None or (taken := self._waiting) is None:
+        """Those that wait, where the interpreter ends; whatever is then not up, with the reason."""
+        if self._thread is not None:
             return [(path, "") for path in sorted(self.busy_with())]
-        self._waiting = None
+        waiting, self._waiting = self._waiting, {}
+        until = time.monotonic() + seconds
+        return [
+            one for taken in waiting.values() for one in self._by_process(taken, max(until - time.monotonic(), 0.0))
+        ]
+
+    def _by_process(self, taken: _Upload, seconds: float) -> list[tuple[Path, str]]:
         folder, keep, lineage = taken
         request = {
             "url": self._place,

@@ -167,6 +167,14 @@ def test_the_same_are_kept_there(url: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert [one.step for one in remote.whole()] == [6, 5, 3]
     remote.retain(Keep(1), "another's")
     assert len(remote.whole()) == 3
+    path = save(monkeypatch, 7)
+    remote.put(path.rename(path.with_name("best")))
+    remote.retain(Keep(2, steps=3), OURS)  # a name that the user gave neither goes nor counts
+    assert [one.step for one in remote.whole()] == [7, 6, 5, 3]
+    for step in (8, 9):
+        remote.put(save(monkeypatch, step))
+        remote.retain(Keep(1), OURS)
+    assert [one.name for one in remote.whole()] == ["step-00000009", "best"]
 
 
 def same_bytes(remote: Remote, name: str, path: Path) -> bool:
@@ -180,7 +188,7 @@ def test_a_name_that_drivers_take_for_a_pattern(url: str, monkeypatch: pytest.Mo
     for step, name in enumerate(("best[12]", "best1", "last")):
         path = save(monkeypatch, step + 1, THEIRS if name == "best1" else OURS)
         assert remote.put(path.rename(path.with_name(name))) == name
-    remote.retain(Keep(1), OURS)
+    remote.remove("best[12]")
     assert sorted(one.name for one in remote.whole()) == ["best1", "last"]
     assert not remote._files.exists(f"{remote._root}/best[12]")
 
@@ -352,13 +360,15 @@ def test_uploads_in_the_background(url: str, monkeypatch: pytest.MonkeyPatch) ->
     told: list[BaseException] = []
     uploads.begin(paths[0], None, "", told.append)
     assert began.wait(120)
-    uploads.begin(paths[1], None, "", told.append)
-    uploads.begin(paths[2], None, "", told.append)
-    assert uploads.busy_with() == {paths[0], paths[2]}
+    best = save(monkeypatch, 4, folder="named")
+    best = best.rename(best.with_name("best"))
+    for path in (paths[1], best, paths[2]):
+        uploads.begin(path, None, "", told.append)
+    assert uploads.busy_with() == {paths[0], paths[2], best}  # a name that the user gave waits for itself
     may.set()
     uploads.join()
     assert not told and uploads.busy_with() == set()
-    assert [one.step for one in remote.whole()] == [3, 1]
+    assert sorted(one.step for one in remote.whole()) == [1, 3, 4]
 
 
 def test_an_upload_that_does_not_move_is_given_up_and_the_next_one_goes(

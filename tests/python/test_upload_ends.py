@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from checkpoint_session import OneProcess, ck, empty_place, use  # noqa: F401
 from run_jobs import Run
 from torch import nn
 
-from evenstep import checkpoint_uploads
+from evenstep import EvenstepError, checkpoint_uploads
 from evenstep.checkpoint_keeping import Keep
 from evenstep.checkpoint_remote import Altered, Remote
 from evenstep.checkpoint_uploads import OlderStay, Uploads
@@ -168,6 +169,44 @@ def test_what_was_taken_away_again_is_no_upload(
     assert [type(error) for error in told] == [Altered]
 
 
+def test_one_that_is_replaced_here_while_it_is_sent_counts_for_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    empty_place: None,  # noqa: F811
+) -> None:
+    remote = Remote(f"file://{tmp_path}/far")
+    path = save(monkeypatch, 1)
+    put = remote._files.put_file
+    told: list[Any] = []
+
+    def meanwhile(source: str, *words: Any, **named: Any) -> Any:
+        done = put(source, *words, **named)
+        if len(told) == 0:
+            told.append(save(monkeypatch, 1))  # of the same name and sizes
+        elif len(told) == 2:
+            told.append("")
+            path.rename(path.with_name("gone"))
+        return done
+
+    monkeypatch.setattr(remote._files, "put_file", meanwhile)
+    with pytest.raises(EvenstepError, match="step-00000001 was replaced or removed here while it was sent"):
+        remote.put(path)
+    assert remote.whole() == [] and told == [path]
+    uploads = Uploads(remote)
+    failed: list[BaseException] = []
+    told.clear()
+    uploads.begin(path, None, "", failed.append)
+    uploads.join()
+    assert remote.whole() == [] and not failed  # the newer one follows
+    told.append(path)
+    uploads.begin(path, None, "", failed.append)
+    uploads.join()
+    assert remote.whole() == [] and "removed here" in str(failed[0])
+    path.with_name("gone").rename(path)
+    assert remote.put(path) == path.name
+    assert [one.name for one in remote.whole()] == [path.name]
+
+
 def test_settings_that_json_cannot_carry_are_left_out(added: Callable[..., str]) -> None:
     added(word="open")
     settings = checkpoint_uploads._settings()
@@ -183,6 +222,11 @@ def test_where_no_thread_can_begin_a_process_sends_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail("it would have begun one"))
     uploads.begin(tmp_path / "step-00000002", None, OURS, print)
     assert uploads.join() == [tmp_path / "step-00000002"]  # `send_by_process` takes it
+    for name in ("best", "step-00000003", "last", "best"):
+        uploads.begin(tmp_path / name, None, OURS, print)
+    monkeypatch.setattr(uploads, "_by_process", lambda one, seconds: [(one.folder, f"{seconds:g}")])
+    assert uploads.send_by_process(math.inf) == [(tmp_path / name, "inf") for name in ("step-00000003", "best", "last")]
+    assert uploads.join() == []
 
 
 GOES_ON = """
