@@ -22,7 +22,7 @@ from evenstep.convert_deepspeed_stage_3 import (
     settings_of,
     vectors_of,
 )
-from evenstep.convert_torch import add_model, load_safely, optimizer_of, tensors_of
+from evenstep.convert_torch import add_model, is_something, load_safely, optimizer_of, tensors_of
 
 _MODEL_FILE = "mp_rank_00_model_states.pt"
 _STAGE_3_FILE = model_file(0)
@@ -264,10 +264,14 @@ def read_folder(folder: Path) -> Contents:
     into.step = steps if isinstance(steps, int) else None
     into.epoch = epoch if type(epoch) is int and epoch >= 0 else None
     for key, value in model.items():
-        if key in _BOOKKEEPING and value:
+        if key in _BOOKKEEPING and is_something(value):
             into.leave(f"{key!r} of DeepSpeed's own")
         elif key not in _KNOWN and key not in _BOOKKEEPING and not (key == "epoch" and into.epoch is not None):
             into.extra[str(key)] = value
-    if files and model.get("optimizer") is not None and not into.optimizers:
-        into.leave("'optimizer' of DeepSpeed's own")
+    optimizer = model.get("optimizer")
+    if optimizer is not None and not into.optimizers:
+        wide = isinstance(optimizer, dict) and any(str(key).startswith("fp32_groups") for key in optimizer)
+        into.leave(
+            "'optimizer' of DeepSpeed's own" + (", and its fp32 weights, too: those are the module's" if wide else "")
+        )
     return into

@@ -227,6 +227,11 @@ def _take_number(value: dict[Any, Any], keys: tuple[str, ...]) -> int | None:
     return None if key is None else _number(value.pop(key))
 
 
+def is_something(value: Any) -> bool:
+    """Whether there is anything in an entry: of a tensor that is no matter of its values."""
+    return value.numel() > 0 if isinstance(value, torch.Tensor) else bool(value)
+
+
 def interpret(value: Any, origin: Path, kind: str) -> Contents:
     """What a loaded dictionary holds. Raises Refused where there are no weights that this knows."""
     if tensors_of(value) is not None:
@@ -257,7 +262,7 @@ def interpret(value: Any, origin: Path, kind: str) -> Contents:
     if lightning:
         rest.pop(_LIGHTNING)
         for name in list(rest):
-            if rest[name]:
+            if is_something(rest[name]):
                 into.leave(f"{name!r} of Lightning's file")
             del rest[name]
     into.extra.update({str(name): item for name, item in rest.items()})

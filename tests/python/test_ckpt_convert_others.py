@@ -231,6 +231,22 @@ def test_deepspeed_folders_that_lack_something(tmp_path: pathlib.Path) -> None:
         read(tmp_path / "elsewhere")
 
 
+def test_an_optimizer_of_fp16_without_zero_is_listed(tmp_path: pathlib.Path) -> None:
+    flat = torch.ones(6)
+    optimizer = {"optimizer_state_dict": {"state": {}, "param_groups": []}, "fp32_groups_flat": [flat], "cur_scale": 1}
+    module = {"net.weight": torch.ones(2, 3).half()}
+    torch.save(
+        {"module": module, "optimizer": optimizer, "data_sampler": torch.ones(2)},
+        tmp_path / "mp_rank_00_model_states.pt",
+    )
+    contents = read(tmp_path)
+    assert contents.model()["net.weight"].dtype == torch.float16 and not contents.optimizers
+    assert contents.left == [
+        "'data_sampler' of DeepSpeed's own",
+        "'optimizer' of DeepSpeed's own, and its fp32 weights, too: those are the module's",
+    ]
+
+
 class Net(torch.nn.Module):
     """With tied weights, buffers of two types and a frozen part."""
 
@@ -450,6 +466,7 @@ def test_lightning(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, othe
         "lr_schedulers": [],
         "hparams_name": "kwargs",
         "hyper_parameters": attributes(lr=0.1),
+        "means": torch.zeros(3),
     }
     torch.save(whole, tmp_path / "last.ckpt")
     forget(monkeypatch)
@@ -458,4 +475,6 @@ def test_lightning(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, othe
     assert list(contents.model()) == ["net.weight", "net.bias"]
     state = contents.optimizers["optimizer"].state
     assert torch.equal(state[1]["momentum_buffer"], torch.full((3,), 2.0))
-    assert [line.split("'")[1] for line in contents.left] == ["loops", "callbacks", "hparams_name", "hyper_parameters"]
+    assert [line.split("'")[1] for line in contents.left] == [
+        "loops", "callbacks", "hparams_name", "hyper_parameters", "means",
+    ]  # fmt: skip
