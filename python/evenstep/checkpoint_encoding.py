@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
 import math
 import sys
+import types
 from collections import Counter, OrderedDict, defaultdict
 from typing import Any, Callable
 
@@ -27,8 +29,7 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, str):
         return _encode_text(value)
     if isinstance(value, torch.Tensor):
-        tensors[where] = value
-        return {"$tensor": where}
+        return {"$tensor": _put(value, where, tensors)}
     if type(value) is dict:  # most of a state, and none of numpy's
         return _encode_dict(value, where, tensors)
     if _is_numpy(value):
@@ -48,6 +49,16 @@ def encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     return _encode_rare(value, where)
 
 
+def _put(tensor: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> str:
+    """Its name: `where`, or, where another has that ({"a/b": …, "a": {"b": …}}), the first that is free."""
+    name, others = where, 1
+    while name in tensors:
+        others += 1
+        name = f"{where}~{others}"
+    tensors[name] = tensor
+    return name
+
+
 def _encode_text(value: str) -> Any:
     # JSON readers in C take neither NUL nor half a surrogate pair
     if "\0" in value or (not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value)):
@@ -65,10 +76,10 @@ def _encode_numpy(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> A
 
     if isinstance(value, numpy.ndarray):
         try:
-            tensors[where] = torch.from_numpy(numpy.ascontiguousarray(value).copy()).reshape(value.shape)
+            tensor = torch.from_numpy(numpy.ascontiguousarray(value).copy()).reshape(value.shape)
         except TypeError:
             raise _unsavable(value, where) from None
-        return {"$array": where}
+        return {"$array": _put(tensor, where, tensors)}
     if isinstance(value, (numpy.bool_, numpy.integer, numpy.floating)):
         return {"$numpy": [value.dtype.name, encode(value.item(), where, tensors)]}
     raise _unsavable(value, where)
@@ -101,16 +112,28 @@ def _encode_rare(value: Any, where: str) -> Any:
         return {"$dtype": str(value).split(".", 1)[1]}
     if isinstance(value, torch.device):
         return {"$device": str(value)}
-    if callable(value):
+    if _is_code(value):
         # as torch does with LambdaLR's functions: code is not state; the object that loads keeps its own
         return {"$kept": getattr(value, "__qualname__", type(value).__qualname__)}
     raise _unsavable(value, where)
 
 
+def _is_code(value: Any) -> bool:
+    """Functions, methods, classes, and what else can be called and has nothing of its own. An object whose class says in
+    Python what a call does has a state: a module's weights."""
+    if isinstance(value, functools.partial):
+        return _is_code(value.func)
+    if isinstance(value, type) or type(value).__module__ in ("typing", "torch._ops"):
+        return True
+    if not callable(value):
+        return False
+    return not (isinstance(type(value).__call__, types.FunctionType) and getattr(value, "__dict__", None))
+
+
 def _unsavable(value: Any, where: str) -> UnsavableState:
     return UnsavableState(
         f"the training state has something at {where!r} that a checkpoint cannot hold: {type(value).__qualname__}\n"
-        "  fix: keep numbers, strings, lists, dictionaries and tensors there (checkpoints use no pickle)"
+        "  fix: keep numbers, strings, lists, dictionaries and tensors there, of an object its state_dict() (checkpoints use no pickle)"
     )
 
 
@@ -130,6 +153,13 @@ def decode(value: Any, tensor: Callable[[str], torch.Tensor], current: Any = _MI
         for key, item in value.items()
         if not (_is_kept(item) and _at(current, key) is _MISSING)  # the loading object has no such code: nor a None
     }
+
+
+def _hashable(value: Any) -> Any:
+    """A key, or a set's member: what is a set in it was a frozenset."""
+    if isinstance(value, set):
+        return frozenset(value)
+    return tuple(map(_hashable, value)) if isinstance(value, tuple) else value
 
 
 def _is_kept(value: Any) -> bool:
@@ -174,9 +204,9 @@ def _decode_value(kind: str, content: Any, tensor: Callable[[str], torch.Tensor]
     if kind == "$tuple":
         return tuple(decode(content, tensor, current))
     if kind == "$set":
-        return set(decode(content, tensor))
+        return set(map(_hashable, decode(content, tensor)))
     if kind in ("$dict", "$ordered", "$counter"):
-        pairs = [(decode(key, tensor), item) for key, item in content]
+        pairs = [(_hashable(decode(key, tensor)), item) for key, item in content]
         cls: Any = {"$dict": dict, "$ordered": OrderedDict, "$counter": Counter}[kind]
         return cls({key: decode(item, tensor, _at(current, key)) for key, item in pairs})
     simple: dict[str, Callable[[Any], Any]] = {

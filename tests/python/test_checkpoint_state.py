@@ -8,8 +8,9 @@ import math
 import random
 import threading
 from collections import Counter, OrderedDict
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -55,6 +56,10 @@ def round_trip(value: Any) -> Any:
         OrderedDict([("z", 1), ("a", 2)]),
         Counter({30: 1, 60: 2}),
         {1, 2, 3},
+        {frozenset({1, 2}): 3, (4, frozenset({frozenset({5})})): 6},
+        {frozenset({1}), frozenset({1, 2})},
+        {"a/b": torch.zeros(2), "a": {"b": torch.ones(2)}, "a/b~2": torch.full((2,), 2.0)},
+        {1: torch.zeros(2), "1": torch.ones(2), 1.5: {"1": [torch.ones(3)]}},
         torch.bfloat16,
         torch.arange(3),
         {"a": torch.zeros(()), "b": [torch.empty(0, 3)]},
@@ -100,13 +105,37 @@ def test_numpy_values_come_back() -> None:
 def test_what_cannot_be_saved_is_named() -> None:
     with pytest.raises(EvenstepError, match=r"'optimizer/weight/thing/1'.*object"):
         encoding.encode({"thing": [1, object()]}, "optimizer/weight", {})
+    called = Called(3)
+    for one in (nn.Linear(1, 1), called, partial(called)):
+        with pytest.raises(EvenstepError, match=r"(?s)'x/thing'.*fix: .* its state_dict\(\)"):
+            encoding.encode({"thing": one}, "x", {})
+
+
+class Called:
+    """Can be called, and has a state."""
+
+    def __init__(self, value: Any) -> None:
+        self.__dict__.update({"value": value} if value else {})
+
+    def __call__(self) -> Any:
+        return self
+
+    @lru_cache  # noqa: B019
+    def cached(self) -> int:
+        return 1
 
 
 def test_code_is_kept_from_the_loading_object() -> None:
+    numpy = pytest.importorskip("numpy")
     tensors: dict[str, torch.Tensor] = {}
     saved = encoding.encode({"f": math.sin, "n": [1]}, "x", tensors)
     assert encoding.decode(saved, tensors.__getitem__, {"f": math.cos, "n": [2]}) == {"f": math.cos, "n": [1]}
     assert encoding.decode(saved, tensors.__getitem__, {"n": [2]}) == {"n": [1]}
+    code = [lambda: 1, nn.Linear, nn.Linear(1, 1).forward, torch.relu, torch.nn.functional.relu, torch.ops.aten.relu]
+    code += [torch.ops.aten.relu.default, partial(math.pow, 2)]
+    code += [Called(0), Called(1).cached, Called.cached, len, [].append, numpy.add, list[int], Optional[int]]
+    for one in code:
+        assert list(encoding.encode(one, "x", tensors)) == ["$kept"], one
 
 
 # -- models --
