@@ -98,8 +98,8 @@ EVEN_PUBLIC even_status even_checkpoint_writer_add(even_checkpoint_writer *write
 EVEN_PUBLIC void even_checkpoint_writer_saved(const even_checkpoint_writer *writer, even_checkpoint_saved *out);
 /* Writes manifest.json, syncs and renames. `state_json` is a JSON object (step, cursor, RNG, config …) put under
  * "state". Frees the writer, also on failure. Only a failure to sync the parent leaves the (whole) checkpoint behind.
- * Errors: EVEN_ERR_ARGUMENT (state_json is NULL or no object in JSON), EVEN_ERR_STATE (an add failed before), _NO_SPACE
- * and those of the file system. */
+ * Errors: EVEN_ERR_ARGUMENT (state_json is NULL or no object in JSON), EVEN_ERR_STATE (an add failed before),
+ * EVEN_ERR_OVERFLOW (a manifest of more than 256 MiB: nobody would read it), _NO_SPACE and those of the file system. */
 EVEN_PUBLIC even_status even_checkpoint_writer_commit(even_checkpoint_writer *writer,
                                                       const char *state_json) EVEN_MUST_USE;
 /* Gives up, removes the partial folder, frees the writer. NULL is allowed. */

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_NAME = 256, SUM_DIGITS = 16, LEAST_SHARED_BYTES = 1 << 20, MOST_MANIFEST_BYTES = 256 << 20 };
+enum { MOST_NAME = 256, SUM_DIGITS = 16, LEAST_SHARED_BYTES = 1 << 20 };
 
 static void free_file(even_manifest_file *file) {
   even_free(file->name);
@@ -137,7 +137,7 @@ even_status even_earlier_read(const char *folder, even_earlier *out) {
     text = (even_text)EVEN_TEXT_EMPTY;
     status = even_path_is_link(even_text_string(&path), &link);
     if (status == EVEN_OK && !link) {
-      status = even_file_read(even_text_string(&path), MOST_MANIFEST_BYTES, &text);
+      status = even_file_read(even_text_string(&path), EVEN_MANIFEST_MOST_BYTES, &text);
     }
     even_text_free(&path);
   }

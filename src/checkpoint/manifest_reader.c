@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUM_DIGITS = 16, MOST_MANIFEST_BYTES = 256 << 20 };
+enum { SUM_DIGITS = 16 };
 
 static even_status corrupt(const char *origin, const char *what) {
   return even_fail(EVEN_ERR_CORRUPT, "%s is damaged: %s", origin, what);
@@ -278,7 +278,7 @@ even_status even_manifest_read(const char *folder, even_text *text, even_checkpo
     status = even_fail(EVEN_ERR_CORRUPT, "%s is a symbolic link: a checkpoint's files lie in its folder", path.data);
   }
   if (status == EVEN_OK) {
-    status = even_file_read(path.data, MOST_MANIFEST_BYTES, text);
+    status = even_file_read(path.data, EVEN_MANIFEST_MOST_BYTES, text);
   }
   if (status == EVEN_OK) {
     status = even_manifest_parse(path.data, even_text_string(text), text->length, out);

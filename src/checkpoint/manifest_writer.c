@@ -9,6 +9,7 @@
 #include <evenstep/checkpoint.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 static void add_time(even_json *json, uint64_t created_ns) {
   char text[EVEN_CREATED_BYTES];
@@ -47,8 +48,19 @@ static void add_file(even_json *json, const even_manifest_file *file) {
   even_json_object_end(json);
 }
 
+static even_status check_size(size_t bytes) {
+  if (bytes <= EVEN_MANIFEST_MOST_BYTES) {
+    return EVEN_OK;
+  }
+  (void)even_fail(EVEN_ERR_OVERFLOW,
+                  "a checkpoint's manifest would have %zu bytes or more, and no reader takes more than %d", bytes,
+                  EVEN_MANIFEST_MOST_BYTES);
+  return even_error_fix("keep large lists of the state as tensors, which have files of their own");
+}
+
 even_status even_manifest_write(const even_manifest_file *files, size_t count, uint64_t created_ns,
                                 const char *state_json, even_text *out) {
+  EVEN_TRY(check_size(state_json != NULL ? strlen(state_json) : 0));
   EVEN_TRY(even_json_check_object("a checkpoint's state", state_json != NULL ? state_json : ""));
   even_json json = even_json_begin(out, 2);
   even_json_object(&json, NULL);
@@ -64,5 +76,6 @@ even_status even_manifest_write(const even_manifest_file *files, size_t count, u
   EVEN_TRY(even_text_status(out));
   uint64_t sum = even_checkpoint_checksum(out->data, out->length);
   even_text_format(out, "%s%016" PRIx64 "%s", EVEN_MANIFEST_TAIL, sum, EVEN_MANIFEST_END);
-  return even_text_status(out);
+  EVEN_TRY(even_text_status(out));
+  return check_size(out->length);
 }

@@ -16,8 +16,12 @@ typedef struct even_manifest_file {
   size_t part_count;
 } even_manifest_file;
 
+/* No reader takes a larger one. */
+enum { EVEN_MANIFEST_MOST_BYTES = 256 << 20 };
+
 /* The manifest's text. created_ns: since 1970 UTC. state_json: an object. Its last line is
- * EVEN_MANIFEST_TAIL with the XXH3 of all bytes before that line. */
+ * EVEN_MANIFEST_TAIL with the XXH3 of all bytes before that line. EVEN_ERR_OVERFLOW: it would have more than
+ * EVEN_MANIFEST_MOST_BYTES. */
 even_status even_manifest_write(const even_manifest_file *files, size_t count, uint64_t created_ns,
                                 const char *state_json, even_text *out) EVEN_MUST_USE;
 

@@ -8,6 +8,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "checkpoint/manifest_writer.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "support/fault.h"
@@ -203,6 +204,25 @@ static void state_must_be_an_object(void **state) {
     assert_int_equal(even_checkpoint_writer_commit(begin("one"), states[i]), EVEN_ERR_ARGUMENT);
     assert_int_equal(scratch_entries(), 0);
   }
+}
+
+static void state_has_a_largest_size(void **state) {
+  (void)state;
+  size_t bytes = EVEN_MANIFEST_MOST_BYTES + (size_t)1;
+  char *large = malloc(bytes + 1);
+  assert_non_null(large);
+  memset(large, ' ', bytes);
+  large[0] = '{';
+  large[bytes - 1] = '}';
+  large[bytes] = '\0';
+  assert_int_equal(even_checkpoint_writer_commit(begin("one"), large), EVEN_ERR_OVERFLOW);
+  assert_non_null(strstr(even_error_last()->fix, "as tensors"));
+  assert_int_equal(scratch_entries(), 0);
+  large[bytes - 1] = '\0'; /* what comes beside it counts, too */
+  large[bytes - 2] = '}';
+  assert_int_equal(even_checkpoint_writer_commit(begin("one"), large), EVEN_ERR_OVERFLOW);
+  assert_int_equal(scratch_entries(), 0);
+  free(large);
 }
 
 static void replacing_is_explicit(void **state) {
@@ -470,6 +490,7 @@ int main(void) {
                                      CASE(bad_metadata_are_refused),
                                      CASE(a_file_name_comes_once),
                                      CASE(state_must_be_an_object),
+                                     CASE(state_has_a_largest_size),
                                      CASE(replacing_is_explicit),
                                      CASE(missing_parent_is_named),
                                      CASE(living_writer_is_left_alone),
