@@ -156,10 +156,11 @@ EVEN_PUBLIC even_status even_device_comm_join(const even_device_comm_params *par
                                               even_device_comm **out) EVEN_MUST_USE;
 
 /* ---- reductions ----
- * Operations: SUM, AVG (floating types), PRODUCT, MIN, MAX; BAND, BOR and BXOR are not NCCL's. Types: all but I16. SUM
- * of BOOL is OR. factor: NULL, or (with SUM and a floating type) what each of this rank's elements is multiplied by
- * before it is added: ranks may differ (NCCL's PreMulSum). Input and output may be the same memory where it says so,
- * but may not overlap otherwise. The order of addition is NCCL's: bits may differ from the host engine's. */
+ * Operations: SUM, AVG (floating types), PRODUCT, MIN, MAX; BAND, BOR and BXOR are not NCCL's. Types: all but I16 and
+ * U16. SUM of BOOL is OR. factor: NULL, or (with SUM and a floating type) what each of this rank's elements is
+ * multiplied by before it is added: ranks may differ (NCCL's PreMulSum). Input and output may be the same memory where
+ * it says so, but may not overlap otherwise. The order of addition is NCCL's: bits may differ from the host engine's.
+ */
 
 /* output[i] = op over ranks of input[i]; output may be input. */
 EVEN_PUBLIC even_status even_device_comm_all_reduce(even_device_comm *comm, const void *input, void *output,

@@ -394,6 +394,9 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
         tell_wait(request, &waiting, began, tried);
       }
       check_lives(comm, true);
+      if (even_comm_is_over(comm)) {
+        even_group_end(comm, EVEN_GROUP_REVOKED);
+      }
     }
     refused = !request->done && even_group_whole(comm) && even_shared_refused(comm, false);
   }

@@ -7,24 +7,34 @@
 
 #define NAP_NS 1000000000u
 
-/* What is asked for is given up where the bucket stays incomplete: the engine then takes it back. */
-static bool can_begin(even_sync *sync) {
-  uint32_t asked = EVEN_SYNC_AHEAD_ASKED;
-  return atomic_load(&sync->ahead.state) == EVEN_SYNC_AHEAD_ASKED &&
-         atomic_load(&sync->pending[atomic_load(&sync->ahead.bucket)]) == 0 &&
-         atomic_compare_exchange_strong(&sync->ahead.state, &asked, EVEN_SYNC_AHEAD_WORKS);
+static bool is_asked(uint32_t word) {
+  return word % EVEN_SYNC_AHEAD_STATES == EVEN_SYNC_AHEAD_ASKED;
+}
+
+bool even_sync_ahead_claim(even_sync *sync, uint32_t asked) {
+  return atomic_compare_exchange_strong(&sync->ahead.state, &asked, EVEN_SYNC_AHEAD_WORKS);
+}
+
+/* What is asked for is given up where the bucket stays incomplete: the engine then takes it back. The bucket is that of
+ * the word that is claimed: a later request has another one. */
+static bool can_begin(even_sync *sync, size_t *bucket) {
+  uint32_t word = atomic_load(&sync->ahead.state);
+  *bucket = atomic_load(&sync->ahead.bucket);
+  return is_asked(word) && atomic_load(&sync->pending[*bucket]) == 0 && even_sync_ahead_claim(sync, word);
 }
 
 static void *encode_ahead(void *argument) {
   even_sync *sync = argument;
+  size_t bucket = 0;
   for (;;) {
     uint32_t bell = atomic_load(&sync->bell);
     if (atomic_load(&sync->ahead.state) == EVEN_SYNC_AHEAD_STOP) {
       return NULL;
     }
-    if (can_begin(sync)) {
-      even_sync_encode_ahead(sync, atomic_load(&sync->ahead.bucket));
-      atomic_store(&sync->ahead.state, EVEN_SYNC_AHEAD_DONE);
+    if (can_begin(sync, &bucket)) {
+      even_sync_encode_ahead(sync, bucket);
+      uint32_t works = EVEN_SYNC_AHEAD_WORKS; /* else it is to stop */
+      (void)atomic_compare_exchange_strong(&sync->ahead.state, &works, EVEN_SYNC_AHEAD_DONE);
       even_futex_wake_all(&sync->ahead.state);
       continue;
     }
@@ -50,15 +60,15 @@ void even_sync_ahead_close(even_sync *sync) {
 void even_sync_ahead_ask(even_sync *sync, size_t bucket) {
   if (sync->ahead.runs && bucket < sync->layout.bucket_count && sync->encoded->buckets[bucket].count > 0) {
     atomic_store(&sync->ahead.bucket, bucket);
-    atomic_store(&sync->ahead.state, EVEN_SYNC_AHEAD_ASKED);
+    atomic_store(&sync->ahead.state, ++sync->ahead.requests * EVEN_SYNC_AHEAD_STATES + EVEN_SYNC_AHEAD_ASKED);
     even_sync_ring(sync);
   }
 }
 
 bool even_sync_ahead_take(even_sync *sync, size_t bucket) {
-  uint32_t state = EVEN_SYNC_AHEAD_ASKED;
-  if (atomic_load(&sync->ahead.state) == EVEN_SYNC_AHEAD_IDLE ||
-      atomic_compare_exchange_strong(&sync->ahead.state, &state, EVEN_SYNC_AHEAD_IDLE)) {
+  uint32_t word = atomic_load(&sync->ahead.state);
+  if (word == EVEN_SYNC_AHEAD_IDLE ||
+      (is_asked(word) && atomic_compare_exchange_strong(&sync->ahead.state, &word, EVEN_SYNC_AHEAD_IDLE))) {
     return false;
   }
   while (atomic_load(&sync->ahead.state) == EVEN_SYNC_AHEAD_WORKS) {

@@ -27,14 +27,18 @@ typedef enum even_sync_ahead_state {
   EVEN_SYNC_AHEAD_ASKED, /* it begins once the bucket is complete; the engine may take it back */
   EVEN_SYNC_AHEAD_WORKS,
   EVEN_SYNC_AHEAD_DONE, /* until the engine takes what it made */
-  EVEN_SYNC_AHEAD_STOP
+  EVEN_SYNC_AHEAD_STOP,
+  EVEN_SYNC_AHEAD_STATES = 8 /* a power of two */
 } even_sync_ahead_state;
 
 typedef struct even_sync_ahead {
   pthread_t thread;
   bool runs;
-  _Atomic uint32_t state; /* even_sync_ahead_state; the engine sleeps on it while the other works */
-  _Atomic size_t bucket;
+  /* even_sync_ahead_state, and of a request its number, times EVEN_SYNC_AHEAD_STATES, besides: who has looked at one
+   * may not begin another. The engine sleeps on it while the other works. */
+  _Atomic uint32_t state;
+  _Atomic size_t bucket; /* of the request */
+  uint32_t requests;     /* the engine's own */
 } even_sync_ahead;
 
 struct even_sync {
@@ -104,6 +108,8 @@ void even_sync_ahead_ask(even_sync *sync, size_t bucket);
 /* Whether the bucket was encoded; waits for it where it was begun, and takes back what was not. After it nobody reads
  * gradients but the engine thread, whose call it is. */
 bool even_sync_ahead_take(even_sync *sync, size_t bucket);
+/* Begins a request of which the word of `ahead.state` was seen: false where another one has come since. */
+bool even_sync_ahead_claim(even_sync *sync, uint32_t asked);
 /* Puts a bucket's values together and encodes them, which this rank does: every gradient is there. */
 void even_sync_encode_ahead(even_sync *sync, size_t bucket);
 

@@ -31,7 +31,8 @@ typedef struct sight {
   _Atomic uint32_t entered[RANKS]; /* so many barriers */
   int victim;
   int delay_us;
-  bool stands; /* the victim is stopped, and nobody sees it; else it is in no call */
+  bool stands;  /* the victim is stopped, and nobody sees it; else it is in no call */
+  bool message; /* from it they wait for */
 } sight;
 
 static sight *shared;
@@ -92,7 +93,13 @@ static int wait_for_the_victim(even_comm *comm, void *unused) {
   bool tells = even_comm_rank(comm) == (shared->victim + 1) % RANKS;
   RANKS_EXPECT(comm, !tells || pthread_create(&teller, NULL, say_over, NULL) == 0);
   (void)atomic_fetch_add(&shared->waiting, 1);
-  even_status status = even_comm_all_reduce(comm, values, 20000, EVEN_F32, EVEN_SUM);
+  even_comm_request *request = NULL;
+  if (shared->message) {
+    RANKS_EXPECT(comm, even_comm_receive_begin(comm, values, sizeof values, shared->victim, 1, &request) == EVEN_OK);
+  }
+  even_status status = request != NULL ? even_comm_request_wait(request, 0, NULL)
+                                       : even_comm_all_reduce(comm, values, 20000, EVEN_F32, EVEN_SUM);
+  even_comm_request_free(request);
   RANKS_EXPECT(comm, status == EVEN_ERR_REVOKED);
   RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_REVOKED);
   even_comm_leave(comm);
@@ -107,9 +114,10 @@ static int wait_for_the_victim(even_comm *comm, void *unused) {
   return 0;
 }
 
-static void over_for_all(ranks_engine engine, int lanes, int victim, bool stands) {
+static void over_for_all(ranks_engine engine, int lanes, int victim, bool stands, bool message) {
   int results[RANKS];
   memset(shared, 0, sizeof *shared);
+  shared->message = message;
   shared->victim = victim;
   shared->stands = stands;
   assert_int_equal(run(engine, lanes, wait_for_the_victim, results), stands ? 1 : 0);
@@ -118,17 +126,18 @@ static void over_for_all(ranks_engine engine, int lanes, int victim, bool stands
 
 static void who_waits_hears_that_it_is_over(void **state) {
   (void)state;
-  over_for_all(RANKS_SHM, 0, 1, false);
-  over_for_all(RANKS_NETWORK, 0, 1, false);
-  over_for_all(RANKS_HOSTS, 1, 4, false); /* one who leads nobody */
-  over_for_all(RANKS_HOSTS, 2, 1, false);
+  over_for_all(RANKS_SHM, 0, 1, false, false);
+  over_for_all(RANKS_NETWORK, 0, 1, false, false);
+  over_for_all(RANKS_HOSTS, 1, 4, false, false); /* one who leads nobody */
+  over_for_all(RANKS_HOSTS, 2, 1, false, false);
+  over_for_all(RANKS_SHM, 0, 1, false, true);
 }
 
 static void also_where_one_stands_still(void **state) {
   (void)state;
-  over_for_all(RANKS_NETWORK, 0, 2, true);
-  over_for_all(RANKS_HOSTS, 2, 1, true); /* a leader */
-  over_for_all(RANKS_HOSTS, 2, 3, true);
+  over_for_all(RANKS_NETWORK, 0, 2, true, false);
+  over_for_all(RANKS_HOSTS, 2, 1, true, false); /* a leader */
+  over_for_all(RANKS_HOSTS, 2, 3, true, false);
 }
 
 /* ---- barriers ---- */

@@ -125,7 +125,11 @@ static int ahead_body(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, sync->layout.places[1].bucket == 0 && sync->layout.places[0].bucket == 1);
   RANKS_EXPECT(comm, even_sync_begin(sync, 1.0, 0) == EVEN_OK);
   even_sync_ahead_ask(sync, 1);
+  const uint32_t earlier = atomic_load(&sync->ahead.state);
   RANKS_EXPECT(comm, !even_sync_ahead_take(sync, 1)); /* not complete */
+  even_sync_ahead_ask(sync, 1);
+  RANKS_EXPECT(comm, !even_sync_ahead_claim(sync, earlier)); /* as who had looked at the request before */
+  RANKS_EXPECT(comm, !even_sync_ahead_take(sync, 1));
   RANKS_EXPECT(comm, even_sync_ready(sync, 0, gradients[0]) == EVEN_OK);
   even_sync_ahead_ask(sync, 1);
   while (atomic_load(&sync->ahead.state) != EVEN_SYNC_AHEAD_DONE && even_clock_ns() < limit) {

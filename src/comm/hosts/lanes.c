@@ -13,7 +13,7 @@ static even_status check_lane(const even_hosts_group *group, const even_comm_hos
   bool carries = local == even_hosts_carrier_of(group, lane);
   if (carries == (given != NULL) &&
       (!carries || (even_comm_ranks(given) == group->hosts && even_comm_rank(given) == group->own_host))) {
-    if (given == NULL || group->hosts == 1 || even_comm_engine_of(given)->stir != NULL) {
+    if (given == NULL || even_comm_engine_of(given)->stir != NULL) {
       return EVEN_OK;
     }
     (void)even_fail(EVEN_ERR_UNSUPPORTED,
