@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20 };
+enum { CHUNK = 65536, MOST_CHUNKS = 64, MOST_WAITING = 64 << 20, MOST_KEPT = 1 << 20 };
 
 static const uint64_t LONGEST_BEAT_NS = 5000000000u;
 static const uint64_t SILENCE_NS = 30000000000u;
@@ -92,6 +92,20 @@ static void watch_room(even_link *link) {
   }
 }
 
+/* Of a link that always has something waiting what has gone out is not kept either. The rest is moved where it is not
+ * longer than what goes. */
+static void forget_sent(even_link *link) {
+  size_t waiting = link->out.length - link->sent;
+  if (waiting == 0) {
+    even_text_clear(&link->out);
+    link->sent = 0;
+  } else if (link->sent >= MOST_KEPT && link->sent >= waiting) {
+    memmove(link->out.data, link->out.data + link->sent, waiting + 1); /* and its NUL */
+    link->out.length = waiting;
+    link->sent = 0;
+  }
+}
+
 static void send_some(even_link *link) {
   while (link->sent < link->out.length) {
     bool broken = false;
@@ -108,10 +122,7 @@ static void send_some(even_link *link) {
     }
     link->sent += written;
   }
-  if (link->sent == link->out.length) {
-    even_text_clear(&link->out);
-    link->sent = 0;
-  }
+  forget_sent(link);
 }
 
 /* From TLS to the kernel. */

@@ -30,7 +30,7 @@
 #include <cmocka.h>
 
 /* Of what the agent sends: more than the kernel takes at once. */
-enum { DATA = 1 << 20, TURN_MS = 20, MOST_TURNS = 3000 };
+enum { DATA = 1 << 20, TURN_MS = 20, MOST_TURNS = 3000, MOST_TOLD = 64 << 20 };
 
 static const unsigned char KEY[EVEN_TLS_KEY_BYTES] = "one key for this job, 32 bytes.";
 static const unsigned char OTHER_KEY[EVEN_TLS_KEY_BYTES] = "another one, of another job....";
@@ -350,6 +350,29 @@ static void a_link_that_is_closed_has_nothing_waiting(void **state) {
   part(&at);
 }
 
+/* One that always has more to say than the network takes, as where a checkpoint goes to a host. */
+static void a_link_keeps_no_more_than_what_waits(void **state) {
+  meeting at;
+  size_t most = 0;
+  uint64_t told = 0;
+  (void)state;
+  call_with(&at, KEY);
+  assert_int_equal(talk(&at), EVEN_OK);
+  while (told < MOST_TOLD) {
+    if (even_link_waiting(&at.agent.link) < 8 * sizeof data) { /* never none */
+      assert_int_equal(even_link_send(&at.agent.link, EVEN_MESSAGE_RECORDS, "{}", data, sizeof data), EVEN_OK);
+      told += sizeof data;
+      continue;
+    }
+    most = at.agent.link.out.length > most ? at.agent.link.out.length : most;
+    assert_int_equal(even_loop_turn(&at.loop, TURN_MS), EVEN_OK);
+  }
+  assert_true(at.leader.heard);
+  assert_false(at.leader.link.failed || at.agent.link.failed || at.agent.link.broken);
+  assert_true(most < 24 * sizeof data);
+  part(&at);
+}
+
 /* ---- an agent's way to its leader ---- */
 
 static even_status accept_invitation(meeting *at, const char *addresses) {
@@ -463,6 +486,7 @@ int main(void) {
       cmocka_unit_test(signs_of_life_follow_the_silence),
       cmocka_unit_test(the_next_agent_comes_before_it_is_given_up),
       cmocka_unit_test_teardown(a_link_that_is_closed_has_nothing_waiting, teardown),
+      cmocka_unit_test_teardown(a_link_keeps_no_more_than_what_waits, teardown),
       cmocka_unit_test(what_was_said_before_the_end_is_heard),
       cmocka_unit_test_teardown(the_leader_is_found_behind_an_address_where_it_is_not, teardown),
       cmocka_unit_test_teardown(a_try_that_fails_leaves_no_connection, teardown),
