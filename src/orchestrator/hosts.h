@@ -74,7 +74,8 @@ typedef struct even_hosts_params {
 /* Starts the agents and returns when all are there and have what they need, each with its devices chosen.
  * EVEN_ERR_TIMEOUT, EVEN_ERR_PEER_LOST: a host did not come, with the last that its shell said. EVEN_ERR_UNSUPPORTED:
  * another version of evenstep there. EVEN_ERR_MISMATCH: files, Python or torch are others there: which, where, and the
- * fix. EVEN_ERR_INTERRUPTED: the thread's question (base/stop.h). Main thread. */
+ * fix. EVEN_ERR_USAGE: more words than hosts take. EVEN_ERR_INTERRUPTED: the thread's question (base/stop.h). Main
+ * thread. */
 even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) EVEN_MUST_USE;
 /* Ends the agents that are still there, and waits for their shells. NULL is allowed. */
 void even_hosts_close(even_hosts *hosts);

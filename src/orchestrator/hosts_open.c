@@ -9,6 +9,7 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/job.h"
 #include "orchestrator/outlast.h"
+#include "orchestrator/remote_start.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/host.h"
@@ -420,6 +421,7 @@ even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
       params->count > EVEN_HOSTS_MOST) {
     return even_fail(EVEN_ERR_ARGUMENT, "a job of %zu hosts", params->count);
   }
+  EVEN_TRY(even_remote_check_words(params->words, params->word_count));
   struct sigaction pipe_before;
   EVEN_TRY(even_signals_pipe_ignore(&pipe_before));
   even_status made = EVEN_NEW(&hosts);

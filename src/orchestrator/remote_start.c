@@ -14,7 +14,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_WORDS = 16384 };
+/* Of a list of words; before those behind a script it has the script's name, and how Python is started. Of the JSON of
+ * a command a quarter of START is left to all else in it. */
+enum { MOST_WORDS = 16384, FIRST_WORDS = 4, MOST_COMMAND = 3 << 20 };
 
 bool even_remote_passes_on(const char *line) {
   static const char *const prefixes[] = {"EVENSTEP_", "PYTHON", "OMP_",    "MKL_", "TORCH",      "NCCL_",
@@ -42,6 +44,29 @@ static void add_words(even_json *json, const char *key, char *const *words) {
     even_json_string(json, NULL, words[i]);
   }
   even_json_array_end(json);
+}
+
+even_status even_remote_check_words(const char *const *words, size_t count) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  if (count > MOST_WORDS - FIRST_WORDS) {
+    (void)even_fail(EVEN_ERR_USAGE, "the script is given %zu words, and those of several hosts take %d at most", count,
+                    MOST_WORDS - FIRST_WORDS);
+    return even_error_fix("name a folder instead of each file in it, or a file that lists them");
+  }
+  for (size_t i = 0; i < count; i++) {
+    even_json_string(&json, NULL, words[i]);
+  }
+  even_status status = even_text_status(&text);
+  size_t bytes = text.length;
+  even_text_free(&text);
+  if (status == EVEN_OK && bytes > MOST_COMMAND) {
+    (void)even_fail(EVEN_ERR_USAGE,
+                    "the script is given words of %zu bytes, and those of several hosts take %d at most", bytes,
+                    MOST_COMMAND);
+    return even_error_fix("name a folder instead of each file in it, or a file that lists them");
+  }
+  return status;
 }
 
 static void add_shortages(even_json *json, const even_job *job) {

@@ -47,6 +47,9 @@ typedef struct even_remote_start {
   bool calls; /* records of calls are wanted */
 } even_remote_start;
 
+/* Whether other hosts take a command with these words behind its script, or so many, as even_remote_start_read does:
+ * EVEN_ERR_USAGE. */
+even_status even_remote_check_words(const char *const *words, size_t count) EVEN_MUST_USE;
 /* `its`: the agent of that host, with spares; NULL: of an attempt that is planned, and has none. Whether all of it went
  * into `out` is for even_text_status to say. */
 void even_remote_start_write(const even_job *job, size_t group, size_t first, size_t count, const even_host_agent *its,

@@ -101,6 +101,42 @@ static void a_start_is_read(void **state) {
   even_remote_start_free(&start);
 }
 
+/* What is refused before a host is reached is what a host would refuse: with a script's name and Python's before them.
+ */
+static void a_command_of_too_many_words_is_refused_before_it_is_sent(void **state) {
+  enum { MOST = 16380, LONG = 1 << 20 };
+  static const char *words[MOST + 1];
+  static char longs[LONG];
+  (void)state;
+  for (int i = 0; i <= MOST; i++) {
+    words[i] = "x";
+  }
+  assert_int_equal(even_remote_check_words(words, MOST), EVEN_OK);
+  assert_int_equal(even_remote_check_words(words, MOST + 1), EVEN_ERR_USAGE);
+  assert_non_null(strstr(even_error_last()->what, "16381 words"));
+  assert_non_null(strstr(even_error_last()->what, "16380 at most"));
+  assert_non_null(strstr(even_error_last()->fix, "name a folder"));
+  memset(longs, 'x', LONG - 1);
+  words[0] = words[1] = longs;
+  assert_int_equal(even_remote_check_words(words, 3), EVEN_OK);
+  words[2] = longs;
+  assert_int_equal(even_remote_check_words(words, 3), EVEN_ERR_USAGE);
+  assert_int_equal(even_remote_check_words(NULL, 0), EVEN_OK);
+
+  even_text text = EVEN_TEXT_EMPTY; /* a host takes as many */
+  const char *at = strstr(START, "\"python3\"");
+  assert_non_null(at);
+  even_text_append(&text, START, (size_t)(at - START));
+  for (int i = 0; i < MOST + 2; i++) { /* with the two that are there */
+    even_text_add(&text, "\"x\",");
+  }
+  even_text_add(&text, at);
+  even_remote_start start;
+  assert_int_equal(even_remote_start_read(text.data, text.length, &start), EVEN_OK);
+  even_remote_start_free(&start);
+  even_text_free(&text);
+}
+
 static void replace(const char *text, const char *from, const char *to, char *out, size_t room) {
   const char *at = strstr(text, from);
   assert_non_null(at);
@@ -287,6 +323,7 @@ int main(void) {
       cmocka_unit_test(what_is_beyond_its_limits_is_refused),
       cmocka_unit_test(what_is_too_long_is_not_sent),
       cmocka_unit_test(a_start_is_read),
+      cmocka_unit_test(a_command_of_too_many_words_is_refused_before_it_is_sent),
       cmocka_unit_test(a_start_says_how_gpus_are_watched),
       cmocka_unit_test(a_start_says_who_announces_an_end),
       cmocka_unit_test(a_start_with_spares_is_read),
