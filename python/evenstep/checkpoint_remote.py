@@ -219,8 +219,9 @@ class Remote:
     def put(self, folder: Path) -> str:
         """Uploads a checkpoint and gives its name there: its own, or, where another training has that, NAME-LINEAGE. One that is
         there already is left as it is. Silent: what was sent has not moved for EVENSTEP_UPLOAD_TIMEOUT seconds."""
-        manifest = read_manifest(folder)
-        text = (folder / MANIFEST).read_bytes()
+        read_manifest(folder)  # says what is wrong with it
+        text = (folder / MANIFEST).read_bytes()  # of one moment: the folder may be replaced
+        manifest = parse_manifest(folder / MANIFEST, text)
         if not self._left.get(folder.name, _NOTHING_LEFT).is_set():
             raise EvenstepError(
                 f"{self.url}: {folder.name} is not uploaded: an upload of this name was given up, and may yet write there"

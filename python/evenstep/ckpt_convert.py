@@ -120,12 +120,18 @@ def _choose_model(contents: Contents, name: str) -> None:
             contents.leave(f"{other}: the model that was asked for is {name}")
     contents.models = {"model": contents.models[name]}
     contents.model_extra = {"model": contents.model_extra[name]} if name in contents.model_extra else {}
+    # A scheduler does not say whose it is: where there are as many, those of optimizers in the same order.
+    whose = dict(zip(contents.optimizers, contents.schedulers))
+    whose = whose if len(contents.optimizers) == len(contents.schedulers) else {}
     for of, optimizer in list(contents.optimizers.items()):
         keys = optimizer.keys()
         names: dict[Key, Key] = {k: k.removeprefix(f"{name}:") if isinstance(k, str) else k for k in keys}
         if any(key == plain for key, plain in names.items()):
             contents.leave(f"{of}: it has parameters of another model than {name}")
             del contents.optimizers[of]
+            if of in whose:
+                contents.leave(f"{whose[of]}: its optimizer is {of}")
+                del contents.schedulers[whose[of]]
         else:
             optimizer.members = [[names[key] for key in group] for group in optimizer.members]
             optimizer.state = {names.get(key, key): values for key, values in optimizer.state.items()}

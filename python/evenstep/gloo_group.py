@@ -16,12 +16,20 @@ from evenstep.group_end import closed_peers
 _LOOK = timedelta(seconds=2)  # who waits for longer looks whether a connection is closed
 
 
+def _all_have_it(store: Any) -> bool:
+    try:
+        return bool(store.check(["all"]))
+    except RuntimeError:  # the rank that has the store has ended
+        return False
+
+
 def open_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[Any, str]:
     """The group, and a word that no other group has. Collective over its ranks.
 
     Gloo alone returns on each rank when this rank is connected: where one then ends the group at once, as after a call that differs,
     others that are connected and have not been woken yet find their connection closed, and have no group (gloo,
-    transport/tcp/pair.cc: `waitUntilConnected`). Raises EvenstepError: EVEN_ERR_PEER_LOST, a rank ended meanwhile; EVEN_ERR_TIMEOUT."""
+    transport/tcp/pair.cc: `waitUntilConnected`). Raises what Gloo raises while it connects; then EvenstepError: EVEN_ERR_PEER_LOST, a
+    rank ended meanwhile; EVEN_ERR_TIMEOUT."""
     group = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
     word = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
     group.broadcast([word], dist.BroadcastOptions()).wait()
@@ -37,7 +45,7 @@ def open_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tu
             return group, life
         except RuntimeError:
             closed = closed_peers(group)
-            if store.check(["all"]):  # so they may have ended the group since
+            if _all_have_it(store):  # so they may have ended the group since
                 return group, life
             if closed:
                 which = ", ".join(map(str, closed))

@@ -92,11 +92,11 @@ static int wait_for_the_victim(even_comm *comm, void *unused) {
   }
   bool tells = even_comm_rank(comm) == (shared->victim + 1) % RANKS;
   RANKS_EXPECT(comm, !tells || pthread_create(&teller, NULL, say_over, NULL) == 0);
-  (void)atomic_fetch_add(&shared->waiting, 1);
   even_comm_request *request = NULL;
-  if (shared->message) {
+  if (shared->message) { /* before it may be over */
     RANKS_EXPECT(comm, even_comm_receive_begin(comm, values, sizeof values, shared->victim, 1, &request) == EVEN_OK);
   }
+  (void)atomic_fetch_add(&shared->waiting, 1);
   even_status status = request != NULL ? even_comm_request_wait(request, 0, NULL)
                                        : even_comm_all_reduce(comm, values, 20000, EVEN_F32, EVEN_SUM);
   even_comm_request_free(request);

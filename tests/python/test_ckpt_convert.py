@@ -99,15 +99,18 @@ def test_one_of_several_models(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
         model(torch.ones(1, 2 + number)).sum().backward()
         optimizer.step()
         objects[f"optimizer_{number}"] = optimizer
+        objects[f"scheduler_{number}"] = torch.optim.lr_scheduler.StepLR(optimizer, 7 + number)
     use(monkeypatch, OneProcess(**objects))
     ck.checkpoint(tmp_path / "in")
     for kind in ("six-key", "evenstep"):
         told = convert(tmp_path / "in", tmp_path / kind, kind, model="model_1")
         left = [line for line in told["left"] if "generators" not in line and "exchange" not in line]
-        assert [line.split(":")[0] for line in left] == ["model", "optimizer_0"] and told["tensors"] == 2
+        assert [line.split(":")[0] for line in left] == ["model", "optimizer_0", "scheduler_0"]
+        assert told["tensors"] == 2
         back = read(tmp_path / kind)
         assert list(back.models) == ["model"]
         same_tensors(back.model(), second.state_dict())
+        assert [one.state["step_size"] for one in back.schedulers.values()] == [8]
         (kept,) = back.optimizers.values()
         momentum = objects["optimizer_1"].state[second.weight]["momentum_buffer"]
         assert torch.equal(next(iter(kept.state.values()))["momentum_buffer"], momentum)

@@ -22,10 +22,11 @@ OPENING = """
     gloo = dist.ProcessGroupGloo
 
     def end(name):
-        # The first rank has the store.
-        store.set(f"{name}/{rank}", "")
-        if rank == 0:
-            store.wait([f"{name}/{other}" for other in range(size) if other not in gone], limit)
+        # All have come here before one goes; the first rank, which has the store, is the last.
+        for turn in ("here", "gone"):
+            store.set(f"{name}/{turn}/{rank}", "")
+            if turn == "here" or rank == 0:
+                store.wait([f"{name}/{turn}/{other}" for other in range(size) if other not in gone], limit)
 
     gone = []
 """
@@ -70,19 +71,24 @@ def test_a_rank_that_dies_while_a_group_is_made_is_named(run_ranks: Run, how: st
         OPENING
         + """
     gone = [2]
-    if rank in gone:
-        def stops(*args):
-            if sys.argv[1] == "dies":
-                os._exit(0)
-            store.wait([f"end/{other}" for other in (0, 1)], limit)
-            os._exit(0)
-        dist.Store.add = dist.PrefixStore.add = stops
+    adds = dist.PrefixStore.add
+
+    def made(prefixed, *args):
+        store.set(f"there/{rank}", "")
+        return adds(prefixed, *args)
+
+    def stops(*args):
+        keys = "there" if sys.argv[1] == "dies" else "end/here"  # they have made theirs, or have given up
+        store.wait([f"{keys}/{other}" for other in (0, 1)], limit)
+        os._exit(0)
+
+    dist.PrefixStore.add = stops if rank in gone else made
     begin = time.monotonic()
     try:
-        open_gloo(store, rank, size, timedelta(seconds=60 if sys.argv[1] == "dies" else 3))
+        open_gloo(store, rank, size, timedelta(seconds=60 if sys.argv[1] == "dies" else 10))
     except evenstep.EvenstepError as error:
         print(json.dumps([error.status, error.rank, str(error), time.monotonic() - begin]), flush=True)
-    end("end")
+        end("end")  # the group goes with the error: whose connections are closed is told as one who has ended
     os._exit(0)
 """
     )
@@ -92,5 +98,5 @@ def test_a_rank_that_dies_while_a_group_is_made_is_named(run_ranks: Run, how: st
             assert (status, number) == ("EVEN_ERR_PEER_LOST", 2), words
             assert words.startswith("rank 2 has ended while rank "), words
         else:
-            assert status == "EVEN_ERR_TIMEOUT" and seconds > 2.9, words
-            assert words.startswith("not all of 3 ranks have made their Gloo group after 3 s"), words
+            assert status == "EVEN_ERR_TIMEOUT" and seconds > 9.9, words
+            assert words.startswith("not all of 3 ranks have made their Gloo group after 10 s"), words
