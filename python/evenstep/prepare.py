@@ -30,6 +30,7 @@ from evenstep.buffers import BufferSync
 from evenstep.chaos import spoil_when_asked
 from evenstep.copied_values import CopiedValues
 from evenstep.device_places import place_of
+from evenstep.embeddings import check_embeddings
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
 from evenstep.generation_limits import why_not
@@ -415,7 +416,11 @@ def _prepare_models(
     if len(current.models) > 64:
         raise EvenstepError(f"{len(current.models)} models were prepared; this version keeps up to 64 in step")
     _give_values(current, models, optimizers)
+    apart = mode is not None and not isinstance(mode, Stale)
     for name, model in models.items():
+        if current.world_size > 1 or current.recovery is not None or exact is not None:
+            tells = current.rank == 0 and not options.adasum
+            check_embeddings(name, model, apart, exact is not None, tells)
         sparse = sparse_parameters(model, optimizers.values())
         if sparse and (options.adasum or mode is not None):
             which = "reduction='adasum'" if options.adasum else f"sync={mode!r}"
@@ -468,7 +473,7 @@ def _prepare_models(
         current.checks.watch_all(current.steps.syncs)
         current.buffer_rules.update(dict.fromkeys(models, ddp.broadcast_buffers))
         current.steps.buffers = BufferSync([(m, current.buffer_rules[n]) for n, m in current.models.items()])
-    share_states(current, optimizers.values(), apart=mode is not None and not isinstance(mode, Stale))
+    share_states(current, optimizers.values(), apart=apart)
 
 
 def _give_values(current: Session, models: dict[str, nn.Module], optimizers: dict[str, Optimizer]) -> None:

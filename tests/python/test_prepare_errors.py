@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import evenstep as es
 from evenstep.agreement import _comparable, _difference, _options
 from evenstep.device_places import Place
+from evenstep.embeddings import check_embeddings
 from evenstep.engine import EngineOptions
 from evenstep.engine_choice import choose_engine
 from evenstep.environment import read_environment
@@ -244,6 +245,13 @@ MISUSES: dict[str, tuple[str, str | tuple[str, str]]] = {
         "model(torch.ones(1, 2)).sum().backward()",
         "parameter 'bias' of model 'model' was frozen when es.prepare saw it",
     ),
+    "embeddings that look at their own rows": (
+        "es.prepare(nn.Sequential(nn.Embedding(4, 2, scale_grad_by_freq=True), nn.EmbeddingBag(4, 2, max_norm=1.5)))",
+        (
+            r"embedding '0' of model 'model' has scale_grad_by_freq(.|\n)*embedding '1' of model 'model' has max_norm=1\.5",
+            r"fix: build it without max_norm, and after .*: 1\.weight\.renorm_\(2, 0, 1\.5\)",
+        ),
+    ),
     "rank 1 stops in backward": (
         "model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))\nes.prepare(model)\n"
         "def fail(g): raise ValueError('mine')\n"
@@ -323,6 +331,17 @@ def test_misuse_in_a_job(run_ranks: Callable[..., list[Any]], name: str) -> None
     results = run_ranks(head + code, ranks=2, check=False)
     for result, told in zip(results, (words, words) if isinstance(words, str) else words):
         assert result.returncode != 0 and re.search(told, result.stderr), results
+
+
+def test_embeddings_whose_rows_shrink_only_where_ranks_differ_anyway() -> None:
+    model = nn.Sequential(nn.Embedding(4, 2, max_norm=1.0))
+    check_embeddings("m", model, apart=True, exact=False, tells=True)
+    with pytest.raises(es.EvenstepError, match="embedding '0' of model 'm' has max_norm=1: "):
+        check_embeddings("m", model, apart=False, exact=False, tells=True)
+    model.requires_grad_(False)
+    check_embeddings("m", model, apart=False, exact=False, tells=True)
+    with pytest.raises(es.EvenstepError, match="has max_norm"):
+        check_embeddings("m", model, apart=False, exact=True, tells=True)
 
 
 def test_a_batch_that_fails_on_all_ranks_may_be_skipped(run_ranks: Callable[..., list[Any]]) -> None:
