@@ -78,6 +78,7 @@ class GradientSync:
         self._ids = {id(p) for p in self.parameters}
         self._pending: float | None = None  # weight of what backward left in p.grad under no_sync
         self._stash: dict[int, torch.Tensor] | None = None
+        self._stash_goes = False  # once the pass has made gradients of this model
         self._watch: UsedParameters | None = None
         self.compression = ""  # of its engine, in words
         self.adds = False  # by Adasum: no mean comes of it
@@ -241,17 +242,12 @@ class GradientSync:
             self._layout.between_rounds()
         if self.stale is not None and self.enabled:
             self.stale.check_once_a_step(self._steps.step)
-        if empty:
+        if empty or (weight == 0.0 and (self._pending is not None or not self.enabled or self.local is not None)):
+            # What comes counts nothing; what is there is kept apart. A whole sum from before counts with this pass's weights, on the
+            # other ranks in full and here not at all: it goes, but where the pass is of other models alone, or fails.
             self._stash = {i: p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
+            self._stash_goes = not empty and self._pending is None and self.local is None
             for parameter in self.parameters:
-                parameter.grad = None
-        elif weight == 0.0 and (self._pending is not None or not self.enabled or self.local is not None):
-            # What comes counts nothing; what no_sync left must stay: keep it apart. A whole sum from before counts with
-            # this pass's weights, on the other ranks in full and here not at all: it goes.
-            self._stash = {}
-            for index, parameter in enumerate(self.parameters):
-                if parameter.grad is not None and (self._pending is not None or self.local is not None):
-                    self._stash[index] = parameter.grad
                 parameter.grad = None
         elif self._pending is not None and self._pending != weight and self.local is None:
             with torch.no_grad():
@@ -266,6 +262,8 @@ class GradientSync:
         if self.local is not None:
             self.local.saw(self._steps.weight.amount() if self._fired else 0.0)
         if self._stash is not None:
+            if self._fired and self._stash_goes:
+                self._stash.clear()
             self._unstash()
         elif self._fired:
             self.wholes.end()

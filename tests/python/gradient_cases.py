@@ -214,6 +214,22 @@ def one_accumulates(prepared: Prepared) -> list[nn.Module]:
     return [first, second]
 
 
+def whole_beside_no_sync(prepared: Prepared) -> list[nn.Module]:
+    """A step on gradients that were whole before a pass of another model, under es.no_sync of all."""
+    first, second = build(), build()
+    first, second, fast, slow, loader = prepared(first, second, sgd(first), sgd(second), loader_of())
+    for number, (x, y) in enumerate(loader):
+        square(first, x, y).backward()
+        with prepared.no_sync(number % 2 == 0):
+            square(second, x, y).backward()
+        fast.step()
+        fast.zero_grad()
+        if number % 2:
+            slow.step()
+            slow.zero_grad()
+    return [first, second]
+
+
 def kept_batches(prepared: Prepared) -> list[nn.Module]:
     """A list of the loader is trained on twice: all batches have the same shares."""
     model = build()
@@ -304,6 +320,7 @@ CASES: dict[str, Callable[[Prepared], list[nn.Module]]] = {
     "common_trunk": common_trunk(0),
     "common_trunk_no_sync": common_trunk(2),
     "one_accumulates": one_accumulates,
+    "whole_beside_no_sync": whole_beside_no_sync,
     "kept_batches": kept_batches,
     "pairs": pairs(skipped=4),
     "pairs_ahead": pairs(num_workers=1, prefetch_factor=3),
