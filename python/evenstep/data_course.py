@@ -4,6 +4,7 @@ rank was lost."""
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -19,7 +20,7 @@ from evenstep.order import chained
 
 if TYPE_CHECKING:
     from evenstep.batch_adapting import BatchAdapting
-    from evenstep.feeds import IndexFeed
+    from evenstep.feeds import BatchPlan, IndexFeed
     from evenstep.session import Session
     from evenstep.shares import Shares
     from evenstep.stream_feed import StreamFeed
@@ -61,11 +62,11 @@ class DataCourse:
         self._expected: int | None = None  # the checkpoint's
         self._sampler_state = ""  # at the beginning of the epoch under way
         self._saved_sampler: str | None = None  # the checkpoint's, until its epoch begins
-        self._iterating = False
-        self._resized = False
+        self._iterating = self._resized = False
         self._pass = 0  # the number of the last one with batches of this loader
         self._parts: list[Part] = []  # of that
         self._to_come: list[Part] = []  # of a void one: they come again
+        self._held = False  # its iterators, of an evaluation, from one training batch to the next
         self._again = False  # in the iteration under way, when the next batch is asked for
         self._replaced = False  # that one, before: the script has begun another while it held its iterator
         self._here: Any = None  # of a stream, before the batch that was given last
@@ -199,7 +200,7 @@ class DataCourse:
         self._turn += 1
         self._moved = self._iterating = False
         self._iterations.end()
-        self._session.latest = None
+        self._session.latest = self._session.trains_on = None
 
     # -- for es.epochs --
 
@@ -268,7 +269,7 @@ class DataCourse:
                 raise epoch_done(epoch)
             if kind == LOOKED:
                 self._next_epoch, self._epoch_set = epoch + 1, False
-                return self._batches_apart(epoch)
+                return self._batches_apart(epoch, self._session.trains_on)
             if not self._epoch_set or self._next_epoch == self._epoch:
                 self._next_epoch, skip = self._epoch, self._batch
             self._iterations.reached()
@@ -382,21 +383,26 @@ class DataCourse:
         session.steps.unpause(self)
         yield from self._give(epoch, start)
 
-    def _batches_apart(self, epoch: int) -> Iterator[Any]:
-        """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
-        looked at before it trained, once more."""
-        before, had, total = self._session.latest, 0, 0
-        begun = None if self.train else self._session.counted_share.begins()
+    def _batches_apart(self, epoch: int, made_at: BatchPlan | None) -> Iterator[Any]:
+        """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script looked at before
+        it trained, once more. An evaluation's iterator that is older than the training's batch is held: it goes on beside that."""
+        session = self._session
+        before, within, had, total = session.latest, session.trains_on, 0, 0
+        mine: BatchPlan | None = None
+        begun = None if self.train else session.counted_share.begins()
         try:
             for plan, batch in self._feed.open(epoch, apart=True):
-                self._session.latest = plan
+                at = session.trains_on
+                self._held = self._held or (at is not None and at is not made_at)
+                session.latest = mine = replace(plan, beside=at) if self._held else plan
                 had += plan.samples
                 total += plan.total
                 yield batch
-            self._session.counted_share.ends(begun, (had, total), self.train)
+            session.counted_share.ends(begun, (had, total), self.train)
         finally:
-            self._session.latest = before
-            self._session.steps.ended_samples = had
+            if mine is not None and session.latest is mine:
+                session.latest = before if session.trains_on is within else session.trains_on
+            session.steps.ended_samples = had
 
     def _iterate(self, skip: int, onward: bool, one: bool = False) -> Iterator[Any]:
         """onward: where the epoch has no batch left, with the next; one: both are then one iteration of the script."""
@@ -482,7 +488,7 @@ class DataCourse:
         else:
             self._epoch, self._batch = epoch + 1, 0  # also after a break: the next iteration is of the next epoch
             self._drawn = 0
-        session.latest = None
+        session.latest = session.trains_on = None
         session.steps.pause(self)
         if again:  # an iterator for each batch, which the script held until the next: as where it does not
             self._go_back_to(self._to_come[0])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def _default_weight() -> float:
     current = session()
-    samples = current.latest.samples if current.latest is not None else current.steps.loop_samples
+    samples = current.latest.at_work.samples if current.latest is not None else current.steps.loop_samples
     return 1.0 if samples is None else float(samples)
 
 
@@ -74,7 +74,7 @@ def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
     if not current.in_job:
         return tensor.detach()
     latest = current.latest
-    if batch and latest is not None and latest.samples == 0:
+    if batch and latest is not None and latest.at_work.samples == 0:
         tensor = tensor[:0]
     rows = tensor.detach().cpu().contiguous()
     with current.steps.blocking():

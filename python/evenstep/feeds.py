@@ -38,10 +38,16 @@ class BatchPlan:
     samples: int  # of this rank; 0: a dummy sample that counts nothing
     checksum: int
     predicted_seconds: float
+    beside: BatchPlan | None = None  # of an evaluation that is held in a training loop: the batch of that
 
     @property
     def weight(self) -> float:
         return self.samples / self.total
+
+    @property
+    def at_work(self) -> BatchPlan:
+        """Whose samples the script computes with: where gradients are on, those of the training that it is beside."""
+        return self.beside if self.beside is not None and torch.is_grad_enabled() else self
 
 
 class TaskSampler:

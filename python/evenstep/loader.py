@@ -84,7 +84,7 @@ class EvenLoader(DataCourse):
 
     def __iter__(self) -> Iterator[Any]:
         if not self.train:
-            return self._iterate_evaluation()
+            return self._iterate_evaluation(self._session.trains_on)
         self.replaced()
         return _Iteration(self)
 
@@ -136,8 +136,8 @@ class EvenLoader(DataCourse):
         """In the last optimizer step that had any."""
         return self._per_step
 
-    def _iterate_evaluation(self) -> Iterator[Any]:
-        """By what all ranks know alike, also one that joined or was resumed, whose own loaders were gone through less often: the
+    def _iterate_evaluation(self, made_at: BatchPlan | None) -> Iterator[Any]:
+        """made_at: the training's batch then. By what all ranks know alike, also one that joined or was resumed, whose own loaders were gone through less often: the
         training's seed, its step, and how many iterations came at it."""
         if self.loader.generator is None:
             self.seed = next((one.seed for one in self._session.loaders.values() if one.train), self.seed)
@@ -148,7 +148,7 @@ class EvenLoader(DataCourse):
         self._epoch_set = False
         self._evaluations += 1
         self._last_evaluation, self._session.evaluated = epoch, self
-        yield from self._batches_apart(epoch)
+        yield from self._batches_apart(epoch, made_at)
 
     def evaluate_again(self) -> None:
         """The next iteration is the last one again, which a rank that is lost has ended on some of the others."""

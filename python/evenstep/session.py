@@ -107,6 +107,7 @@ class Session:
         self.norm_calls = 0  # of all ranks together in BatchNorms (evenstep.batch_norm)
         self.follows_statistics = True  # running ones: of several blocks of one model, one does it for all
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
+        self.trains_on: BatchPlan | None = None  # that of its training loop
         self.total_epochs = 0  # 0: unknown
         self._committed = False
         self.pass_order = PassOrder()
@@ -125,8 +126,7 @@ class Session:
         self.steps.parameters = self.parameter_checks
         self.steps.quiet.allowed = self._may_go_quiet
         self._last_checkpoint = time.monotonic()
-        self._checkpointed = 0  # the step up to which --checkpoint-every N is done
-        self._in_memory = 0  # the same of --checkpoint-memory
+        self._checkpointed = self._in_memory = 0  # the steps up to which either is done
 
     def take_place(self) -> None:
         """From now on it is what `session()` gives, outside process sets."""
@@ -231,7 +231,7 @@ class Session:
     @property
     def in_training_loop(self) -> bool:
         """Whether the script is at a batch of a training loader."""
-        return self.latest is not None and self.latest.loader.train
+        return self.latest is not None and (self.latest.loader.train or self.latest.beside is not None)
 
     @property
     def metric_samples(self) -> int | None:
@@ -240,7 +240,7 @@ class Session:
         ended = self.steps.ended_samples
         if ended is not None:
             return ended
-        return self.latest.samples if self.latest is not None else self.steps.loop_samples
+        return self.latest.at_work.samples if self.latest is not None else self.steps.loop_samples
 
     @property
     def in_pass(self) -> bool:
@@ -313,7 +313,7 @@ class Session:
     # -- called by loaders --
 
     def batch_arrives(self, plan: BatchPlan, asked_ns: int, batch: Any = None) -> None:
-        self.latest = plan
+        self.latest = self.trains_on = plan
         if self.recovery is not None:
             self.recovery.redoing = False
             for loader in self.loaders.values():

@@ -297,6 +297,23 @@ def check_rows_of_a_rank_without_samples() -> None:
         assert es.gather(torch.tensor([RANK]), batch=False).tolist() == list(range(RANKS))
 
 
+def check_an_evaluation_beside_training() -> None:
+    """An iterator that the script holds: what it computes with gradients is of the training's batch, and so is what follows its end."""
+    train = es.prepare(DataLoader(Numbers(20), batch_size=4), shares=lambda n, b: [0] * (RANKS - 1) + [b])
+    held = iter(es.prepare(loader=DataLoader(Numbers(5 * RANKS), batch_size=RANKS), train=False))
+    for _, index in train:
+        plan = es.session().latest
+        _, seen = next(held)
+        assert es.session().latest is not plan and es.session().in_training_loop
+        wanted = list(range(4 * plan.batch, 4 * plan.batch + 4))
+        assert es.gather(index).tolist() == wanted
+        assert es.reduce_mean(index.double().mean() if plan.samples else math.nan) == sum(wanted) / 4
+        with torch.no_grad():
+            assert es.gather(seen).tolist() == list(range(RANKS * plan.batch, RANKS * (plan.batch + 1)))
+        if plan.batch == 4:
+            assert next(held, None) is None and es.session().latest is plan
+
+
 def check_buffers() -> None:
     """Running statistics are the mean of the ranks', weighted by samples; a dummy sample's count nothing."""
     torch.manual_seed(RANK)  # other values on every rank until es.prepare
@@ -443,6 +460,7 @@ def main() -> None:
     check_numbers_over_ranks()
     check_numbers_after_the_loop()
     check_rows_of_a_rank_without_samples()
+    check_an_evaluation_beside_training()
     check_two_models()
     check_buffers()
     check_a_graph_that_outlives_a_step()
