@@ -3,8 +3,11 @@ es.prepare has not seen, an optimizer that it was not given, a backward that has
 
 from __future__ import annotations
 
+import sys
 import warnings
+import weakref
 from collections.abc import Iterable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -26,7 +29,8 @@ class StepChecks:
         self._counts: dict[int, int] = {}  # parameters of each, by id, when es.prepare saw it
         self._rounds: dict[tuple[int, str], int] = {}  # (id, model): its gradients' rounds at the optimizer's last step
         self._hook: Any = None
-        self._seen: set[int] = set()  # optimizers, by id
+        self._seen: set[int] = set()  # optimizers of which nothing is left to say, by id
+        self._inner: set[int] = set()  # those that only stepped within a prepared one's step
 
     def watch(self, optimizer: Optimizer) -> None:
         self._optimizers.append(optimizer)
@@ -63,26 +67,41 @@ class StepChecks:
 
     def watch_all(self, syncs: list[GradientSync]) -> None:
         """Refuses every step on prepared parameters inside backward. Warns, once each, of optimizers that were not
-        prepared though their parameters were, and no prepared one has these (one inside another, as SAM's, is no
-        news)."""
+        prepared though their parameters were, and that step by themselves (within a prepared one's step() one is no news)."""
 
         def before_any_step(optimizer: Optimizer, *_: Any) -> None:
             if in_backward():
                 _check_outside_backward(optimizer, syncs)
-            if id(optimizer) in self._seen:
+            if id(optimizer) in self._seen or (id(optimizer) in self._inner and self._in_step()):
                 return
-            self._seen.add(id(optimizer))
-            prepared = {id(p) for sync in syncs for p in sync.parameters}
-            if _ids(optimizer) & prepared - _ids(*self._optimizers):
+            unprepared = all(optimizer is not one for one in self._optimizers)
+            if unprepared and any(sync.has_any(_ids(optimizer)) for sync in syncs):
+                if self._in_step():
+                    self._inner.add(id(optimizer))
+                    return
                 warnings.warn(
                     f"the {type(optimizer).__name__} was not given to es.prepare, so its steps do not count: shares are "
-                    "not balanced, and no checkpoint is written\n  fix: pass it along: model, optimizer, loader = "
-                    "es.prepare(model, optimizer, loader)",
+                    "not balanced, no checkpoint is written, and nothing is exchanged under es.LocalSGD and es.DiLoCo\n"
+                    "  fix: pass it along: model, optimizer, loader = es.prepare(model, optimizer, loader); one that is made later: "
+                    "es.prepare(optimizer); one that another steps outside its own step() (SAM's base_optimizer): in its place",
                     stacklevel=3,
                 )
+            self._seen.add(id(optimizer))
+            weakref.finalize(optimizer, self._seen.discard, id(optimizer))  # another may get its id
 
         if self._hook is None:
             self._hook = register_optimizer_step_pre_hook(before_any_step)
+
+    def _in_step(self) -> bool:
+        """Whether a prepared optimizer's step() is under way in this thread."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name == "wrapper" and frame.f_globals.get("__name__") == Optimizer.__module__:
+                stepping = frame.f_locals.get("self")
+                if any(stepping is one for one in self._optimizers):
+                    return True
+            frame = frame.f_back
+        return False
 
     def forget(self) -> None:
         """What `watch_all` registered for all optimizers is no longer called."""

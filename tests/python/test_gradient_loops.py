@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -326,10 +327,20 @@ def test_an_optimizer_that_was_not_prepared_is_named(run_ranks: Callable[..., li
         model(torch.ones(3, 2)).mean().backward()
         forgotten.step()
     prepared = es.prepare(torch.optim.AdamW(model.parameters()))
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)  # as SAM's inside it
-    inner.step()
     torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1).step()
+
+    class Outer(torch.optim.SGD):  # as SAM
+        def step(self, closure=None):
+            inner.step()
+
+    inner = torch.optim.Adagrad(model.parameters())
+    outer = es.prepare(Outer(model.parameters(), lr=0.1))
+    for _ in range(2):
+        outer.step()
+    torch.optim.RMSprop(model.parameters()).step()  # of a later stage
+    if es.rank():
+        inner.step()
     """
-    for result in run_ranks(code):
-        assert result.stderr.count("was not given to es.prepare") == 1
-        assert "the SGD was not given to es.prepare, so its steps do not count" in result.stderr
+    for rank, result in enumerate(run_ranks(code)):
+        told = ["SGD", "RMSprop", *["Adagrad"] * rank]
+        assert re.findall(r"the (\w+) was not given to es.prepare, so its steps do not count", result.stderr) == told
