@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, get_worker_info
 from evenstep._core import EvenstepError
 from evenstep.order import RandomState, chained, epoch_seed
 from evenstep.share_table import ShareTable
+from evenstep.shares import at_least_one
 
 _LOOKED_AT = 4  # samples of a batch that its checksum is of
 _VALUES = 16  # of each tensor of these
@@ -45,6 +46,7 @@ class Opening(NamedTuple):
     drop_last: bool
     keeps_state: bool  # whether replies have the stream's state
     begin: Begin
+    evaluates: bool = False
 
 
 class Task(NamedTuple):
@@ -65,6 +67,7 @@ class Reply(NamedTuple):
     samples: int = 0  # of all ranks
     begin: Begin = Begin()  # the worker's stream after it
     seconds: float = 0.0  # that drawing and collating took
+    everyone: bool = False  # `left`, of this batch
 
 
 def cut(shares: Sequence[int], samples: int, alone: bool) -> list[int]:
@@ -78,6 +81,12 @@ def cut(shares: Sequence[int], samples: int, alone: bool) -> list[int]:
             left[had[-1]] = 0
             left[had[-2]] += 1
     return left
+
+
+def left(shares: Sequence[int], samples: int, alone: bool, everyone: bool) -> list[int]:
+    """As `cut`. everyone: no rank is without a sample where there are enough; each must have drawn all of them."""
+    found = cut(shares, samples, alone)
+    return at_least_one(found) if everyone else found
 
 
 def checksum(sample: Any, before: int = 0) -> int:
@@ -183,7 +192,6 @@ class _Stream:
         if late:
             asked = time.perf_counter()
             shares, waited = told(task.number), time.perf_counter() - asked
-        first = sum(shares[: opening.rank])
         total = passed + len(samples)
         ended = total < opening.samples
         if total == 0 or (ended and opening.drop_last):
@@ -194,11 +202,14 @@ class _Stream:
             whose, one = self._stateful
             state = copy.deepcopy(one.state_dict())  # workers send it later
             self._begin = replace(self._begin, kept=[whose, state], random=self._random.drawn())
-        share = (cut(shares, total, task.dummies == 1) if ended else shares)[opening.rank]
-        mine = samples[first - self._from : first - self._from + share]
+        everyone = ended and opening.evaluates and self._skip is None
+        if ended:
+            shares = left(shares, total, task.dummies == 1, everyone)
+        first = sum(shares[: opening.rank]) - self._from
+        mine = samples[first : first + shares[opening.rank]]
         batch = collate(mine or self._spare[: task.dummies])
         seconds = time.perf_counter() - start - waited
-        return Reply(BATCH, self._worker, batch, total, self._begin, seconds)
+        return Reply(BATCH, self._worker, batch, total, self._begin, seconds, everyone)
 
     def _last(self, task: Task, shares: Sequence[int]) -> int:
         """One past this rank's last sample; one more where it may get a lone one of the next rank."""

@@ -16,7 +16,7 @@ from evenstep.feeds import BatchPlan, TaskSampler, options
 from evenstep.loading_ahead import Ahead, Drawn, Lead, Loading
 from evenstep.order import epoch_seed
 from evenstep.share_table import ShareTable
-from evenstep.stream import BATCH, END, OTHER, Begin, Opening, Reply, StreamDataset, Task, WorkerInit, as_it_is, cut
+from evenstep.stream import BATCH, END, OTHER, Begin, Opening, Reply, StreamDataset, Task, WorkerInit, as_it_is, left
 
 if TYPE_CHECKING:
     from evenstep.loader import EvenLoader
@@ -184,6 +184,7 @@ class StreamFeed:
                     self._loader.drop_last,
                     owner.train and (session.rank == 0 or session.recovery is not None or owner.sizing_workers),
                     begin.workers[number],
+                    not owner.train,
                 )
             yield Drawn(self.batch_size if number >= begin.turn else 0, opening)
 
@@ -213,7 +214,7 @@ class StreamFeed:
     def _plan(self, epoch: int, number: int, reply: Reply, one: Drawn) -> BatchPlan:
         shares, predicted = list(one.shares), one.predicted
         if reply.samples < self.batch_size:
-            shares = cut(shares, reply.samples, self._session.dummy_samples == 1)
+            shares = left(shares, reply.samples, self._session.dummy_samples == 1, reply.everyone)
             predicted = float("nan")
         mine = shares[self._session.rank]
         return BatchPlan(self._owner, epoch, number, reply.samples, shares, mine, reply.begin.checksum, predicted)

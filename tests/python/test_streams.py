@@ -13,7 +13,7 @@ from stream_cases import Numbers, Skipping, Stateful
 from torch.utils.data import DataLoader
 
 import evenstep as es
-from evenstep.stream import Begin, Opening, StreamDataset, Task, checksum, cut
+from evenstep.stream import Begin, Opening, StreamDataset, Task, checksum, cut, left
 
 HERE = pathlib.Path(__file__).parent
 BEGIN = f"""
@@ -237,6 +237,21 @@ def test_no_single_sample_where_none_may_be(kind: type[Numbers], total: int) -> 
         reply = StreamDataset(kind(total), list, None)[Task(1, True, -1, shares, 2, opening)]
         parts.append([float(x) for x in reply.batch] if share else [])
         assert len(reply.batch) == (share or min(2, total))  # dummies
+    assert [x for part in parts for x in part] == [float(x) for x in range(min(total, 9))]
+
+
+@pytest.mark.parametrize("kind", [Numbers, Skipping])
+@pytest.mark.parametrize("total", [2, 4, 7, 9, 10])
+def test_every_rank_has_a_sample_of_an_evaluation(kind: type[Numbers], total: int) -> None:
+    """Also of its last batch, where there are enough; not where they were passed over before their number was known."""
+    shares, parts = (5, 1, 2, 1), []
+    for rank in range(4):
+        opening = Opening(0, 1, rank, 9, False, False, Begin(), evaluates=True)
+        reply = StreamDataset(kind(total), list, None)[Task(1, True, -1, shares, 1, opening)]
+        plan = left(shares, min(total, 9), True, reply.everyone)
+        parts.append([float(x) for x in reply.batch] if plan[rank] else [])
+        assert len(reply.batch) == max(1, plan[rank])  # dummies
+        assert plan[rank] or total < 4 or (kind is Skipping and total < 9)
     assert [x for part in parts for x in part] == [float(x) for x in range(min(total, 9))]
 
 
