@@ -4,12 +4,15 @@ nothing, parameters and the optimizer's state are as before it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import LBFGS, Optimizer
 
 from evenstep.generation_passes import Passes
+
+if TYPE_CHECKING:
+    from evenstep.session import Session
 
 Closure = Callable[[], Any]
 _OF_SCHEDULERS = ("params", "lr", "initial_lr")
@@ -19,6 +22,50 @@ def closure_of(arguments: Sequence[Any], options: Mapping[str, Any]) -> Closure 
     """Of a call of step(), whose first argument is the optimizer."""
     found = arguments[1] if len(arguments) > 1 else options.get("closure")
     return found if callable(found) else None
+
+
+def with_closure(
+    arguments: Sequence[Any], options: Mapping[str, Any], closure: Closure
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call's arguments, with this one."""
+    if len(arguments) > 1:
+        return (arguments[0], closure, *arguments[2:]), dict(options)
+    return tuple(arguments), {**options, "closure": closure}
+
+
+def goes_by_loss(optimizer: Optimizer) -> bool:
+    """Whether what it does may depend on what its closure gives. Of torch's own (and ours) only LBFGS's does."""
+    known = type(optimizer).__module__.startswith(("torch.optim.", "evenstep."))
+    return isinstance(optimizer, LBFGS) or not known
+
+
+class WholeLoss:
+    """A closure that gives the loss of the whole batch, where the optimizer goes by it: by its own each rank would end its search at
+    another point. Collective."""
+
+    def __init__(self, closure: Closure, session: Session, sums: bool) -> None:
+        """sums: losses are sums over samples."""
+        self._closure, self._session, self._sums = closure, session, sums
+
+    def __call__(self) -> Any:
+        mine = self._closure()
+        tensor = mine.detach() if isinstance(mine, torch.Tensor) else mine
+        if isinstance(tensor, bool) or not isinstance(tensor, (int, float, torch.Tensor)):
+            return mine
+        if isinstance(tensor, torch.Tensor) and (tensor.numel() != 1 or tensor.is_complex()):
+            return mine
+        total = self._session.call_by_all(lambda: self._whole(float(tensor)))
+        return torch.full_like(tensor, total) if isinstance(tensor, torch.Tensor) else total
+
+    def _whole(self, loss: float) -> float:
+        steps = self._session.steps
+        group, ballots = steps.group, steps.ballots
+        weight = ballots[group.rank].weight if len(ballots) == group.ranks else steps.weight.now()
+        weight = float(weight > 0) if self._sums else weight
+        told = torch.tensor([weight * loss if weight > 0 else 0.0, weight], dtype=torch.float64)
+        with steps.blocking():
+            group.sum_(told)
+        return float(told[0]) / (1.0 if self._sums else float(told[1]) or 1.0)
 
 
 class ClosureStep:
@@ -32,9 +79,7 @@ class ClosureStep:
 
     def within(self, arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call's arguments, with this as the closure."""
-        if len(arguments) > 1:
-            return (arguments[0], self, *arguments[2:]), dict(options)
-        return tuple(arguments), {**options, "closure": self}
+        return with_closure(arguments, options, self)
 
     def __call__(self) -> Any:
         """Of a step that counts nothing no more of the script's closures are made than the other ranks make."""

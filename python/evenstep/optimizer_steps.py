@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.closure_steps import ClosureStep, closure_of
+from evenstep.closure_steps import ClosureStep, WholeLoss, closure_of, goes_by_loss, with_closure
 from evenstep.hidden_gradients import HiddenGradients
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class OptimizerSteps:
         steps, recovery = session.steps, session.recovery
         self._hidden.put_back_after_error()
         self._closure = None
+        changed = self._by_whole_loss(optimizer, arguments, options)
+        arguments, options = changed or (arguments, options)
         closure = closure_of(arguments, options) if recovery is not None else None
         fresh = closure is not None or steps.backwards > 0 or self._leader in (None, id(optimizer))
         steps.backwards = 0
@@ -68,7 +70,22 @@ class OptimizerSteps:
         if left_out or self._void_turn:
             self._hidden.hide(optimizer)
         session.rates.before_step(optimizer)
-        return None
+        return changed
+
+    def _by_whole_loss(
+        self, optimizer: Optimizer, arguments: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The step's arguments with a closure that gives all ranks the same loss, where it matters."""
+        session = self._session
+        syncs = session.steps.syncs
+        closure = (
+            closure_of(arguments, options) if session.world_size > 1 and syncs and goes_by_loss(optimizer) else None
+        )
+        if closure is None or any(sync.local is not None for sync in syncs):
+            return None
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        sums = any(sync.name in session.steps.weight.sums for sync in syncs if sync.has_any(ids))
+        return with_closure(arguments, options, WholeLoss(closure, session, sums))
 
     def _look(self, optimizer: Optimizer) -> tuple[bool, bool]:
         """At the whole gradients: whether the step is to apply nothing, and whether it counts as a step of training. Collective."""

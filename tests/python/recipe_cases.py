@@ -195,22 +195,26 @@ def tokens(prepared: Prepared) -> list[nn.Module]:
     return [model]
 
 
-def lbfgs(prepared: Prepared) -> list[nn.Module]:
-    """A closure: several backward passes in a step."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4)).double()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
-    model, optimizer, loader = prepared(model, optimizer, image_loader())
-    for x, y in loader:
+def lbfgs(**options: Any) -> Run:
+    """A closure: several backward passes in a step, which ends by the loss."""
 
-        def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
+    def run(prepared: Prepared) -> list[nn.Module]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4)).double()
+        optimizer = torch.optim.LBFGS(model.parameters(), **options)
+        model, optimizer, loader = prepared(model, optimizer, image_loader())
+        for x, y in loader:
 
-        optimizer.step(closure)
-    return [model]
+            def closure(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = functional.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        return [model]
+
+    return run
 
 
 CASES: dict[str, Run] = {
@@ -223,7 +227,8 @@ CASES: dict[str, Run] = {
     "gan": gan,
     "several_losses": several_losses,
     "tokens": tokens,
-    "lbfgs": lbfgs,
+    "lbfgs": lbfgs(lr=0.1, max_iter=10, tolerance_change=0.05),
+    "lbfgs_with_a_line_search": lbfgs(max_iter=3, line_search_fn="strong_wolfe"),
 }
 
 

@@ -64,7 +64,7 @@ def train_on(batch, model, optimizer, scheduler, mean=lambda loss: loss, here=la
 for epoch in es.epochs(EPOCHS):
     for batch in loader:
         wait_for_somebody()
-        train_on(batch, *made, es.reduce_mean, here)
+        train_on(batch, *made, es.reduce_mean if form == "wolfe" else lambda loss: loss, here)
         if not es.session().redoing:
             used.add(tuple(es.session().steps.last_plan.shares))
 es.barrier()

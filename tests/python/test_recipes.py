@@ -24,7 +24,7 @@ def cases_of(results: list[Any]) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_same_parameters_as_one_process(run_ranks: Callable[..., list[Any]], ranks: int) -> None:
     cases = cases_of(run_ranks(SCRIPT, ranks=ranks))
-    assert len(cases) == 10
+    assert len(cases) == 11
     wrong = {
         name: case
         for name, case in cases.items()
