@@ -19,6 +19,7 @@ from evenstep._core import EvenstepError
 from evenstep.agreement import first_differing
 from evenstep.bucket_layout import BucketLayout
 from evenstep.engine import Engine, Report, SharedEngine
+from evenstep.gradient_hooks import tell_of_hooks
 from evenstep.gradient_look import GradientLook
 from evenstep.kept import KeptGradients
 from evenstep.local_training import LocalTraining
@@ -90,6 +91,7 @@ class GradientSync:
         self.nonfinite: Found = []  # what was not finite in the last of them
         self.look = GradientLook()
         self._hooks: list[Any] = []
+        self._hooks_told = False
         self.idle = False  # the pass under way is void: what it makes stays here
         self.defer = False  # nested backward passes seen: hand over only at the end
         for index, parameter in enumerate(self.parameters):
@@ -240,6 +242,8 @@ class GradientSync:
         weight = self._current_weight()
         if not self._open:
             self._layout.between_rounds()
+        if self.rounds < 2 and self._steps.group.rank == 0 and self._steps.group.ranks > 1 and self.local is None:
+            self._hooks_told = self._hooks_told or tell_of_hooks(self.name, self._names, self.parameters)
         if self.stale is not None and self.enabled:
             self.stale.check_once_a_step(self._steps.step)
         if empty or (weight == 0.0 and (self._pending is not None or not self.enabled or self.local is not None)):

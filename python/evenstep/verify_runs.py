@@ -17,6 +17,7 @@ from evenstep._core import EvenstepError
 from evenstep.backward import observed_backward
 from evenstep.batch_norm import make_local, synchronise
 from evenstep.environment import Environment
+from evenstep.gradient_hooks import hooks_of
 from evenstep.loader import BatchPlan
 from evenstep.lockstep import play
 from evenstep.session import Session, in_place_of_session
@@ -86,15 +87,7 @@ def take(model: Any, optimizer: Any, dtype: torch.dtype | None) -> Start:
 
 
 def _hooks_of(model: Any) -> dict[str, list[Callable[..., Any]]]:
-    found = {
-        name: [one for one in (p._backward_hooks or {}).values() if not _is_ours(one)]
-        for name, p in _parameters_of(model)
-    }
-    return {name: hooks for name, hooks in found.items() if hooks}
-
-
-def _is_ours(hook: Any) -> bool:
-    return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("evenstep.")
+    return {name: hooks for name, p in _parameters_of(model) if (hooks := hooks_of(p))}
 
 
 def _parameters_of(model: Any) -> Iterator[tuple[str, nn.Parameter]]:

@@ -315,13 +315,16 @@ def test_a_step_after_backward_looks_at_no_gradient() -> None:
         checks.check(optimizer, [], [sync])  # type: ignore[list-item]
 
 
-def test_an_optimizer_that_was_not_prepared_is_named(run_ranks: Callable[..., list[Any]]) -> None:
+def test_an_optimizer_that_was_not_prepared_and_a_hook_on_a_parameter_are_named(
+    run_ranks: Callable[..., list[Any]],
+) -> None:
     code = """
     import torch
     from torch import nn
     import evenstep as es
 
     model = es.prepare(nn.Linear(2, 1))
+    model.weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
     forgotten = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         model(torch.ones(3, 2)).mean().backward()
@@ -342,5 +345,6 @@ def test_an_optimizer_that_was_not_prepared_is_named(run_ranks: Callable[..., li
         inner.step()
     """
     for rank, result in enumerate(run_ranks(code)):
+        assert result.stderr.count("'weight' of model 'model' has a hook (register_hook)") == (rank == 0)
         told = ["SGD", "RMSprop", *["Adagrad"] * rank]
         assert re.findall(r"the (\w+) was not given to es.prepare, so its steps do not count", result.stderr) == told
