@@ -39,23 +39,35 @@ def goes_by_loss(optimizer: Optimizer) -> bool:
     return isinstance(optimizer, LBFGS) or not known
 
 
+class _Told(torch.autograd.Function):
+    """The whole batch's loss in the place of this rank's: an optimizer's backward goes on through the latter."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: torch.Tensor, whole: float) -> torch.Tensor:
+        return torch.full_like(mine, whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
 class WholeLoss:
     """A closure that gives the loss of the whole batch, where the optimizer goes by it: by its own each rank would end its search at
     another point. Collective."""
 
-    def __init__(self, closure: Closure, session: Session, sums: bool) -> None:
-        """sums: losses are sums over samples."""
-        self._closure, self._session, self._sums = closure, session, sums
+    def __init__(self, closure: Closure, session: Session, sums: bool, of_one: bool) -> None:
+        """sums: losses are sums over samples; of_one: they must be single numbers, of any number of dimensions."""
+        self._closure, self._session, self._sums, self._of_one = closure, session, sums, of_one
 
-    def __call__(self) -> Any:
-        mine = self._closure()
-        tensor = mine.detach() if isinstance(mine, torch.Tensor) else mine
-        if isinstance(tensor, bool) or not isinstance(tensor, (int, float, torch.Tensor)):
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """What is no scalar stays as it is, on all ranks: whether it is one does not depend on how many samples a rank has."""
+        mine = self._closure(*arguments, **options)
+        if isinstance(mine, bool) or not isinstance(mine, (int, float, torch.Tensor)):
             return mine
-        if isinstance(tensor, torch.Tensor) and (tensor.numel() != 1 or tensor.is_complex()):
+        if isinstance(mine, torch.Tensor) and (mine.is_complex() or (mine.dim() > 0 and not self._of_one)):
             return mine
-        total = self._session.call_by_all(lambda: self._whole(float(tensor)))
-        return torch.full_like(tensor, total) if isinstance(tensor, torch.Tensor) else total
+        total = self._session.call_by_all(lambda: self._whole(float(mine)))
+        return _Told.apply(mine, total) if isinstance(mine, torch.Tensor) else total
 
     def _whole(self, loss: float) -> float:
         steps = self._session.steps

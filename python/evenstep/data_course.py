@@ -4,13 +4,13 @@ rank was lost."""
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
 from evenstep import _core
 from evenstep._core import EvenstepError
+from evenstep.apart import Apart
 from evenstep.batch_adapting import not_adapted
 from evenstep.course_parts import Part, no_batch
 from evenstep.iterations import LOOKED, TRAINED, Iterations, epoch_done
@@ -66,7 +66,7 @@ class DataCourse:
         self._pass = 0  # the number of the last one with batches of this loader
         self._parts: list[Part] = []  # of that
         self._to_come: list[Part] = []  # of a void one: they come again
-        self._held = False  # its iterators, of an evaluation, from one training batch to the next
+        self._ended_apart: Apart | None = None  # the last one
         self._again = False  # in the iteration under way, when the next batch is asked for
         self._replaced = False  # that one, before: the script has begun another while it held its iterator
         self._here: Any = None  # of a stream, before the batch that was given last
@@ -384,24 +384,21 @@ class DataCourse:
         yield from self._give(epoch, start)
 
     def _batches_apart(self, epoch: int, made_at: BatchPlan | None) -> Iterator[Any]:
-        """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script looked at before
-        it trained, once more. An evaluation's iterator that is older than the training's batch is held: it goes on beside that."""
-        session = self._session
-        before, within, had, total = session.latest, session.trains_on, 0, 0
-        mine: BatchPlan | None = None
+        """An epoch's batches that train nothing: evaluation, maybe between two training batches, or what the script
+        looked at before it trained, once more."""
+        session, had, total = self._session, 0, 0
+        mine = Apart(session, made_at, self._ended_apart)
         begun = None if self.train else session.counted_share.begins()
         try:
             for plan, batch in self._feed.open(epoch, apart=True):
-                at = session.trains_on
-                self._held = self._held or (at is not None and at is not made_at)
-                session.latest = mine = replace(plan, beside=at) if self._held else plan
+                mine.gives(plan)
                 had += plan.samples
                 total += plan.total
                 yield batch
             session.counted_share.ends(begun, (had, total), self.train)
         finally:
-            if mine is not None and session.latest is mine:
-                session.latest = before if session.trains_on is within else session.trains_on
+            mine.ends()
+            self._ended_apart = mine
             session.steps.ended_samples = had
 
     def _iterate(self, skip: int, onward: bool, one: bool = False) -> Iterator[Any]:

@@ -78,7 +78,7 @@ def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
         tensor = tensor[:0]
     rows = tensor.detach().cpu().contiguous()
     with current.steps.blocking():
-        everyone = current.call(lambda: _gather_rows(current.group, rows), lambda: not current.in_training_loop)
+        everyone = current.call(lambda: _gather_rows(current.group, rows), lambda: latest is None or not latest.trains)
     return everyone.to(tensor.device)
 
 

@@ -45,6 +45,10 @@ class BatchPlan:
         return self.samples / self.total
 
     @property
+    def trains(self) -> bool:
+        return self.at_work.loader.train
+
+    @property
     def at_work(self) -> BatchPlan:
         """Whose samples the script computes with: where gradients are on, those of the training that it is beside."""
         return self.beside if self.beside is not None and torch.is_grad_enabled() else self

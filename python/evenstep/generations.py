@@ -151,7 +151,8 @@ class Recovery(Joins):
 
     def needs_all(self) -> bool:
         """Whether a figure that the script asks for now has to be that of all ranks: outside the training loop."""
-        return not self._session.in_training_loop
+        latest = self._session.latest
+        return latest is None or not latest.trains
 
     def needs_places(self, call: str) -> None:
         """What a call gives is asked of each rank, before es.prepare: whoever takes a lost one's place could not make it. So the job

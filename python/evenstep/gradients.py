@@ -19,7 +19,7 @@ from evenstep._core import EvenstepError
 from evenstep.agreement import first_differing
 from evenstep.bucket_layout import BucketLayout
 from evenstep.engine import Engine, Report, SharedEngine
-from evenstep.gradient_hooks import tell_of_hooks
+from evenstep.gradient_hooks import HookLook
 from evenstep.gradient_look import GradientLook
 from evenstep.kept import KeptGradients
 from evenstep.local_training import LocalTraining
@@ -91,7 +91,7 @@ class GradientSync:
         self.nonfinite: Found = []  # what was not finite in the last of them
         self.look = GradientLook()
         self._hooks: list[Any] = []
-        self._hooks_told = False
+        self._hook_look: HookLook | None = HookLook()
         self.idle = False  # the pass under way is void: what it makes stays here
         self.defer = False  # nested backward passes seen: hand over only at the end
         for index, parameter in enumerate(self.parameters):
@@ -242,8 +242,8 @@ class GradientSync:
         weight = self._current_weight()
         if not self._open:
             self._layout.between_rounds()
-        if self.rounds < 2 and self._steps.group.rank == 0 and self._steps.group.ranks > 1 and self.local is None:
-            self._hooks_told = self._hooks_told or tell_of_hooks(self.name, self._names, self.parameters)
+        if self._hook_look is not None and not self._looks_at_hooks(self._hook_look):
+            self._hook_look = None
         if self.stale is not None and self.enabled:
             self.stale.check_once_a_step(self._steps.step)
         if empty or (weight == 0.0 and (self._pending is not None or not self.enabled or self.local is not None)):
@@ -260,6 +260,11 @@ class GradientSync:
                         parameter.grad.mul_(self._pending / weight)
             self._pending = weight
         self.wholes.begin(weight > 0 and self._pending is None and self._stash is None)
+
+    def _looks_at_hooks(self, look: HookLook) -> bool:
+        group = self._steps.group
+        mine = group.rank == 0 and group.ranks > 1 and self.local is None
+        return mine and look.goes_on(self.name, self._names, self.parameters, self.rounds)
 
     def after_unsynchronised(self) -> None:
         """Closes a backward under no_sync."""

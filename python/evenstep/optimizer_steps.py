@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from evenstep import _core
 from evenstep._core import EvenstepError
@@ -85,7 +85,7 @@ class OptimizerSteps:
             return None
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
         sums = any(sync.name in session.steps.weight.sums for sync in syncs if sync.has_any(ids))
-        return with_closure(arguments, options, WholeLoss(closure, session, sums))
+        return with_closure(arguments, options, WholeLoss(closure, session, sums, isinstance(optimizer, LBFGS)))
 
     def _look(self, optimizer: Optimizer) -> tuple[bool, bool]:
         """At the whole gradients: whether the step is to apply nothing, and whether it counts as a step of training. Collective."""

@@ -41,6 +41,7 @@ from evenstep.successor import await_predecessors, ring_of
 from evenstep.unexchanged import Unexchanged
 
 if TYPE_CHECKING:
+    from evenstep.apart import Apart
     from evenstep.checkpoint import Loaded
     from evenstep.checkpoint_last import LastStep
     from evenstep.data_course import DataCourse
@@ -95,7 +96,7 @@ class Session:
         self.shares_files = True  # the next one with it: it is not known to be damaged
         self.devices = [environment.device]  # of all ranks, once they have joined
         self.hosts = [host_name()]  # the same
-        self.resumed = False
+        self.resumed = self._committed = False
         self.restarted = False  # from a checkpoint that this job wrote itself
         self.last_step: LastStep | None = None  # at which a checkpoint was due
         self.loaded: Loaded | None = None  # the last checkpoint that was loaded
@@ -109,7 +110,6 @@ class Session:
         self.latest: BatchPlan | None = None  # the batch of a prepared loader that the script is at
         self.trains_on: BatchPlan | None = None  # that of its training loop
         self.total_epochs = 0  # 0: unknown
-        self._committed = False
         self.pass_order = PassOrder()
         self.recovery: Recovery | None = None
         self.sharing: list[InPieces] = []  # optimizers whose states the ranks of a host share
@@ -126,6 +126,7 @@ class Session:
         self.steps.parameters = self.parameter_checks
         self.steps.quiet.allowed = self._may_go_quiet
         self._last_checkpoint = time.monotonic()
+        self.apart: list[Apart] = []  # iterations of batches that train nothing, and are not over
         self._checkpointed = self._in_memory = 0  # the steps up to which either is done
 
     def take_place(self) -> None:
@@ -237,9 +238,8 @@ class Session:
     def metric_samples(self) -> int | None:
         """This rank's, of which a metric is that the script has now: of the loop that ended since the last training batch came,
         an evaluation or a training; in a training loop else of its batch. None: of none that is known."""
-        ended = self.steps.ended_samples
-        if ended is not None:
-            return ended
+        if self.steps.ended_samples is not None:
+            return self.steps.ended_samples
         return self.latest.at_work.samples if self.latest is not None else self.steps.loop_samples
 
     @property

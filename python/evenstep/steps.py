@@ -106,8 +106,8 @@ class Steps:
             if not self.weight.is_given:
                 raise which_counts(self.group.rank)
             return self.weight.amount() > 0
-        # the latter also where the script keeps a batch of an ended iteration
-        plan = latest.at_work if latest is not None else self.plan
+        # the last also where the script keeps a batch of an ended iteration; `beside`: checkpointing computes without gradients first
+        plan = (latest.beside or latest) if latest is not None else self.plan
         return plan is None or plan.samples > 0
 
     @property

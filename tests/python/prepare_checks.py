@@ -300,7 +300,8 @@ def check_rows_of_a_rank_without_samples() -> None:
 def check_an_evaluation_beside_training() -> None:
     """An iterator that the script holds: what it computes with gradients is of the training's batch, and so is what follows its end."""
     train = es.prepare(DataLoader(Numbers(20), batch_size=4), shares=lambda n, b: [0] * (RANKS - 1) + [b])
-    held = iter(es.prepare(loader=DataLoader(Numbers(5 * RANKS), batch_size=RANKS), train=False))
+    others = es.prepare(loader=DataLoader(Numbers(5 * RANKS), batch_size=RANKS), train=False)
+    held = iter(others)
     for _, index in train:
         plan = es.session().latest
         _, seen = next(held)
@@ -308,10 +309,20 @@ def check_an_evaluation_beside_training() -> None:
         wanted = list(range(4 * plan.batch, 4 * plan.batch + 4))
         assert es.gather(index).tolist() == wanted
         assert es.reduce_mean(index.double().mean() if plan.samples else math.nan) == sum(wanted) / 4
+        assert es.session().latest.trains
         with torch.no_grad():
             assert es.gather(seen).tolist() == list(range(RANKS * plan.batch, RANKS * (plan.batch + 1)))
+            assert not es.session().latest.trains
+        if plan.batch == 2:  # one that is not held, of the same loader, with gradients
+            rows = [row for _, some in others for row in es.gather(some).tolist()]
+            assert rows == list(range(5 * RANKS)) and es.session().latest is plan
         if plan.batch == 4:
             assert next(held, None) is None and es.session().latest is plan
+            held = iter(others)
+            next(held)
+            assert es.gather(index).tolist() == wanted
+    del held
+    assert len(list(zip(others, others))) == 5 and es.session().latest is None
 
 
 def check_buffers() -> None:

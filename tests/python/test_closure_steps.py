@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from evenstep import closure_steps
-from evenstep.closure_steps import ClosureStep, KeptOptimizer
+from evenstep.closure_steps import ClosureStep, KeptOptimizer, WholeLoss
 from evenstep.environment import read_environment
 from evenstep.generation_passes import Passes
 from evenstep.generation_told import Told, closures_due, late_weights
@@ -58,6 +58,30 @@ def test_an_optimizer_goes_on_from_where_it_was_put_back(make: Optimizers) -> No
     for training in (one, other):
         training.optimizer.step(training.closure)
     assert torch.equal(one.values(), other.values())
+
+
+def test_the_whole_loss_is_asked_for_alike_on_all_ranks_and_can_be_differentiated() -> None:
+    class Others:  # a session whose ranks have a loss of 7 together
+        asked = 0
+
+        def call_by_all(self, make: Callable[[], float]) -> float:
+            self.asked += 1
+            return 7.0
+
+    given: list[Any] = []
+    others: Any = Others()
+    loss = WholeLoss(lambda *a, **o: given.append((a, o)) or one, others, sums=False, of_one=False)
+    weight = torch.tensor(3.0, requires_grad=True)
+    one: Any = weight * 2
+    told = loss("a", backward=False)
+    told.backward()
+    assert given == [(("a",), {"backward": False})] and told.item() == 7.0 and weight.grad == 2.0
+    one = 4.0
+    assert loss() == 7.0 and others.asked == 2
+    for one in (torch.ones(1), torch.ones(3), None, True):  # of a rank with one sample, of one with three
+        assert loss() is one and others.asked == 2
+    one = torch.ones(1)
+    assert WholeLoss(lambda: one, others, sums=False, of_one=True)().tolist() == [7.0] and others.asked == 3
 
 
 @pytest.mark.parametrize("make", KINDS)
