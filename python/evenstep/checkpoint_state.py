@@ -28,6 +28,7 @@ from evenstep.checkpoint_optimizers import (
 )
 from evenstep.checkpoint_reading import StoredFiles, files_of, on_all_ranks
 from evenstep.checkpoint_snapshot import OTHER_FILE, RANDOM_FILE, Snapshot, Tensors
+from evenstep.exchange_state import put_inner_state
 from evenstep.group import as_bytes
 
 
@@ -139,8 +140,23 @@ class Loader:
         return decode(self._state["extra"], self._other)
 
     def exchange(self) -> dict[str, Any]:
-        """What the ranks' exchange of gradients remembered."""
-        return decode(self._state.get("exchange", {}), self._other)  # type: ignore[no-any-return]
+        """What the ranks' exchange of gradients remembered; where as many ranks wrote it as there are, of the others nothing."""
+        return decode(self._of_this_rank(self._state.get("exchange", {})), self._other)  # type: ignore[no-any-return]
+
+    def _of_this_rank(self, saved: Any) -> Any:
+        """Encoded states, those of the other ranks left out where this one has its own."""
+        if not isinstance(saved, dict):
+            return saved
+        ranks = saved.get("ranks")
+        if not isinstance(ranks, list):
+            return {key: self._of_this_rank(one) for key, one in saved.items()}
+        if len(ranks) == self._session.world_size:
+            ranks = [one if rank == self._session.rank else {} for rank, one in enumerate(ranks)]
+        return {**saved, "ranks": ranks}
+
+    def _inner_state(self, name: str) -> dict[str, Any] | None:
+        found = self._of_this_rank(self._state.get("exchange", {}).get("optimizers", {}).get(name))
+        return decode(found, self._other)  # type: ignore[no-any-return]
 
     def _saved(self, kind: str) -> dict[str, Any]:
         saved: dict[str, Any] = self._state.get(kind, {})  # older checkpoints have no objects
@@ -201,6 +217,8 @@ class Loader:
                 self.files.fill(file for _, _, saved in some for file in files_of(saved))
             for name, live, saved in some:
                 getattr(self, f"_load_{kind}")(live, saved, names)
+                if kind == "optimizers":
+                    put_inner_state(self._session, name, live, self._inner_state(name))
                 self._done.add((kind, name))
 
     def load_objects_again(self) -> None:

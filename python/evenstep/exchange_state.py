@@ -1,6 +1,8 @@
-"""What each rank's exchange of gradients remembers between steps, in checkpoints: what compression has left out so far.
+"""What each rank has of its own between steps, in checkpoints: what compression has left out so far of its gradients, and states of
+optimizers where ranks train on their own.
 
-With other ranks than it was written by, what all had left out is added up and split evenly: as much is still to come.
+With other ranks than it was written by, what all had left out is added up and split evenly: as much is still to come; and all go
+on with rank 0's states.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import torch
 
 from evenstep.encoded_engine import order_of, split_leftovers
 from evenstep.group import Group, gather_objects
+from evenstep.inner_states import State, is_own, own_state, put_own_state
 
-State = dict[str, torch.Tensor]
+_AT_ONCE = 4 << 20  # bytes of each rank's state under way
 
 
 def capture_exchange(session: Any) -> dict[str, Any]:
-    """Collective. Every model's states, one a rank, and what its mode (es.DiLoCo, es.Stale) keeps."""
+    """Collective. Every model's and optimizer's states, one a rank, on rank 0, which writes, and what a model's mode (es.DiLoCo,
+    es.Stale) keeps."""
     models = {}
     modes = {}
     for sync in session.steps.syncs:
@@ -27,7 +31,13 @@ def capture_exchange(session: Any) -> dict[str, Any]:
         if hasattr(sync.engine, "feedback_state"):
             ranks = _gather_states(session.group, sync.engine.feedback_state())
             models[sync.name] = {"compression": sync.compression, "ranks": ranks}
-    return {"models": models, "modes": modes} if models or modes else {}
+    optimizers = {
+        name: {"ranks": _gather_states(session.group, own_state(optimizer))}
+        for name, optimizer in session.optimizers.items()
+        if is_own(session, optimizer)
+    }
+    found = {"models": models, "modes": modes, **({"optimizers": optimizers} if optimizers else {})}
+    return found if any(found.values()) else {}
 
 
 def own_exchange(session: Any) -> dict[str, Any]:
@@ -45,20 +55,41 @@ def own_exchange(session: Any) -> dict[str, Any]:
 
 
 def _gather_states(group: Group, state: State) -> list[State]:
-    """Everyone's, on every rank."""
+    """Everyone's, on rank 0; others have no more than a piece of each rank's at a time."""
     everyone: list[list[tuple[str, tuple[int, ...], torch.dtype]]]
     everyone = gather_objects(group, [(name, tuple(one.shape), one.dtype) for name, one in state.items()])
+    sizes = [[math.prod(shape) * dtype.itemsize for _, shape, dtype in theirs] for theirs in everyone]
     states: list[State] = [{} for _ in everyone]
-    for place in range(max(map(len, everyone))):
-        theirs = [known[place] if place < len(known) else None for known in everyone]
+    for place in range(max(map(len, sizes))):
         mine = list(state.values())[place] if place < len(state) else torch.empty(0)
         flat = mine.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        counts = [0 if one is None else math.prod(one[1]) * one[2].itemsize for one in theirs]
-        rows = group.gather_rows(flat, counts).split(counts)
-        for known, row, one in zip(states, rows, theirs):
-            if one is not None:
-                known[one[0]] = row.clone().view(one[2]).view(one[1])
+        left = [size[place] if place < len(size) else 0 for size in sizes]
+        pieces: list[list[torch.Tensor]] = [[] for _ in everyone]
+        for at in range(0, max(left), _AT_ONCE):
+            counts = [min(max(size - at, 0), _AT_ONCE) for size in left]
+            rows = group.gather_rows(flat[at : at + _AT_ONCE], counts).split(counts)
+            if group.rank == 0:
+                for parts, row in zip(pieces, rows):
+                    parts.append(row.clone())
+        for known, theirs, parts in zip(states, everyone, pieces):
+            if group.rank == 0 and place < len(theirs):
+                name, shape, dtype = theirs[place]
+                whole = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
+                known[name] = whole.view(dtype).view(shape)
     return states
+
+
+def put_inner_state(session: Any, name: str, optimizer: Any, saved: dict[str, Any] | None) -> None:
+    """After rank 0's was loaded: this rank's own, where as many ranks wrote it. saved: that optimizer's part of `capture_exchange`."""
+    if saved is None or not is_own(session, optimizer):
+        return
+    ranks = saved["ranks"]
+    if len(ranks) == session.world_size:
+        put_own_state(optimizer, ranks[session.rank])
+    else:
+        _tell(
+            session, f"{len(ranks)} ranks had states of {name!r} of their own: {session.world_size} go on with rank 0's"
+        )
 
 
 def restore_exchange(session: Any, saved: dict[str, Any] | None) -> None:

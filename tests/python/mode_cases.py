@@ -205,8 +205,8 @@ def main() -> None:
     ]
     for mode, kind, micro, options in cases:
         tell(f"{mode} {kind} {micro}", trained(mode, kind, micro, **options))
-    tell("back DiLoCo", going_back(es.DiLoCo(every=5), "sgd", 7))
-    tell("back LocalSGD", going_back(es.LocalSGD(every=5), "sgd", 8))
+    tell("back DiLoCo", going_back(es.DiLoCo(every=5), "adam", 7))
+    tell("back LocalSGD", going_back(es.LocalSGD(every=5), "adam", 8))
     tell("back Stale", going_back(es.Stale(steps=2), "adam", 6))
     tell("twice", {"words": second_backward_in_a_step()})
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import pathlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from torch import nn
 import evenstep as es
 from evenstep import _core
 from evenstep.engine import Report
-from evenstep.exchange_state import restore_exchange
+from evenstep.exchange_state import capture_exchange, put_inner_state, restore_exchange
 from evenstep.generation_passes import Passes
 from evenstep.group import Alone
+from evenstep.inner_states import own_state, put_own_state
 from evenstep.local_training import LocalTraining
 from evenstep.stale import StaleRounds
 from evenstep.steps import Steps
@@ -115,6 +117,65 @@ def test_a_checkpoint_of_another_mode_is_told(capsys: pytest.CaptureFixture[str]
     assert "no late gradients for 'model': its first steps change nothing" in capsys.readouterr().err
     restore_exchange(Going(LocalTraining(es.LocalSGD(), None, [parameter], steps), None), {})  # type: ignore[arg-type]
     assert not capsys.readouterr().err
+
+
+class Gathering:
+    """A group whose ranks all have what this one has; as pieces of a gathered row come, it notes their bytes."""
+
+    ranks = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.pieces: list[int] = []
+
+    def exchange(self, record: bytes) -> list[bytes]:
+        return [record] * self.ranks
+
+    def gather_rows(self, values: torch.Tensor, counts: list[int]) -> torch.Tensor:
+        assert [values.numel()] * self.ranks == counts
+        self.pieces.append(values.numel())
+        return torch.cat([values] * self.ranks)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_states_of_all_ranks_come_to_the_one_that_writes(
+    monkeypatch: pytest.MonkeyPatch, rank: int, capsys: Any
+) -> None:
+    monkeypatch.setattr("evenstep.exchange_state._AT_ONCE", 16)
+    weights = [nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(()))]
+    optimizer = torch.optim.Adam(weights)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight) * 3
+    optimizer.step()
+    local: Any = LocalTraining(es.LocalSGD(), None, weights, Steps(Alone(), _core.Telemetry(-1, 0)))  # type: ignore[arg-type]
+    sync = SimpleNamespace(local=local, stale=None, engine=None, name="m", has_any=lambda ids: True)
+    session: Any = SimpleNamespace(world_size=2, rank=rank, optimizers={"o": optimizer}, group=Gathering(rank))
+    session.steps = SimpleNamespace(syncs=[sync])
+    saved = capture_exchange(session)["optimizers"]["o"]
+    assert max(session.group.pieces[-4:]) <= 16
+    mine = own_state(optimizer)
+    assert sorted(mine) == [f"{i}/{key}" for i in (0, 1) for key in ("exp_avg", "exp_avg_sq", "step")]
+    if rank > 0:
+        assert saved == {"ranks": [{}, {}]}
+        return
+    assert [sorted(one) for one in saved["ranks"]] == [sorted(mine)] * 2
+    assert all(torch.equal(one[name], mine[name]) for one in saved["ranks"] for name in mine)
+
+    other = torch.optim.Adam(weights)
+    other.load_state_dict(optimizer.state_dict())
+    saved["ranks"][0] = {"0/exp_avg": torch.full((3, 2), 5.0)}  # of a rank that has not trained the second one
+    put_inner_state(session, "o", other, saved)
+    assert own_state(other).keys() == {"0/exp_avg"} and torch.equal(
+        other.state[weights[0]]["exp_avg"], torch.full((3, 2), 5.0)
+    )
+    put_own_state(other, mine)
+    assert (
+        all(torch.equal(value, mine[name]) for name, value in own_state(other).items()) and len(own_state(other)) == 6
+    )
+    saved["ranks"].append({})
+    put_inner_state(session, "o", other, saved)
+    assert len(own_state(other)) == 6
+    assert "3 ranks had states of 'o' of their own: 2 go on with rank 0's" in capsys.readouterr().err
 
 
 class OneRank:
