@@ -93,8 +93,8 @@ static bool depends_on(const even_comm *comm, int rank) {
   return false;
 }
 
-/* A peer that stands still harms only those that wait for it. */
-static void check_lives(even_comm *comm, bool waits) {
+/* A peer that stands still harms only those that wait for it. And whoever opened the group may say that it is over. */
+static void look_around(even_comm *comm, bool waits) {
   uint64_t now = even_clock_ns();
   for (int rank = 0; rank < comm->ranks; rank++) {
     if (rank == comm->rank || !depends_on(comm, rank)) {
@@ -110,13 +110,16 @@ static void check_lives(even_comm *comm, bool waits) {
       (void)even_peers_end_group(comm, rank, state);
     }
   }
+  if (even_comm_is_over(comm)) {
+    even_group_end(comm, EVEN_GROUP_REVOKED);
+  }
 }
 
-static void check_lives_at_times(even_comm *comm) {
+static void look_around_at_times(even_comm *comm) {
   uint64_t now = even_clock_ns();
   if (now - comm->messages->lives_checked_ns >= EVEN_COMM_LOOK_NS) {
     comm->messages->lives_checked_ns = now;
-    check_lives(comm, false);
+    look_around(comm, false);
   }
 }
 
@@ -148,7 +151,7 @@ static void *work_in_background(void *argument) {
       fail_all(comm);
     } else {
       sleep_unlocked(comm, NULL, EVEN_COMM_LOOK_NS);
-      check_lives_at_times(comm);
+      look_around_at_times(comm);
     }
   }
   (void)pthread_mutex_unlock(&messages->lock);
@@ -287,7 +290,7 @@ bool even_shared_request_done(even_comm_request *request) {
   even_comm *comm = request->comm;
   (void)pthread_mutex_lock(&comm->messages->lock);
   if (!request->done && !even_messages_move(comm)) {
-    check_lives_at_times(comm); /* nobody else may: the thread can be missing */
+    look_around_at_times(comm); /* nobody else may: the thread can be missing */
   }
   if (!request->done && !even_group_whole(comm)) {
     fail_all(comm);
@@ -393,10 +396,7 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
       if (!moved) {
         tell_wait(request, &waiting, began, tried);
       }
-      check_lives(comm, true);
-      if (even_comm_is_over(comm)) {
-        even_group_end(comm, EVEN_GROUP_REVOKED);
-      }
+      look_around(comm, true);
     }
     refused = !request->done && even_group_whole(comm) && even_shared_refused(comm, false);
   }

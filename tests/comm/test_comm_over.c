@@ -1,7 +1,9 @@
 /* What going on without lost ranks rests on: a group ends where whoever opened it says that it is over, whatever its
  * engine sees of the others; and who comes out of a barrier knows that all came to it. */
 #include "comm/ranks.h"
+#include "support/fault.h"
 
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -21,7 +23,14 @@
 
 /* Ranks 0, 2 and 3 on one host, 1 and 4 on another. */
 static const int HOST_OF[] = {0, 1, 0, 0, 1};
-enum { RANKS = 5 };
+enum { RANKS = 5, VALUES = 20000 };
+
+/* In what the others are when it is over. */
+typedef enum awaited {
+  A_COLLECTIVE,
+  A_MESSAGE,        /* from the victim */
+  A_MESSAGE_POLLED, /* the same; whether it is done is asked again and again */
+} awaited;
 
 /* What the ranks share beside the group. */
 typedef struct sight {
@@ -31,8 +40,8 @@ typedef struct sight {
   _Atomic uint32_t entered[RANKS]; /* so many barriers */
   int victim;
   int delay_us;
-  bool stands;  /* the victim is stopped, and nobody sees it; else it is in no call */
-  bool message; /* from it they wait for */
+  bool stands; /* the victim is stopped, and nobody sees it; else it is in no call */
+  awaited in;
 } sight;
 
 static sight *shared;
@@ -46,7 +55,14 @@ static void pause_us(int us) {
   (void)nanosleep(&pause, NULL);
 }
 
+/* No thread of the engine's own looks at the group: those who wait have to. */
+static void start_no_threads(int rank) {
+  (void)rank;
+  fault_os_from(FAULT_thread_create, 1, EAGAIN);
+}
+
 static int run(ranks_engine engine, int lanes, ranks_body *body, int *results) {
+  bool messages = shared->in != A_COLLECTIVE;
   ranks_setup setup = {.ranks = RANKS,
                        .arena_bytes = 4096,
                        .timeout_seconds = 300,
@@ -54,7 +70,8 @@ static int run(ranks_engine engine, int lanes, ranks_body *body, int *results) {
                        .engine = engine,
                        .host_of = HOST_OF,
                        .lanes = lanes,
-                       .silent = true,
+                       .silent = !messages,
+                       .enter = messages ? start_no_threads : NULL,
                        .over = is_over,
                        .over_context = shared};
   return ranks_run(&setup, body, NULL, results);
@@ -72,8 +89,18 @@ static void *say_over(void *unused) {
   return NULL;
 }
 
+static even_status wait_in(even_comm *comm, float *values, even_comm_request *request) {
+  if (request == NULL) {
+    return even_comm_all_reduce(comm, values, VALUES, EVEN_F32, EVEN_SUM);
+  }
+  while (shared->in == A_MESSAGE_POLLED && !even_comm_request_done(request)) {
+    pause_us(1000);
+  }
+  return even_comm_request_wait(request, 0, NULL);
+}
+
 static int wait_for_the_victim(even_comm *comm, void *unused) {
-  float values[20000] = {0};
+  float values[VALUES] = {0};
   pthread_t teller;
   (void)unused;
   even_comm_set_stop_grace(comm, INFINITY);
@@ -93,12 +120,11 @@ static int wait_for_the_victim(even_comm *comm, void *unused) {
   bool tells = even_comm_rank(comm) == (shared->victim + 1) % RANKS;
   RANKS_EXPECT(comm, !tells || pthread_create(&teller, NULL, say_over, NULL) == 0);
   even_comm_request *request = NULL;
-  if (shared->message) { /* before it may be over */
+  if (shared->in != A_COLLECTIVE) { /* before it may be over */
     RANKS_EXPECT(comm, even_comm_receive_begin(comm, values, sizeof values, shared->victim, 1, &request) == EVEN_OK);
   }
   (void)atomic_fetch_add(&shared->waiting, 1);
-  even_status status = request != NULL ? even_comm_request_wait(request, 0, NULL)
-                                       : even_comm_all_reduce(comm, values, 20000, EVEN_F32, EVEN_SUM);
+  even_status status = wait_in(comm, values, request);
   even_comm_request_free(request);
   RANKS_EXPECT(comm, status == EVEN_ERR_REVOKED);
   RANKS_EXPECT(comm, even_comm_barrier(comm) == EVEN_ERR_REVOKED);
@@ -114,10 +140,10 @@ static int wait_for_the_victim(even_comm *comm, void *unused) {
   return 0;
 }
 
-static void over_for_all(ranks_engine engine, int lanes, int victim, bool stands, bool message) {
+static void over_for_all(ranks_engine engine, int lanes, int victim, bool stands, awaited in) {
   int results[RANKS];
   memset(shared, 0, sizeof *shared);
-  shared->message = message;
+  shared->in = in;
   shared->victim = victim;
   shared->stands = stands;
   assert_int_equal(run(engine, lanes, wait_for_the_victim, results), stands ? 1 : 0);
@@ -126,18 +152,26 @@ static void over_for_all(ranks_engine engine, int lanes, int victim, bool stands
 
 static void who_waits_hears_that_it_is_over(void **state) {
   (void)state;
-  over_for_all(RANKS_SHM, 0, 1, false, false);
-  over_for_all(RANKS_NETWORK, 0, 1, false, false);
-  over_for_all(RANKS_HOSTS, 1, 4, false, false); /* one who leads nobody */
-  over_for_all(RANKS_HOSTS, 2, 1, false, false);
-  over_for_all(RANKS_SHM, 0, 1, false, true);
+  over_for_all(RANKS_SHM, 0, 1, false, A_COLLECTIVE);
+  over_for_all(RANKS_NETWORK, 0, 1, false, A_COLLECTIVE);
+  over_for_all(RANKS_HOSTS, 1, 4, false, A_COLLECTIVE); /* one who leads nobody */
+  over_for_all(RANKS_HOSTS, 2, 1, false, A_COLLECTIVE);
+}
+
+static void also_who_waits_for_a_message(void **state) {
+  (void)state;
+  over_for_all(RANKS_SHM, 0, 1, false, A_MESSAGE);
+  over_for_all(RANKS_SHM, 0, 1, false, A_MESSAGE_POLLED);
+  over_for_all(RANKS_NETWORK, 0, 1, false, A_MESSAGE);
+  over_for_all(RANKS_NETWORK, 0, 1, false, A_MESSAGE_POLLED);
+  over_for_all(RANKS_HOSTS, 1, 2, false, A_MESSAGE); /* of rank 0's host, not of rank 1's */
 }
 
 static void also_where_one_stands_still(void **state) {
   (void)state;
-  over_for_all(RANKS_NETWORK, 0, 2, true, false);
-  over_for_all(RANKS_HOSTS, 2, 1, true, false); /* a leader */
-  over_for_all(RANKS_HOSTS, 2, 3, true, false);
+  over_for_all(RANKS_NETWORK, 0, 2, true, A_COLLECTIVE);
+  over_for_all(RANKS_HOSTS, 2, 1, true, A_COLLECTIVE); /* a leader */
+  over_for_all(RANKS_HOSTS, 2, 3, true, A_COLLECTIVE);
 }
 
 /* ---- barriers ---- */
@@ -184,6 +218,7 @@ static void who_comes_out_knows_that_all_came(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(who_waits_hears_that_it_is_over),
+      cmocka_unit_test(also_who_waits_for_a_message),
       cmocka_unit_test(also_where_one_stands_still),
       cmocka_unit_test(who_comes_out_knows_that_all_came),
   };

@@ -319,6 +319,9 @@ typedef bool even_ucx_until(even_ucx_group *group, const void *context);
 typedef void even_ucx_tell(even_ucx_group *group, const void *context, uint64_t now_ns);
 even_status even_ucx_wait_until(even_ucx_group *group, even_ucx_transfer *transfers, size_t count,
                                 even_ucx_until *until, even_ucx_tell *tell, const void *context) EVEN_MUST_USE;
+/* For one who waits, at times: has the group that this one is part of look whether it ends. With the lock held, which
+ * is let go meanwhile. */
+void even_ucx_look_at_whole(even_ucx_group *group);
 /* After a failure: nothing of these transfers touches their memory any more. With the lock held. */
 void even_ucx_abandon(even_ucx_group *group, even_ucx_transfer *transfers, size_t count);
 /* Does what can be done now, or sleeps for a moment with the lock held: for those who end a group. */

@@ -231,14 +231,17 @@ static bool depends_on(const even_ucx_group *group, int rank) {
   return false;
 }
 
-/* One who waits for a message also looks whether those stand still on whom it depends. */
-static void look_for_the_stopped(even_ucx_group *group) {
+/* One who waits for a message also looks whether the group is over, and whether those stand still on whom it depends.
+ * The lock is let go meanwhile. */
+static void look_around(even_ucx_group *group) {
   uint64_t now = even_clock_ns();
   if (even_ucx_look_is_due(&group->message_looks, now)) {
+    even_ucx_end_over(group);
     for (int rank = 0; rank < group->ranks; rank++) {
       group->waits[rank] = rank != group->rank && depends_on(group, rank);
     }
     even_ucx_look(group, &group->message_looks, group->waits, now);
+    even_ucx_look_at_whole(group);
   }
 }
 
@@ -447,6 +450,7 @@ bool even_ucx_request_done(even_comm_request *handle) {
   even_ucx_group *group = even_ucx_of(request->comm);
   (void)pthread_mutex_lock(&group->lock);
   if (!request->done && !even_ucx_move(group)) {
+    even_ucx_end_over(group); /* nobody else may: the watcher can be missing */
     check_lives(group);
     (void)even_ucx_move(group);
   }
@@ -505,7 +509,7 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
     even_ucx_rest(group, &polls, limit - waited);
     if (!request->done) {
       tell_wait(group, request, &waiting, began); /* first: who has found the same may have left for it */
-      look_for_the_stopped(group);
+      look_around(group);
       check_lives(group);
       refused = !request->done && !group->ended && even_ucx_refusal_take(group);
       told = refused ? *even_error_last() : told;

@@ -177,6 +177,14 @@ static void tell_wait(even_ucx_group *group, const even_ucx_transfer *transfers,
   }
 }
 
+void even_ucx_look_at_whole(even_ucx_group *group) {
+  if (group->whole.look != NULL) {
+    (void)pthread_mutex_unlock(&group->lock);
+    group->whole.look(group->whole.context);
+    (void)pthread_mutex_lock(&group->lock);
+  }
+}
+
 /* Looks around, as those who wait do at times. */
 static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, const condition *when,
                         uint64_t now_ns) {
@@ -190,11 +198,7 @@ static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, siz
     const bool *waits = find_waits(group, transfers, count);
     even_ucx_look(group, &group->call_looks, waits, now_ns);
     even_ucx_stall_inspect(group, waits, now_ns);
-    if (group->whole.look != NULL) {
-      (void)pthread_mutex_unlock(&group->lock);
-      group->whole.look(group->whole.context);
-      (void)pthread_mutex_lock(&group->lock);
-    }
+    even_ucx_look_at_whole(group);
   }
 }
 
