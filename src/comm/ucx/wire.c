@@ -185,21 +185,23 @@ void even_ucx_look_at_whole(even_ucx_group *group) {
   }
 }
 
-/* Looks around, as those who wait do at times. */
-static void look_around(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, const condition *when,
+/* Looks around, as those who wait do at times; whether it did: the lock was let go, then. */
+static bool look_around(even_ucx_group *group, even_ucx_transfer *transfers, size_t count, const condition *when,
                         uint64_t now_ns) {
-  if (even_ucx_look_is_due(&group->call_looks, now_ns)) {
-    even_ucx_end_over(group);
-    if (even_ucx_refusal_lasts(group) && even_ucx_refusal_stands(group)) { /* who refused may never come */
-      even_ucx_end(group);
-    }
-    tell_wait(group, transfers, when, now_ns); /* first: who has found the same may have left for it */
-    now_ns = even_clock_ns();                  /* the lock was let go: others may have answered since */
-    const bool *waits = find_waits(group, transfers, count);
-    even_ucx_look(group, &group->call_looks, waits, now_ns);
-    even_ucx_stall_inspect(group, waits, now_ns);
-    even_ucx_look_at_whole(group);
+  if (!even_ucx_look_is_due(&group->call_looks, now_ns)) {
+    return false;
   }
+  even_ucx_end_over(group);
+  if (even_ucx_refusal_lasts(group) && even_ucx_refusal_stands(group)) { /* who refused may never come */
+    even_ucx_end(group);
+  }
+  tell_wait(group, transfers, when, now_ns); /* first: who has found the same may have left for it */
+  now_ns = even_clock_ns();                  /* the lock was let go: others may have answered since */
+  const bool *waits = find_waits(group, transfers, count);
+  even_ucx_look(group, &group->call_looks, waits, now_ns);
+  even_ucx_stall_inspect(group, waits, now_ns);
+  even_ucx_look_at_whole(group);
+  return true;
 }
 
 static bool is_met(even_ucx_group *group, const condition *when, const even_ucx_transfer *open) {
@@ -233,10 +235,13 @@ static even_status wait_locked(even_ucx_group *group, even_ucx_transfer *transfe
       end_late(group, open->peer, limit);
       continue;
     }
-    look_around(group, transfers, count, when, now);
-    if (!group->ended) {
-      even_ucx_rest(group, &polls, waited < limit ? limit - waited : EVEN_COMM_LOOK_NS);
+    if (look_around(group, transfers, count, when, now)) {
+      open = first_open(group, transfers, count, &gone);
+      if (group->ended || is_met(group, when, open)) { /* who stirs wakes only one that sleeps */
+        continue;
+      }
     }
+    even_ucx_rest(group, &polls, waited < limit ? limit - waited : EVEN_COMM_LOOK_NS);
   }
 }
 
