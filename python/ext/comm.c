@@ -12,12 +12,19 @@
 #include <evenstep/telemetry.h>
 #include <stdio.h>
 
+void even_ext_comm_close_group(even_comm *comm) {
+  Py_BEGIN_ALLOW_THREADS;
+  even_comm_close(comm);
+  Py_END_ALLOW_THREADS;
+}
+
 /* The group's memory may go only when nobody can look at it: no call, no message, no capsule, no view of the arena. */
 void even_ext_comm_free_when_unused(even_ext_comm *self) {
   if (self->closed && self->calls == 0 && self->messages == 0 && self->handles == 0 && self->view == NULL &&
       self->comm != NULL) {
-    even_comm_close(self->comm);
-    self->comm = NULL;
+    even_comm *comm = self->comm;
+    self->comm = NULL; /* first: another thread may come here meanwhile */
+    even_ext_comm_close_group(comm);
   }
 }
 
@@ -76,7 +83,7 @@ static PyObject *comm_new(PyTypeObject *type, PyObject *arguments, PyObject *nam
 
 static void comm_dealloc(PyObject *object) {
   even_ext_comm *self = (even_ext_comm *)object;
-  even_comm_close(self->comm);
+  even_ext_comm_close_group(self->comm);
   Py_CLEAR(self->over);
   Py_CLEAR(self->view);
   Py_CLEAR(self->ring);
@@ -93,12 +100,18 @@ even_comm *even_ext_comm_open_group(even_ext_comm *self) {
 }
 
 static PyObject *comm_revoke(PyObject *object, PyObject *unused) {
-  even_comm *comm = even_ext_comm_open_group((even_ext_comm *)object);
+  even_ext_comm *self = (even_ext_comm *)object;
+  even_comm *comm = even_ext_comm_open_group(self);
   (void)unused;
   if (comm == NULL) {
     return NULL;
   }
+  self->calls++; /* another thread may close it meanwhile */
+  Py_BEGIN_ALLOW_THREADS;
   even_comm_revoke(comm);
+  Py_END_ALLOW_THREADS;
+  self->calls--;
+  even_ext_comm_free_when_unused(self);
   Py_RETURN_NONE;
 }
 
@@ -218,11 +231,17 @@ static PyObject *comm_close(PyObject *object, PyObject *unused) {
   even_ext_comm *self = (even_ext_comm *)object;
   (void)unused;
   if (!self->closed) {
+    even_comm *comm = self->comm;
+    bool revokes = self->calls > 0;
     self->closed = 1;
-    if (self->calls > 0) {
-      even_comm_revoke(self->comm);
+    self->calls++; /* its memory stays until it has left */
+    Py_BEGIN_ALLOW_THREADS;
+    if (revokes) {
+      even_comm_revoke(comm);
     }
-    even_comm_leave(self->comm);
+    even_comm_leave(comm);
+    Py_END_ALLOW_THREADS;
+    self->calls--;
     even_ext_comm_free_when_unused(self);
   }
   Py_RETURN_NONE;

@@ -42,7 +42,10 @@ void even_ext_tell_stall(void *context, const char *words);
 PyObject *even_ext_flight_list(const even_flight_call *calls, size_t count);
 /* What keeps a Telemetry object's writer, which *out is (NULL: it writes nowhere); NULL with an exception. */
 PyObject *even_ext_ring_handle(PyObject *ring, even_telemetry **out);
-/* Frees the group that is closed when nothing looks at it any more. */
+/* even_comm_close, which may wait for others, without the GIL. */
+void even_ext_comm_close_group(even_comm *comm);
+/* Frees the group that is closed when nothing looks at it any more. The GIL may be let go meanwhile: who calls it keeps
+ * the object. */
 void even_ext_comm_free_when_unused(even_ext_comm *self);
 
 /* PyArg converter ("O&"): None, or the capsule of Generation.over, into a PyObject * (borrowed). */

@@ -11,7 +11,7 @@
 static PyObject *wrap(PyTypeObject *type, even_comm *comm, size_t arena_bytes, PyObject *over) {
   even_ext_comm *self = (even_ext_comm *)even_ext_object_new(type);
   if (self == NULL) {
-    even_comm_close(comm);
+    even_ext_comm_close_group(comm);
     return NULL;
   }
   self->comm = comm;
@@ -226,7 +226,7 @@ PyObject *even_ext_comm_open_hosts(PyObject *type, PyObject *arguments, PyObject
   give_up_lanes(lanes, params.lanes);
   PyObject *parts = PyTuple_Pack(4, inside, between, everyone, lanes); /* whom they ask whether they are over */
   if (parts == NULL) {
-    even_comm_close(comm);
+    even_ext_comm_close_group(comm);
     return NULL;
   }
   PyObject *whole = wrap((PyTypeObject *)type, comm, even_comm_arena_bytes(comm), parts);

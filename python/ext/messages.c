@@ -13,10 +13,17 @@ typedef struct request_object {
 
 static PyObject *request_type; /* made once, with the module */
 
+/* It may be half moved, to or from one that does not answer. */
+static void free_without_gil(even_comm_request *request) {
+  Py_BEGIN_ALLOW_THREADS;
+  even_comm_request_free(request);
+  Py_END_ALLOW_THREADS;
+}
+
 static PyObject *new_request(even_ext_comm *owner, even_comm_request *request) {
   request_object *self = (request_object *)even_ext_object_new((PyTypeObject *)request_type);
   if (self == NULL) {
-    even_comm_request_free(request);
+    free_without_gil(request);
     return NULL;
   }
   self->request = request;
@@ -29,7 +36,7 @@ static PyObject *new_request(even_ext_comm *owner, even_comm_request *request) {
 static void request_dealloc(PyObject *object) {
   request_object *self = (request_object *)object;
   if (self->owner != NULL) {
-    even_comm_request_free(self->request);
+    free_without_gil(self->request);
     self->owner->messages--;
     even_ext_comm_free_when_unused(self->owner);
     Py_DECREF((PyObject *)self->owner);

@@ -9,6 +9,8 @@ import gc
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import evenstep as es
+from evenstep import _core
 
 ctypes.pythonapi.PyCapsule_GetPointer.restype = ctypes.c_void_p
 ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -397,6 +400,48 @@ def forked(group: es.comm.Group) -> None:
     assert group.all_reduce(np.ones(1)).item() == group.size
 
 
+def closing_lets_other_threads_go_on(group: es.comm.Group) -> None:
+    """Of a group over UCX that has ended, while its other rank is stopped and does not say that it has heard so."""
+
+    def gather(record: bytes) -> bytes:
+        out = bytearray(len(record) * group.size)
+        group.all_gather(bytearray(record), out)
+        return bytes(out)
+
+    try:
+        _core.ucx_version()
+    except es.EvenstepError:
+        return
+    if group.size != 2:
+        return
+    part = _core.Comm.open_ucx(gather, group.rank, group.size)
+    other = int(gather(str(os.getpid()).encode().ljust(16)).split()[1])
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        part.close()
+        return
+    while Path(f"/proc/{other}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "T":
+        time.sleep(0.001)
+    go, closed, woken = threading.Event(), False, []
+
+    def go_on() -> None:
+        go.wait()
+        woken.append(not closed)
+        os.kill(other, signal.SIGCONT)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    part.revoke()
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # only who waits lets another thread run
+    go.set()
+    part.close()
+    closed = True
+    sys.setswitchinterval(usual)
+    thread.join()
+    assert woken == [True]
+
+
 def calls() -> None:
     with es.comm.open() as group:
         for part in (
@@ -410,6 +455,7 @@ def calls() -> None:
             arena,
             groups,
             revoked,
+            closing_lets_other_threads_go_on,
             forked,
         ):
             part(group)
