@@ -97,7 +97,8 @@ EVEN_PUBLIC even_status even_device_comm_close(even_device_comm *comm);
 /* Ends what this rank has on the streams, unfinished, and every call under way on another thread (EVEN_ERR_REVOKED).
  * Later calls say EVEN_ERR_REVOKED; even_device_comm_close is still due. Ranks of this host that know this one end,
  * too, where something was unfinished; others see it as a failure of theirs or not at all: every rank aborts its own.
- * Any thread. In blocking mode a thread that is inside NCCL is given a second to come out. */
+ * Any thread. In blocking mode a thread that is inside NCCL is given a second to come out; one that has a group open is
+ * given one to end it, else its end ends what is on the streams. */
 EVEN_PUBLIC void even_device_comm_abort(even_device_comm *comm);
 /* Whether the communicator has ended, or anything has failed on the GPU or the network since (an asynchronous error of
  * NCCL): EVEN_OK, or its status. Sees which calls are done. Cheap; any thread. */

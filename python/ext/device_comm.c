@@ -8,13 +8,26 @@
 
 static PyObject *device_type; /* made once, with the module */
 
+static even_status close_without_gil(even_device_comm *comm) {
+  even_status status = EVEN_OK;
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_device_comm_close(comm);
+  Py_END_ALLOW_THREADS;
+  return status;
+}
+
 static void free_when_unused(even_ext_device *self) {
   if (self->closed && self->calls == 0 && self->comm != NULL) {
     even_device_comm *comm = self->comm;
     self->comm = NULL;
-    (void)even_device_comm_close(comm);
+    (void)close_without_gil(comm);
     Py_CLEAR(self->beside);
   }
+}
+
+/* How many groups of calls this thread has open. */
+static Py_ssize_t own_groups(const even_ext_device *self) {
+  return self->groups > 0 && self->grouping == PyThread_get_thread_ident() ? self->groups : 0;
 }
 
 even_device_comm *even_ext_device_open(even_ext_device *self) {
@@ -59,7 +72,7 @@ static int to_id(PyObject *object, void *out) {
 static PyObject *wrapped(even_device_comm *comm) {
   even_ext_device *self = (even_ext_device *)even_ext_object_new((PyTypeObject *)device_type);
   if (self == NULL) {
-    (void)even_device_comm_close(comm);
+    (void)close_without_gil(comm);
     return NULL;
   }
   self->comm = comm;
@@ -141,14 +154,25 @@ static PyObject *device_join(PyObject *module, PyObject *arguments, PyObject *na
   return open_or_join(arguments, names, true);
 }
 
-static void device_dealloc(PyObject *object) {
-  even_ext_device *self = (even_ext_device *)object;
-  if (self->comm != NULL) {
-    even_device_comm_abort(self->comm); /* forgotten: nobody waits for what is on its stream */
+/* Forgotten: nobody waits for what is on its stream. Whether it is gone: not where another thread has left a group
+ * open, for whose end a close would wait. */
+static bool forget(const even_ext_device *self) {
+  bool ends = self->groups == own_groups(self);
+  Py_BEGIN_ALLOW_THREADS;
+  even_device_comm_abort(self->comm);
+  if (ends) {
     (void)even_device_comm_close(self->comm);
   }
-  Py_CLEAR(self->beside);
-  Py_CLEAR(self->ring);
+  Py_END_ALLOW_THREADS;
+  return ends;
+}
+
+static void device_dealloc(PyObject *object) {
+  even_ext_device *self = (even_ext_device *)object;
+  if (self->comm == NULL || forget(self)) { /* else it stays, and with it what it looks at */
+    Py_CLEAR(self->beside);
+    Py_CLEAR(self->ring);
+  }
   even_ext_object_free(object);
 }
 
@@ -185,14 +209,47 @@ static PyObject *run_plainly(PyObject *object, even_status (*call)(even_device_c
   EVEN_EXT_DEVICE_RUN(self, call(comm));
 }
 
-/* NCCL's groups belong to the thread, and so does the group's lock: no other thread may come between. */
+/* NCCL's groups belong to the thread, and so does the group's lock: no other thread may come between, and a close of
+ * another's leaves the communicator to the group's end. */
 static PyObject *device_group_begin(PyObject *object, PyObject *unused) {
+  even_ext_device *self = (even_ext_device *)object;
+  even_device_comm *comm = even_ext_device_open(self);
+  even_status status = EVEN_OK;
   (void)unused;
-  return run_plainly(object, even_device_comm_group_begin);
+  if (comm == NULL) {
+    return NULL;
+  }
+  even_ext_device_begin(self);
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_device_comm_group_begin(comm);
+  Py_END_ALLOW_THREADS;
+  if (status == EVEN_OK) {
+    self->calls++;
+    self->groups++;
+    self->grouping = PyThread_get_thread_ident();
+  }
+  return even_ext_device_done(self, status);
 }
+
+/* Also of one that has been closed meanwhile. */
 static PyObject *device_group_end(PyObject *object, PyObject *unused) {
+  even_ext_device *self = (even_ext_device *)object;
+  bool own = own_groups(self) > 0;
+  even_device_comm *comm = own ? self->comm : even_ext_device_open(self);
+  even_status status = EVEN_OK;
   (void)unused;
-  return run_plainly(object, even_device_comm_group_end);
+  if (comm == NULL) {
+    return NULL;
+  }
+  even_ext_device_begin(self);
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_device_comm_group_end(comm);
+  Py_END_ALLOW_THREADS;
+  if (own) {
+    self->calls--;
+    self->groups--;
+  }
+  return even_ext_device_done(self, status);
 }
 
 /* ---- lives ---- */
@@ -238,17 +295,20 @@ static PyObject *device_close(PyObject *object, PyObject *unused) {
   if (self->closed) {
     Py_RETURN_NONE;
   }
+  even_device_comm *comm = self->comm;
   self->closed = 1;
-  if (self->calls > 0) {
-    even_device_comm_abort(self->comm); /* the call comes back, and the last one out closes */
+  if (self->calls > own_groups(self)) {
+    self->calls++;
+    Py_BEGIN_ALLOW_THREADS;
+    even_device_comm_abort(comm); /* the call comes back, and the last one out closes */
+    Py_END_ALLOW_THREADS;
+    self->calls--;
+    free_when_unused(self);
     Py_RETURN_NONE;
   }
-  even_status status = EVEN_OK;
-  even_device_comm *comm = self->comm;
   self->comm = NULL;
-  Py_BEGIN_ALLOW_THREADS;
-  status = even_device_comm_close(comm);
-  Py_END_ALLOW_THREADS;
+  self->calls = self->groups = 0; /* this thread's own groups end with it */
+  even_status status = close_without_gil(comm);
   if (status != EVEN_OK) {
     (void)even_ext_raise(status);
   }

@@ -264,6 +264,28 @@ static void abort_ends_a_call_under_way(void **state) {
   assert_int_equal(device_rank_end(&at), EVEN_OK);
 }
 
+static void *abort_at_once(void *argument) {
+  even_device_comm_abort(((device_rank *)argument)->comm);
+  return NULL;
+}
+
+/* Whose group is open, and who perhaps never ends it. */
+static void abort_does_not_wait_for_another_thread_s_group(void **state) {
+  device_rank at;
+  pthread_t thread;
+  (void)state;
+  open_alone(&at, 60);
+  fake_gpu_hang(true);
+  assert_int_equal(sum_alone(&at, NULL), EVEN_OK);
+  assert_int_equal(even_device_comm_group_begin(at.comm), EVEN_OK);
+  assert_int_equal(pthread_create(&thread, NULL, abort_at_once, &at), 0);
+  (void)pthread_join(thread, NULL);
+  assert_false(fake_gpu_was_called("ncclCommAbort"));
+  assert_int_equal(even_device_comm_group_end(at.comm), EVEN_ERR_REVOKED);
+  device_rank_wait(&at); /* its end has ended what hangs */
+  assert_int_equal(device_rank_end(&at), EVEN_OK);
+}
+
 static void abort_and_close_inside_a_group(void **state) {
   device_rank at;
   double weight = 0.5;
@@ -296,6 +318,7 @@ int main(void) {
       TEST(work_that_never_ends_is_aborted_at_the_close),
       TEST(abort_ends_what_hangs),
       TEST(abort_ends_a_call_under_way),
+      TEST(abort_does_not_wait_for_another_thread_s_group),
       TEST(abort_and_close_inside_a_group),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

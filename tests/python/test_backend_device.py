@@ -124,6 +124,51 @@ def test_alone(fake: Path) -> None:
         forgotten = _core.DeviceComm(_core.DeviceComm.make_id(), 0, 1, 0)
         del forgotten
     """
+    run_alone(fake, script)
+
+
+def test_another_thread_s_group_of_calls_does_not_keep_a_close(fake: Path) -> None:
+    """It ends with an error, and the communicator with it; one that is never ended keeps what it has."""
+    script = """
+        import threading
+        from evenstep import _core
+
+        def said(call):
+            try:
+                call()
+            except _core.EvenstepError as error:
+                return error.status
+
+        def open_group(comm):
+            comm.group_begin()
+            begun.set()
+            closed.wait()
+            statuses.extend([said(lambda: comm.barrier(0)), said(comm.group_end), said(comm.group_end)])
+
+        begun, closed, statuses = threading.Event(), threading.Event(), []
+        comm = _core.DeviceComm(_core.DeviceComm.make_id(), 0, 1, 0)
+        thread = threading.Thread(target=open_group, args=(comm,))
+        thread.start()
+        begun.wait()
+        comm.close()
+        closed.set()
+        thread.join()
+        assert statuses == ["EVEN_ERR_STATE", "EVEN_ERR_REVOKED", "EVEN_ERR_STATE"], statuses
+        own = _core.DeviceComm(_core.DeviceComm.make_id(), 0, 1, 0)
+        own.group_begin()
+        own.close()
+        left = _core.DeviceComm(_core.DeviceComm.make_id(), 0, 1, 0)
+        thread = threading.Thread(target=left.group_begin)
+        thread.start()
+        thread.join()
+        del thread, left
+    """
+    run_alone(fake, script)
+    (lost,) = fake.parent.glob("fake-nccl-*")  # the last one's
+    lost.unlink()
+
+
+def run_alone(fake: Path, script: str) -> None:
     import os
     import textwrap
 

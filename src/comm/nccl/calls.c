@@ -199,6 +199,7 @@ static even_status leave_without_context(even_device_comm *comm, even_status sta
 even_status even_device_leave(even_device_comm *comm, even_status status) {
   if (grouped == NULL) {
     even_device_track_launched(comm, status);
+    even_device_end_if_aborted(comm);
     free_ops(comm);
   }
   even_device_track_pop();

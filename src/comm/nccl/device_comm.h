@@ -59,7 +59,7 @@ struct even_device_comm {
   _Atomic uint32_t ending; /* a word that waits look at (futex) */
   atomic_flag taken;       /* the handle, by who aborts it */
   even_error broken;       /* the first failure of NCCL; EVEN_OK: none */
-  int depth;               /* of groups */
+  _Atomic int depth;       /* of groups; written with the lock held */
   int *ops;                /* PreMulSum operations to free at the group's end */
   size_t op_count, op_capacity;
 
@@ -229,6 +229,8 @@ even_status even_device_untold(even_device_comm *comm) EVEN_MUST_USE;
 bool even_device_is_inherited(const even_device_comm *comm);
 /* Ends the handle by force, with the lock or without. */
 void even_device_end_handle(even_device_comm *comm);
+/* With the lock held and the context: does so where it has been aborted, which may not have waited for the lock. */
+void even_device_end_if_aborted(even_device_comm *comm);
 /* Names this rank and its GPU as the place of the last error. */
 even_status even_device_place(const even_device_comm *comm);
 

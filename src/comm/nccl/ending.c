@@ -44,15 +44,21 @@ void even_device_tell(even_device_comm *comm, const even_error *why) {
 
 /* ---- the handle ---- */
 
-/* The lock, but in blocking mode only within a grace: a thread may be inside NCCL for good, and abort gets it out. */
-static bool take_lock(even_device_comm *comm) {
+static bool take_lock_within_grace(even_device_comm *comm) {
   struct timespec until;
-  if (!comm->blocking) {
-    return pthread_mutex_lock(&comm->lock) == 0;
-  }
   (void)timespec_get(&until, TIME_UTC);
   until.tv_sec += GRACE_SECONDS;
   return pthread_mutex_timedlock(&comm->lock, &until) == 0;
+}
+
+/* The lock, but within a grace alone in blocking mode, where a thread may be inside NCCL for good, and abort gets it
+ * out; and where another thread has a group open, which may be for good, too. */
+static bool take_lock(even_device_comm *comm) {
+  bool taken = take_lock_within_grace(comm);
+  while (!taken && !comm->blocking && atomic_load(&comm->depth) == 0) {
+    taken = take_lock_within_grace(comm);
+  }
+  return taken;
 }
 
 void even_device_end_handle(even_device_comm *comm) {
@@ -76,18 +82,35 @@ static void end_with_lock(even_device_comm *comm) {
   }
 }
 
-static void free_streams(even_device_comm *comm) {
-  bool held = take_lock(comm);
-  end_with_lock(comm);
-  if (held) {
-    (void)pthread_mutex_unlock(&comm->lock);
+void even_device_end_if_aborted(even_device_comm *comm) {
+  if (atomic_load(&comm->ending) == EVEN_DEVICE_ABORTED) {
+    const even_error kept = *even_error_last();
+    even_device_end_handle(comm);
+    even_device_track_drop(comm);
+    (void)even_error_restore(&kept);
   }
+}
+
+static void free_streams(even_device_comm *comm) {
+  if (take_lock(comm)) {
+    end_with_lock(comm);
+    (void)pthread_mutex_unlock(&comm->lock);
+  } else if (comm->blocking) {
+    end_with_lock(comm);
+  } /* else the end of that thread's group does it, or the close */
 }
 
 /* ---- for a reason that was found ---- */
 
 static void *abort_aside(void *argument) {
-  free_streams(argument);
+  even_device_comm *comm = argument;
+  if (comm->blocking) {
+    free_streams(comm);
+    return NULL;
+  }
+  (void)pthread_mutex_lock(&comm->lock); /* whatever group is open: only the close waits for this */
+  end_with_lock(comm);
+  (void)pthread_mutex_unlock(&comm->lock);
   return NULL;
 }
 
