@@ -363,6 +363,7 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
   messages->waiters++;
   uint64_t moves = messages->moves;
   bool refused = false;
+  even_error told = {.status = EVEN_OK};
   for (uint32_t polls = 0; !request->done && !refused;) {
     if (!even_group_whole(comm)) {
       fail_all(comm);
@@ -399,6 +400,7 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
       look_around(comm, true);
     }
     refused = !request->done && even_group_whole(comm) && even_shared_refused(comm, false);
+    told = refused ? *even_error_last() : told;
   }
   messages->waiters--;
   leave_to_background(comm);
@@ -407,7 +409,7 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
     even_watcher_look();
   }
   if (refused) {
-    return even_error_last()->status; /* of another message: this one goes on */
+    return even_error_restore(&told); /* of another message: this one goes on */
   }
   if (request->untold) {
     tell_sender(request);

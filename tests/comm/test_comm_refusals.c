@@ -3,7 +3,9 @@
 #include "comm/called.h"
 #include "comm/ranks.h"
 #include "comm/steps.h"
+#include "support/fault.h"
 
+#include <errno.h>
 #include <evenstep/flight.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -204,25 +206,35 @@ static int play(even_comm *comm, void *argument) {
   return wrong;
 }
 
-static void play_all(ranks_setup setup) {
+static void play_one(ranks_setup setup, hearing how) {
+  scene of = {.how = how, .step = steps_make()};
   setup.timeout_seconds = 200;
   setup.spin = -1;
-  for (int how = 0; how <= NOT_AFTERWARDS; how++) {
-    scene of = {.how = (hearing)how, .step = steps_make()};
-    assert_non_null(of.step);
-    int wrong = ranks_run(&setup, play, &of, NULL);
-    if (wrong != 0) {
-      print_error("hearing %d\n", how);
-    }
-    assert_int_equal(wrong, 0);
-    steps_free(of.step);
+  assert_non_null(of.step);
+  int wrong = ranks_run(&setup, play, &of, NULL);
+  if (wrong != 0) {
+    print_error("hearing %d\n", (int)how);
   }
+  assert_int_equal(wrong, 0);
+  steps_free(of.step);
+}
+
+static void play_all(ranks_setup setup) {
+  for (int how = 0; how <= NOT_AFTERWARDS; how++) {
+    play_one(setup, (hearing)how);
+  }
+}
+
+static void start_no_threads(int rank) {
+  (void)rank;
+  fault_os_from(FAULT_thread_create, 1, EAGAIN);
 }
 
 static void in_shared_memory(void **state) {
   (void)state;
   play_all((ranks_setup){.ranks = 2});
   play_all((ranks_setup){.ranks = 3, .threads = true});
+  play_one((ranks_setup){.ranks = 2, .enter = start_no_threads}, WAITING_TO_SEND); /* nothing else is its last error */
 }
 
 static void over_mpi(void **state) {
