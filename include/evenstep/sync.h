@@ -95,7 +95,7 @@ typedef struct even_sync_report {
   uint64_t full_bytes;       /* the same in the gradients' own types */
   uint32_t buckets;
   uint32_t
-      nonfinite; /* parameters of which some rank's gradient was not finite (even_sync_nonfinite): the same on all */
+      nonfinite; /* parameters of which a gradient or the sum was not finite (even_sync_nonfinite): the same on all */
 } even_sync_report;
 
 /* Threads: open, begin, finish and close are one caller's, one after the other (any thread, if ordered). Ready may be
@@ -150,9 +150,11 @@ EVEN_PUBLIC even_status even_sync_await(even_sync *sync, size_t index) EVEN_MUST
 enum { EVEN_SYNC_NONFINITE_ANYWHERE = 1, EVEN_SYNC_NONFINITE_HERE = 2 };
 
 /* Whether the gradient of parameter `index`, as it was handed over in the last round, held a NaN or an infinity: on
- * some rank (the same answer on all), on this one. One whose weight was 0 counts as zeros; one that travels in 16 bits
- * is looked at as it travels. The sum of gradients that are all finite is finite where the weights add up to at most 1.
- * Valid between rounds; 0 where there is no such parameter. */
+ * some rank, or in the sum (the same answer on all), on this one. One whose weight was 0 counts as zeros; one that
+ * travels in 16 bits is looked at as it travels. Sums are looked at where they are, or were on their way, in fp16,
+ * which sums of finite values may leave: then no rank's own need be at fault. In wider types they are not: the sum of
+ * gradients that are all finite is finite where the weights add up to at most 1, and else where none is near the
+ * largest number. Valid between rounds; 0 where there is no such parameter. */
 EVEN_PUBLIC int even_sync_nonfinite(const even_sync *sync, size_t index);
 
 /* Where the engine keeps what it has left out of a parameter so far: `count` values from the parameter's `first` on. */

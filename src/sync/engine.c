@@ -192,6 +192,23 @@ static even_status reduce_on_its_way(even_sync *sync, size_t bucket, uint64_t *m
   return narrow ? even_sync_reduce_narrow(sync, bucket) : reduce_in_place(sync, bucket);
 }
 
+/* Of finite values in fp16 the sum may be more than that holds. It has the same bits on all ranks. */
+static void look_at_sums(even_sync *sync, size_t bucket) {
+  const even_sync_span *span = &sync->layout.buckets[bucket];
+  bool by_wire = even_sync_is_narrow(&sync->layout, bucket) && sync->layout.wire == EVEN_F16;
+  if (sync->unsummed || (span->dtype != EVEN_F16 && !by_wire)) {
+    return;
+  }
+  for (size_t i = 0; i < span->members; i++) {
+    size_t index = sync->layout.order[sync->first[bucket] + i];
+    const void *sum = sync->base + sync->layout.places[index].offset;
+    if (!even_encoding_finite(sum, span->dtype, sync->parameters[index].count)) {
+      sync->bad[index] = (uint8_t)(sync->bad[index] | EVEN_SYNC_NONFINITE_ANYWHERE);
+      sync->overflowed = true;
+    }
+  }
+}
+
 static even_status reduce_bucket(even_sync *sync, size_t bucket) {
   const even_sync_span *span = &sync->layout.buckets[bucket];
   uint64_t moved = 0;
@@ -199,6 +216,9 @@ static even_status reduce_bucket(even_sync *sync, size_t bucket) {
   uint64_t began = even_clock_ns();
   uint64_t waited = even_comm_wait_ns(sync->comm);
   EVEN_TRY(reduce_on_its_way(sync, bucket, &moved, &full));
+  if (full > 0) {
+    look_at_sums(sync, bucket);
+  }
   if (sync->encoded != NULL && sync->encoded->keeps && full > 0) { /* the same bits on all ranks */
     const void *sums = sync->base + span->offset;
     bool finite = even_encoding_finite(sums, span->dtype, span->bytes / even_dtype_bytes(span->dtype));
@@ -254,7 +274,7 @@ static even_status run_round(even_sync *sync) {
   if (atomic_load(&sync->phase) == EVEN_SYNC_STOP) {
     return EVEN_OK;
   }
-  if (!sync->known || is_marked(sync)) {
+  if (!sync->known || is_marked(sync) || sync->overflowed) {
     EVEN_TRY(reduce_flags(sync));
   }
   if (sync->encoded != NULL) {

@@ -73,6 +73,7 @@ struct even_sync {
   uint8_t *told;             /* one a parameter, the caller's */
   uint8_t *used;             /* one a parameter: reduced flags, the engine's */
   uint8_t *bad;              /* one a parameter: bits of even_sync_nonfinite, the engine's */
+  bool overflowed;           /* some sum of the round is not finite; the same on all ranks; the engine's */
   even_sync_report report;   /* the engine's part of it */
 
   even_status broken; /* the first error; no further round after it */

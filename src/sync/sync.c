@@ -173,6 +173,7 @@ even_status even_sync_begin(even_sync *sync, double weight, uint32_t step) {
   sync->weight = weight;
   sync->step = step;
   sync->report = (even_sync_report){0};
+  sync->overflowed = false;
   if (sync->encoded != NULL) {
     even_encoded_begin(sync->encoded, step);
   }

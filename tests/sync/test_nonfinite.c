@@ -16,6 +16,8 @@ enum { PARAMETERS = 5, LARGE = 70001 };
 static const even_sync_parameter parameters[PARAMETERS] = {
     {1000, EVEN_F32, 0}, {3, EVEN_F64, 0}, {LARGE, EVEN_F32, 0}, {129, EVEN_F16, 0}, {129, EVEN_BF16, 0}};
 
+static const uint8_t all_used[PARAMETERS] = {1, 1, 1, 1, 1};
+
 typedef struct kind {
   even_dtype wire;
   even_sync_encoding encoding;
@@ -83,13 +85,12 @@ static int one_round(even_comm *comm, even_sync *sync, gradients *all, size_t p,
 
 static int body(even_comm *comm, void *argument) {
   static gradients all;
-  static const uint8_t used[PARAMETERS] = {1, 1, 1, 1, 1};
   const kind *of = argument;
   even_sync_params params = sync_params(of);
   even_sync *sync = NULL;
   RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
   int failed = one_round(comm, sync, &all, PARAMETERS, 0, false, 0.75);
-  RANKS_EXPECT(comm, !of->known || even_sync_know(sync, used) == EVEN_OK);
+  RANKS_EXPECT(comm, !of->known || even_sync_know(sync, all_used) == EVEN_OK);
   for (size_t p = 0; p < PARAMETERS && failed == 0; p++) {
     size_t last = parameters[p].count - 1;
     failed = one_round(comm, sync, &all, p, last, false, 0.75) || one_round(comm, sync, &all, p, 0, true, 0.75) ||
@@ -101,14 +102,18 @@ static int body(even_comm *comm, void *argument) {
   return failed;
 }
 
-static void run(const kind *of) {
+static void run_ranks(const kind *of, ranks_body *what) {
   int results[RANKS_MOST];
   size_t bytes = 0;
   even_sync_params params = sync_params(of);
   kind copy = *of;
   assert_int_equal(even_sync_arena_bytes(&params, &bytes), EVEN_OK);
   ranks_setup setup = {.ranks = 3, .arena_bytes = bytes, .timeout_seconds = 60, .spin = -1};
-  assert_int_equal(ranks_run(&setup, body, &copy, results), 0);
+  assert_int_equal(ranks_run(&setup, what, &copy, results), 0);
+}
+
+static void run(const kind *of) {
+  run_ranks(of, body);
 }
 
 static void gradients_as_they_are(void **state) {
@@ -148,22 +153,69 @@ static int overflow_body(even_comm *comm, void *argument) {
 }
 
 static void too_large_for_fp16(void **state) {
-  int results[RANKS_MOST];
-  size_t bytes = 0;
-  kind of = {EVEN_F16, EVEN_SYNC_PLAIN, false};
-  even_sync_params params = sync_params(&of);
   (void)state;
-  assert_int_equal(even_sync_arena_bytes(&params, &bytes), EVEN_OK);
-  ranks_setup setup = {.ranks = 3, .arena_bytes = bytes, .timeout_seconds = 60, .spin = -1};
-  assert_int_equal(ranks_run(&setup, overflow_body, &of, results), 0);
+  run_ranks(&(kind){EVEN_F16, EVEN_SYNC_PLAIN, false}, overflow_body);
+}
+
+/* One round in which ranks 0 and 2 have gradients of one parameter that are finite, and in fp16, too, while their sum
+ * is not in that: on all ranks alike, and no rank's own. Then one of finite sums. */
+static int sum_round(even_comm *comm, even_sync *sync, gradients *all, size_t p, double weight) {
+  even_sync_report report;
+  for (int overflows = 1; overflows >= 0; overflows--) {
+    memset(all, 0, sizeof *all);
+    if (p == 3) { /* in fp16 itself: 60000, or 1 */
+      all->half[5] = overflows ? 0x7b53 : 0x3c00;
+    } else {
+      float *values = memory_of(all, p);
+      values[parameters[p].count - 1] = (overflows ? 60000.0f : 1.0f) / (float)weight;
+    }
+    RANKS_EXPECT(comm, even_sync_begin(sync, weight, 0) == EVEN_OK);
+    for (size_t q = 0; q < PARAMETERS; q++) {
+      RANKS_EXPECT(comm,
+                   (q == p && even_comm_rank(comm) == 1) || even_sync_ready(sync, q, memory_of(all, q)) == EVEN_OK);
+    }
+    RANKS_EXPECT(comm, even_sync_finish(sync, NULL, &report) == EVEN_OK);
+    RANKS_EXPECT(comm, report.nonfinite == (uint32_t)overflows);
+    for (size_t q = 0; q < PARAMETERS; q++) {
+      int bits = overflows && q == p ? EVEN_SYNC_NONFINITE_ANYWHERE : 0;
+      RANKS_EXPECT(comm, even_sync_nonfinite(sync, q) == bits);
+    }
+  }
+  return 0;
+}
+
+static int sum_body(even_comm *comm, void *argument) {
+  static gradients all;
+  const kind *of = argument;
+  even_sync_params params = sync_params(of);
+  even_sync *sync = NULL;
+  RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
+  for (int turn = 0; turn < (of->known ? 2 : 1); turn++) {
+    for (size_t p = 0; p < 4; p++) {
+      bool in_fp16 = p == 3 || (p != 1 && of->wire == EVEN_F16);
+      if (in_fp16 && sum_round(comm, sync, &all, p, p == 3 ? 1.0 : 0.5) != 0) {
+        return 1;
+      }
+    }
+    RANKS_EXPECT(comm, !of->known || even_sync_know(sync, all_used) == EVEN_OK);
+  }
+  even_sync_close(sync);
+  return 0;
+}
+
+static void sums_too_large_for_fp16(void **state) {
+  (void)state;
+  run_ranks(&(kind){EVEN_F16, EVEN_SYNC_PLAIN, false}, sum_body);
+  run_ranks(&(kind){EVEN_F16, EVEN_SYNC_PLAIN, true}, sum_body);
+  run_ranks(&(kind){EVEN_F32, EVEN_SYNC_PLAIN, true}, sum_body);
+  run_ranks(&(kind){EVEN_F32, EVEN_SYNC_INT8, false}, sum_body);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(gradients_as_they_are),
-      cmocka_unit_test(gradients_in_bf16),
-      cmocka_unit_test(gradients_that_are_encoded),
-      cmocka_unit_test(too_large_for_fp16),
+      cmocka_unit_test(gradients_as_they_are),      cmocka_unit_test(gradients_in_bf16),
+      cmocka_unit_test(gradients_that_are_encoded), cmocka_unit_test(too_large_for_fp16),
+      cmocka_unit_test(sums_too_large_for_fp16),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
