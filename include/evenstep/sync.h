@@ -170,6 +170,10 @@ typedef struct even_sync_left {
  * parameter. */
 EVEN_PUBLIC even_status even_sync_left_out(even_sync *sync, size_t index, int of_sums,
                                            even_sync_left *out) EVEN_MUST_USE;
+/* In a round, before even_sync_complete and even_sync_finish: its sums will be used by nobody, so what it leaves out is
+ * not kept, and what was left out before waits for the next. The same on all ranks. EVEN_ERR_STATE where no round is
+ * open. */
+EVEN_PUBLIC even_status even_sync_discard(even_sync *sync) EVEN_MUST_USE;
 /* Between rounds: nothing has been left out so far, and steps count their rounds anew (which is in the seed), as after
  * even_sync_open. EVEN_ERR_STATE inside a round. */
 EVEN_PUBLIC even_status even_sync_forget(even_sync *sync) EVEN_MUST_USE;

@@ -39,6 +39,7 @@ class CompressedEngine(Leftovers, GatheringEngine):
         self._new: dict[int, torch.Tensor] = {}  # the same, of the round under way
         self._new_of_sums: dict[int, torch.Tensor] = {}
         self._round = (-1, 0)  # the step, and which round of it
+        self._counts = True  # the round under way
         self._lies = {}  # each parameter's bucket, and where in it
         for number, bucket in enumerate(self._buckets):
             at = 0
@@ -50,13 +51,17 @@ class CompressedEngine(Leftovers, GatheringEngine):
         super().begin(weight, step)
         last, count = self._round
         self._round = (step, count + 1 if last == step else 0)
+        self._counts = True
+
+    def discard(self) -> None:
+        self._counts = False
 
     def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
         costs = super()._reduce(flats)
-        if self._new and all_finite(flats):  # the same bits on all ranks
+        if self._new and self._counts and all_finite(flats):  # the same bits on all ranks
             self._left_out.update(self._new)
             self._left_of_sums.update(self._new_of_sums)
-        # else a GradScaler skips the step on every rank, and nothing that was sent is used: what was left out before stays
+        # else nothing that was sent is used (a GradScaler skips the step on every rank): what was left out before stays
         self._new.clear()
         self._new_of_sums.clear()
         return costs

@@ -148,6 +148,9 @@ class EncodedEngine(Leftovers, SharedEngine):
     def forget(self) -> None:
         self._sync.forget()
 
+    def discard(self) -> None:
+        self._sync.discard()
+
     # -- where ranks may be lost --
 
     def begin(self, weight: float, step: int) -> None:

@@ -73,6 +73,15 @@ class Report:
         self.own_ns = own_ns
         self.bytes = moved
 
+    def goes_on(self, second: Report) -> None:
+        """A second round was needed."""
+        self.communication_ns += second.communication_ns
+        self.peer_wait_ns += second.peer_wait_ns
+        self.exposed_ns += second.exposed_ns
+        self.own_ns = second.own_ns
+        self.bytes += second.bytes
+        self.full_bytes += second.full_bytes
+
 
 class Engine(Protocol):
     """A round: begin, ready for each gradient as it comes, finish. views[i] is where parameter i's sum will lie."""
@@ -94,9 +103,10 @@ class Engine(Protocol):
         An engine may have more: `complete()`, once all that this rank has is ready, after which other ranks do not wait for its finish
         (nor this one for theirs); `settle()`, after backward, waits for what this rank does for the exchange by itself, and for
         no other rank; `give_up()` ends a round that counts nothing, so that no rank waits for another for ever; `end_calls()`
-        does so where training has ended by an error, and there is no other round; `know(used)`,
+        does so where training has ended by an error, and there is no other round; `discard()`, in a round of which nobody will use
+        the sums, so that what an encoding leaves out of it is not kept; `know(used)`,
         between rounds, where `asks_once` is True, says what `used` is from then on, and no rank asks the others (None: again
-        they do). These two are the same on all ranks.
+        they do). These three are the same on all ranks.
         """
 
 

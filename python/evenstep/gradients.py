@@ -198,9 +198,9 @@ class GradientSync:
     # -- during backward --
 
     def _fired_again(self, index: int, parameter: torch.Tensor) -> None:
-        if index >= self._dense:
-            return
-        if index in self._submitted and parameter.grad is self.engine.views[index]:
+        if index not in self._submitted:
+            return  # it has not been handed over, so all of it will be
+        if parameter.grad is self.engine.views[index]:
             raise EvenstepError(
                 f"parameter {self._names[index]!r} got a second gradient in one backward (reentrant "
                 "checkpointing) after its first was already being reduced\n"
@@ -435,16 +435,14 @@ class GradientSync:
             return self._done(report)
         if not self._open:
             self._begin(weight)
+        if again and hasattr(self.engine, "discard"):
+            self.engine.discard()
         used, report = self._close_round()
         if again:
+            self.wholes.divide_sums(self.engine.views)
             self._begin(weight)
             used, second = self._close_round()
-            report.communication_ns += second.communication_ns
-            report.exposed_ns += second.exposed_ns
-            report.peer_wait_ns += second.peer_wait_ns
-            report.own_ns = second.own_ns
-            report.bytes += second.bytes
-            report.full_bytes += second.full_bytes
+            report.goes_on(second)
         if self._watch is not None:
             self._watch_used(self._watch, used)
         self.nonfinite = self.look.at_sums(

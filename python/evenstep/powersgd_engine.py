@@ -82,6 +82,7 @@ class PowerSGDEngine(GatheringEngine):
         self._last = len(self._buckets) - 1
         self._seed = options.seed & 0x7FFFFFFF
         self._before: tuple[Any, ...] | None = None  # the first round since `stands`
+        self._counts = True  # the round under way
         self.state = hooks.PowerSGDState(
             self._sums if isinstance(exchange, SharedExchange) else exchange.process_group,
             matrix_approximation_rank=int(options.compression.number),
@@ -89,6 +90,13 @@ class PowerSGDEngine(GatheringEngine):
             orthogonalization_epsilon=1e-8,
             random_seed=self._seed,
         )
+
+    def begin(self, weight: float, step: int) -> None:
+        super().begin(weight, step)
+        self._counts = True
+
+    def discard(self) -> None:
+        self._counts = False
 
     def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
         encoded = [number for number, flat in flats if flat.dtype in self._encoded and flat.numel() > 0]
@@ -100,8 +108,8 @@ class PowerSGDEngine(GatheringEngine):
         if encoded:
             finite = all(map(any, self._group.exchange(bytes([all_finite(flats)]))))
             self._met_ns = _core.clock_ns()
-            if not finite:
-                self._put_back(*before)  # a GradScaler skips the step; what is not finite would stay in every later one
+            if not (finite and self._counts):  # what is not finite would stay in every later one
+                self._put_back(*before)  # a GradScaler skips the step, or its round is made a second time
         return costs
 
     def _memory(self) -> tuple[Any, ...]:

@@ -44,6 +44,13 @@ class WholeSums:
         for index in list(self._waiting):
             self._divide(index)
 
+    @torch.no_grad()
+    def divide_sums(self, views: Sequence[torch.Tensor]) -> None:
+        """Before a second round of the same pass: where the first has put its sum in p.grad itself."""
+        for parameter, view in zip(self._parameters if self.on else (), views):
+            if parameter.grad is view:
+                view.mul_(self._part())
+
     def leave(self) -> None:
         """The pass has ended and made nothing for this model: what is whole stays, also where torch.autograd.grad calls the hooks."""
         self._waiting.clear()

@@ -406,6 +406,12 @@ static PyObject *sync_left_out(PyObject *object, PyObject *arguments) {
   return Py_BuildValue("(nnn)", (Py_ssize_t)(intptr_t)left.values, (Py_ssize_t)left.first, (Py_ssize_t)left.count);
 }
 
+static PyObject *sync_discard(PyObject *object, PyObject *unused) {
+  even_sync *sync = engine_of(object);
+  (void)unused;
+  return sync == NULL ? NULL : even_ext_done(even_sync_discard(sync));
+}
+
 static PyObject *sync_forget(PyObject *object, PyObject *unused) {
   even_sync *sync = engine_of(object);
   (void)unused;
@@ -452,6 +458,7 @@ static PyMethodDef methods[] = {
      "nonfinite(): (parameter, whether on this rank) of each whose gradient was not finite in the last round"},
     {"left_out", sync_left_out, METH_VARARGS,
      "left_out(index, of_sums): (address, first, count) of what the encoding has left out of the parameter so far"},
+    {"discard", sync_discard, METH_NOARGS, "discard(): what the round under way leaves out is not kept"},
     {"forget", sync_forget, METH_NOARGS, "forget(): nothing has been left out so far"},
     {"close", sync_close, METH_NOARGS, "ends the engine; a round under way is revoked on all ranks"},
     {NULL, NULL, 0, NULL}};

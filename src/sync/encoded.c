@@ -251,12 +251,13 @@ void even_encoded_begin(even_encoded *encoded, uint32_t step) {
   encoded->step = step;
   encoded->has_step = true;
   encoded->finite = true;
+  encoded->counts = true;
 }
 
 void even_encoded_end(even_encoded *encoded, const even_sync_layout *layout) {
   for (size_t b = 0; b < layout->bucket_count; b++) {
     even_encoded_bucket *bucket = &encoded->buckets[b];
-    if (bucket->went && encoded->finite) {
+    if (bucket->went && encoded->finite && encoded->counts) {
       bucket->turn = (uint8_t)(bucket->turn ^ 1u);
     }
     bucket->went = false;

@@ -30,6 +30,7 @@ typedef struct even_encoded {
   int ranks;    /* how many these are */
   bool keeps;   /* what is left out */
   bool finite;  /* all sums of this round, so far */
+  bool counts;  /* this round: else what it leaves out is not kept */
   bool has_step;
   uint32_t step;
   uint64_t round_of_step;

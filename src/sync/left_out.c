@@ -45,6 +45,16 @@ even_status even_sync_left_out(even_sync *sync, size_t index, int of_sums, even_
   return EVEN_OK;
 }
 
+even_status even_sync_discard(even_sync *sync) {
+  if (atomic_load(&sync->phase) != EVEN_SYNC_ROUND) {
+    return even_fail(EVEN_ERR_STATE, "a round of gradients is to count nothing, and none is open");
+  }
+  if (sync->encoded != NULL) {
+    sync->encoded->counts = false; /* which the engine reads once the phase says that the round closes */
+  }
+  return EVEN_OK;
+}
+
 even_status even_sync_forget(even_sync *sync) {
   EVEN_TRY(check_between_rounds(sync));
   if (sync->encoded != NULL) {

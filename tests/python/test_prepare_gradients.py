@@ -26,8 +26,10 @@ class Hasty:
         self.views = [torch.zeros_like(p) for p in parameters]
         self.used = bytearray(len(parameters))
         self.memory: list[torch.Tensor] = []
+        self.rounds: list[bool] = []  # whether each counts
 
     def begin(self, weight: float, step: int) -> None:
+        self.rounds.append(True)
         self.weight = weight
         self.used = bytearray(len(self.views))
 
@@ -35,6 +37,9 @@ class Hasty:
         assert not self.used[index], "handed over twice"
         self.used[index] = 1
         self.views[index].copy_(gradient.detach() * self.weight)
+
+    def discard(self) -> None:
+        self.rounds[-1] = False
 
     def finish(self) -> tuple[bytes, Report]:
         return bytes(self.used), Report(0, 0, 0, 0)
@@ -87,9 +92,12 @@ def test_second_gradient_of_reentrant_checkpointing_is_not_lost(watched: tuple[S
     observe_backward(steps)
     loss_of(model).backward()
     assert torch.allclose(gradients(model), expected, rtol=1e-14, atol=0)
+    engine = steps.syncs[0].engine
+    assert isinstance(engine, Hasty) and engine.rounds == [False, True]
     model.zero_grad()
-    loss_of(model).backward()  # from now on everything is handed over at the end
+    loss_of(model).backward()  # from now on everything is handed over at the end, once
     assert torch.allclose(gradients(model), expected, rtol=1e-14, atol=0)
+    assert engine.rounds == [False, True, True]
 
 
 def test_accumulates_over_passes(watched: tuple[Shared, Steps]) -> None:

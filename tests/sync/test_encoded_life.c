@@ -186,6 +186,7 @@ static int misuse_body(even_comm *comm, void *argument) {
   wrong.wire = EVEN_BF16;
   RANKS_EXPECT(comm, even_sync_open(&wrong, comm, &sync) == EVEN_ERR_ARGUMENT);
   RANKS_EXPECT(comm, even_sync_open(&right, comm, &sync) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_discard(sync) == EVEN_ERR_STATE);
   RANKS_EXPECT(comm, even_sync_left_out(sync, MODEL_PARAMETERS, 0, &left) == EVEN_ERR_ARGUMENT);
   RANKS_EXPECT(comm, even_sync_begin(sync, 1.0, 0) == EVEN_OK);
   RANKS_EXPECT(comm, even_sync_left_out(sync, 0, 0, &left) == EVEN_ERR_STATE);
@@ -195,6 +196,9 @@ static int misuse_body(even_comm *comm, void *argument) {
   right.encoding = EVEN_SYNC_PLAIN;
   RANKS_EXPECT(comm, even_sync_open(&right, comm, &sync) == EVEN_OK);
   RANKS_EXPECT(comm, even_sync_left_out(sync, 0, 0, &left) == EVEN_OK && left.count == 0);
+  RANKS_EXPECT(comm, even_sync_begin(sync, 1.0, 0) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_discard(sync) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_OK);
   RANKS_EXPECT(comm, even_sync_forget(sync) == EVEN_OK);
   even_sync_close(sync);
   return 0;
@@ -214,6 +218,47 @@ static int a_round(even_comm *comm, even_sync *sync, float *gradient, float *sum
   RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_OK);
   memcpy(sum, even_sync_slot(sync, 0), 1000 * sizeof *sum);
   return 0;
+}
+
+/* Of rounds that count nothing what was left out before is as it was. */
+static int discard_body(even_comm *comm, void *argument) {
+  even_sync_params params = model_params(*(const even_sync_encoding *)argument, EVEN_SYNC_PARTS);
+  float gradient[2][1000];
+  float sums[2][3][1000];
+  even_sync *sync = NULL;
+  for (size_t i = 0; i < 1000; i++) {
+    gradient[0][i] = (float)(i % 37) - 11.3f;
+    gradient[1][i] = (float)(i % 5) * 1e4f;
+  }
+  RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
+  for (int discards = 0; discards < 2; discards++) {
+    for (int round = 0; round < 3; round++) {
+      for (int count = 0; count < 2 * discards; count++) { /* two, so that both memories are written */
+        RANKS_EXPECT(comm, even_sync_begin(sync, 0.5, 3) == EVEN_OK);
+        RANKS_EXPECT(comm, even_sync_ready(sync, 0, gradient[1]) == EVEN_OK);
+        RANKS_EXPECT(comm, even_sync_discard(sync) == EVEN_OK);
+        RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_OK);
+      }
+      if (a_round(comm, sync, gradient[0], sums[discards][round]) != 0) {
+        return 1;
+      }
+    }
+    RANKS_EXPECT(comm, even_sync_forget(sync) == EVEN_OK);
+  }
+  const unsigned char *bytes[2] = {(const unsigned char *)sums[0], (const unsigned char *)sums[1]};
+  RANKS_EXPECT(comm, memcmp(bytes[0], bytes[0] + sizeof sums[0][0], sizeof sums[0][0]) != 0);
+  RANKS_EXPECT(comm, memcmp(bytes[0], bytes[1], sizeof sums[0]) == 0);
+  even_sync_close(sync);
+  return 0;
+}
+
+static void test_discarding(void **state) {
+  (void)state;
+  for (int number = EVEN_SYNC_ONE_BIT; number <= EVEN_SYNC_TOP; number++) {
+    even_sync_encoding encoding = (even_sync_encoding)number;
+    even_sync_params params = model_params(encoding, EVEN_SYNC_PARTS);
+    assert_int_equal(run_with(2, arena_of(&params), discard_body, &encoding), 0);
+  }
 }
 
 /* What was forgotten does not come back, nor the number of the step's round, by which int8 is rounded. */
@@ -320,6 +365,7 @@ int main(void) {
       cmocka_unit_test(test_a_full_bucket_goes_at_once),
       cmocka_unit_test(test_the_next_bucket_is_encoded_meanwhile),
       cmocka_unit_test(test_misuse),
+      cmocka_unit_test(test_discarding),
       cmocka_unit_test(test_forgetting),
       cmocka_unit_test(test_faults),
       cmocka_unit_test(test_death),
