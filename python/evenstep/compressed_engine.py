@@ -8,7 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
-from evenstep import _core
+from evenstep import _core, compression
+from evenstep._core import EvenstepError
+from evenstep.bucket_engine import Bucket
 from evenstep.compression import encoding_of, in_parts
 from evenstep.encoded_engine import Leftovers
 from evenstep.engine import EngineOptions
@@ -42,6 +44,8 @@ class CompressedEngine(Leftovers, GatheringEngine):
         self._counts = True  # the round under way
         self._lies = {}  # each parameter's bucket, and where in it
         for number, bucket in enumerate(self._buckets):
+            if bucket.flat.dtype in self._encoded:
+                _check_size(bucket)
             at = 0
             for index in bucket.indices:
                 self._lies[index] = number, at
@@ -161,6 +165,15 @@ class CompressedEngine(Leftovers, GatheringEngine):
         self._left_out.clear()
         self._left_of_sums.clear()
         self._round = (-1, 0)
+
+
+def _check_size(bucket: Bucket) -> None:
+    count, members = bucket.flat.numel(), len(bucket.indices)
+    if count > compression.MOST_VALUES:
+        raise EvenstepError(
+            f"a bucket of {count} elements, of {members} parameters, cannot travel encoded: 2^31 - 1 are the most\n  fix: "
+            + ("give a smaller bucket_cap_mb" if members > 1 else "train this model without compression, or in 16 bits")
+        )
 
 
 def _fill(values: torch.Tensor, parts: Sequence[slice], source: torch.Tensor | None) -> None:

@@ -69,10 +69,14 @@ def in_parts(way: str, ranks: int, payload_bytes: int) -> bool:
     return way == "parts"
 
 
+MOST_VALUES = 2**31 - 1  # that are encoded together: places are int32
+
+
 class Encoding:
     """Flat fp32 values to bytes and back, in C where they are on a CPU, else by torch's operations: the same bytes but for
-    what is random. The bytes of equally many values are equally many on every rank. Decoding is one operation an element,
-    so that it gives the same bits on every rank; what is not finite stays so."""
+    what is random, for means, which torch adds up in another order, and for which of equal values are the largest. The
+    bytes of equally many values are equally many on every rank. Decoding is one operation an element, so that it gives the
+    same bits on every rank; what is not finite stays so."""
 
     feedback = True  # whether what it leaves out is to be added to the next values
     kind: int

@@ -118,12 +118,15 @@ static void add_up_parts(const even_encoded *encoded, size_t count, size_t own, 
   raise_to(&most->sum, own);
 }
 
-static even_status plan_bucket(even_encoded *encoded, const even_comm *comm, even_encoded_bucket *bucket, needs *most) {
+static even_status plan_bucket(even_encoded *encoded, const even_comm *comm, size_t members,
+                               even_encoded_bucket *bucket, needs *most) {
   size_t bytes = even_encoding_bytes(&encoded->encoding, bucket->count);
   if (bucket->count > INT32_MAX) {
-    (void)even_fail(EVEN_ERR_ARGUMENT, "a parameter of %zu elements cannot travel encoded: 2^31 - 1 are the most",
-                    bucket->count);
-    return even_error_fix("train this model without compression, or in 16 bits");
+    (void)even_fail(EVEN_ERR_ARGUMENT,
+                    "a bucket of %zu elements, of %zu parameters, cannot travel encoded: 2^31 - 1 are the most",
+                    bucket->count, members);
+    return even_error_fix(members > 1 ? "give a smaller cap of buckets (bucket_cap_mb)"
+                                      : "train this model without compression, or in 16 bits");
   }
   bucket->in_parts = goes_in_parts(encoded, comm, bucket->count);
   bucket->first = encoded->keeps ? encoded->values : 0;
@@ -155,7 +158,7 @@ static even_status plan(even_encoded *encoded, const even_sync_params *params, c
     }
     at += span->members;
     raise_to(&most->members, span->members);
-    EVEN_TRY(plan_bucket(encoded, comm, &encoded->buckets[b], most));
+    EVEN_TRY(plan_bucket(encoded, comm, span->members, &encoded->buckets[b], most));
   }
   return EVEN_OK;
 }

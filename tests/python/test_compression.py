@@ -299,6 +299,21 @@ def test_going_back_forgets_what_came_after(name: str) -> None:
         assert torch.equal(once, again)
 
 
+def test_a_bucket_with_more_values_than_an_encoding_can_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evenstep.compression.MOST_VALUES", 9)
+
+    def engine(*counts: int, **cap: int) -> None:
+        options = EngineOptions(compression=Compression("topk", 0.1), **cap)
+        place = Place(Ring(1), 0)
+        CompressedEngine([nn.Parameter(torch.zeros(n)) for n in counts], place, place, _core.Telemetry(-1, 0), options)
+
+    engine(9, 9, bucket_bytes=4)
+    with pytest.raises(es.EvenstepError, match=r"a bucket of 18 elements, of 2 parameters,[^\n]*\n.*bucket_cap_mb"):
+        engine(9, 9)
+    with pytest.raises(es.EvenstepError, match=r"a bucket of 10 elements, of 1 .*\n.*without compression"):
+        engine(10)
+
+
 def test_what_has_no_type_to_encode_travels_as_it_is() -> None:
     wide = torch.full((5,), 1 / 3, dtype=torch.float64)
     options = EngineOptions(compression=Compression("onebit"))

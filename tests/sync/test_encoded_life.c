@@ -165,6 +165,23 @@ static void test_a_full_bucket_goes_at_once(void **state) {
 
 /* ---- refused ---- */
 
+/* Of two parameters that travel together; NULL: it is not refused. */
+static const char *fix_of_too_many(even_comm *comm, size_t count, size_t cap) {
+  const even_sync_parameter parameters[] = {{count, EVEN_F32, 0}, {3, EVEN_F32, 0}};
+  even_sync_params params = two_buckets();
+  even_sync_layout layout;
+  even_encoded *encoded = NULL;
+  params.parameters = parameters;
+  params.bucket_bytes = params.first_bucket_bytes = cap;
+  if (even_sync_layout_make(&params, &layout) != EVEN_OK) {
+    return NULL;
+  }
+  even_status status = even_encoded_open(&params, &layout, comm, &encoded);
+  even_encoded_close(encoded);
+  even_sync_layout_free(&layout);
+  return status == EVEN_ERR_ARGUMENT ? even_error_last()->fix : NULL;
+}
+
 static int misuse_body(even_comm *comm, void *argument) {
   even_sync_params right = model_params(EVEN_SYNC_TOP, EVEN_SYNC_PARTS);
   even_sync_params wrong = right;
@@ -185,6 +202,10 @@ static int misuse_body(even_comm *comm, void *argument) {
   wrong = right;
   wrong.wire = EVEN_BF16;
   RANKS_EXPECT(comm, even_sync_open(&wrong, comm, &sync) == EVEN_ERR_ARGUMENT);
+  const char *fix = fix_of_too_many(comm, INT32_MAX, SIZE_MAX);
+  RANKS_EXPECT(comm, fix != NULL && strstr(fix, "bucket_cap_mb") != NULL);
+  fix = fix_of_too_many(comm, (size_t)INT32_MAX + 1, 64); /* alone in its bucket */
+  RANKS_EXPECT(comm, fix != NULL && strstr(fix, "without compression") != NULL);
   RANKS_EXPECT(comm, even_sync_open(&right, comm, &sync) == EVEN_OK);
   RANKS_EXPECT(comm, even_sync_discard(sync) == EVEN_ERR_STATE);
   RANKS_EXPECT(comm, even_sync_left_out(sync, MODEL_PARAMETERS, 0, &left) == EVEN_ERR_ARGUMENT);
