@@ -514,13 +514,15 @@ def _facts(folder: Path, loader: Loader) -> dict[str, Any]:
 
 
 def _forget_exchanges(session: Any) -> None:
-    """Weights were loaded without the rest: what ranks had moved on their own since they were one, and gradients that are
-    to come late, belong to the weights that are gone. Collective."""
+    """Weights were loaded without the rest: what ranks had moved on their own since they were one, gradients that are to
+    come late, and what compression has left out of gradients belong to the weights that are gone. Collective."""
     for sync in session.steps.syncs:
         if sync.local is not None:
             sync.local.begin_anew()
         if sync.stale is not None:
             sync.stale.load(None, [])
+        for engine in (one for one in sync.engines if hasattr(one, "load_feedback")):
+            engine.load_feedback({})
 
 
 def resume_of(session: Any) -> Resume | None:

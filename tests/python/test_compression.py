@@ -16,6 +16,7 @@ from torch import nn
 import evenstep as es
 from evenstep import _core
 from evenstep.adasum_engine import AdasumEngine
+from evenstep.checkpoint import _forget_exchanges
 from evenstep.compressed_engine import CompressedEngine
 from evenstep.compression import Compression, Int8, OneBit, encoding_of, in_parts, parse_compression, parse_way
 from evenstep.encoded_engine import EncodedEngine
@@ -389,6 +390,7 @@ class Going:
     def __init__(self, world_size: int) -> None:
         self.world_size, self.engine, self.name, self.compression = world_size, Fed(), "model", "topk:0.1"
         self.local = self.stale = None
+        self.engines = [self.engine, object()]
         self.steps, self.syncs = self, [self]
         self.orders: list[Any] = []
 
@@ -425,6 +427,13 @@ def test_other_ranks_share_what_was_left_out(capsys: pytest.CaptureFixture[str])
     assert "written with compression onebit: what topk:0.1 leaves out" in capsys.readouterr().err
     restore_exchange(Going(2), {})
     assert "written without compression" in capsys.readouterr().err
+
+
+def test_weights_that_are_loaded_alone_begin_without_what_was_left_out_of_others() -> None:
+    going = Going(2)
+    going.engine.loaded = {"left 0": torch.ones(2)}
+    _forget_exchanges(going)
+    assert not going.engine.loaded
 
 
 class Told:

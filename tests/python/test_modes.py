@@ -104,6 +104,7 @@ class Going:
 
     def __init__(self, local: Any, stale: Any) -> None:
         self.name, self.local, self.stale, self.engine, self.parameters = "model", local, stale, None, []
+        self.engines: list[Any] = []
         self.steps, self.syncs = self, [self]
 
 
