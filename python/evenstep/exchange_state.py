@@ -112,15 +112,21 @@ def restore_exchange(session: Any, saved: dict[str, Any] | None) -> None:
         ranks = there["ranks"]
         if len(ranks) == session.world_size:
             sync.take_order(order_of(ranks[session.rank]))  # by which a rank knows its parts
-            sync.engine.load_feedback(ranks[session.rank])
-            continue
-        parts = len(ranks) if sync.engine.feedback_counts_as_mean else session.world_size
-        sync.engine.load_feedback(_split(ranks, parts))
-        _tell(
-            session,
-            f"what {sync.compression} had left out of the gradients of {sync.name!r} on {len(ranks)} ranks is added up "
-            f"and split evenly between {session.world_size}",
-        )
+            anew = sync.engine.load_feedback(ranks[session.rank])
+        else:
+            parts = len(ranks) if sync.engine.feedback_counts_as_mean else session.world_size
+            anew = sync.engine.load_feedback(_split(ranks, parts))
+            _tell(
+                session,
+                f"what {sync.compression} had left out of the gradients of {sync.name!r} on {len(ranks)} ranks is added "
+                f"up and split evenly between {session.world_size}",
+            )
+        if anew:
+            _tell(
+                session,
+                f"{sync.name!r} has other buckets than when the checkpoint was written: the factors of {sync.compression} "
+                "begin anew, with what was left out",
+            )
 
 
 def _restore_modes(session: Any, saved: dict[str, Any]) -> None:

@@ -152,8 +152,10 @@ class PowerSGDEngine(GatheringEngine):
     # -- what is kept beyond its life --
 
     def feedback_state(self) -> State:
-        """For a checkpoint: "N" is what this rank has left out of bucket N; the rest all ranks have alike."""
+        """For a checkpoint: "N" is what this rank has left out of bucket N, whose parameters are "bN"; all but "N" is alike on all
+        ranks."""
         state = {str(number): error.clone() for number, error in self.state.error_dict.items()}
+        state.update({f"b{number}": torch.tensor(self._buckets[int(number)].indices) for number in state})
         for kind, memory in (("p", self.state.p_memory_dict), ("q", self.state.q_memory_dict)):
             state.update({f"{kind}{number}": values.clone() for number, values in memory.items()})
         state["iter"] = torch.tensor(self.state.iter)
@@ -168,16 +170,39 @@ class PowerSGDEngine(GatheringEngine):
         part = self._exchange.ranks / ranks
         return {key: one * part if key.isdigit() else one for key, one in state.items()}
 
-    def load_feedback(self, state: State) -> None:
-        for kept in (self.state.error_dict, self.state.p_memory_dict, self.state.q_memory_dict):
+    def load_feedback(self, state: State) -> bool:
+        """In place of all that is there. What was left out of a parameter goes with it into its bucket; factors are those of whole
+        buckets. Whether some begin anew."""
+        memories = {"p": self.state.p_memory_dict, "q": self.state.q_memory_dict}
+        for kept in (self.state.error_dict, *memories.values()):
             kept.clear()
         self.state.iter = int(state.get("iter", 0))
-        for number, flat in enumerate(self.memory):
-            if str(number) in state and state[str(number)].numel() == flat.numel():
-                self.state.error_dict[number] = state[str(number)].to(flat.device, flat.dtype, copy=True)
-                if f"p{number}" in state:
-                    self.state.p_memory_dict[number] = state[f"p{number}"].to(flat.device, flat.dtype, copy=True)
-                    self.state.q_memory_dict[number] = state[f"q{number}"].to(flat.device, flat.dtype, copy=True)
+        left, anew = self._left_of_parameters(state), False
+        for number, bucket in enumerate(self._buckets):
+            if left.keys().isdisjoint(bucket.indices):
+                continue
+            parts = [left.get(i, torch.zeros(self.views[i].numel())).to(bucket.flat) for i in bucket.indices]
+            self.state.error_dict[number] = torch.cat(parts)
+            same = f"p{number}" in state and self._indices_of(state, number) == bucket.indices
+            for kind, memory in memories.items() if same else ():
+                memory[number] = state[f"{kind}{number}"].to(bucket.flat, copy=True)
+            anew = anew or not same
+        return anew
+
+    def _indices_of(self, state: State, number: int) -> list[int]:
+        """The parameters of a checkpoint's bucket; in older ones it is as this engine's."""
+        if f"b{number}" in state:
+            return [int(index) for index in state[f"b{number}"]]
+        return self._buckets[number].indices if number < len(self._buckets) else []
+
+    def _left_of_parameters(self, state: State) -> dict[int, torch.Tensor]:
+        left: dict[int, torch.Tensor] = {}
+        for key in filter(str.isdigit, state):
+            indices = self._indices_of(state, int(key))
+            counts = [self.views[index].numel() for index in indices if index < len(self.views)]
+            if len(counts) == len(indices) and sum(counts) == state[key].numel():  # else of another model
+                left.update(zip(indices, state[key].split(counts)))
+        return left
 
     # -- where ranks may be lost --
 

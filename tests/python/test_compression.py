@@ -370,7 +370,7 @@ def test_torch_encodes_as_c_does(name: str, count: int) -> None:
 class Fed:
     """An engine that has left something out."""
 
-    feedback_counts_as_mean = False
+    feedback_counts_as_mean = anew = False
 
     def __init__(self) -> None:
         self.loaded: dict[str, torch.Tensor] = {}
@@ -378,8 +378,9 @@ class Fed:
     def feedback_state(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def load_feedback(self, state: dict[str, torch.Tensor]) -> None:
+    def load_feedback(self, state: dict[str, torch.Tensor]) -> bool:
         self.loaded = state
+        return self.anew
 
 
 class Going:
@@ -419,6 +420,9 @@ def test_other_ranks_share_what_was_left_out(capsys: pytest.CaptureFixture[str])
     restore_exchange(going, saved)
     assert going.engine.loaded is ranks[0] and not capsys.readouterr().err
     assert going.orders == [None]
+    going.engine.anew = True
+    restore_exchange(going, saved)
+    assert "'model' has other buckets than when the checkpoint was written: the factors" in capsys.readouterr().err
     saved["models"]["model"]["compression"] = "onebit"
     going = Going(2)
     going.engine.loaded = ranks[1]  # of the training that goes back

@@ -13,7 +13,7 @@ BOTH = """
     def prepared(build, compression="powersgd:1", engine="torch", **options):
         torch.manual_seed(2)
         model = build()
-        return es.prepare(model, compression=compression, engine=engine, bucket_cap_mb=0.0001, **options)
+        return es.prepare(model, compression=compression, engine=engine, **{"bucket_cap_mb": 0.0001, **options})
 
     def exchanged(model, number, bad=False, only=None):
         draw = torch.Generator().manual_seed(1000 * es.rank() + number)
@@ -87,6 +87,27 @@ def test_going_back_forgets_what_came_after(run_ranks: Callable[..., list[Any]])
         assert all(torch.equal(a, b) for a, b in zip(*ends)), at
         engine().load_feedback({})
         assert same(kept(), {"iter": torch.tensor(0)})
+
+    # In other buckets what was left out goes with its parameters.
+    def of_parameters():
+        lies = [index for one in engine()._buckets for index in one.indices]
+        flat = torch.cat([engine().state.error_dict[number] for number in range(len(engine()._buckets))])
+        return dict(zip(lies, flat.split([engine().views[index].numel() for index in lies])))
+
+    model = prepared(two, bucket_cap_mb=0.0012)
+    for number in range(14):
+        exchanged(model, number)
+    there, wanted = kept(), of_parameters()
+    assert [len(one.indices) for one in engine()._buckets] == [3, 1]
+    assert len(wanted) == 4 and all(one.norm() > 1 for one in wanted.values())
+    assert exchanged(model, 14) and engine().load_feedback(there) is False and same(kept(), there)
+    model = prepared(two, bucket_cap_mb=1)
+    assert engine().load_feedback(there) and engine().state.iter == 14 and not engine().state.p_memory_dict
+    got = of_parameters()
+    assert len(engine()._buckets) == 1 and all(torch.equal(got[index], one) for index, one in wanted.items())
+    assert all(one.isfinite().all() for one in exchanged(model, 14)) and engine().state.p_memory_dict
+    del there["b0"]  # an older checkpoint, of other sizes
+    assert engine().load_feedback({"0": there["0"], "iter": there["iter"]}) is False and not engine().state.error_dict
     """
     run_ranks(BOTH + code)
 
