@@ -340,6 +340,20 @@ static bool is_in_place(const even_shared_memory *memory) {
   return there;
 }
 
+bool even_snapshot_is_left(int fd) {
+  even_shared_memory memory = {.fd = -1};
+  size_t bytes = 0;
+  bool left = even_shared_memory_bytes(fd, &bytes) != EVEN_OK;
+  if (bytes >= sizeof(snapshot_head)) { /* else nobody ever took one */
+    left = even_shared_memory_duplicate(fd, &memory) != EVEN_OK || is_ready(&memory);
+    even_shared_memory_close(&memory);
+  }
+  if (left) {
+    even_error_clear();
+  }
+  return left;
+}
+
 even_status even_snapshot_finish(int fd, even_text *folder) {
   even_shared_memory memory = {.fd = -1};
   even_checkpoint_saved saved;

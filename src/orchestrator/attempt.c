@@ -29,6 +29,7 @@
 #include <string.h>
 
 static const uint64_t tick_ns = 100000000u;
+static const uint64_t writes_ns = 10000000000u;
 enum { joining_ms = 5 }; /* between two looks whether all stand, where somebody can join */
 
 static even_job_rank *rank_of(even_job *job, pid_t pid) {
@@ -168,12 +169,14 @@ static void tick(even_job *job) {
 even_status even_job_turn(even_job *job) {
   uint64_t now = even_clock_ns();
   int wait_ms = now >= job->next_tick_ns ? 0 : (int)((job->next_tick_ns - now + 999999u) / 1000000u);
-  bool looks = job->awaits_joiner || job->lost_ns != 0 || job->undecided_ns != 0;
+  bool written = job->unwritten != NULL && job->alive == 0; /* and that is all that is waited for */
+  bool looks = job->awaits_joiner || job->lost_ns != 0 || job->undecided_ns != 0 || written;
   int look_ms = looks ? joining_ms : even_boards_look_ms(job);
   int stand_ms = even_job_standing_look_ms(job);
   wait_ms = look_ms > 0 && wait_ms > look_ms ? look_ms : wait_ms;
   wait_ms = stand_ms > 0 && wait_ms > stand_ms ? stand_ms : wait_ms;
   EVEN_TRY(even_loop_turn(&job->loop, wait_ms));
+  even_job_snapshots_turn(job);
   even_job_check_deadline(job);
   if (even_job_drain_late(job)) {
     even_job_end_by_user(job, SIGTERM);
@@ -255,6 +258,27 @@ bool even_job_attempt_lives(const even_job *job) {
   return job->alive > 0 || even_job_replace_waits(job);
 }
 
+/* All that they have taken is on the disk before anybody looks for the newest checkpoint. Who ends the job now, or once
+ * more, waits for none. */
+static even_status await_written(even_job *job, even_status status) {
+  const int interrupted = job->interrupted;
+  const int interrupts = job->interrupts;
+  uint64_t told_ns = 0;
+  even_job_snapshots_finish(job);
+  while (status == EVEN_OK && job->unwritten != NULL) {
+    if (job->follower != NULL && even_clock_ns() - told_ns > writes_ns) { /* who leads waits for no other reason */
+      told_ns = even_clock_ns();
+      even_job_follower_tell_writes(job);
+    }
+    status = even_job_turn(job);
+    if (job->interrupted != interrupted || job->interrupts != interrupts) {
+      even_job_snapshots_give_up(job);
+    }
+  }
+  even_job_snapshots_wait(job);
+  return status;
+}
+
 even_status even_job_finish_attempt(even_job *job, even_status status) {
   if (job->alive > 0) {
     abandon(job);
@@ -263,7 +287,7 @@ even_status even_job_finish_attempt(even_job *job, even_status status) {
   }
   even_returns_end(job);
   even_job_sweep(job);
-  even_job_snapshots_finish(job);
+  status = await_written(job, status);
   return status == EVEN_OK ? await_hosts(job) : status;
 }
 

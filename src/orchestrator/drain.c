@@ -89,7 +89,7 @@ void even_job_drain_between(even_job *job, const even_notice *notice) {
 }
 
 bool even_job_drain_late(even_job *job) {
-  if (job->follower != NULL || job->draining == 0 || job->stage != EVEN_JOB_RUNS ||
+  if (job->follower != NULL || job->draining == 0 || job->stage != EVEN_JOB_RUNS || job->alive == 0 ||
       even_clock_ns() < job->drain_until_ns) {
     return false;
   }

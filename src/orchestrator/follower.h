@@ -14,6 +14,8 @@ void even_job_follower_tell_end(even_job *job, const even_job_rank *rank);
 void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal);
 /* Ranks that hang are marked. */
 void even_job_follower_tell_hung(even_job *job);
+/* The attempt is over here, but for a checkpoint that is being written. */
+void even_job_follower_tell_writes(even_job *job);
 /* The agent itself got notice that its host must end soon: the leader decides what follows. It is told, or, where
  * nobody leads, whoever does next. False: it was before. */
 bool even_job_follower_drains(even_job *job, const even_notice *notice);

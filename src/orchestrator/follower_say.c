@@ -112,6 +112,14 @@ bool even_job_follower_is_heard(const even_job *job) {
   return !job->follower->held;
 }
 
+void even_job_follower_tell_writes(even_job *job) {
+  even_text text = EVEN_TEXT_EMPTY;
+  if (even_job_follower_is_heard(job)) {
+    even_text_add(&text, "{\"writes\":true}");
+    even_follower_tell(job->follower, EVEN_MESSAGE_SETTLED, &text, NULL, 0);
+  }
+}
+
 void even_follower_forward_records(even_follower *follower) {
   size_t got = follower->reader == NULL || follower->held ? 0 : EVEN_FOLLOWER_RECORDS;
   while (got == EVEN_FOLLOWER_RECORDS && even_link_has_room(&follower->link)) {

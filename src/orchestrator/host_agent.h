@@ -50,6 +50,7 @@ typedef struct even_host_agent {
   bool lost;
   char lost_words[320];     /* why */
   bool busy;                /* it has a part in the attempt that has not settled */
+  uint64_t writes_ns;       /* when it last said that it writes a checkpoint, and no more of that is left; 0: never */
   bool late;                /* which it got while that ran (returns.h) */
   uint64_t waiting_ns;      /* when it last said that all of its ranks wait in collectives; 0: they do not */
   bool follows;             /* it is told of generations (boards.h) */

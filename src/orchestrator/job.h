@@ -57,6 +57,7 @@ typedef enum even_job_stage {
 } even_job_stage;
 
 typedef struct even_follower even_follower;
+typedef struct even_job_unwritten even_job_unwritten;
 
 enum { EVEN_JOB_ADDRESS = 64, EVEN_JOB_INTERFACE = 32 };
 
@@ -143,12 +144,13 @@ typedef struct even_job {
   even_text began;   /* and when that was made; empty: it began anew */
   even_text fetched; /* with --resume URL: where that was put; empty: nowhere yet */
   even_job_stage stage;
-  uint64_t deadline_ns;        /* of the stage */
-  int *snapshots;              /* of each rank of the attempt: the memory of its checkpoints, -1: none */
-  even_generation *generation; /* NULL: a lost rank ends the attempt */
-  int generation_fd;           /* the ranks inherit it; -1: none */
-  struct even_boards *boards;  /* of several hosts; NULL: the others have none */
-  struct even_gifts *gifts;    /* the state of training on its way between them; NULL: none goes */
+  uint64_t deadline_ns;          /* of the stage */
+  int *snapshots;                /* of each rank of the attempt: the memory of its checkpoints, -1: none */
+  even_job_unwritten *unwritten; /* checkpoints of ranks that have ended, in their order; NULL: there are none */
+  even_generation *generation;   /* NULL: a lost rank ends the attempt */
+  int generation_fd;             /* the ranks inherit it; -1: none */
+  struct even_boards *boards;    /* of several hosts; NULL: the others have none */
+  struct even_gifts *gifts;      /* the state of training on its way between them; NULL: none goes */
   /* Of several hosts: who stands still on which (standing.h) */
   struct even_job_standing *standing;
   bool late;             /* this host came while the attempt ran: its ranks' places are to be filled */
@@ -376,9 +378,18 @@ void even_job_flights_forget(even_job *job);
 even_status even_job_snapshots_open(even_job *job) EVEN_MUST_USE;
 /* Memory for the checkpoints of a rank that is about to start: its descriptor, -1 where there is none to be had. */
 int even_job_snapshot_begin(even_job *job, size_t rank);
-/* Writes what a rank that has ended had taken, says so, and lets its memory go; nothing where there is none. */
+/* What a rank that has ended had taken is written from now on, in a thread, after what others had; another process may
+ * have its place meanwhile. Where nothing was taken its memory is let go of. */
 void even_job_snapshot_finish(even_job *job, size_t rank);
 void even_job_snapshots_finish(even_job *job);
+/* The same, of what an agent that was killed had not written, and has left under this number. */
+void even_job_snapshot_take(even_job *job, size_t rank, unsigned turn, int fd);
+/* In each turn: says what was written, and begins the next. */
+void even_job_snapshots_turn(even_job *job);
+/* Waits until all are written, or could not be; given up before, they are ended early. */
+void even_job_snapshots_wait(even_job *job);
+void even_job_snapshots_give_up(even_job *job);
+/* Waits likewise. */
 void even_job_snapshots_close(even_job *job);
 /* Reads the signals that came (a callback of the loop). */
 void even_job_signals_ready(void *context, int fd);

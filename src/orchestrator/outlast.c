@@ -20,7 +20,7 @@
 #include <string.h>
 
 #define MAGIC 0x6c6c6f726e657665u
-enum { PATH_BYTES = 4096 };
+enum { PATH_BYTES = 4096, MOST_UNWRITTEN = 4 };
 
 /* Before two halves, each a head and its ranks, written in turn: who is killed while it writes one leaves the other. */
 typedef struct roll_page {
@@ -274,9 +274,30 @@ void even_outlast_ended(even_job *job, size_t rank) {
   drop(job, 0, (size_t)job->ranks[rank].pid);
 }
 
-void even_outlast_written(even_job *job, size_t rank) {
+void even_outlast_vacated(even_job *job, size_t rank) {
   if (job->outlast != NULL) {
     drop(job, EVEN_OUTLAST_SNAPSHOT, rank);
+  }
+}
+
+/* What one place has beyond that goes with this agent. */
+static bool is_left(const even_job *job, unsigned turn) {
+  return job->outlast != NULL && turn < MOST_UNWRITTEN;
+}
+
+static size_t unwritten(const even_job *job, size_t rank, unsigned turn) {
+  return rank + turn * job->count;
+}
+
+void even_outlast_unwritten(even_job *job, size_t rank, unsigned turn, int fd) {
+  if (is_left(job, turn)) {
+    keep(job, EVEN_OUTLAST_UNWRITTEN, unwritten(job, rank, turn), fd);
+  }
+}
+
+void even_outlast_saved(even_job *job, size_t rank, unsigned turn) {
+  if (is_left(job, turn)) {
+    drop(job, EVEN_OUTLAST_UNWRITTEN, unwritten(job, rank, turn));
   }
 }
 
@@ -438,6 +459,16 @@ static even_status take_rank(even_job *job, size_t rank, const roll_rank *from) 
   return even_job_read_output(job, rank, output, error);
 }
 
+/* What the agent before had not written to its end. */
+static void take_unwritten(even_job *job, size_t rank) {
+  for (unsigned turn = 0; turn < MOST_UNWRITTEN; turn++) {
+    int fd = even_custody_claim(custody_of(job), EVEN_OUTLAST_UNWRITTEN, (uint32_t)unwritten(job, rank, turn));
+    if (fd >= 0) {
+      even_job_snapshot_take(job, rank, turn, fd);
+    }
+  }
+}
+
 static bool is_member(const even_job *job, size_t rank) {
   return job->generation == NULL ||
          even_generation_has(job->generation, (int)rank, even_generation_number(job->generation));
@@ -452,6 +483,9 @@ static void place_member(even_job *job, size_t rank, const roll_rank *from) {
   if (job->lost != NULL) {
     job->lost[rank] = left || (from->lost && !(member && outside));
     job->did_without = job->did_without || left;
+  }
+  if (even_job_lost(job, rank) && !from->alive) {
+    even_job_snapshot_finish(job, rank); /* the agent was killed before it came to that */
   }
   even_job_replace_restore(job, rank, &from->place, member);
 }
@@ -502,6 +536,7 @@ even_status even_outlast_adopt(even_job *job) {
   EVEN_TRY(even_text_status(&job->resume));
   for (size_t i = 0; i < job->count; i++) {
     EVEN_TRY(take_rank(job, i, &outlast->ranks[i]));
+    take_unwritten(job, i);
   }
   for (size_t i = 0; i < job->count; i++) {
     place_member(job, i, &outlast->ranks[i]);

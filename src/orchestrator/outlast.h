@@ -47,9 +47,10 @@ typedef enum even_outlast_kind {
   EVEN_OUTLAST_KEEPER,
   EVEN_OUTLAST_LISTENER,
   EVEN_OUTLAST_STANDING,
-  EVEN_OUTLAST_PORT, /* what keeps the attempt's from other jobs */
-  EVEN_OUTLAST_PART, /* of an agent that serves a leader (outlast_part.h), */
-  EVEN_OUTLAST_LINK  /* and its connections to that one */
+  EVEN_OUTLAST_PORT,     /* what keeps the attempt's from other jobs */
+  EVEN_OUTLAST_PART,     /* of an agent that serves a leader (outlast_part.h), */
+  EVEN_OUTLAST_LINK,     /* and its connections to that one */
+  EVEN_OUTLAST_UNWRITTEN /* as a snapshot, of a rank that has ended: rank + turn * ranks */
 } even_outlast_kind;
 
 /* ---- the agent before may have been killed ---- */
@@ -120,8 +121,11 @@ void even_outlast_starting(even_job *job, size_t rank);
 void even_outlast_started(even_job *job, size_t rank, const even_process *process);
 /* It has ended, which is noted in job->ranks and job->order already. */
 void even_outlast_ended(even_job *job, size_t rank);
-/* Its checkpoint's memory is closed. */
-void even_outlast_written(even_job *job, size_t rank);
+/* The memory of its checkpoints is not its own any more; */
+void even_outlast_vacated(even_job *job, size_t rank);
+/* before that: what lies there is still to be written, the `turn`th of its place; and then it is. */
+void even_outlast_unwritten(even_job *job, size_t rank, unsigned turn, int fd);
+void even_outlast_saved(even_job *job, size_t rank, unsigned turn);
 /* There is another guardian. */
 void even_outlast_guarded(even_job *job);
 /* After each turn: whether all is whole. */

@@ -19,7 +19,8 @@
 
 enum { MOST_ROUNDS = 8 };
 
-/* For the other hosts to clear up after an attempt; they kill after the same times as this one. */
+/* For the other hosts to clear up after an attempt, from the last word that they write; they kill after the same times
+ * as this one. */
 static const uint64_t SETTLE_NS = 60000000000u;
 
 static even_status hosts_turn(even_hosts *hosts) {
@@ -414,7 +415,9 @@ bool even_job_hosts_settled(even_job *job, uint64_t since_ns) {
   bool all = true;
   for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
-    if (agent->busy && even_clock_ns() - since_ns > SETTLE_NS) {
+    bool writes = agent->writes_ns > since_ns && job->interrupted == 0; /* else nobody waits for a disk */
+    uint64_t said_ns = writes ? agent->writes_ns : since_ns;
+    if (agent->busy && even_clock_ns() - said_ns > SETTLE_NS) {
       even_job_notice(job, "host %s did not say that its part of the attempt is cleared up: its agent is left",
                       agent->name);
       even_host_agent_drop(agent);

@@ -95,6 +95,10 @@ static void take_line(even_job *job, const even_host_agent *agent, const even_me
 static void take_settled(even_job *job, even_host_agent *agent, const json_t *content) {
   size_t at = 0;
   json_t *rank = NULL;
+  if (flag_of(content, "writes")) {
+    agent->writes_ns = even_clock_ns();
+    return;
+  }
   json_array_foreach(json_object_get(content, "out_of_memory"), at, rank) {
     even_job_rank *victim = rank_in(job, agent, json_integer_value(rank));
     if (victim != NULL) {

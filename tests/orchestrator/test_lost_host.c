@@ -3,16 +3,22 @@
 #include "orchestrator/elastic.h"
 
 #include "base/alloc.h"
+#include "orchestrator/remote.h"
+#include "os/calls.h"
 #include "os/clock.h"
+#include "support/clock_ahead.h"
 
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
+
+#define SECOND_NS UINT64_C(1000000000)
 
 typedef struct scene {
   even_hosts hosts;
@@ -48,6 +54,7 @@ static int open_scene(void **state) {
 
 static int close_scene(void **state) {
   scene *at = *state;
+  even_os = even_os_real;
   at->hosts.agents = NULL;
   even_elastic_close(&at->hosts);
   even_free(at->hosts.elastic);
@@ -124,6 +131,32 @@ static void a_host_is_not_started_before_the_time_of_its_notice_is_over(void **s
   assert_true(left->next_ns < until);
 }
 
+/* An attempt is over, and a host still writes what a rank of it had taken, for longer than it may clear up. */
+static void a_host_that_writes_a_checkpoint_is_waited_for(void **state) {
+  static const char writes[] = "{\"writes\":true}";
+  const even_message message = {.kind = EVEN_MESSAGE_SETTLED, .json = writes, .json_bytes = sizeof writes - 1};
+  scene *at = *state;
+  even_host_agent *agent = &at->agents[2];
+  agent->busy = true;
+  agent->input = agent->watches[0].fd = agent->watches[1].fd = -1;
+  clock_ahead_set(0);
+  uint64_t since_ns = even_clock_ns();
+  for (int i = 0; i < 3; i++) {
+    clock_ahead_add(50 * SECOND_NS);
+    assert_false(even_job_hosts_settled(&at->job, since_ns));
+    assert_int_equal(even_hosts_job_message(agent, &message), EVEN_OK);
+    assert_true(agent->busy && !agent->lost);
+  }
+  clock_ahead_add(61 * SECOND_NS); /* without a word */
+  assert_true(even_job_hosts_settled(&at->job, since_ns));
+  assert_true(agent->lost);
+  agent->busy = true;
+  assert_int_equal(even_hosts_job_message(agent, &message), EVEN_OK);
+  assert_false(even_job_hosts_settled(&at->job, since_ns));
+  at->job.interrupted = SIGINT;
+  assert_true(even_job_hosts_settled(&at->job, since_ns));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_a_global_batch_goes_on_and_others_wait, open_scene, close_scene),
@@ -132,6 +165,7 @@ int main(void) {
                                       close_scene),
       cmocka_unit_test_setup_teardown(a_host_is_not_started_before_the_time_of_its_notice_is_over, open_scene,
                                       close_scene),
+      cmocka_unit_test_setup_teardown(a_host_that_writes_a_checkpoint_is_waited_for, open_scene, close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
