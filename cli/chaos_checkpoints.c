@@ -5,6 +5,7 @@
 #include "cli/chaos.h"
 #include "os/changed_copy.h"
 #include "os/clock.h"
+#include "os/path.h"
 
 #include <evenstep/checkpoint.h>
 #include <signal.h>
@@ -114,7 +115,7 @@ static even_status choose_file(const char *checkpoint, uint64_t dice, even_text 
 static even_status damage_file(const even_chaos_job *job, const char *path, uint64_t file_bytes, char *words,
                                size_t bytes) {
   const even_chaos_fault *fault = &job->plan[job->next];
-  const char *name = strrchr(path, '/') + 1;
+  const char *name = even_path_name(path);
   even_file_change change = {.bytes = UINT64_MAX, .at = UINT64_MAX};
   even_text temporary = EVEN_TEXT_EMPTY;
   if (fault->kind == EVEN_CHAOS_TORN) {
@@ -189,7 +190,7 @@ even_status even_chaos_damage(even_chaos_job *job, const even_process_stat *rank
     even_chaos_postpone(job, "there were no two checkpoints, of which one would be left");
     return EVEN_OK;
   }
-  const char *name = strrchr(newest, '/') + 1;
+  const char *name = even_path_name(newest);
   even_status status = choose_file(newest, fault->dice >> 40, &path, &bytes);
   bool chosen = status == EVEN_OK;
   if (chosen) {

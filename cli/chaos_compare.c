@@ -4,6 +4,7 @@
 #include "checkpoint/compare.h"
 #include "checkpoint/reader.h"
 #include "cli/chaos.h"
+#include "os/path.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -82,16 +83,12 @@ static even_status compare_files(const even_checkpoint_info infos[2], even_chaos
                      : even_fail(EVEN_ERR_INPUT, "%s and %s are not of the same models", out->paths[0], out->paths[1]);
 }
 
-static const char *name_of(const char *checkpoint) {
-  return strrchr(checkpoint, '/') + 1;
-}
-
 /* Where a fault spoiled what would be compared, and no later one was written: the undisturbed job's checkpoint of the
  * step before, which is the disturbed one's newest. Nothing changes where there is none. */
 static even_status step_back(const char *undisturbed, even_chaos_verdict *out, even_checkpoint_info *info) {
   even_checkpoint_info earlier = {.step = -1};
   even_text path = EVEN_TEXT_EMPTY;
-  even_text_format(&path, "%s/checkpoints/%s", undisturbed, name_of(out->paths[1]));
+  even_text_format(&path, "%s/checkpoints/%s", undisturbed, even_path_name(out->paths[1]));
   even_status status = even_text_status(&path);
   if (status == EVEN_OK && even_checkpoint_inspect(even_text_string(&path), &earlier) != EVEN_OK) {
     even_error_clear();
@@ -122,7 +119,7 @@ even_status even_chaos_compare(const char *undisturbed, const char *disturbed,
     status = even_checkpoint_inspect(out->paths[i], &infos[i]);
     out->step[i] = infos[i].step;
   }
-  if (status == EVEN_OK && out->step[1] < out->step[0] && is_spoiled(context, name_of(out->paths[0]))) {
+  if (status == EVEN_OK && out->step[1] < out->step[0] && is_spoiled(context, even_path_name(out->paths[0]))) {
     status = step_back(undisturbed, out, &infos[0]);
   }
   if (status == EVEN_OK) {

@@ -102,9 +102,8 @@ static even_status make_unnamed(const even_job_options *options, const char *scr
     }
   }
   if (status == EVEN_OK) {
-    const char *slash = strrchr(setup->run_folder.data, '/');
     even_text_clear(&setup->run_name);
-    even_text_add(&setup->run_name, slash + 1);
+    even_text_add(&setup->run_name, even_path_name(setup->run_folder.data));
     status = even_text_status(&setup->run_name);
   }
   return status;

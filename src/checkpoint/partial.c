@@ -15,6 +15,7 @@
 #include "os/host.h"
 #include "os/lock_holder.h"
 #include "os/locks.h"
+#include "os/path.h"
 
 #include <evenstep/checkpoint.h>
 #include <stdbool.h>
@@ -316,8 +317,7 @@ static even_status sweep_one(const char *partial, const even_partial *own) {
 
 static void sweep_name(const char *parent, const char *name, const even_partial *own) {
   even_text path = EVEN_TEXT_EMPTY;
-  const char *slash = strrchr(own->path, '/');
-  if (strcmp(name, slash == NULL ? own->path : slash + 1) == 0) {
+  if (strcmp(name, even_path_name(own->path)) == 0) {
     return;
   }
   even_text_format(&path, "%s/%s", parent, name);

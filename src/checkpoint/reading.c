@@ -6,6 +6,7 @@
 #include "checkpoint/summing.h"
 #include "os/direct_file.h"
 #include "os/pages.h"
+#include "os/path.h"
 #include "os/stream.h"
 
 #include <evenstep/checkpoint.h>
@@ -78,11 +79,6 @@ static even_status read_window(reading_file *file, even_summing *memory, uint64_
   return EVEN_OK;
 }
 
-static const char *name_of(const even_checkpoint_reading *reading) {
-  const char *slash = strrchr(reading->path, '/');
-  return slash == NULL ? reading->path : slash + 1;
-}
-
 static even_status read_chunk(reading_file *file, even_summing *memory, size_t chunk) {
   const even_checkpoint_reading *reading = file->reading;
   uint64_t begin = (uint64_t)chunk * reading->chunk_bytes;
@@ -99,7 +95,7 @@ static even_status read_chunk(reading_file *file, even_summing *memory, size_t c
   return sum == reading->sums[chunk]
              ? EVEN_OK
              : even_fail(EVEN_ERR_CORRUPT, "chunk %zu of %s (bytes %" PRIu64 "\xE2\x80\x93%" PRIu64 ") is altered",
-                         chunk, name_of(reading), begin, end - 1);
+                         chunk, even_path_name(reading->path), begin, end - 1);
 }
 
 /* The chunks of all files follow each other. */
@@ -145,7 +141,7 @@ static even_status check_size(const even_checkpoint_reading *reading, uint64_t t
   if (there == reading->bytes) {
     return EVEN_OK;
   }
-  return even_fail(EVEN_ERR_CORRUPT, "%s is %s: %" PRIu64 " of %" PRIu64 " bytes", name_of(reading),
+  return even_fail(EVEN_ERR_CORRUPT, "%s is %s: %" PRIu64 " of %" PRIu64 " bytes", even_path_name(reading->path),
                    there < reading->bytes ? "truncated" : "too long", there, reading->bytes);
 }
 

@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "checkpoint/incoming.h"
+#include "checkpoint/manifest_writer.h"
 #include "orchestrator/host_memory.h"
 #include "os/file.h"
 #include "os/memory_use.h"
@@ -18,8 +19,6 @@
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <string.h>
-
-enum { MOST_MANIFEST = 256 << 20 };
 
 struct even_bring_take {
   void (*tell)(void *context, even_text *text);
@@ -82,7 +81,8 @@ static bool holds(const char *folder, uint64_t sum) {
   even_text text = EVEN_TEXT_EMPTY;
   even_checkpoint_info info = {0};
   even_text_format(&path, "%s/%s", folder, EVEN_CHECKPOINT_MANIFEST);
-  bool same = even_text_status(&path) == EVEN_OK && even_file_read(path.data, MOST_MANIFEST, &text) == EVEN_OK &&
+  bool same = even_text_status(&path) == EVEN_OK &&
+              even_file_read(path.data, EVEN_MANIFEST_MOST_BYTES, &text) == EVEN_OK &&
               even_checkpoint_checksum(even_text_string(&text), text.length) == sum;
   if (same) {
     same = even_checkpoint_inspect(folder, &info) == EVEN_OK;
@@ -267,7 +267,7 @@ static even_status offered(void *context, const even_parcel *parcel, int *fd) {
     return even_fail(EVEN_ERR_STATE, "this checkpoint was not asked for");
   }
   if (file == 0) {
-    return parcel->bytes <= MOST_MANIFEST && take->incoming == NULL
+    return parcel->bytes <= EVEN_MANIFEST_MOST_BYTES && take->incoming == NULL
                ? EVEN_OK
                : even_fail(EVEN_ERR_INPUT, "a manifest of %" PRIu64 " bytes", parcel->bytes);
   }

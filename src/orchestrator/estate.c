@@ -112,7 +112,6 @@ static void add_aside(even_json *json, const even_aside *aside) {
 even_status even_estate_write(const even_job *job, even_text *out) {
   const even_hosts *hosts = job->hosts;
   const even_agent_params *params = job->params;
-  const char *slash = strrchr(job->run_folder.data, '/');
   even_json json = even_json_begin(out, 0);
   even_json_object(&json, NULL);
   if (hosts->params.estate == NULL) {
@@ -131,7 +130,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   }
   even_json_array_end(&json);
   even_json_string(&json, "python", hosts->params.python);
-  even_json_string(&json, "run_name", slash == NULL ? job->run_folder.data : slash + 1);
+  even_json_string(&json, "run_name", even_path_name(job->run_folder.data));
   even_json_string(&json, "run_folder", job->run_folder.data);
   even_json_string(&json, "members_folder", even_text_string(&hosts->members_folder));
   even_json_string(&json, "checkpoint_folder", params->checkpoint_folder);

@@ -20,6 +20,11 @@ bool even_file_executable(const char *path) {
   return even_os.access(path, X_OK) == 0 && !even_path_is_folder(path); /* folders have that right, too */
 }
 
+const char *even_path_name(const char *path) {
+  const char *slash = strrchr(path, '/');
+  return slash == NULL ? path : slash + 1;
+}
+
 even_status even_path_absolute(const char *path, even_text *out) {
   char here[PATH_MAX];
   even_text_clear(out);

@@ -13,6 +13,8 @@ bool even_file_executable(const char *path);
 even_status even_path_absolute(const char *path, even_text *out) EVEN_MUST_USE;
 /* Whether it is a URL (s3://bucket/run), and no path. */
 bool even_path_is_url(const char *path);
+/* The last part of a path: what follows its last slash, or all of it. */
+const char *even_path_name(const char *path);
 /* Makes it this process's working folder. */
 even_status even_path_enter(const char *path) EVEN_MUST_USE;
 /* The file of the running program, into `out` (replaced). */

@@ -125,13 +125,6 @@ even_status even_port_free(int *out) {
   return status;
 }
 
-bool even_port_is_free(int port) {
-  even_port_held held = {.holds = false};
-  bool is_free = try_port(&port) == 0 && name_port(port, &held) == 0;
-  even_port_let_go(&held);
-  return is_free;
-}
-
 even_status even_port_send(const char *host, int port, const void *data, size_t bytes) {
   struct sockaddr_in address = loopback(port);
   if (inet_pton(AF_INET, host, &address.sin_addr) != 1) {

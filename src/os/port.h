@@ -24,8 +24,6 @@ even_status even_port_hold(int *out, even_port_held *held) EVEN_MUST_USE;
 bool even_port_pass(int port, even_port_held *from, even_port_held *to);
 /* Does nothing where none is held. */
 void even_port_let_go(even_port_held *held);
-/* Whether that port could be bound on 127.0.0.1 a moment ago, and nobody holds it. */
-bool even_port_is_free(int port);
 /* Connects to the port at an IPv4 address ("127.0.0.1"), sends the bytes, as many as are taken, and hangs up.
  * EVEN_ERR_NOT_FOUND where nobody listens there, EVEN_ERR_ARGUMENT for no address. SIGPIPE must be ignored. */
 even_status even_port_send(const char *host, int port, const void *data, size_t bytes) EVEN_MUST_USE;

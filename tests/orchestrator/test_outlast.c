@@ -7,10 +7,10 @@
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/file.h"
-#include "os/port.h"
 #include "os/process_stat.h"
 #include "os/supervisor.h"
 #include "support/fault.h"
+#include "support/ports.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -263,7 +263,7 @@ static void look_at_port(job_fixture *job) {
   even_text content = EVEN_TEXT_EMPTY;
   (void)snprintf(path, sizeof path, "%s/port", job->folder);
   assert_int_equal(even_file_read(path, 64, &content), EVEN_OK);
-  assert_false(even_port_is_free(atoi(even_text_string(&content)))); /* no rank has bound it */
+  assert_false(port_is_free(atoi(even_text_string(&content)))); /* no rank has bound it */
   even_text_free(&content);
 }
 

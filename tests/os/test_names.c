@@ -7,6 +7,7 @@
 #include "os/port.h"
 #include "os/random.h"
 #include "support/fault.h"
+#include "support/ports.h"
 
 #include <errno.h>
 #include <math.h>
@@ -48,9 +49,9 @@ static void finds_a_port_that_can_be_bound(void **state) {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int fd = socket(AF_INET, SOCK_STREAM, 0);
   assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-  assert_false(even_port_is_free(port));
+  assert_false(port_is_free(port));
   (void)close(fd);
-  assert_true(even_port_is_free(port));
+  assert_true(port_is_free(port));
   const fault_call calls[] = {FAULT_socket, FAULT_bind, FAULT_getsockname};
   for (size_t i = 0; i < 3; i++) {
     fault_os(calls[i], 1, EADDRNOTAVAIL);
@@ -94,20 +95,20 @@ static void nobody_is_given_a_port_that_another_holds(void **state) {
   assert_true(port[0] != port[1]);
   assert_true(numbers >= 3 || numbers == 0); /* the latter where the kernel chooses, which has left no room below */
   assert_int_equal(numbers == 0, first_of_kernel() < 20000);
-  assert_false(even_port_is_free(port[0]));
+  assert_false(port_is_free(port[0]));
   even_port_let_go(&held[0]);
   even_port_let_go(&held[0]); /* nothing more */
-  assert_true(even_port_is_free(port[0]));
+  assert_true(port_is_free(port[0]));
   int before = port[1];
   assert_int_equal(even_port_hold(&port[1], &held[1]), EVEN_OK);
-  assert_true(port[1] == before || even_port_is_free(before)); /* one at a time */
+  assert_true(port[1] == before || port_is_free(before)); /* one at a time */
   before = port[1];
   assert_true(even_port_pass(before, &held[1], &held[0]) && held[0].holds && !held[1].holds);
-  assert_false(even_port_is_free(before));
+  assert_false(port_is_free(before));
   assert_int_equal(even_listener_open("127.0.0.1", &before, &fd), EVEN_OK); /* of somebody who has not asked */
   assert_false(even_port_pass(before, &held[0], &held[1]) || held[0].holds || held[1].holds);
   even_listener_close(fd);
-  assert_true(even_port_is_free(port[1]));
+  assert_true(port_is_free(port[1]));
   fault_os(FAULT_socket, 2, EAFNOSUPPORT); /* of a name, after the port's own */
   assert_int_equal(even_port_hold(&port[0], &held[0]), EVEN_OK);
   assert_false(held[0].holds);
@@ -161,6 +162,8 @@ static void makes_paths_absolute(void **state) {
   assert_int_equal(even_path_absolute("./a", &text), EVEN_OK);
   assert_int_equal(strncmp(text.data, here, strlen(here)), 0);
   assert_string_equal(text.data + strlen(here), "/a");
+  assert_string_equal(even_path_name("/a/b.c"), "b.c");
+  assert_string_equal(even_path_name("b"), "b");
   fault_os(FAULT_getcwd, 1, ENOENT);
   assert_int_equal(even_path_absolute("a", &text), EVEN_ERR_NOT_FOUND);
   fault_reset();
