@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from evenstep._core import EvenstepError
 from evenstep.answering import Silent
-from evenstep.checkpoint_files import MANIFEST
+from evenstep.checkpoint_files import MANIFEST, REPLACED
 from evenstep.checkpoint_keeping import STEP_NAME, Keep
 from evenstep.checkpoint_remote import Altered, Remote, Replaced, shown
 
@@ -54,6 +54,15 @@ def _retain(remote: Remote, keep: Keep, lineage: str) -> str:
     except Exception as error:
         raise OlderStay(f"older ones stay: {error}") from None
     return max((one.order for one in found), default="")
+
+
+def _comes_anew(folder: Path, error: BaseException) -> bool:
+    """Whether that is no failure to be told, for a newer one follows: it has the name by now, or is about to (where two folders
+    cannot be swapped, the older one goes aside first)."""
+    here = folder / MANIFEST
+    if here.exists():
+        return isinstance(error, Replaced)
+    return folder.with_name(folder.name + REPLACED).exists() or here.exists()
 
 
 class _Upload(NamedTuple):
@@ -118,11 +127,10 @@ class Uploads:
                     self.newest = _retain(self._remote, keep, lineage)
             except OlderStay as error:
                 failed(error)  # nothing is left to upload
-            except Replaced as error:
-                if not (folder / MANIFEST).exists():  # else the newer one follows
-                    failed(error)
             except Exception as error:
-                if not (self._place and _script_ended()):
+                if _comes_anew(folder, error):
+                    continue
+                if isinstance(error, Replaced) or not (self._place and _script_ended()):
                     failed(error)
                     continue
                 if not _ends():

@@ -16,6 +16,7 @@ from run_jobs import Run
 from torch import nn
 
 from evenstep import EvenstepError, checkpoint_uploads
+from evenstep.checkpoint_files import REPLACED
 from evenstep.checkpoint_keeping import Keep
 from evenstep.checkpoint_remote import Altered, Remote
 from evenstep.checkpoint_uploads import OlderStay, Uploads
@@ -178,6 +179,7 @@ def test_one_that_is_replaced_here_while_it_is_sent_counts_for_nothing(
     path = save(monkeypatch, 1)
     put = remote._files.put_file
     told: list[Any] = []
+    away = "gone"
 
     def meanwhile(source: str, *words: Any, **named: Any) -> Any:
         done = put(source, *words, **named)
@@ -185,7 +187,7 @@ def test_one_that_is_replaced_here_while_it_is_sent_counts_for_nothing(
             told.append(save(monkeypatch, 1))  # of the same name and sizes
         elif len(told) == 2:
             told.append("")
-            path.rename(path.with_name("gone"))
+            path.rename(path.with_name(away))
         return done
 
     monkeypatch.setattr(remote._files, "put_file", meanwhile)
@@ -203,6 +205,13 @@ def test_one_that_is_replaced_here_while_it_is_sent_counts_for_nothing(
     uploads.join()
     assert remote.whole() == [] and "removed here" in str(failed[0])
     path.with_name("gone").rename(path)
+    away = path.name + REPLACED  # the first of two renames, where folders cannot be swapped
+    assert told.pop() == ""
+    for _ in range(2):  # while it is sent, and before
+        uploads.begin(path, None, "", failed.append)
+        uploads.join()
+        assert remote.whole() == [] and len(failed) == 1 and path.with_name(away).exists()
+    path.with_name(away).rename(path)
     assert remote.put(path) == path.name
     assert [one.name for one in remote.whole()] == [path.name]
 
