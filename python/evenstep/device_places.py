@@ -3,9 +3,10 @@ sums of several hosts meet."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -50,6 +51,11 @@ def place_of(parameters: Sequence[torch.Tensor]) -> Place:
     device = parameters[0].device if parameters else torch.device("cpu")
     where = (str(device), this_host(), maker_of(device), _collectives_of(device), _identity_of(device))
     return Place(*where, wanted_over_hosts())
+
+
+def kinds_of(parameters: Iterable[torch.Tensor]) -> list[tuple[str, int]]:
+    """Of their devices, one after the other: each with how many parameters are on it."""
+    return [(kind, sum(1 for _ in run)) for kind, run in itertools.groupby(p.device.type for p in parameters)]
 
 
 def _identity_of(device: torch.device) -> str:

@@ -61,7 +61,7 @@ class GradientSync:
         named = [one for one in trained if id(one[1]) not in sparse]
         self._dense = len(named)
         named += [one for one in trained if id(one[1]) in sparse]
-        self._frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+        self.frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
         self._names = [n for n, _ in named]
         self.parameters = [p for _, p in named]
         self._kept = KeptGradients(engine.views, engine.memory)
@@ -232,7 +232,7 @@ class GradientSync:
 
         empty: they count nothing on any rank, so that all that is there stays.
         """
-        for name, parameter in self._frozen:
+        for name, parameter in self.frozen:
             if parameter.requires_grad:
                 raise EvenstepError(
                     f"parameter {name!r} of model {self.name!r} was frozen when es.prepare saw it and now requires a "

@@ -1,9 +1,11 @@
 """Silent corruption: what all ranks must have alike, compared every so many steps by sums of the parameters' bytes, which
-travel in the vote. Not compared is what ranks may have apart: parameters while ranks train on their own, and buffers.
+travel in the vote. Frozen parameters, too, which nobody trains and nobody would mend. Not compared is what ranks may have apart: parameters while
+ranks train on their own, then those that are frozen, and buffers.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -104,6 +106,7 @@ class ParameterChecks:
     def __init__(self, steps: Steps, every: int, policy: str) -> None:
         self.every, self.policy = every, policy  # every: 0: off
         self.one_kind = True  # whether the ranks' devices are: else they round differently, and rightly so
+        self.frozen_too = True  # whether frozen parameters, too, are on devices of one kind: sums are of a kind's own
         self._steps = steps
         self._last = -1  # the step in which it was done last
         self._rare = 1
@@ -141,13 +144,19 @@ class ParameterChecks:
             self._compare([int.from_bytes(one, "little") for one in told])
 
     def _compared(self) -> list[tuple[str, torch.Tensor]]:
-        """What all ranks must have alike now."""
-        return [
+        """What all ranks must have alike now: the same parameters on all of them, in the same order."""
+        syncs = self._steps.syncs
+        trained = [
             (sync.name_of(index), parameter)
-            for sync in self._steps.syncs
+            for sync in syncs
             if sync.local is None or sync.local.whole
             for index, parameter in enumerate(sync.parameters)
         ]
+        if not self.frozen_too:
+            return trained
+        # where ranks train on their own, a frozen average of a rank's parameters is its own, too, and nobody makes it one again
+        frozen = {id(p): (name, p) for sync in syncs if sync.local is None for name, p in sync.frozen}
+        return trained + list(frozen.values())
 
     def _sum(self) -> int | None:
         if not self.one_kind or self._steps.group.ranks < 2:
@@ -198,6 +207,9 @@ class ParameterChecks:
     def _measure(self, tensor: torch.Tensor, right: int) -> list[Difference]:
         """Each rank's difference from rank `right`. Collective."""
         mine = tensor.detach().cpu().contiguous()
+        forms = gather_objects(self._steps.group, (tuple(mine.shape), str(mine.dtype)))
+        if len(set(forms)) > 1:  # a script gave it other .data
+            return [Difference(math.prod(shape), math.inf, False) for shape, _ in forms]
         theirs = mine.clone()
         self._steps.group.broadcast_(theirs, right)
         return gather_objects(self._steps.group, difference(mine, theirs))

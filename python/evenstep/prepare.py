@@ -29,7 +29,7 @@ from evenstep.batch_adapting import adapt_asked, check_adapt
 from evenstep.buffers import BufferSync
 from evenstep.chaos import spoil_when_asked
 from evenstep.copied_values import CopiedValues
-from evenstep.device_places import place_of
+from evenstep.device_places import kinds_of, place_of
 from evenstep.embeddings import check_embeddings
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
@@ -430,8 +430,11 @@ def _prepare_models(
             )
         others = {id(p) for sync in current.steps.syncs for p in sync.parameters}
         parameters = [p for _, p in trained_parameters(model) if id(p) not in sparse and id(p) not in others]
-        places = gather_objects(group, place_of(parameters))
+        frozen = kinds_of(p for p in model.parameters() if not p.requires_grad)
+        lies = gather_objects(group, (place_of(parameters), frozen))
+        places = [place for place, _ in lies]
         checks.one_kind = checks.one_kind and len({place.device.partition(":")[0] for place in places}) == 1
+        checks.frozen_too = checks.frozen_too and all(theirs == lies[0][1] for _, theirs in lies)
         engines: list[Engine] = []
         for _ in range(mode.steps if isinstance(mode, Stale) else 1):
             if exact is not None:

@@ -43,15 +43,19 @@ def train(
     lr: float = 0.0,
     steps: int = 9,
     dtype: torch.dtype = torch.float32,
+    frozen: bool = False,
+    shape: bool = False,
     **options: Any,
 ) -> None:
     """Parameters are compared every second step. In step 5 rank 1 has one bit of one parameter flipped; `back`: later it
-    is flipped back."""
+    is flipped back; `frozen`: of one that is not trained; `shape`: that one has another shape there from then on."""
     torch.manual_seed(0)
     current = es.session()
     current.parameter_checks.every, current.parameter_checks.policy = 2, policy
     current.parameter_checks._rare, current.parameter_checks._since = 1, -1
     net = Net().to(dtype)
+    net.first.requires_grad_(not frozen)
+    net.unused = nn.Parameter(torch.ones(3), requires_grad=False)
     net, made = es.prepare(net, torch.optim.SGD(net.parameters(), lr=lr), batch_norm="local", **options)
     draws = torch.Generator().manual_seed(RANK)  # each rank has samples of its own
     first, said = current.step + current.step % 2, ""
@@ -62,7 +66,9 @@ def train(
     try:
         for number in range(steps):
             if RANK == 1 and bit is not None and (number == 5 or (back and number == 7)):
-                flip(net.second.weight.detach(), 4, bit)
+                flip((net.first if frozen else net.second).weight.detach(), 4, bit)
+            if RANK == 1 and shape and number == 5:
+                net.unused.data = torch.ones(4)
             net(torch.randn(4, 5, generator=draws).to(dtype)).sum().backward()
             made.step()
             made.zero_grad()
@@ -76,6 +82,7 @@ def train(
 
 def apart() -> None:
     """What ranks may have apart: parameters between synchronisations, buffers, a process set's."""
+    train("local frozen", 23, frozen=True, sync=es.LocalSGD(every=3))
     train("local", None, lr=0.1, sync=es.LocalSGD(every=3))
     train("diloco", None, lr=0.1, sync=es.DiLoCo(every=4))
     train("stale", None, lr=0.1, sync=es.Stale(steps=1))
@@ -84,6 +91,8 @@ def apart() -> None:
 def main() -> None:
     train("plain", None, lr=0.1)
     train("high bit", 23)
+    train("frozen", 23, frozen=True)
+    train("another shape", None, shape=True)
     train("low bit", 0)
     train("bf16", 14, dtype=torch.bfloat16)
     train("back", 23, back=True)

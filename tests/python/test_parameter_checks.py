@@ -15,6 +15,7 @@ import torch
 from run_jobs import Job
 
 import evenstep as es
+from evenstep.device_places import kinds_of
 from evenstep.parameter_checks import _sum_on_device, difference, sums_of
 
 CASES = pathlib.Path(__file__).parent / "parameter_cases.py"
@@ -30,9 +31,13 @@ def test_a_flipped_bit_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> No
     told = [dict(json.loads(line) for line in one.stdout.splitlines() if line.startswith("[")) for one in ranks]
     assert told[0] == told[1] == told[2]
     said = {name: said_in(ranks[0].stderr, name) for name in told[0]}
-    assert said["plain"] == said["local"] == said["diloco"] == said["stale"] == []
+    for apart in ("plain", "local frozen", "local", "diloco", "stale"):
+        assert said[apart] == [], apart
     (line,) = said["high bit"]  # once, though it stays
     assert re.fullmatch(r"evenstep: step N: rank 1 differs in second\.weight: 1 value, by up to 0\.\d+", line), line
+    (line,) = said["frozen"]  # nobody trains it, and it is compared, too
+    assert re.fullmatch(r"evenstep: step N: rank 1 differs in first\.weight: 1 value, by up to .*", line), line
+    assert said["another shape"] == ["evenstep: step N: rank 1 differs in unused: 4 values, by up to inf"]
     (line,) = said["low bit"]
     assert "rank 1 differs in second.weight: 1 value" in line and "no more than rounding makes" in line
     (line,) = said["bf16"]
@@ -174,6 +179,12 @@ def test_a_checkpoint_of_the_scripts_own_is_compared_too(
     for one in run_ranks(CHECKPOINT):
         assert "refused: step 0: ranks 0, 1 differ in weight: 1 value, by up to 1" in one.stdout, one.stdout
     assert (tmp_path / "good").exists() and not (tmp_path / "bad").exists()
+
+
+def test_frozen_parameters_are_compared_where_all_ranks_have_them_on_alike_devices() -> None:
+    here, there = torch.empty(1), torch.empty(1, device="meta")
+    assert kinds_of([here, here, there]) == [("cpu", 2), ("meta", 1)] != kinds_of([here, there, here])
+    assert kinds_of([]) == []
 
 
 def test_what_rounding_makes_is_told_apart() -> None:
