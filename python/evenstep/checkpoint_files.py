@@ -38,6 +38,7 @@ _NAMED = 4  # tensors that an error names
 _TAIL = b'\n  "manifest_checksum": "'
 _END = b'"\n}\n'
 _TAIL_BYTES = len(_TAIL) + 16 + len(_END)
+_FAMILY = re.compile(rb'\s*\{\s*"format"\s*:\s*"(evenstep-checkpoint-[0-9]{1,9})"')  # how those of all versions begin
 
 
 def _dtypes() -> dict[torch.dtype, str]:
@@ -336,11 +337,23 @@ def _refuse_link(path: Path) -> None:
         raise damaged(f"{path} is a symbolic link: a checkpoint's files lie in its folder")
 
 
+def _of_another_version(path: Path, form: str) -> EvenstepError:
+    return EvenstepError(
+        f"{path} has the format {form[:64]!r}, not {FORMAT!r}\n"
+        "  fix: it is of another version of Evenstep: use that one, or a newer one"
+    )
+
+
 def parse_manifest(path: Path, text: bytes) -> dict[str, Any]:
     """What a manifest says, its own checksum compared; `path` is for errors."""
     body, tail = text[:-_TAIL_BYTES], text[-_TAIL_BYTES:]
     said = tail[len(_TAIL) : len(_TAIL) + 16]
-    if not (tail.startswith(_TAIL) and tail.endswith(_END)) or said != b"%016x" % _core.checksum(body):
+    ends = tail.startswith(_TAIL) and tail.endswith(_END)
+    if not ends:
+        begins = _FAMILY.match(text[:127])
+        if begins is not None and begins[1].decode() != FORMAT:
+            raise _of_another_version(path, begins[1].decode())
+    if not ends or said != b"%016x" % _core.checksum(body):
         raise damaged(f"{path} is damaged: its checksum does not match its text")
     try:
         manifest = json.loads(text)
@@ -349,10 +362,7 @@ def parse_manifest(path: Path, text: bytes) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), str):
         raise damaged(f"{path} is damaged: it has no format")
     if manifest["format"] != FORMAT:
-        raise EvenstepError(
-            f"{path} has the format {manifest['format'][:64]!r}, not {FORMAT!r}\n"
-            "  fix: it is of another version of Evenstep: use that one, or a newer one"
-        )
+        raise _of_another_version(path, manifest["format"])
     _check_entries(path, manifest)
     return manifest
 

@@ -39,6 +39,30 @@ static bool read_sum(const char *digits, uint64_t *out) {
   return true;
 }
 
+static even_status refuse_format(const char *origin, const char *format) {
+  (void)even_fail(EVEN_ERR_UNSUPPORTED, "%s has the format \"%.64s\", not " EVEN_CHECKPOINT_FORMAT, origin, format);
+  return even_error_fix("it is of another version of Evenstep: use that one, or a newer one");
+}
+
+/* Of a text that does not end as ours do, which may be another version's: its first member is its format. */
+static even_status tell_wrong_end(const char *origin, const char *text, size_t bytes) {
+  static const char family[] = "evenstep-checkpoint-";
+  char begin[128];
+  char number[10];
+  char quote[2];
+  char format[sizeof family + sizeof number];
+  size_t most = bytes < sizeof begin - 1 ? bytes : sizeof begin - 1;
+  memcpy(begin, text, most);
+  begin[most] = '\0';
+  if (sscanf(begin, " { \"format\" : \"evenstep-checkpoint-%9[0-9]%1[\"]", number, quote) == 2) {
+    (void)snprintf(format, sizeof format, "%s%s", family, number);
+    if (strcmp(format, EVEN_CHECKPOINT_FORMAT) != 0) {
+      return refuse_format(origin, format);
+    }
+  }
+  return corrupt(origin, "it does not end with its checksum (truncated?)");
+}
+
 /* The manifest's last line holds the checksum of all that stands before it. */
 static even_status check_own_sum(const char *origin, const char *text, size_t bytes) {
   size_t tail = strlen(EVEN_MANIFEST_TAIL);
@@ -47,7 +71,7 @@ static even_status check_own_sum(const char *origin, const char *text, size_t by
   uint64_t said = 0;
   if (bytes < whole || memcmp(text + bytes - whole, EVEN_MANIFEST_TAIL, tail) != 0 ||
       memcmp(text + bytes - end, EVEN_MANIFEST_END, end) != 0 || !read_sum(text + bytes - whole + tail, &said)) {
-    return corrupt(origin, "it does not end with its checksum (truncated?)");
+    return tell_wrong_end(origin, text, bytes);
   }
   if (even_checkpoint_checksum(text, bytes - whole) != said) {
     return corrupt(origin, "its checksum does not match its text");
@@ -232,11 +256,7 @@ static even_status read_root(const char *origin, json_t *root, even_checkpoint_i
   const json_t *files = json_object_get(root, "files");
   json_t *state = json_object_get(root, "state");
   if (format == NULL || strcmp(format, EVEN_CHECKPOINT_FORMAT) != 0) {
-    if (format == NULL) {
-      return corrupt(origin, "it has no \"format\"");
-    }
-    (void)even_fail(EVEN_ERR_UNSUPPORTED, "%s has the format \"%.64s\", not " EVEN_CHECKPOINT_FORMAT, origin, format);
-    return even_error_fix("it is of another version of Evenstep: use that one, or a newer one");
+    return format == NULL ? corrupt(origin, "it has no \"format\"") : refuse_format(origin, format);
   }
   if (created == NULL || !json_is_array(files) || !json_is_object(state)) {
     return corrupt(origin, "it lacks \"created\", \"files\" or \"state\"");

@@ -280,30 +280,52 @@ static void what_cannot_be_read_is_told(void **state) {
   }
 }
 
-static void a_newer_format_is_told(void **state) {
-  (void)state;
-  char text[4096];
-  char sum[17];
+static void expect_newer(void) {
   char *path = NULL;
   even_names unread;
-  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
-  FILE *file = fopen(scratch_path("one/manifest.json"), "r+");
-  size_t bytes = fread(text, 1, sizeof text - 1, file);
-  text[bytes] = '\0';
-  char *number = strstr(text, EVEN_CHECKPOINT_FORMAT) + strlen(EVEN_CHECKPOINT_FORMAT) - 1;
-  *number = '9';
-  char *end = text + bytes - strlen(EVEN_MANIFEST_END) - 16;
-  size_t covered = (size_t)(end - text) - strlen(EVEN_MANIFEST_TAIL);
-  (void)snprintf(sum, sizeof sum, "%016" PRIx64, even_checkpoint_checksum(text, covered));
-  memcpy(end, sum, 16);
-  rewind(file);
-  assert_int_equal(fwrite(text, 1, bytes, file), bytes);
-  assert_int_equal(fclose(file), 0);
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_UNSUPPORTED);
   assert_int_equal(even_checkpoint_find_whole(scratch, NULL, NULL, &unread, &path), EVEN_OK);
   assert_null(path);
   assert_int_equal(unread.count, 1);
   assert_non_null(strstr(unread.items[0], "has the format \"evenstep-checkpoint-9\""));
   even_names_free(&unread);
+}
+
+static void write_manifest(const char *text, size_t bytes) {
+  FILE *file = fopen(scratch_path("one/manifest.json"), "w");
+  assert_int_equal(fwrite(text, 1, bytes, file), bytes);
+  assert_int_equal(fclose(file), 0);
+}
+
+static void a_newer_format_is_told(void **state) {
+  (void)state;
+  char text[4096];
+  char sum[17];
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  FILE *file = fopen(scratch_path("one/manifest.json"), "r");
+  size_t bytes = fread(text, 1, sizeof text - 1, file);
+  assert_int_equal(fclose(file), 0);
+  text[bytes] = '\0';
+  char *number = strstr(text, EVEN_CHECKPOINT_FORMAT) + strlen(EVEN_CHECKPOINT_FORMAT) - 1;
+  char *end = text + bytes - strlen(EVEN_MANIFEST_END) - 16;
+  char *tail = end - strlen(EVEN_MANIFEST_TAIL);
+  *number = '9';
+  write_manifest(text, bytes); /* its end is ours, and is not right: a bit of ours may have changed */
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_CORRUPT);
+  (void)snprintf(sum, sizeof sum, "%016" PRIx64, even_checkpoint_checksum(text, (size_t)(tail - text)));
+  memcpy(end, sum, 16);
+  write_manifest(text, bytes);
+  expect_newer();
+  memcpy(tail + strlen("\n  \""), "signature", strlen("signature")); /* it ends otherwise */
+  write_manifest(text, bytes);
+  expect_newer();
+  write_manifest(text, (size_t)(number - text) + 2); /* as no other version's need be read to its end */
+  expect_newer();
+  write_manifest(text, (size_t)(number - text) + 1); /* what is left does not tell the whole number */
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_CORRUPT);
+  *number = '1';
+  write_manifest(text, bytes); /* ours, whose end is damaged */
+  assert_int_equal(even_checkpoint_verify(scratch_path("one"), NULL), EVEN_ERR_CORRUPT);
 }
 
 static void a_failing_disk_leads_to_the_older_one(void **state) {

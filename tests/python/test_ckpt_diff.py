@@ -14,7 +14,7 @@ import torch
 from ckpt_samples import STATE, ckpt, forge, save
 
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_files import TensorFile, read_manifest, verify
+from evenstep.checkpoint_files import MANIFEST, TensorFile, read_manifest, verify
 from evenstep.checkpoint_keeping import Keep, newest_checkpoint, retain
 from evenstep.checkpoint_order import order_of
 
@@ -181,6 +181,18 @@ def test_forged_manifests(
         assert re.search(words, told) and "Traceback" not in told
     with pytest.raises(EvenstepError, match=words):
         verify(a, read_manifest(a))
+
+
+def test_another_versions_manifest_may_end_otherwise(program: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    a = save(tmp_path / "a", {"model.safetensors": MODEL})
+    ours = (a / MANIFEST).read_text()
+    for number, code, words in ((2, 8, "another version"), (1, 6, "damaged")):
+        text = ours.replace("evenstep-checkpoint-1", f"evenstep-checkpoint-{number}")
+        (a / MANIFEST).write_text(text.replace("manifest_checksum", "signed"))
+        done = ckpt(program, "verify", a)
+        assert done.returncode == code and words in done.stderr + done.stdout, done
+        with pytest.raises(EvenstepError, match=words):
+            read_manifest(a)
 
 
 ODD: list[tuple[str, Any]] = [
