@@ -36,8 +36,11 @@ _TYPES = {
     9: torch.int64,
     10: torch.bool,
     14: torch.bfloat16,
+    17: torch.uint16,
     18: torch.complex128,
     19: torch.float16,
+    22: torch.uint32,
+    23: torch.uint64,
     24: torch.float8_e5m2,
     25: torch.float8_e4m3fn,
 }

@@ -108,6 +108,20 @@ def test_there_and_back(tmp_path: pathlib.Path) -> None:
         assert torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype, name
 
 
+@pytest.mark.parametrize(("dtype", "code"), [(torch.uint16, 17), (torch.uint32, 22), (torch.uint64, 23)])
+def test_whole_numbers_without_a_sign(tmp_path: pathlib.Path, dtype: torch.dtype, code: int) -> None:
+    """By the code that TensorFlow's types.proto has of each; the greatest number is none of the type with a sign."""
+    weights = {
+        "ids": torch.tensor([1, 2, -1]).view(torch.uint8).reshape(3, 8)[:, : dtype.itemsize].contiguous().view(dtype)
+    }
+    torch.save(weights, tmp_path / "in.pt")
+    convert(tmp_path / "in.pt", tmp_path / "tf", "tensorflow")
+    assert read_table((tmp_path / "tf/model.index").read_bytes())[b"ids"][:2] == bytes([0x08, code])
+    assert (tmp_path / "tf/model.data-00000-of-00001").read_bytes()[-dtype.itemsize :] == b"\xff" * dtype.itemsize
+    back = read(tmp_path / "tf").model()["ids"]
+    assert back.dtype == dtype and back.tolist() == [[1], [2], [256**dtype.itemsize - 1]]
+
+
 def test_what_is_no_weight_is_listed(tmp_path: pathlib.Path) -> None:
     prefix = write_by_hand(tmp_path)
     index = prefix.with_name("ckpt-3.index")
