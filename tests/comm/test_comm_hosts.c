@@ -249,6 +249,9 @@ static int open_badly(even_comm *comm, void *argument) {
                even_comm_open_hosts(&hosts, 1, &group) == EVEN_ERR_ARGUMENT && mentions("rank 0 of 3 on its host"));
   hosts.ranks = 2; /* one on each host: this one leads */
   RANKS_EXPECT(comm, even_comm_open_hosts(&hosts, 1, &group) == EVEN_ERR_ARGUMENT && mentions("should have it"));
+  hosts.ranks = 1;
+  hosts.between = hosts.everyone = comm;
+  RANKS_EXPECT(comm, even_comm_open_hosts(&hosts, 1, &group) == EVEN_ERR_ARGUMENT && mentions("given twice"));
   hosts.size = 3;
   RANKS_EXPECT(comm, even_comm_open_hosts(&hosts, 1, &group) == EVEN_ERR_ARGUMENT && group == NULL);
   even_comm_close(inside);
@@ -257,7 +260,7 @@ static int open_badly(even_comm *comm, void *argument) {
 
 static void what_is_refused(void **state) {
   (void)state;
-  ranks_setup alone = {.ranks = 1, .timeout_seconds = 300, .spin = -1};
+  ranks_setup alone = {.ranks = 1, .timeout_seconds = 300, .spin = -1, .engine = RANKS_NETWORK};
   assert_int_equal(ranks_run(&alone, open_badly, NULL, NULL), 0);
 }
 

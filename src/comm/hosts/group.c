@@ -50,6 +50,21 @@ static even_status check_place(const even_comm_hosts *params) {
   return EVEN_OK;
 }
 
+/* It would be left and closed twice. */
+static even_status check_parts(const even_hosts_group *group) {
+  const even_comm *part = NULL;
+  for (int at = 0; (part = even_hosts_part(group, &at)) != NULL; at++) {
+    const even_comm *other = NULL;
+    for (int behind = at + 1; (other = even_hosts_part(group, &behind)) != NULL; behind++) {
+      if (other == part) {
+        return even_fail(EVEN_ERR_ARGUMENT, "one group, of the engine \"%s\", is given twice as a part of rank %d's",
+                         even_comm_engine_name(part), group->rank);
+      }
+    }
+  }
+  return EVEN_OK;
+}
+
 /* Fills in members and first. */
 static void place_ranks(even_hosts_group *group, const int *host_of) {
   int at = 0;
@@ -184,6 +199,7 @@ even_status even_comm_open_hosts(const even_comm_hosts *params, double timeout_s
   group->inside = params->inside;
   group->everyone = params->everyone;
   status = even_hosts_take_lanes(group, params);
+  status = status == EVEN_OK ? check_parts(group) : status;
   if (status != EVEN_OK) {
     free_group(group);
     return status;
