@@ -50,6 +50,8 @@ class BucketLayout:
         if self._order.learning and hasattr(self._engine, "reorder"):
             with self._steps.blocking():
                 self._order.agree(self._steps.group, used)
+            if hasattr(self._engine, "coming"):
+                self._engine.coming = self._order.wanted  # a checkpoint may come first
         self._order.learning = False
         if self._sizes is not None:
             self._size(self._sizes, report)
@@ -67,7 +69,7 @@ class BucketLayout:
     def take_order(self, order: tuple[list[int], list[int]] | None, parameters: int) -> None:
         """Of an engine whose bits depend on it: the order that a checkpoint was written with (None: the model's; the next
         round learns another). Between rounds; the same on all ranks. parameters: so many has the engine."""
-        if not hasattr(self._engine, "order") or self._engine.order == order:
+        if not hasattr(self._engine, "order") or (self._engine.order == order and self._order.wanted is None):
             return
         if order is not None and sorted((*order[0], *order[1])) != list(range(parameters)):
             return  # of another model

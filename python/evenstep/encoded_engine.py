@@ -111,6 +111,7 @@ class EncodedEngine(Leftovers, SharedEngine):
     and leaves out for all; the others have nothing left."""
 
     order: Order | None = None
+    coming: Order | None = None  # that the next round will have
     takes_back = False  # rounds may have to count nothing
     _before: list[tuple[int, bool, int, int, int]] | None = (
         None  # where that lies which was before the first round since `stands`
@@ -124,7 +125,7 @@ class EncodedEngine(Leftovers, SharedEngine):
         self._leaves_out = any(self.left_out(index, False) for index in range(len(self.views)))
 
     def reorder(self, order: Sequence[int], late: Sequence[int]) -> bool:
-        kept = self.feedback_state()
+        kept, self.coming = self.feedback_state(), None
         self._copy_before()  # the memory goes
         if not super().reorder(order, late):
             return False
@@ -135,8 +136,9 @@ class EncodedEngine(Leftovers, SharedEngine):
 
     def feedback_state(self) -> State:
         state = super().feedback_state()
-        if self.order is not None:
-            state["order"], state["late"] = (torch.tensor(part, dtype=torch.int64) for part in self.order)
+        order = self.coming or self.order
+        if order is not None:
+            state["order"], state["late"] = (torch.tensor(part, dtype=torch.int64) for part in order)
         return state
 
     def left_out(self, index: int, of_sums: bool) -> tuple[torch.Tensor, int] | None:

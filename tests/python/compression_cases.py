@@ -236,9 +236,10 @@ def going_on(path: str | None) -> dict[str, Any]:
     return {"path": path, "end": vector(model).tolist(), "order": sync.engine.order, "step": es.step()}
 
 
-def going_back(name: str, engine: str | None = None, build: Any = mlp) -> dict[str, Any]:
+def going_back(name: str, engine: str | None = None, build: Any = mlp, at: int = 15) -> dict[str, Any]:
     """Goes on for some steps after a checkpoint, goes back to it, and makes them again."""
-    options = {"engine": engine, "compression": name, "shares": most_on_rank_0, "bucket_cap_mb": 0.0008}
+    cap = 0.0015 if build is Backwards else 0.0008  # as in going_on
+    options = {"engine": engine, "compression": name, "shares": most_on_rank_0, "bucket_cap_mb": cap}
     model, optimizer, loader = prepared(build, 40, **options)
     first, path, ends = es.step(), None, []
 
@@ -248,15 +249,15 @@ def going_back(name: str, engine: str | None = None, build: Any = mlp) -> dict[s
             (model(x) - y).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            if es.step() == first + 15 and path is None:
-                path = es.checkpoint(f"going_back_{name.replace(':', '_')}_{engine}")
+            if es.step() == first + at and path is None:
+                path = es.checkpoint(f"going_back_{name.replace(':', '_')}_{engine}_{at}")
             if es.step() == until:
                 break
         ends.append(vector(model))
 
     some(first + 21)
     facts = es.load_checkpoint(path)
-    assert facts["step"] == first + 15 == es.step()
+    assert facts["step"] == first + at == es.step()
     some(first + 21)
     sync = next(s for s in es.session().steps.syncs if s.model is model)
     order = getattr(sync.engine, "order", None)
@@ -272,6 +273,7 @@ def by_parts() -> None:
         tell(f"train {name} None", training(name))
     tell("back topk:0.1", going_back("topk:0.1"))
     tell("back onebit order", going_back("onebit", build=Backwards))
+    tell("back onebit order learned", going_back("onebit", build=Backwards, at=1))  # and not yet in force
 
 
 def main() -> None:

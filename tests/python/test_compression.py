@@ -73,7 +73,7 @@ def test_sums_of_parts_on_three_ranks(run_ranks: Callable[..., list[Any]]) -> No
             assert case["order"] == ([[1, 0, 5, 4], [3, 2]] if "order" in name else None)
         else:
             assert case["alike"] and case["loss"] <= cases["train none None"]["loss"] * 1.2, (name, case)
-    assert len(cases) == 11
+    assert len(cases) == 12
 
 
 @pytest.mark.parametrize("way", ["parts", pytest.param("gather", marks=pytest.mark.more)])
