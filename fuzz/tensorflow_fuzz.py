@@ -61,7 +61,24 @@ def make_samples(folder: Path) -> list[Path]:
         place = folder / str(number)
         place.mkdir()
         tf.write_folder(Contents("made", {"model": model}), place)
+    part_up(folder / str(len(models) - 1) / "model.index")
     return [folder / str(number) for number in range(len(models))]
+
+
+def part_up(index: Path) -> None:
+    """Its two rows of ones become parts of a partitioned variable."""
+    table = tf.read_table(index.read_bytes())
+    extents = [[(row, 1), (0, -1)] for row in range(2)]
+    slices = b"".join(
+        tf._field(7, tf._field(1, tf._field(1, row) + tf._field(2, 1)) + tf._field(1, b"")) for row in range(2)
+    )
+    dimension = tf._field(2, tf._field(1, 2))
+    table[b"one"] = tf._field(1, 1) + tf._field(2, dimension + dimension) + slices
+    for row, extent in enumerate(extents):
+        table[tf._part_key(b"one", extent)] = tf._entry(torch.ones(1, 2), 8 * row, torch.ones(1, 2).numpy().tobytes())
+    index.write_bytes(tf.make_table(table))
+    whole = read(index).model()["one"]
+    assert torch.equal(whole, torch.ones(2, 2))
 
 
 def cut_up(data: bytearray, chance: random.Random) -> None:

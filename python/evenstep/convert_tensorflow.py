@@ -1,6 +1,7 @@
 """TensorFlow's checkpoint format ("tensor bundle"), weights alone: PREFIX.index, a sorted table of names in LevelDB's form
 whose values are protocol buffers, and PREFIX.data-K-of-N, the values themselves. Sources of the layout: LevelDB's
-doc/table_format.md, TensorFlow's tensor_bundle.proto and tensor_shape.proto. All numbers are little-endian."""
+doc/table_format.md, TensorFlow's tensor_bundle.proto, tensor_shape.proto, tensor_slice.proto, saved_tensor_slice_util.cc and
+ordered_code.cc (keys of a partitioned variable's parts). All numbers are little-endian, but for those in keys."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 _MOST_INDEX = 1 << 30
 _MOST_DIMENSIONS = 64
+_ALL = (1 << 64) - 1  # the length -1: all of a dimension
 _NAME = "model"  # PREFIX of what is written
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # behind the name of a variable of an object
 _OTHERS = ("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "_optimizer", "optimizer/", ".OPTIMIZER_SLOT")
@@ -45,6 +47,7 @@ _TYPES = {
     25: torch.float8_e4m3fn,
 }
 _TYPE_STRING = 7
+_PART = b"\0"  # before the name of a partitioned variable, in the key of a part of it
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
@@ -217,7 +220,34 @@ def _shape(data: bytes) -> tuple[int, ...]:
             raise ValueError("a shape of unknown rank")
     if len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"a shape of {len(shape)} dimensions")
+    if math.prod(max(size, 1) for size in shape) >= 1 << 59:  # 16 bytes each
+        raise ValueError("a shape that no tensor has")
     return tuple(shape)
+
+
+def _extents(data: bytes) -> list[tuple[int, int]]:
+    """(start, length) in each dimension; (0, -1): all of it."""
+    extents = []
+    for number, value in _fields(data):
+        if number == 1:
+            fields: dict[int, Any] = {1: 0, 2: _ALL, **dict(_fields(value))}
+            start, length = fields[1], -1 if fields[2] == _ALL else fields[2]
+            if start >= 1 << 63 or length >= 1 << 63 or length == 0 or (length < 0 and start != 0):
+                raise ValueError("a part that is none")
+            extents.append((start, length))
+    return extents
+
+
+def _ordered(value: int) -> bytes:
+    """A number with a sign as keys have it, which sort as their numbers: as many leading bits as bytes tell its length."""
+    size = (~value if value < 0 else value).bit_length() // 7 + 1
+    return (value & (1 << 8 * size) - 1 ^ ((1 << size) - 1) << 7 * size).to_bytes(size, "big")
+
+
+def _part_key(key: bytes, extents: list[tuple[int, int]]) -> bytes:
+    count = len(extents).to_bytes(1, "big") if extents else b""  # of a shape: _MOST_DIMENSIONS
+    places = b"".join(_ordered(start) + _ordered(length) for start, length in extents)
+    return _PART + key.replace(b"\0", b"\0\xff") + b"\0\1" + bytes([len(count)]) + count + places
 
 
 class _Bundle:
@@ -240,16 +270,49 @@ class _Bundle:
     def damaged(self, why: str) -> Refused:
         return Refused(f"{self.index} is damaged: {why}", "check the copy", DAMAGED)
 
-    def read(self, name: str, value: bytes, into: Contents) -> torch.Tensor | None:
-        fields: dict[int, Any] = {1: 0, 2: b"", 3: 0, 4: 0, 5: 0, 6: 0}
-        fields.update(_fields(value))
-        code, shape, shard, offset, size, crc = (fields[i] for i in range(1, 7))
-        if 7 in fields:
-            into.leave(f"{name!r}: a variable in parts (a partitioned one)")
-            return None
+    def read(self, key: bytes, name: str, value: bytes, into: Contents) -> torch.Tensor | None:
+        parts = [part for number, part in _fields(value) if number == 7]
+        code = self._entry(value)[0]
         if code not in _TYPES:
             into.leave(f"{name!r}: {'text' if code == _TYPE_STRING else f'of type {code}'}, not numbers")
             return None
+        return self._joined(key, name, value, parts) if parts else self._values(name, value)
+
+    def _entry(self, value: bytes) -> list[Any]:
+        fields: dict[int, Any] = {1: 0, 2: b"", 3: 0, 4: 0, 5: 0, 6: 0}
+        fields.update(_fields(value))
+        return [fields[number] for number in range(1, 7)]
+
+    def _joined(self, key: bytes, name: str, value: bytes, slices: list[bytes]) -> torch.Tensor:
+        """A partitioned variable: each part has an entry of its own, of its own shape. Of what is not there no memory is taken."""
+        code, form = self._entry(value)[:2]
+        shape = _shape(form)
+        parts: list[tuple[list[slice], torch.Tensor]] = []
+        for written in slices:
+            extents = _extents(written)
+            entry = self.table.get(_part_key(key, extents))
+            if entry is None or self._entry(entry)[0] != code or len(extents) != len(shape):
+                raise ValueError(f"{name!r} lacks a part, or has one of another type or shape")
+            place = [
+                slice(0, size) if length < 0 else slice(start, start + length)
+                for (start, length), size in zip(extents, shape)
+            ]
+            part = self._values(name, entry)
+            ends = all(one.stop <= size for one, size in zip(place, shape))
+            if not ends or tuple(part.shape) != tuple(one.stop - one.start for one in place):
+                raise ValueError(f"{name!r} has a part that is not of its shape")
+            parts.append((place, part))
+        if sum(part.numel() for _, part in parts) != math.prod(shape):
+            raise ValueError(f"{name!r} has parts that are not the whole")
+        whole, covered = torch.empty(shape, dtype=_TYPES[code]), torch.zeros(shape, dtype=torch.bool)
+        for place, part in parts:
+            whole[tuple(place)], covered[tuple(place)] = part, True
+        if not covered.all():
+            raise ValueError(f"{name!r} has parts that overlap")
+        return whole
+
+    def _values(self, name: str, value: bytes) -> torch.Tensor:
+        code, shape, shard, offset, size, crc = self._entry(value)
         dimensions, dtype = _shape(shape), _TYPES[code]
         if math.prod(dimensions) * dtype.itemsize != size:
             raise ValueError(f"{name!r} has {size} bytes, which its shape has not")
@@ -270,13 +333,15 @@ def read_bundle(prefix: Path) -> Contents:
     bundle = _Bundle(prefix)
     into = Contents("TensorFlow", {"model": {}})
     for key, value in bundle.table.items():
+        if key.startswith(_PART):
+            continue  # its variable has it
         try:
             name = key.decode("utf-8")
             if any(other in name for other in _OTHERS):
                 into.leave(f"{name!r} of TensorFlow's own")
                 continue
-            tensor = bundle.read(name, value, into)
-        except (ValueError, KeyError, struct.error) as error:
+            tensor = bundle.read(key, name, value, into)
+        except (ValueError, KeyError, TypeError, struct.error) as error:  # TypeError: a number where bytes should be
             raise bundle.damaged(str(error)) from None
         if tensor is not None:
             name = name[: -len(_VALUE)] if name.endswith(_VALUE) else name

@@ -14,7 +14,7 @@ import torch
 from evenstep import _core, ckpt_convert
 from evenstep.convert_contents import Refused
 from evenstep.convert_formats import kind_of, read
-from evenstep.convert_tensorflow import _varint, make_table, read_table
+from evenstep.convert_tensorflow import _ordered, _varint, make_table, read_table
 
 
 def masked(data: bytes) -> bytes:
@@ -129,14 +129,101 @@ def test_what_is_no_weight_is_listed(tmp_path: pathlib.Path) -> None:
     first = table.pop(b"net/w/.ATTRIBUTES/VARIABLE_VALUE")
     table[b"_CHECKPOINTABLE_OBJECT_GRAPH"] = table[b"words"] = b"\x08\x07"
     table[b"net/m/.OPTIMIZER_SLOT/adam/m/.ATTRIBUTES/VARIABLE_VALUE"] = first
-    table[b"parts"] = first + b"\x3a\x00"
+    table[b"\0parts\0\1"] = first  # of no variable: TensorFlow asks for none by this name
     index.write_bytes(make_table(table))
     told = convert(prefix, tmp_path / "out.safetensors", "safetensors")
-    assert [line.split("'")[1][:6] for line in told["left"]] == ["_CHECK", "net/m/", "parts", "words"]
+    assert [line.split("'")[1][:6] for line in told["left"]] == ["_CHECK", "net/m/", "words"]
     assert told["tensors"] == 1
     table[b"huge"] = b"\x08\x01\x12\x0c\x12\x0a\x08" + b"\xff" * 8 + b"\x7f"
     index.write_bytes(make_table(table))
+    with pytest.raises(Refused, match="a shape that no tensor has"):
+        read(prefix)
+    table[b"huge"] = b"\x08\x01\x12\x06\x12\x04\x08\xff\xff\x7f"
+    index.write_bytes(make_table(table))
     with pytest.raises(Refused, match="'huge' has 0 bytes, which its shape has not"):
+        read(prefix)
+    table[b"huge"] = b"\x08\x01\x12\x0e\x12\x00\x12\x0a\x08" + b"\xff" * 8 + b"\x7f"
+    index.write_bytes(make_table(table))
+    with pytest.raises(Refused, match="a shape that no tensor has"):  # of no values: a first dimension is 0
+        read(prefix)
+
+
+def entry(dtype: int, dimensions: list[int], data: bytes, offset: int) -> bytes:
+    """As tensor_bundle.proto has it; all numbers here are below 128, or sizes of two bytes."""
+    shape = b"".join(b"\x12" + bytes([len(number(size)) + 1]) + b"\x08" + number(size) for size in dimensions)
+    head = b"\x08" + bytes([dtype]) + b"\x12" + bytes([len(shape)]) + shape
+    return head + b"\x20" + number(offset) + b"\x28" + number(len(data)) + b"\x35" + masked(data)
+
+
+def number(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 0x7F | 0x80, value >> 7])
+
+
+def extents(*numbers: bytes) -> bytes:
+    """Field 7: a slice; of each of its dimensions nothing, or start and length."""
+    content = b"".join(b"\x0a" + bytes([len(one)]) + one for one in numbers)
+    return b"\x3a" + bytes([len(content)]) + content
+
+
+def write_partitioned(folder: pathlib.Path) -> tuple[pathlib.Path, dict[bytes, bytes], torch.Tensor, torch.Tensor]:
+    """net/w of 130 rows in two parts, and v of 2 × 3 in columns; keys of parts as ordered_code.cc says they are."""
+    prefix = write_by_hand(folder)
+    table = read_table(prefix.with_name("ckpt-3.index").read_bytes())
+    w, v = torch.arange(130, dtype=torch.int16), torch.arange(6.0).reshape(2, 3)
+    written = [
+        one.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for one in (w[:64], w[64:], v[:, :1], v[:, 1:])
+    ]
+    at = [sum(len(one) for one in written[:i]) for i in range(5)]
+    data = prefix.with_name("ckpt-3.data-00000-of-00001")
+    data.write_bytes(b"".join(written))
+    table = {b"": table[b""]}
+    # start 0: the smallest field is not written
+    table[b"net/w"] = b"\x08\x05\x12\x05\x12\x03\x08\x82\x01" + extents(b"\x10\x40") + extents(b"\x08\x40\x10\x42")
+    table[b"\0net/w\0\1\x01\x01\x80\xc0\x40"] = entry(5, [64], written[0], at[0])
+    table[b"\0net/w\0\1\x01\x01\xc0\x40\xc0\x42"] = entry(5, [66], written[1], at[1])
+    whole = entry(1, [2, 3], b"", 0)
+    table[b"v"] = whole[: whole.index(b"\x20")] + extents(b"", b"\x10\x01") + extents(b"", b"\x08\x01\x10\x02")
+    table[b"\0v\0\1\x01\x02\x80\x7f\x80\x81"] = entry(1, [2, 1], written[2], at[2])
+    table[b"\0v\0\1\x01\x02\x80\x7f\x81\x82"] = entry(1, [2, 2], written[3], at[3])
+    prefix.with_name("ckpt-3.index").write_bytes(make_table(table))
+    return prefix, table, w, v
+
+
+def test_a_partitioned_variable_is_put_together(tmp_path: pathlib.Path) -> None:
+    prefix, table, w, v = write_partitioned(tmp_path)
+    told = read(prefix)
+    assert torch.equal(told.model()["net/w"], w) and torch.equal(told.model()["v"], v)
+    assert set(told.model()) == {"net/w", "v"} and told.left == []
+    one, other = (key for key in table if key.startswith(b"\0v"))
+    for altered, why in (
+        ({one: b""}, "lacks a part"),  # no entry of a type
+        ({b"v": table[b"v"][:-8]}, "damaged"),
+        ({b"v": table[b"v"] + extents(b"", b"\x10\x01")}, "are not the whole"),
+        ({b"v": table[b"v"].replace(b"\x08\x03", b"\x08\x02", 1)}, "has a part that is not of its shape"),
+        ({b"v": table[b"v"].replace(b"\x08\x03", b"\x08\x04", 1)}, "are not the whole"),
+        ({b"v": table[b"v"].replace(b"\x08\x03", b"\x0a\x00", 1)}, "damaged"),
+        ({b"v": table[b"v"].replace(b"\x10\x02", b"\x10\x00", 1)}, "a part that is none"),
+        ({one: table[other]}, "has a part that is not of its shape"),
+    ):
+        prefix.with_name("ckpt-3.index").write_bytes(make_table({**table, **altered}))
+        with pytest.raises(Refused, match=why):
+            read(prefix)
+
+
+def test_numbers_in_keys() -> None:
+    """The examples of ordered_code.cc, and those about where a length begins and ends."""
+    assert _ordered(0x424242).hex() == "f0424242" and _ordered(-0x800).hex() == "3800"
+    assert [_ordered(value).hex() for value in (0, 63, 64, -1, -64, -65)] == ["80", "bf", "c040", "7f", "40", "3fbf"]
+    assert _ordered((1 << 63) - 1).hex() == "ffc07fffffffffffffff"
+
+
+def test_parts_that_overlap_are_refused(tmp_path: pathlib.Path) -> None:
+    prefix, table, _, _ = write_partitioned(tmp_path)
+    both = extents(b"\x10\x40") + extents(b"\x10\x42")  # 64 and 66 of 130, from the first on
+    table[b"net/w"] = table[b"net/w"][:9] + both
+    table[b"\0net/w\0\1\x01\x01\x80\xc0\x42"] = table[b"\0net/w\0\1\x01\x01\xc0\x40\xc0\x42"]
+    prefix.with_name("ckpt-3.index").write_bytes(make_table(table))
+    with pytest.raises(Refused, match="parts that overlap"):
         read(prefix)
 
 
