@@ -122,8 +122,9 @@ EVEN_PUBLIC void *even_optim_state(even_optim *optim, size_t parameter, int stat
  * from; it must be the same on all ranks. `report` may be NULL. Errors: EVEN_ERR_ARGUMENT (nothing done), and those of
  * the barriers, whose group is over then: what the ranks did of the step is torn. With `survives` no error comes of a
  * rank that has ended: the step is made by those that are left, which wait, at most 10 minutes, for who stands still;
- * so are later ones, although the group is over (others may then be at the next step, and its states, when this one has
- * returned). */
+ * so are later ones, although the group is over. What the ranks share changes only once all that are left have come to
+ * the step. A rank that finds the group over, and not all there, makes the step, and all later ones, alone, in a copy
+ * of the memory, at the same address (EVEN_ERR_MEMORY where there is no room for one). */
 EVEN_PUBLIC even_status even_optim_step(even_optim *optim, const even_optim_job *job,
                                         even_optim_report *report) EVEN_MUST_USE;
 

@@ -20,7 +20,7 @@ typedef struct even_optim_process {
  * parameter in the piece, and of 16-bit floats the values, one after the other. */
 typedef struct even_optim_kept {
   _Alignas(64) _Atomic uint64_t name; /* of the piece and the step, once all is there (even_optim_round_name) */
-  _Atomic uint64_t taken;             /* the last step whose values it has */
+  _Atomic uint64_t came;              /* the step that it has come to, and whether it looks who else has (step.c) */
 } even_optim_kept;
 
 /* Where the numbers of one parameter lie in the memory. */

@@ -83,24 +83,91 @@ static bool has_ended(const even_optim_process *process) {
 }
 
 #define LOOK_NS UINT64_C(200000)           /* between two looks at a piece that another rank still has */
+#define SOON_NS UINT64_C(20000000)         /* in which the others come, if they come: a copy is memory */
 #define PATIENCE_NS UINT64_C(600000000000) /* for one that stands still, and neither goes on nor ends */
 
-/* In place of the barrier at a step's beginning: until all that are left have the last step's values. */
-static even_status await_others(const even_optim_work *of, even_status why) {
-  const even_error first = *even_error_last();
+/* ---- the beginning, where ranks may end ----
+ * The barrier may fail on some and not on others. A rank that it fails on may be the only one that makes this step: the
+ * others, which have not come, take it back if that one ends before it has told them. So nobody changes what all share
+ * before all that are left have come; who cannot wait for that makes the step in a copy. Each says in its word `came`
+ * that it has come, and while it looks who else has; of two that look, one sees the other (the order is that of
+ * sequential consistency), and who changes first waits for the looks, and copies, of all. */
+
+#define CAME(number) ((number) << 1)
+#define LOOKS ((uint64_t)1)
+#define HAS_LEFT (UINT64_MAX - LOOKS) /* it comes to no step here any more */
+
+static bool all_have_come(const even_optim_work *of) {
+  for (int r = 0; r < of->optim->ranks; r++) {
+    if (atomic_load(&even_optim_kept_of(of->optim, r)->came) < CAME(of->round.number) &&
+        !has_ended(&of->optim->processes[r])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+static even_status await_looks(const even_optim_work *of) {
   uint64_t until = even_clock_ns() + PATIENCE_NS;
   for (int r = 0; r < of->optim->ranks; r++) {
-    while (atomic_load_explicit(&even_optim_kept_of(of->optim, r)->taken, memory_order_acquire) + 1 <
-               of->round.number &&
+    while ((atomic_load(&even_optim_kept_of(of->optim, r)->came) & LOOKS) != 0 &&
            !has_ended(&of->optim->processes[r])) {
       if (even_clock_ns() > until) {
-        return first.status == why ? even_error_restore(&first) : why;
+        return even_fail(EVEN_ERR_TIMEOUT, "rank %d stands still in an optimizer's step", r);
       }
       even_clock_sleep_ns(LOOK_NS);
     }
   }
   return EVEN_OK;
 }
+
+/* From here on this rank's states are its own. */
+static even_status leave(even_optim_work *of) {
+  even_optim *optim = of->optim;
+  even_shared_memory shared;
+  size_t word = (size_t)((char *)&even_optim_kept_of(optim, optim->rank)->came - (char *)optim->memory.address);
+  even_status status = even_shared_memory_leave(&optim->memory, &shared);
+  char *memory = status == EVEN_OK ? shared.address : optim->memory.address;
+  atomic_store((_Atomic uint64_t *)(void *)(memory + word), HAS_LEFT);
+  if (status == EVEN_OK) {
+    even_shared_memory_close(&shared);
+    optim->comm = NULL;
+    optim->survives = false;
+    optim->rank = of->round.rank = of->sums.rank = 0;
+    optim->ranks = of->round.ranks = of->sums.ranks = 1;
+  }
+  return status;
+}
+
+/* After the barrier, whose status this is. */
+static even_status begin_surviving(even_optim_work *of, even_status met) {
+  _Atomic uint64_t *came = &even_optim_kept_of(of->optim, of->optim->rank)->came;
+  if (met != EVEN_OK) {
+    uint64_t until = even_clock_ns() + SOON_NS;
+    while (!all_have_come(of) && even_clock_ns() < until) {
+      even_clock_sleep_ns(LOOK_NS);
+    }
+    atomic_store(came, CAME(of->round.number) | LOOKS);
+    if (!all_have_come(of)) {
+      return leave(of);
+    }
+    atomic_store(came, CAME(of->round.number));
+  }
+  return await_looks(of);
+}
+
+static even_status begin(even_optim_work *of, uint64_t *at_ns, uint64_t *waited_ns) {
+  even_optim *optim = of->optim;
+  if (!optim->survives) {
+    return meet(optim, at_ns, waited_ns);
+  }
+  atomic_store(&even_optim_kept_of(optim, optim->rank)->came, CAME(of->round.number));
+  even_status status = begin_surviving(of, meet(optim, at_ns, waited_ns));
+  *at_ns = even_clock_ns();
+  return status;
+}
+
+/* ---- rounds ---- */
 
 /* Does a piece that this rank has; gives the elements that it changes. */
 typedef size_t piece_call(even_optim_work *of, size_t piece);
@@ -174,12 +241,7 @@ static void clip(even_optim_work *of, double norm) {
 static even_status make_step(even_optim_work *of, even_optim_report *seen) {
   even_optim *optim = of->optim;
   uint64_t at_ns = even_clock_ns();
-  even_status status = meet(optim, &at_ns, &seen->wait_ns); /* the others have the last step's values */
-  if (status != EVEN_OK && optim->survives) {
-    status = await_others(of, status);
-    at_ns = even_clock_ns();
-  }
-  EVEN_TRY(status);
+  EVEN_TRY(begin(of, &at_ns, &seen->wait_ns)); /* the others have the last step's values */
   if (of->job->max_norm != 0) {
     EVEN_TRY(make_round(of, &of->sums, even_optim_square_piece, &at_ns, seen));
     seen->norm = even_optim_norm(of);
@@ -190,9 +252,6 @@ static even_status make_step(even_optim_work *of, even_optim_report *seen) {
     if (!even_optim_round_is_own(&of->round, piece)) {
       even_optim_take_piece(of, piece);
     }
-  }
-  if (optim->survives) {
-    atomic_store_explicit(&even_optim_kept_of(optim, optim->rank)->taken, of->round.number, memory_order_release);
   }
   seen->copy_ns = even_clock_ns() - at_ns;
   return EVEN_OK;

@@ -260,6 +260,26 @@ even_status even_shared_memory_each(pid_t pid, const char *label,
   return even_folder_each(path, offer_segment, &segments);
 }
 
+even_status even_shared_memory_leave(even_shared_memory *memory, even_shared_memory *was) {
+  enum { READ_WRITE = PROT_READ | PROT_WRITE };
+  *was = (even_shared_memory){.fd = memory->fd, .bytes = memory->bytes};
+  even_status status = map(was);
+  if (status == EVEN_OK && even_os.mmap(memory->address, memory->bytes, READ_WRITE,
+                                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    status = even_fail_errno(errno, "%zu bytes of shared memory could not be copied", memory->bytes);
+    /* the kernel may have taken away what lay there before it found no room */
+    (void)even_os.mmap(memory->address, memory->bytes, READ_WRITE, MAP_SHARED | MAP_FIXED, memory->fd, 0);
+  }
+  if (status != EVEN_OK) {
+    was->fd = -1; /* is the other one's */
+    even_shared_memory_close(was);
+    return status;
+  }
+  memcpy(memory->address, was->address, memory->bytes);
+  memory->fd = -1;
+  return EVEN_OK;
+}
+
 void even_shared_memory_rewind(const even_shared_memory *memory) {
   (void)even_os.lseek(memory->fd, 0, SEEK_SET);
 }

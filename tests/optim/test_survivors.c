@@ -162,7 +162,7 @@ static int lose_ranks(even_comm *comm, void *argument) {
       return 1;
     }
     RANKS_EXPECT(comm, model_step(optim, mine, step, &report) == EVEN_OK);
-    /* Where there is no barrier any more, others may be at the next step, and its states. */
+    /* Others may be at the next step, and its states. */
     bool at_rest = step == 1 || step == STEPS;
     RANKS_EXPECT(comm, model_is_same(at_rest ? optim : NULL, mine, theirs));
     if (step == 3 && own == 1) {
@@ -189,6 +189,47 @@ static void make_the_step_without_them(void **state) {
       }
     }
   }
+}
+
+/* The first rank makes a step to which the third one has not come, and ends: for the third one nothing has changed. */
+static int take_a_step_back(even_comm *comm, void *argument) {
+  int own = even_comm_rank(comm);
+  even_optim_params params = surviving();
+  even_optim *optim = NULL;
+  model *mine = model_make();
+  model *theirs = model_make();
+  (void)argument;
+  RANKS_EXPECT(comm, even_optim_open(&params, comm, &optim) == EVEN_OK);
+  for (int step = 1; step <= STEPS; step++) {
+    if (step == 3 && own == 1) {
+      die();
+    }
+    if (step == 3 && own == 2) {
+      while (!even_process_has_ended((pid_t)optim->processes[0].number)) {
+      }
+      RANKS_EXPECT(comm, model_is_same(optim, mine, theirs));
+    }
+    model_loop(theirs, step);
+    RANKS_EXPECT(comm, model_step(optim, mine, step, NULL) == EVEN_OK);
+    if (step == 4 && own == 0) {
+      RANKS_EXPECT(comm, model_is_same(optim, mine, theirs));
+      die();
+    }
+  }
+  RANKS_EXPECT(comm, model_is_same(optim, mine, theirs));
+  even_optim_close(optim);
+  model_drop(mine);
+  model_drop(theirs);
+  return 0;
+}
+
+static void change_nothing_before_all_have_come(void **state) {
+  int results[3];
+  (void)state;
+  (void)ranks_run(&(ranks_setup){.ranks = 3, .timeout_seconds = 200}, take_a_step_back, NULL, results);
+  assert_int_equal(results[0], RANKS_KILLED);
+  assert_int_equal(results[1], RANKS_KILLED);
+  assert_int_equal(results[2], 0);
 }
 
 /* Ends this process after some time, wherever it is. */
@@ -248,6 +289,7 @@ static void survive_any_end(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(make_the_step_without_them),
+      cmocka_unit_test(change_nothing_before_all_have_come),
       cmocka_unit_test(survive_any_end),
   };
   return cmocka_run_group_tests_name("optim_survivors", tests, NULL, NULL);

@@ -45,6 +45,37 @@ static void two_mappings_are_one_memory(void **state) {
   assert_int_equal(open_descriptors(), before);
 }
 
+static void who_leaves_has_a_copy(void **state) {
+  even_shared_memory mine;
+  even_shared_memory theirs;
+  even_shared_memory was;
+  (void)state;
+  int before = open_descriptors();
+  assert_int_equal(even_shared_memory_create("test", 10000, &mine), EVEN_OK);
+  assert_int_equal(even_shared_memory_open_peer(getpid(), mine.fd, &theirs), EVEN_OK);
+  char *at = mine.address;
+  memcpy(at, "hello", 6);
+  for (int call = 1; call <= 2; call++) { /* each may fail: then it is shared as before */
+    fault_os(FAULT_mmap, call, ENOMEM);
+    assert_int_equal(even_shared_memory_leave(&mine, &was), EVEN_ERR_MEMORY);
+    fault_reset();
+    assert_int_equal(was.fd, -1);
+    at[0]++;
+    assert_int_equal(at[0], ((char *)theirs.address)[0]);
+  }
+  assert_int_equal(even_shared_memory_leave(&mine, &was), EVEN_OK);
+  assert_ptr_equal(mine.address, at);
+  assert_string_equal(at, "jello");
+  at[1] = 'u';
+  ((char *)was.address)[0] = 'c';
+  assert_string_equal(theirs.address, "cello");
+  assert_string_equal(at, "jullo");
+  even_shared_memory_close(&was);
+  even_shared_memory_close(&mine);
+  even_shared_memory_close(&theirs);
+  assert_int_equal(open_descriptors(), before);
+}
+
 static void wrong_sizes_and_descriptors_are_refused(void **state) {
   even_shared_memory memory;
   (void)state;
@@ -257,6 +288,7 @@ static void each_call_may_fail(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(two_mappings_are_one_memory, restore),
+      cmocka_unit_test_teardown(who_leaves_has_a_copy, restore),
       cmocka_unit_test_teardown(wrong_sizes_and_descriptors_are_refused, restore),
       cmocka_unit_test_teardown(huge_pages_are_asked_for_and_not_needed, restore),
       cmocka_unit_test_teardown(a_gone_peer_is_said_with_a_fix, restore),
