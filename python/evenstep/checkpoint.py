@@ -592,7 +592,8 @@ class Resume:
 
 def _restore_random(session: Any, loader: Loader, state: dict[str, Any]) -> None:
     """Now, and once more before the first batch: what the script draws until then (a seed set anew, a loader's own)
-    leaves no trace, so that the step to come draws what it would have drawn."""
-    put_back = load_random(loader.files, state, session.rank)
+    leaves no trace, so that the step to come draws what it would have drawn. Those that join at once, each rank 0 while it
+    is alone, draw by their places."""
+    put_back = load_random(loader.files, state, session.seen_rank)
     put_back()
     session.pending_random = put_back

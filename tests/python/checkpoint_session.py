@@ -41,6 +41,7 @@ class OneProcess:
     """What es.checkpoint needs of a session."""
 
     rank, world_size, epoch, telemetry = 0, 1, 0, _core.Telemetry(-1, 0)
+    seen_rank = property(lambda self: self.rank)
     in_job, name, joining = True, "", False
 
     def __init__(self, **objects: Any) -> None:
