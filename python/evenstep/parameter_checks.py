@@ -113,6 +113,11 @@ class ParameterChecks:
         self._asked_from = 0  # the step in which parameters themselves were looked at last: sums of before say no more
         self._since = -1  # the step at which they were first seen to differ; -1: they do not
 
+    def begin_anew(self) -> None:
+        """Among other ranks, of which some know nothing of it."""
+        self._last = self._since = -1
+        self._rare, self._asked_from = 1, 0
+
     def sum_when_due(self) -> int | None:
         """Before the vote: this rank's sum where this step is one that compares; the same steps on all ranks."""
         step = self._steps.step

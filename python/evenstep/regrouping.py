@@ -152,6 +152,7 @@ def regroup(
             late += 1
     session.checks.begin_anew()
     session.nonfinite.begin_anew()
+    session.parameter_checks.begin_anew()
     if session.steps.memory is not None:
         session.steps.memory = RanksMemory(session.steps.memory.watch, [one.pool for one in told], session.rank)
     adapted = adapted_by(told)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from evenstep.checkpoint import _restore_random
 from evenstep.environment import read_environment
-from evenstep.session import Session
+from evenstep.generation_told import Told
+from evenstep.regrouping import regroup
+from evenstep.session import Session, in_place_of_session
+
+
+@pytest.fixture
+def session() -> Iterator[Any]:
+    one = Session(read_environment())
+    with in_place_of_session(one):
+        yield one
+
+
+def go_on(session: Any) -> None:
+    """Among two ranks."""
+    told = Told([0, 1], (1, 1, 0, True, False), 0, b"", None, "cpu:0", "box", 0, [], [], [], {})
+    regroup(session, session.environment, [], [told, told])
 
 
 def session_that_joins(rank: int, ranks: int = 4) -> Any:
@@ -33,3 +50,17 @@ def test_those_that_join_at_once_draw_other_numbers() -> None:
         drawn.append(torch.rand(3).tolist())
     torch.set_rng_state(before)
     assert drawn[0] == drawn[2] != drawn[1]
+
+
+def test_parameters_that_differ_are_looked_at_anew_with_those_that_join(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks, looks = session.parameter_checks, []
+    monkeypatch.setattr(checks, "_find", lambda: looks.append(session.step))
+    checks._since, checks._asked_from, session.steps.step = 3, 20, 20
+    ballots: Any = [SimpleNamespace(parameters=one, step=19) for one in (1, 2)]
+    checks.heard(ballots)
+    assert not looks  # they are known to differ
+    go_on(session)
+    checks.heard(ballots)  # as one that joined, which knows nothing of it
+    assert looks == [20]
