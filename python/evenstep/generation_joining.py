@@ -38,6 +38,7 @@ class Joins(Passes):
         self._said: str | None = None
         self._result: Packs = bytes  # of the last call
         self._left: dict[int, list[Any]] = {}  # timings of ranks that were lost, for who takes their place
+        self.done = (0, 0)  # the steps at which those that gave the state had kept checkpoints last (Session.checkpointed)
         self._gift = -1  # the descriptor of the state for those that join
         self.joining = session.environment.joins  # it takes a lost rank's place, and has not met the others yet
 
@@ -65,7 +66,7 @@ class Joins(Passes):
                     self._memory.wait(number, _LOOK_FOR_GIFT_SECONDS)
                 else:
                     self._memory.wait(number, LOOK_SECONDS)
-        self._committed, self._pass, self._calls, result, self.members, self._left = gift.place
+        self._committed, self._pass, self._calls, result, self.members, self._left, self.done = gift.place
         self._result = packed(result)
         self._turns = 1  # its next batch begins a pass
         self.number = number - 1
@@ -137,7 +138,7 @@ class Joins(Passes):
         for saved in snapshot.state["loaders"].values():
             saved["speeds"] = {}  # are of the ranks that are to be: told when all meet
         place = (self._committed, self._pass, self._calls, told_result(self._result), self.members, self._timings())
-        return Gift.wrap(snapshot, place, number)
+        return Gift.wrap(snapshot, (*place, (session.checkpointed, session.in_memory)), number)
 
     def _timings(self) -> dict[int, list[Any]]:
         """What was measured of each rank, by their numbers in the job, those that were lost among them."""

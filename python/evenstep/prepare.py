@@ -258,6 +258,7 @@ def _take_place(current: Session) -> None:
 
         current.resumed = True
         current.resume = Resume(current, gift)
+        current.checkpointed, current.in_memory = current.recovery.done  # what comes next is due for all at once
 
 
 def _resume(current: Session) -> None:

@@ -127,7 +127,7 @@ class Session:
         self.steps.quiet.allowed = self._may_go_quiet
         self._last_checkpoint = time.monotonic()
         self.apart: list[Apart] = []  # iterations of batches that train nothing, and are not over
-        self._checkpointed = self._in_memory = 0  # the steps up to which either is done
+        self.checkpointed = self.in_memory = 0  # the steps up to which either is done
 
     def take_place(self) -> None:
         """From now on it is what `session()` gives, outside process sets."""
@@ -223,11 +223,11 @@ class Session:
 
     def checkpoint_now(self) -> None:
         """Between two steps, on all ranks: but where this step's is written."""
-        if self._checkpointed != self.step:
+        if self.checkpointed != self.step:
             from evenstep.checkpoint import automatic
 
             automatic(self)
-            self._checkpointed = self.step
+            self.checkpointed = self.step
 
     @property
     def in_training_loop(self) -> bool:
@@ -288,7 +288,7 @@ class Session:
 
     @step.setter
     def step(self, value: int) -> None:
-        self.steps.step = self._checkpointed = self._in_memory = value
+        self.steps.step = self.checkpointed = self.in_memory = value
 
     @property
     def epoch(self) -> int:
@@ -423,7 +423,7 @@ class Session:
         if self.environment.checkpoint_seconds > 0:
             return self.steps.checkpoint_agreed
         every = self.environment.checkpoint_steps
-        return every > 0 and self.steps.step // every > self._checkpointed // every
+        return every > 0 and self.steps.step // every > self.checkpointed // every
 
     @property
     def checkpoint_waits(self) -> bool:
@@ -443,15 +443,15 @@ class Session:
             from evenstep.checkpoint import automatic
 
             automatic(self)
-            self._checkpointed = steps.step
+            self.checkpointed = steps.step
             self._last_checkpoint = time.monotonic()
             steps.checkpoint_is_made()
         self._keep_in_memory_when_due(due)
 
     def _keep_in_memory_when_due(self, on_disk: bool) -> None:
         every = self.environment.memory_steps
-        if every > 0 and self._whole and not self.name and self.step // every > self._in_memory // every:
-            self._in_memory = self.step
+        if every > 0 and self._whole and not self.name and self.step // every > self.in_memory // every:
+            self.in_memory = self.step
             if not on_disk:
                 from evenstep.checkpoint_memory import keep
 

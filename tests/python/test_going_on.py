@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +14,8 @@ import torch
 from evenstep.checkpoint import _restore_random
 from evenstep.environment import read_environment
 from evenstep.generation_told import Told
+from evenstep.generations import Recovery
+from evenstep.prepare import _take_place
 from evenstep.regrouping import regroup
 from evenstep.session import Session, in_place_of_session
 
@@ -64,3 +67,47 @@ def test_parameters_that_differ_are_looked_at_anew_with_those_that_join(
     go_on(session)
     checks.heard(ballots)  # as one that joined, which knows nothing of it
     assert looks == [20]
+
+
+class Board:
+    """What agents and ranks share: rank 1 joins rank 0 in generation 1, whose state lies in `gift`."""
+
+    ranks, number, refused, gift = 2, 1, False, -1
+
+    def has(self, rank: int, number: int) -> bool:
+        return rank == 0 or number > 0
+
+    def given(self, number: int) -> tuple[int, int]:
+        return os.getpid(), self.gift
+
+    def process(self, rank: int) -> int:
+        return os.getpid()
+
+    def offer(self, rank: int) -> None: ...
+
+    def take(self, rank: int, number: int) -> None: ...
+
+
+def recovery_of(session: Any, board: Board) -> Any:
+    session.recovery = session.steps.recovery = recovery = Recovery(session, board)  # type: ignore[arg-type]
+    recovery._said = ""
+    return recovery
+
+
+def test_who_joins_knows_which_checkpoint_is_due(session: Any) -> None:
+    """Where ranks train on their own it may be that of some steps before."""
+    board = Board()
+    session.step, session.checkpointed, session.in_memory = 23, 10, 18
+    giver = recovery_of(session, board)
+    giver._committed = 23
+    board.gift = giver._wrap(1)
+    try:
+        other = session_that_joins(1)
+        other.environment = replace(other.environment, rank=1)
+        with in_place_of_session(other):
+            recovery_of(other, board)
+            _take_place(other)
+        assert other.step == 23 and other.recovery._committed == 23
+        assert (other.checkpointed, other.in_memory) == (10, 18)
+    finally:
+        os.close(board.gift)
