@@ -20,6 +20,7 @@ from evenstep import _core
 from evenstep.backend_device import DeviceCollectives, limited_by
 from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_forms import in_full
+from evenstep.backend_gloo import in_place, reading
 from evenstep.backend_legs import device_collectives
 from evenstep.backend_messages import MessagesMixin
 from evenstep.backend_monitored import MonitoredMixin
@@ -45,7 +46,6 @@ from evenstep.backend_tensors import (
     reducer_of,
     reducible,
     refuse,
-    refuse_gaps,
     root_of,
     scaled,
     sources_as_real,
@@ -181,12 +181,6 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
 
     def _under(self, tensor: torch.Tensor) -> Any:
         return self._for_device(tensor.device)
-
-    def _under_writing(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """For calls that write where they have read."""
-        if self._comm is None:
-            refuse_gaps(tensors)
-        return self._under(tensors[0])
 
     def _for_device(self, device: torch.device) -> Any:
         if device.type == "cuda" and not self._devices_chosen:
@@ -348,9 +342,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         if job is None and factor_of(opts) is None:
             job = sparse_reduction(self._comm, given, op_of(opts))
         if job is None:
-            under = self._under_writing(given)
-            with premultiplied(given, opts, in_place=True) as (summed, options):
-                return under.allreduce(summed, *options)
+            return in_place(self._under(given[0]).allreduce, given, opts)
         return self._run(opts, job, given)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
@@ -358,16 +350,14 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         if job is None and (lacks := self._lacking(tensors, opts)):
             return self._staged(self.allreduce_coalesced, lacks, (tensors,), opts)
         if job is None:
-            under = self._under_writing(tensors)
-            with premultiplied(tensors, opts, in_place=True) as (summed, options):
-                return under.allreduce_coalesced(summed, *options)
+            return in_place(self._under(tensors[0]).allreduce_coalesced, tensors, opts)
         return self._run(opts, job, tensors)
 
     def broadcast(self, tensors: Any, opts: Any = None) -> Any:
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         comm, tensor = self._engine, given[0]
         if comm is None or len(given) != 1 or not is_ours(tensor):
-            return self._under_writing(given).broadcast(given, *given_options(opts))
+            return in_place(self._under(tensor).broadcast, given, opts)
         root = root_of(opts, "broadcast", self._size)
 
         def job() -> None:
@@ -417,7 +407,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         comm = self._engine
         ours = comm is not None and len(inputs) == 1 and is_ours(inputs[0]) and all(map(is_ours, outputs[0]))
         if comm is None or not ours or len(outputs[0]) != self._size:
-            return self._under(inputs[0]).allgather(outputs, inputs, *given_options(opts))
+            return reading(self._under(inputs[0]).allgather, outputs, inputs, *given_options(opts))
         self._check_gather_parts(outputs[0], inputs[0])
         return self._run(opts, lambda: self._gather_parts(comm, outputs[0], inputs[0]), outputs)
 
@@ -427,7 +417,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         everything = [*input_list, *(output for outputs in output_lists for output in outputs)]
         fits = len(output_lists) == self._size and all(len(outputs) == len(input_list) for outputs in output_lists)
         if comm is None or not fits or not all(map(is_ours, everything)):
-            return self._under(input_list[0]).allgather_coalesced(output_lists, input_list, *given_options(opts))
+            call = self._under(input_list[0]).allgather_coalesced
+            return reading(call, output_lists, input_list, *given_options(opts))
         gathers = [([outputs[i] for outputs in output_lists], own) for i, own in enumerate(input_list)]
         for parts, own in gathers:
             self._check_gather_parts(parts, own)
@@ -454,16 +445,15 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:
         job = self._gathering([output], [input])
         if job is None:
-            return named(self._under(input), "all_gather_single", "_allgather_base")(
-                output, input, *given_options(opts)
-            )
+            call = named(self._under(input), "all_gather_single", "_allgather_base")
+            return reading(call, output, input, *given_options(opts))
         return self._run(opts, job, [output])
 
     def all_gather_single_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
         job = self._gathering(output_lists, input_list)
         if job is None:
             call = named(self._under(input_list[0]), "all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-            return call(output_lists, input_list, *given_options(opts))
+            return reading(call, output_lists, input_list, *given_options(opts))
         return self._run(opts, job, output_lists)
 
     def _scatter(
@@ -487,7 +477,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
                 return self._staged(self.reduce_scatter, lacks, (outputs, inputs), opts)
             refuse(outputs if comm is not None else (), op)
             with premultiplied(inputs[0], opts) as (summed, options):
-                return self._under(outputs[0]).reduce_scatter(outputs, [summed, *inputs[1:]], *options)
+                return reading(self._under(outputs[0]).reduce_scatter, outputs, [summed, *inputs[1:]], *options)
         given = [part.numel() for part in inputs[0]]
         fits = len(parts) == self._size and outputs[0].numel() == given[self._rank]
         if not fits or any(part.dtype != output.dtype for part in parts):
@@ -535,7 +525,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         if job is None:
             call = named(self._under(inputTensor), "reduce_scatter_single", "_reduce_scatter_base")
             with premultiplied([inputTensor], opts) as ((summed,), options):
-                return call(outputTensor, summed, *options)
+                return reading(call, outputTensor, summed, *options)
         return self._run(opts, job, [outputTensor])
 
     def reduce_scatter_single_coalesced(self, outputTensors: Any, inputTensors: Any, opts: Any = None) -> Any:
@@ -547,7 +537,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
                 self._under(inputTensors[0]), "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"
             )
             with premultiplied(inputTensors, opts) as (summed, options):
-                return call(outputTensors, summed, *options)
+                return reading(call, outputTensors, summed, *options)
         return self._run(opts, job, outputTensors)
 
     def barrier(self, opts: Any = None) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from evenstep import _core
+from evenstep.backend_gloo import in_place, into
 from evenstep.backend_tensors import (
     apart,
     as_real,
@@ -25,7 +26,6 @@ from evenstep.backend_tensors import (
     named,
     op_of,
     plain,
-    premultiplied,
     refuse,
     root_of,
     scaled,
@@ -79,10 +79,8 @@ class ExchangeMixin:
                 at_root = self._rank == root_of(opts, "reduce", self._size)
                 return self._staged(self.reduce, lacks, (tensors,), opts, writes=at_root)
             refuse([tensor] if comm is not None else (), op)
-            under = self._under_writing(tensors)
-            at_root = factor is not None and self._rank == root_of(opts, "reduce", self._size)
-            with premultiplied(tensors, opts, in_place=at_root) as (summed, options):
-                return under.reduce(summed, *options)
+            at_root = self._rank == root_of(opts, "reduce", self._size)
+            return in_place(self._under(tensors[0]).reduce, tensors, opts, here=at_root)
         root = root_of(opts, "reduce", self._size)
 
         def job() -> None:
@@ -122,7 +120,7 @@ class ExchangeMixin:
         if self._comm is None or not all(map(is_ours, [own, *parts])):
             if left := self._left(name, [own]):
                 return self._staged(getattr(self, name), left, (outputs, inputs), opts)
-            return getattr(self._under(own), name)(outputs, inputs, *given_options(opts))
+            return into(getattr(self._under(own), name), outputs, inputs, *given_options(opts))
         root = root_of(opts, name, self._size)
         every: Sequence[torch.Tensor | None] = [None] * self._size
         if self._rank == root:
@@ -158,15 +156,19 @@ class ExchangeMixin:
         if self._comm is None or not all(map(is_ours, [*outputs, *inputs])):
             if left := self._left("all_to_all", outputs):
                 return self._staged(self.alltoall, left, (outputs, inputs), opts)
-            return self._under(outputs[0]).alltoall(outputs, inputs, *given_options(opts))
+            return into(self._under(outputs[0]).alltoall, outputs, inputs, *given_options(opts))
         if len(outputs) != self._size or len(inputs) != self._size:
             raise ValueError(f"all_to_all needs {self._size} inputs and outputs, not {len(inputs)} and {len(outputs)}")
         kind = kind_of_all([*inputs, *outputs])
         return self._run(opts, lambda: self._exchange_tensors(inputs, outputs, kind), outputs)
 
     def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
-        comm = self._comm
-        if comm is None or not is_ours(output) or not is_ours(whole):
+        comm, ours = self._comm, is_ours(output) and is_ours(whole)
+        if ours and output.dtype != whole.dtype:
+            raise ValueError(f"all_to_all_single from {whole.dtype} into {output.dtype}")
+        received = rows(output, outs, self._size, "output") if ours else []
+        sent = rows(whole, ins, self._size, "input") if ours else []
+        if comm is None or not ours:
             if left := self._left("all_to_all_single", [whole]):
 
                 def all_to_all_single(into: Any, given: Any, *options: Any) -> Any:
@@ -174,11 +176,7 @@ class ExchangeMixin:
 
                 return self._staged(all_to_all_single, left, ([output], [whole]), opts)
             call = named(self._under(whole), "all_to_all_single", "alltoall_base")
-            return call(output, whole, outs, ins, *given_options(opts))
-        if output.dtype != whole.dtype:
-            raise ValueError(f"all_to_all_single from {whole.dtype} into {output.dtype}")
-        received = rows(output, outs, self._size, "output")
-        sent = rows(whole, ins, self._size, "input")
+            return into(call, output, whole, outs, ins, *given_options(opts))
 
         def job() -> None:
             target = landing(output)
@@ -198,4 +196,3 @@ class ExchangeMixin:
     _left: Callable[..., str]
     _staged: Callable[..., Any]
     _under: Callable[..., Any]
-    _under_writing: Callable[..., Any]

@@ -14,11 +14,12 @@ import torch
 
 from evenstep import _core
 from evenstep.backend_device import DeviceCollectives
+from evenstep.backend_gloo import changed, flat
 from evenstep.backend_sparse import summable
 from evenstep.backend_tensors import WORDS, engine_dtype, factor_of, given_options, is_on_gpu, op_of, wants_work
 from evenstep.backend_work import Worker
 from evenstep.comm_debug import note
-from evenstep.device_host import Copies, HostCalls
+from evenstep.device_host import HostCalls
 from evenstep.device_streams import CudaStreams, SeveralWorks
 
 _NARROW = (torch.int16, torch.uint16)
@@ -53,18 +54,6 @@ def _with_a_work(options: Any) -> Iterator[None]:
         yield
     finally:
         options.asyncOp = False
-
-
-def _flat(given: Any) -> Iterator[torch.Tensor]:
-    for one in given:
-        if isinstance(one, torch.Tensor):
-            yield one
-        else:
-            yield from _flat(one)
-
-
-def _changed(given: Any, change: Copies) -> Any:
-    return change(given) if isinstance(given, torch.Tensor) else [_changed(one, change) for one in given]
 
 
 class StagedMixin:
@@ -136,13 +125,13 @@ class StagedMixin:
     ) -> Any:
         """The group's own method with copies of these tensors (lists of them, or lists of lists): it reads the last ones and
         writes the first ones, which may be the same."""
-        outputs = list(_flat(tensors[0])) if writes else []
+        outputs = list(flat(tensors[0])) if writes else []
         calls = self._through_host(method.__name__, why)
         with _with_a_work(options):
             work = calls.collective(
-                list(_flat(tensors[-1])),
+                list(flat(tensors[-1])),
                 outputs,
-                lambda copies: method(*(_changed(one, copies) for one in tensors), *given_options(options)),
+                lambda copies: method(*(changed(one, copies) for one in tensors), *given_options(options)),
                 tensors[0],
             )
         if wants_work(options):

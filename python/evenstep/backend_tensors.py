@@ -162,16 +162,6 @@ def refuse(tensors: Sequence[torch.Tensor], op: int | None) -> None:
         raise RuntimeError(f"Invalid scalar type: {tensor.dtype} cannot be reduced so; convert it")
 
 
-def refuse_gaps(tensors: Iterable[torch.Tensor]) -> None:
-    """Of a tensor whose elements do not lie together Gloo reads, and overwrites, what lies between them."""
-    for tensor in tensors:
-        if is_ours(tensor) and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
-            raise RuntimeError(
-                f"Gloo cannot take a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, whose elements do "
-                "not lie together. Please use its contiguous() copy"
-            )
-
-
 def root_of(options: Any, call: str, ranks: int) -> int:
     """The root that the options name, which must be one of the group's ranks."""
     root = 0 if options is None else int(options.rootRank)

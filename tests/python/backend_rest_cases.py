@@ -463,17 +463,15 @@ def absent() -> None:
 
 def gaps() -> None:
     """Gloo itself gives wrong numbers, and writes into the neighbours."""
-    matrix = torch.arange(9.0).view(3, 3)
-    for call in (
-        lambda: dist.all_reduce(matrix[:, 1]),
-        lambda: dist.all_reduce_coalesced([matrix, matrix[:, 1]]),
-        lambda: dist.broadcast(matrix[:, 1], 0),
-        lambda: dist.reduce(matrix[:, 1], 0),
-    ):
-        raises(RuntimeError, call, "do not lie together", "contiguous()")
-    assert torch.equal(matrix, torch.arange(9.0).view(3, 3))
-    dist.all_reduce(matrix.t())
-    assert torch.equal(matrix, SIZE * torch.arange(9.0).view(3, 3))
+    matrix, wanted = torch.arange(9.0).view(3, 3), torch.arange(9.0).view(3, 3)
+    wanted[:, 1] *= SIZE**2
+    dist.all_reduce(matrix[:, 1])
+    dist.all_reduce_coalesced([matrix[:, 1]])
+    dist.broadcast(matrix[:, 1], 0)
+    assert torch.equal(matrix, wanted), matrix
+    one = torch.zeros(1).expand(4)
+    for call in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0), lambda tensor: dist.reduce(tensor, 0)):
+        raises(RuntimeError, lambda call=call: call(one), "refers to a single memory location")
 
 
 def absent_over_gloo(group: Any, store: Any) -> None:

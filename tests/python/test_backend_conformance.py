@@ -22,10 +22,13 @@ def test_as_the_reference_and_gloo(run_ranks: Callable[..., Any], part: str) -> 
 
 @pytest.mark.parametrize(
     "part",
-    ["premultiplied", *(pytest.param(part, marks=pytest.mark.more) for part in ("reductions", "movements", "objects"))],
+    [
+        "premultiplied layouts",
+        *(pytest.param(part, marks=pytest.mark.more) for part in ("reductions", "movements", "objects")),
+    ],
 )
 def test_over_gloo(run_ranks: Callable[..., Any], part: str) -> None:
-    run_ranks(CASES, 3, args=(part,), env={"EVENSTEP_COMM_ENGINE": "gloo"})
+    run_ranks(CASES, 3, args=tuple(part.split()), env={"EVENSTEP_COMM_ENGINE": "gloo"})
 
 
 def test_two_ranks_move_all(run_ranks: Callable[..., Any]) -> None:

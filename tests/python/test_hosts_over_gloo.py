@@ -38,7 +38,7 @@ def test_sums_are_formed_host_by_host(run_ranks: Run, hosts: str) -> None:
 @pytest.mark.parametrize("hosts", ["abab", pytest.param("aabc", marks=pytest.mark.more)])
 def test_as_gloo_between_all_ranks(run_ranks: Run, hosts: str) -> None:
     """Where UCX is missing nothing has to be asked for."""
-    parts = ("reductions", "premultiplied", "movements", "objects")
+    parts = ("reductions", "premultiplied", "movements", "objects", "layouts")
     ranks = on_hosts(
         run_ranks, FOLDER / "backend_conformance_cases.py", hosts, *parts, EVENSTEP_COMM_DEBUG="1", **WITHOUT_UCX
     )
