@@ -73,7 +73,7 @@ typedef struct even_leadership_times {
  * may be longer than another one waits. */
 even_leadership_times even_leadership_times_of(int silence_ms);
 
-/* What a voter sees. Times in nanoseconds, all of one clock. */
+/* What a voter sees. Times in nanoseconds, all of one clock, which goes on while the machine sleeps. */
 typedef struct even_leadership_view {
   even_leadership_times times;
   even_leadership newest; /* that it has heard of, by the log or otherwise */

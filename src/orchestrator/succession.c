@@ -321,7 +321,8 @@ static bool has_answered(const even_voter_view *view, uint64_t since_ns) {
 static even_status await_acting(even_job *job, bool starts) {
   even_hosts *hosts = job->hosts;
   even_voter_view view;
-  uint64_t since = even_clock_ns();
+  const uint64_t since = even_clock_boot_ns();
+  const uint64_t begun = even_clock_ns();
   for (;;) {
     if (hosts->voter == NULL) {
       return EVEN_OK;
@@ -333,7 +334,7 @@ static even_status await_acting(even_job *job, bool starts) {
     if (view.newest.generation == 0) {
       return EVEN_OK; /* they have not agreed yet: nobody can take this one's place */
     }
-    if (view.quorum && has_answered(&view, since) && (!starts || even_clock_ns() >= view.starts_ns)) {
+    if (view.quorum && has_answered(&view, since) && (!starts || even_clock_boot_ns() >= view.starts_ns)) {
       break; /* a lease is for what runs, and not for something new */
     }
     if (hosts->alone) {
@@ -345,7 +346,7 @@ static even_status await_acting(even_job *job, bool starts) {
     if (even_stop_asked()) {
       return even_succession_interrupted();
     }
-    if (even_clock_ns() - since > patience_ns(hosts)) {
+    if (even_clock_ns() - begun > patience_ns(hosts)) {
       return fail_alone(hosts);
     }
     if (!view.quorum) {
@@ -395,7 +396,7 @@ bool even_succession_leaves_out(even_job *job, uint64_t since_ns) {
 
 bool even_succession_is_cut(even_hosts *hosts) {
   even_voter_view view;
-  uint64_t since = even_clock_ns();
+  uint64_t since = even_clock_boot_ns();
   /* by then a majority that is lost is known to be */
   uint64_t known_ns = even_leadership_times_of(even_socket_silence()).heard_ns + 1000000000u;
   if (hosts->voter == NULL) {
@@ -404,7 +405,7 @@ bool even_succession_is_cut(even_hosts *hosts) {
   do {
     even_clock_sleep_ns(10000000);
     even_voter_look(hosts->voter, &view);
-  } while (view.quorum && !has_answered(&view, since) && even_clock_ns() - since < known_ns);
+  } while (view.quorum && !has_answered(&view, since) && even_clock_boot_ns() - since < known_ns);
   if (view.quorum || view.newest.generation == 0) {
     return false;
   }

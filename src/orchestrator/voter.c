@@ -29,7 +29,7 @@ struct even_voter {
   atomic_bool stop;
   pthread_mutex_t lock; /* of what follows, up to the thread's own */
   even_voter_view view;
-  uint64_t lease_ns; /* see even_leadership_answered */
+  uint64_t lease_ns; /* see even_leadership_answered; by even_clock_boot_ns, as all that is compared with it */
   int announced;
   bool ends;
   bool hands;
@@ -56,7 +56,7 @@ struct even_voter {
 
 /* The newest that is known has changed: the others hear of it, and the new leader has its time to be seen. */
 static void newer(even_voter *voter) {
-  voter->leader_ns = even_clock_ns();
+  voter->leader_ns = even_clock_boot_ns();
   voter->links.own.port = 0;
   even_voter_links_tell(&voter->links);
 }
@@ -89,7 +89,7 @@ static even_status on_raft(void *context, uint64_t from, const unsigned char *by
   (void)snprintf(name, sizeof name, "%llu", (unsigned long long)from);
   EVEN_TRY(even_raft_memory_receive(&voter->log.memory, from, name, bytes, count));
   if (even_voter_log_leader(&voter->log) == from) {
-    voter->heard_ns = even_clock_ns();
+    voter->heard_ns = even_clock_boot_ns();
   }
   return EVEN_OK;
 }
@@ -226,7 +226,7 @@ static void see(even_voter *voter, uint64_t now, even_leadership_view *out) {
   uint64_t whom = own->newest.generation == 0 ? voter->first : own->newest.leader;
   const even_voter_link *link = even_voter_links_find(&voter->links, whom);
   if (link != NULL) {
-    voter->leader_ns = link->link.heard_ns;
+    voter->leader_ns = now - (even_clock_ns() - link->link.heard_ns); /* links reckon without the machine's sleep */
   }
   *out = (even_leadership_view){.times = voter->times,
                                 .newest = own->newest,
@@ -416,7 +416,7 @@ static void *live(void *argument) {
     uint64_t now = even_clock_ns();
     even_voter_links_tick(&voter->links, now);
     even_raft_memory_turn(&voter->log.memory, now);
-    see(voter, now, &view);
+    see(voter, even_clock_boot_ns(), &view);
     act(voter, &view);
     call_others(voter, now);
     publish(voter, &view);
@@ -470,7 +470,7 @@ static even_status open_all(even_voter *voter, const even_voter_params *params) 
   voter->first = params->first;
   voter->witness = params->witness;
   voter->waits = params->waits;
-  voter->leader_ns = even_clock_ns();
+  voter->leader_ns = even_clock_boot_ns();
   EVEN_TRY(copy_list(params->members, params->count, &voter->known));
   EVEN_TRY(even_loop_open(&voter->loop));
   EVEN_TRY(even_voter_links_open(&voter->links));
@@ -537,7 +537,7 @@ void even_voter_look(even_voter *voter, even_voter_view *out) {
                                      .newest = out->newest,
                                      .self = voter->log.raft.id, /* it never changes */
                                      .lease_ns = voter->lease_ns,
-                                     .now_ns = even_clock_ns()};
+                                     .now_ns = even_clock_boot_ns()};
   (void)pthread_mutex_unlock(&voter->lock);
   out->acts = even_leadership_acts(&view);
   out->acts_until_ns = out->acts ? view.lease_ns + view.times.lease_ns : 0;

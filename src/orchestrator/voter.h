@@ -43,8 +43,8 @@ typedef struct even_voter_view {
   even_leadership newest;           /* of all generations that were heard of; 0: nobody leads yet */
   int port;                         /* where that leader takes agents, 0: it has not said it */
   char address[EVEN_VOTER_ADDRESS]; /* of its host, "" where it is not known */
-  bool acts;                        /* this member leads, and may act, */
-  uint64_t acts_until_ns;           /* for at least so long: */
+  bool acts;                        /* this member leads, and may act; the next three by even_clock_boot_ns: */
+  uint64_t acts_until_ns;           /* for at least so long; */
   uint64_t answered_ns;             /* a majority has answered what it asked then */
   uint64_t starts_ns;               /* of one that leads: before this no rank of another leader's may be thought dead */
   bool quorum;                      /* a majority of voters is heard */

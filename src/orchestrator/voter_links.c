@@ -171,7 +171,7 @@ static even_status take_word(even_voter_link *link, const even_message *message)
     note_refused(link->all, word.id, false);
     learn_address(link);
   }
-  if (word.answers > link->answered_ns && word.answers <= even_clock_ns()) {
+  if (word.answers > link->answered_ns && word.answers <= even_clock_boot_ns()) {
     link->answered_ns = word.answers;
     link->answered_term = word.term;
   }

@@ -25,7 +25,7 @@ typedef struct even_voter_link {
   bool delivered; /* the other host has this member's newest word: see even_voter_links_delivered */
   bool over;
   char address[EVEN_VOTER_ADDRESS]; /* where it listens, "" where that is not known */
-  uint64_t answered_ns;             /* when the newest question was sent that it has answered, */
+  uint64_t answered_ns;             /* when (even_clock_boot_ns) the newest question was sent that it has answered, */
   uint64_t answered_term;           /* and in which term */
   uint64_t since_ns;
   struct even_voter_link *next;
@@ -99,7 +99,7 @@ bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *byt
 /* Tells all what `own` says now. */
 void even_voter_links_tell(even_voter_links *links);
 
-/* Asks a member for its word, to be answered at once. */
+/* Asks a member for its word, to be answered at once. `now_ns`: even_clock_boot_ns. */
 void even_voter_links_ask(even_voter_link *link, uint64_t now_ns);
 
 /* A number of 64 bits as it travels, and lies in the log: little-endian. */

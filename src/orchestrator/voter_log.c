@@ -74,7 +74,7 @@ bool even_voter_log_leads(even_voter_log *log) {
   bool leads = raft_state(&log->raft) == RAFT_LEADER;
   if (leads && log->led_term != log->raft.current_term) {
     log->led_term = log->raft.current_term;
-    log->led_ns = even_clock_ns();
+    log->led_ns = even_clock_boot_ns();
   }
   return leads;
 }

@@ -20,7 +20,7 @@ typedef struct even_voter_log {
   bool yielding;
   struct raft_transfer transfer;
   uint64_t led_term; /* the newest term in which it has led the log, */
-  uint64_t led_ns;   /* and since when */
+  uint64_t led_ns;   /* and since when, by even_clock_boot_ns */
   uint64_t claim_ns; /* of the term in which it last proposed itself: since when it led the log in it */
   void *context;
   void (*changed)(void *context); /* what it surely says has */

@@ -90,7 +90,7 @@ static void kill_sessions(const duty *now) {
 static void hold(duty *now) {
   const even_sweep sweep = sweep_of(now);
   if (atomic_load(&now->page->holds) == 0) {
-    atomic_store(&now->page->held_ns, even_clock_ns());
+    atomic_store(&now->page->held_ns, even_clock_boot_ns());
     atomic_store(&now->page->holds, 1); /* first: who sees them stopped shall know by whom */
   }
   even_sweep_signal(&sweep, SIGSTOP);
@@ -100,7 +100,7 @@ static void let_go(duty *now) {
   const even_sweep sweep = sweep_of(now);
   if (atomic_load(&now->page->holds) != 0) { /* by itself, or by the one whose place it has */
     even_sweep_signal(&sweep, SIGCONT);
-    atomic_store(&now->page->held_ns, even_clock_ns());
+    atomic_store(&now->page->held_ns, even_clock_boot_ns());
     atomic_store(&now->page->holds, 0);
   }
 }
@@ -108,7 +108,7 @@ static void let_go(duty *now) {
 /* Holds what may not run, kills what may live no longer; for how long nothing else is to be done, -1: for ever. */
 static int keep_limit(duty *now) {
   uint64_t until = atomic_load(&now->page->until_ns);
-  uint64_t time = even_clock_ns();
+  uint64_t time = even_clock_boot_ns();
   if (until == 0 || until > time) {
     let_go(now);
   }

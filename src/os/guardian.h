@@ -26,9 +26,9 @@ even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder
 /* Whether it can be told something more without waiting. false: it stands still, and has heard nothing for long; or
  * this cannot be found out. */
 bool even_guardian_has_room(const even_guardian *guardian);
-/* Until when (os/clock.h) the sessions may run, whether the caller does or stands still: then it holds them (SIGSTOP,
- * again and again), lets them go (SIGCONT) when it is told a later time, and at kill_ns kills them, and goes on
- * watching. 0: for as long as the caller lives (as at first). Waits for nothing. Any thread. */
+/* Until when (even_clock_boot_ns) the sessions may run, whether the caller does or stands still: then it holds them
+ * (SIGSTOP, again and again), lets them go (SIGCONT) when it is told a later time, and at kill_ns kills them, and goes
+ * on watching. 0: for as long as the caller lives (as at first). Waits for nothing. Any thread. */
 even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns, uint64_t kill_ns) EVEN_MUST_USE;
 /* Whether it holds the sessions now; since when (held_ns) or, where it does not, when it let them go: 0: it never held
  * any. */

@@ -7,6 +7,7 @@
 #include "os/listener.h"
 #include "os/signals.h"
 #include "os/socket.h"
+#include "support/clock_ahead.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -217,8 +218,8 @@ static void the_first_leads_and_another_succeeds_it(void **state) {
   assert_int_equal(even_voter_want(all.voters[next], left, 2), EVEN_OK);
   await_voters(&all, next, 1);
   end(&all, 3 - next);
-  uint64_t alone = even_clock_ns();
-  until = alone + LIMIT_NS;
+  const uint64_t alone = even_clock_boot_ns();
+  until = even_clock_ns() + LIMIT_NS;
   while (look(&all, next).answered_ns <= alone) {
     assert_true(even_clock_ns() < until);
     even_clock_sleep_ns(5000000);
@@ -283,7 +284,7 @@ static void with_any_silence_another_one_succeeds(void **state) {
     const even_leadership_times times = even_leadership_times_of(silences_ms[i]);
     memset(&all, 0, sizeof all);
     all.silence_ms = silences_ms[i];
-    uint64_t opened = even_clock_ns();
+    uint64_t opened = even_clock_boot_ns();
     open_some(&all, 3);
     assert_int_equal(await_leader(&all, 1), 0);
     even_voter_view first = look(&all, 0);
@@ -291,9 +292,29 @@ static void with_any_silence_another_one_succeeds(void **state) {
     end(&all, 0);
     size_t next = await_leader(&all, 2);
     uint64_t starts = look(&all, next).starts_ns; /* it came to lead the log in this time */
-    assert_true(starts >= opened + times.wait_ns && starts <= even_clock_ns() + times.wait_ns);
+    assert_true(starts >= opened + times.wait_ns && starts <= even_clock_boot_ns() + times.wait_ns);
     close_group(&all);
   }
+}
+
+/* The clocks of all three go on alike, and no connection breaks: the leader leads on, once it was answered anew. */
+static void who_slept_does_not_act_by_what_was_answered_before(void **state) {
+  const uint64_t hour_ns = 3600000000000u;
+  cluster all;
+  (void)state;
+  assert_true(clock_slept_begin());
+  open_group(&all, 3);
+  for (int sleeps = 0; sleeps < 3; sleeps++) {
+    assert_int_equal(await_leader(&all, 1), 0);
+    uint64_t asleep = even_clock_boot_ns() + hour_ns / 2;
+    clock_slept_add(hour_ns);
+    even_voter_view view = look(&all, 0);
+    assert_true(!view.acts || view.answered_ns > asleep);
+  }
+  assert_int_equal(await_leader(&all, 1), 0);
+  assert_int_equal(look(&all, 0).newest.generation, 1);
+  close_group(&all);
+  clock_slept_end();
 }
 
 static void of_five_two_may_die_one_after_the_other(void **state) {
@@ -471,6 +492,7 @@ int main(void) {
       cmocka_unit_test(one_that_cannot_lead_yet_does_not),
       cmocka_unit_test(one_that_comes_later_votes_too),
       cmocka_unit_test(with_any_silence_another_one_succeeds),
+      cmocka_unit_test(who_slept_does_not_act_by_what_was_answered_before),
       cmocka_unit_test(of_five_two_may_die_one_after_the_other),
       cmocka_unit_test(those_that_come_back_are_a_majority_again),
       cmocka_unit_test(after_its_end_nobody_leads_a_job),

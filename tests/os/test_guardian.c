@@ -6,6 +6,7 @@
 #include "os/process_stat.h"
 #include "os/random.h"
 #include "os/sweep.h"
+#include "support/clock_ahead.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -277,10 +278,10 @@ static void kills_when_a_limit_is_over(void **state) {
   for (int round = 0; round < 2; round++) { /* it goes on watching */
     pid_t session = start_sleeper("A=b", 10, true);
     assert_int_equal(even_guardian_add_session(&guardian, session), EVEN_OK);
-    assert_int_equal(even_guardian_limit(&guardian, even_clock_ns() + 3600000000000u, UINT64_MAX), EVEN_OK);
+    assert_int_equal(even_guardian_limit(&guardian, even_clock_boot_ns() + 3600000000000u, UINT64_MAX), EVEN_OK);
     assert_int_equal(even_guardian_limit(&guardian, 0, 0), EVEN_OK);
     assert_true(is_alive(session));
-    uint64_t until = even_clock_ns() + 50000000u;
+    uint64_t until = even_clock_boot_ns() + 50000000u;
     assert_int_equal(even_guardian_limit(&guardian, until, until), EVEN_OK);
     assert_int_equal(waitpid(session, NULL, 0), session);
     assert_int_equal(even_guardian_drop_session(&guardian, session), EVEN_OK);
@@ -317,7 +318,7 @@ static void holds_until_there_is_a_later_limit(void **state) {
   assert_false(even_guardian_holds(&guardian, &held[0]));
   assert_int_equal(held[0], 0);
   for (int round = 0; round < 2; round++) {
-    assert_int_equal(even_guardian_limit(&guardian, even_clock_ns(), UINT64_MAX), EVEN_OK);
+    assert_int_equal(even_guardian_limit(&guardian, even_clock_boot_ns(), UINT64_MAX), EVEN_OK);
     await_state(session, true);
     await_held(&guardian, true, &held[0]);
     assert_int_equal(kill(session, SIGCONT), 0); /* somebody lets it go: it is held again */
@@ -325,19 +326,40 @@ static void holds_until_there_is_a_later_limit(void **state) {
     pid_t late = start_sleeper(mark, 10, false); /* as are those that have begun since */
     await_state(late, true);
     end(late);
-    uint64_t later = round == 0 ? even_clock_ns() + 3600000000000u : 0;
+    uint64_t later = round == 0 ? even_clock_boot_ns() + 3600000000000u : 0;
     assert_int_equal(even_guardian_limit(&guardian, later, later), EVEN_OK);
     await_state(session, false);
     await_held(&guardian, false, &held[1]);
     assert_true(held[1] > held[0]);
     assert_true(is_alive(session));
   }
-  uint64_t past = even_clock_ns();
+  uint64_t past = even_clock_boot_ns();
   assert_int_equal(even_guardian_limit(&guardian, past, UINT64_MAX), EVEN_OK);
   await_state(session, true);
   assert_int_equal(even_guardian_limit(&guardian, past, past), EVEN_OK); /* held for too long */
   assert_int_equal(waitpid(session, NULL, 0), session);
   even_guardian_stop(&guardian);
+}
+
+/* Its parent cannot have told it anything meanwhile: another leader may be there by now. */
+static void a_limit_is_over_when_the_machine_has_slept(void **state) {
+  const uint64_t hour_ns = 3600000000000u;
+  even_guardian guardian;
+  uint64_t held = 0;
+  (void)state;
+  assert_true(clock_slept_begin());
+  assert_int_equal(even_guardian_start(mark, &guardian), EVEN_OK);
+  pid_t session = start_sleeper("A=b", 10, true);
+  assert_int_equal(even_guardian_add_session(&guardian, session), EVEN_OK);
+  assert_int_equal(even_guardian_limit(&guardian, even_clock_boot_ns() + hour_ns, UINT64_MAX), EVEN_OK);
+  clock_slept_add(2 * hour_ns);
+  await_state(session, true);
+  await_held(&guardian, true, &held);
+  assert_int_equal(even_guardian_limit(&guardian, even_clock_boot_ns() + hour_ns, UINT64_MAX), EVEN_OK);
+  await_state(session, false);
+  even_guardian_stop(&guardian);
+  assert_int_equal(waitpid(session, NULL, 0), session);
+  clock_slept_end();
 }
 
 /* It is killed while it holds them: the one that takes its place holds them on, and lets them go. */
@@ -350,7 +372,7 @@ static void another_one_goes_on_with_what_it_held(void **state) {
   assert_int_equal(even_guardian_start(mark, &first), EVEN_OK);
   pid_t session = start_sleeper("A=b", 10, true);
   assert_int_equal(even_guardian_add_session(&first, session), EVEN_OK);
-  assert_int_equal(even_guardian_limit(&first, even_clock_ns(), UINT64_MAX), EVEN_OK);
+  assert_int_equal(even_guardian_limit(&first, even_clock_boot_ns(), UINT64_MAX), EVEN_OK);
   await_state(session, true);
   await_held(&first, true, &held[0]);
   assert_int_equal(kill(first.pid, SIGKILL), 0);
@@ -362,7 +384,7 @@ static void another_one_goes_on_with_what_it_held(void **state) {
   assert_true(held[1] >= held[0]); /* it may have looked before it was told that they are held */
   assert_int_equal(even_process_stat_read(session, &stat), 0);
   assert_int_equal(stat.state, 'T');
-  assert_int_equal(even_guardian_limit(&next, even_clock_ns() + 3600000000000u, UINT64_MAX), EVEN_OK);
+  assert_int_equal(even_guardian_limit(&next, even_clock_boot_ns() + 3600000000000u, UINT64_MAX), EVEN_OK);
   await_state(session, false);
   await_held(&next, false, &held[1]);
   even_guardian_stop(&next);
@@ -425,6 +447,7 @@ int main(void) {
       cmocka_unit_test_setup(outlives_a_killed_parent, make_mark),
       cmocka_unit_test_setup(kills_when_a_limit_is_over, make_mark),
       cmocka_unit_test_setup(holds_until_there_is_a_later_limit, make_mark),
+      cmocka_unit_test_setup(a_limit_is_over_when_the_machine_has_slept, make_mark),
       cmocka_unit_test_setup(another_one_goes_on_with_what_it_held, make_mark),
       cmocka_unit_test_setup(is_taken_over, make_mark),
       cmocka_unit_test_setup(survives_every_fault, make_mark),
