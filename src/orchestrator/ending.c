@@ -7,8 +7,10 @@
 #include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/process_stat.h"
+#include "os/process_threads.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* How long ranks may take to end when asked, and again when told. */
 static const uint64_t grace_interrupt_ns = 10000000000u;
@@ -65,8 +67,10 @@ static void move_to(even_job *job, even_job_stage stage, int number, bool groups
   for (size_t i = 0; i < job->count; i++) {
     job->ranks[i].stopped_by_agent = job->ranks[i].stopped_by_agent || job->ranks[i].alive;
   }
+  uint64_t now = even_clock_ns();
+  job->killed_ns = stage == EVEN_JOB_KILLED && job->stage != EVEN_JOB_KILLED ? now : job->killed_ns;
   job->stage = stage;
-  job->deadline_ns = even_clock_ns() + grace_ns;
+  job->deadline_ns = now + grace_ns;
   even_job_generations_refuse(job);
   even_job_signal_ranks(job, number, groups);
   if (number != SIGKILL) {
@@ -87,7 +91,45 @@ static void kill_all(even_job *job) {
   move_to(job, EVEN_JOB_KILLED, SIGKILL, true, grace_failure_ns);
 }
 
+/* Where in the kernel a process is: the first of its threads that waits there and hears no signal, else its first. */
+static void find_wait(pid_t pid, char *out, size_t bytes) {
+  even_text lines = EVEN_TEXT_EMPTY;
+  even_process_threads_describe(pid, &lines);
+  const char *text = even_text_string(&lines);
+  const char *from = strstr(text, ": state D");
+  while (from != NULL && from > text && from[-1] != '\n') {
+    from--;
+  }
+  from = from == NULL ? text : from;
+  (void)snprintf(out, bytes, "%.*s", (int)strcspn(from, "\n"), from);
+  even_text_free(&lines);
+}
+
+/* SIGKILL ends whatever a process does, but not a wait in the kernel that no signal ends. Each is told once. */
+static void tell_unending(even_job *job) {
+  uint64_t since = even_clock_ns() - job->killed_ns;
+  if (job->stage != EVEN_JOB_KILLED || since < grace_failure_ns) {
+    return;
+  }
+  for (size_t i = 0; i < job->count; i++) {
+    even_job_rank *rank = &job->ranks[i];
+    char where[160];
+    if (!rank->alive || rank->elsewhere || rank->pid <= 0 || rank->unending) {
+      continue;
+    }
+    rank->unending = true;
+    find_wait(rank->pid, where, sizeof where);
+    even_job_notice(job,
+                    "rank %d (process %ld) was killed %.0f s ago and has not ended: %s; it ends when what it waits for "
+                    "in the kernel (a disk, a file server, a driver) answers (dmesg; `umount -f` of a lost server), or "
+                    "with a restart of its machine: the job waits for it",
+                    rank->output.rank, (long)rank->pid, (double)since * 1e-9,
+                    where[0] == '\0' ? "/proc says nothing of it" : where);
+  }
+}
+
 void even_job_check_deadline(even_job *job) {
+  tell_unending(job);
   if (job->stage == EVEN_JOB_RUNS || job->alive == 0 || even_clock_ns() < job->deadline_ns) {
     return;
   }

@@ -39,6 +39,7 @@ typedef struct even_job_rank {
   const char *lost;      /* it ended with its host: why; NULL: it did not */
   bool missed;           /* whether the others go on without it is to be decided */
   char hung_words[160];  /* of a rank elsewhere: as even_hangs_words */
+  bool unending;         /* it was killed, and lives yet: that was told */
   bool slow;             /* and is ended for it: slow_words say why */
   char slow_words[192];
   even_fault_leave awaited; /* ended with code 0 while others wait for it where it never was */
@@ -145,6 +146,7 @@ typedef struct even_job {
   even_text fetched; /* with --resume URL: where that was put; empty: nowhere yet */
   even_job_stage stage;
   uint64_t deadline_ns;          /* of the stage */
+  uint64_t killed_ns;            /* since when it is EVEN_JOB_KILLED */
   int *snapshots;                /* of each rank of the attempt: the memory of its checkpoints, -1: none */
   even_job_unwritten *unwritten; /* checkpoints of ranks that have ended, in their order; NULL: there are none */
   even_generation *generation;   /* NULL: a lost rank ends the attempt */

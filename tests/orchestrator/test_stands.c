@@ -3,6 +3,7 @@
 #include "orchestrator/boards.h"
 
 #include "base/fail.h"
+#include "orchestrator/job_attempt.h"
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/guardian.h"
@@ -16,8 +17,10 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -484,7 +487,7 @@ static void await_guardian(const even_guardian *guardian, bool holds) {
 static void who_is_held_by_the_guardian_is_not_ended(void **state) {
   (void)state;
   assert_int_equal(even_guardian_start("EVENSTEP_JOB=of nobody", &own.job.guardian), EVEN_OK);
-  assert_int_equal(even_guardian_limit(&own.job.guardian, even_clock_ns(), UINT64_MAX), EVEN_OK);
+  assert_int_equal(even_guardian_limit(&own.job.guardian, even_clock_boot_ns(), UINT64_MAX), EVEN_OK);
   await_guardian(&own.job.guardian, true);
   stop();
   even_generation_doubt(own.view, 0, 0);
@@ -495,6 +498,58 @@ static void who_is_held_by_the_guardian_is_not_ended(void **state) {
   turn(3);
   assert_int_equal(killed, child); /* that one somebody else stopped */
   even_guardian_stop(&own.job.guardian);
+}
+
+static int kill_in_vain(pid_t pid, int number) {
+  (void)pid;
+  killed += number == SIGKILL ? 1 : 0;
+  return 0;
+}
+
+/* What /proc says of a process, but that it waits in the kernel, and hears no signal. */
+static ssize_t read_asleep(int fd, void *out, size_t bytes) {
+  ssize_t got = even_os_real.read(fd, out, bytes);
+  char *behind = got > 0 ? memmem(out, (size_t)got, ") ", 2) : NULL;
+  if (behind != NULL && behind + 2 < (char *)out + got) {
+    behind[2] = 'D';
+  }
+  return got;
+}
+
+static time_t seconds;
+
+static int stopped_clock(clockid_t clock, struct timespec *out) {
+  (void)clock;
+  *out = (struct timespec){.tv_sec = seconds};
+  return 0;
+}
+
+/* A wait for a disk that does not answer, for one. */
+static void who_does_not_end_when_killed_is_told_once(void **state) {
+  char wanted[100];
+  (void)state;
+  even_os.kill = kill_in_vain;
+  even_os.read = read_asleep;
+  even_os.clock_gettime = stopped_clock;
+  seconds = 1000;
+  even_job_end_ranks(&own.job, SIGKILL, true);
+  for (seconds = 1001; seconds < 1005; seconds++) {
+    even_job_check_deadline(&own.job);
+    assert_null(strstr(said(), "has not ended"));
+  }
+  killed = 0;
+  seconds = 1010;
+  even_job_check_deadline(&own.job);
+  assert_true(killed > 0); /* it is tried on */
+  (void)snprintf(wanted, sizeof wanted, "rank 1 (process %ld) was killed 10 s ago and has not ended: thread %ld (",
+                 (long)child, (long)child);
+  const char *line = strstr(said(), wanted);
+  assert_non_null(line);
+  assert_non_null(strstr(line, "): state D, "));
+  size_t length = own.said.length;
+  seconds = 1030;
+  even_job_check_deadline(&own.job);
+  assert_int_equal(own.said.length, length);
 }
 
 int main(void) {
@@ -521,6 +576,7 @@ int main(void) {
       STANDS_TEST(only_who_hangs_is_ended),
       STANDS_TEST(where_all_hang_all_are_ended),
       STANDS_TEST(who_is_held_by_the_guardian_is_not_ended),
+      STANDS_TEST(who_does_not_end_when_killed_is_told_once),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
