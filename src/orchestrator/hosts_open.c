@@ -5,6 +5,7 @@
 #include "base/json_writer.h"
 #include "base/stop.h"
 #include "orchestrator/aside_hosts.h"
+#include "orchestrator/bring.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/job.h"
@@ -295,6 +296,12 @@ static even_status watch_listener(even_hosts *hosts) {
   return even_loop_add(&hosts->loop, &hosts->listener_watch, hosts->listener, take_connection, hosts);
 }
 
+/* Somebody waits for its word: one of an attempt, or that it has a checkpoint, which no step follows before. Between
+ * these it may be busy for long, and is waited for otherwise. */
+static bool is_watched(const even_host_agent *agent) {
+  return agent->busy || even_bring_state(agent, NULL) == EVEN_BRING_UNDER_WAY;
+}
+
 void even_hosts_tick(even_hosts *hosts) {
   uint64_t now = even_clock_ns();
   free_gone(hosts);
@@ -312,7 +319,7 @@ void even_hosts_tick(even_hosts *hosts) {
   }
   for (size_t i = 1; i < hosts->count; i++) {
     if (hosts->agents[i].link != NULL) {
-      even_link_tick(hosts->agents[i].link, hosts->agents[i].busy);
+      even_link_tick(hosts->agents[i].link, is_watched(&hosts->agents[i]));
     }
   }
   even_guests_tick(hosts);

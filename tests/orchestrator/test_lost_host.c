@@ -3,11 +3,14 @@
 #include "orchestrator/elastic.h"
 
 #include "base/alloc.h"
+#include "checkpoint/scratch.h"
+#include "orchestrator/bring.h"
 #include "orchestrator/remote.h"
 #include "os/calls.h"
 #include "os/clock.h"
 #include "support/clock_ahead.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -157,6 +160,41 @@ static void a_host_that_writes_a_checkpoint_is_waited_for(void **state) {
   assert_true(even_job_hosts_settled(&at->job, since_ns));
 }
 
+static void hear_end(void *context, even_link *link) {
+  (void)link;
+  *(bool *)context = true;
+}
+
+/* As between two attempts, when an agent may be busy for long. */
+static void an_agent_that_stands_still_is_lost_also_while_it_takes_a_checkpoint(void **state) {
+  const uint64_t hour_ns = 3600000000000u;
+  scene *at = *state;
+  bool ended = false;
+  even_link link = {.loop = &at->hosts.loop,
+                    .fd = open("/dev/null", O_RDWR | O_CLOEXEC),
+                    .watch = {.fd = -1},
+                    .peer = "10.79.0.2",
+                    .calls = {.context = &ended, .ended = hear_end},
+                    .heard_ns = even_clock_ns()};
+  assert_true(link.fd >= 0);
+  assert_int_equal(scratch_make(NULL), 0);
+  assert_int_equal(save_sample(scratch_path("step-1"), false, 1), EVEN_OK);
+  at->agents[2].link = &link;
+  clock_ahead_set(hour_ns);
+  even_hosts_tick(&at->hosts);
+  assert_false(ended);
+  link.heard_ns = even_clock_ns();
+  assert_int_equal(even_bring_begin(&at->job, &at->agents[2], scratch_path("step-1"), false, false), EVEN_OK);
+  clock_ahead_add(hour_ns);
+  even_hosts_tick(&at->hosts);
+  assert_true(ended);
+  assert_int_equal(even_link_why(&link)->status, EVEN_ERR_TIMEOUT);
+  even_bring_drop(&at->agents[2]);
+  at->agents[2].link = NULL;
+  even_link_close(&link);
+  assert_int_equal(scratch_remove(NULL), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_a_global_batch_goes_on_and_others_wait, open_scene, close_scene),
@@ -166,6 +204,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_host_is_not_started_before_the_time_of_its_notice_is_over, open_scene,
                                       close_scene),
       cmocka_unit_test_setup_teardown(a_host_that_writes_a_checkpoint_is_waited_for, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(an_agent_that_stands_still_is_lost_also_while_it_takes_a_checkpoint, open_scene,
+                                      close_scene),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
