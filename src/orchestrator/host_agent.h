@@ -74,7 +74,7 @@ typedef struct even_host_agent {
   bool leaves;              /* it shall have no part in the next attempt */
   even_host_notice notice;  /* that it must end soon, which came while no ranks ran */
   bool away;                /* for it could not be reached: where the others are too few it is started again */
-  size_t lacked;            /* it had so many ranks under the agent before, and has not come to this one; else 0 */
+  size_t lacked;            /* it had so many ranks before, and has not come to this agent, or was lost again; else 0 */
   bool fallen;              /* lost while nobody led: it has no part in the next attempt, whatever comes of it */
   bool holds;               /* ranks of an attempt that outlasted its leader: */
   json_t *runs;             /* what its agent says of it; NULL: nothing yet */
@@ -155,8 +155,9 @@ struct even_hosts {
 /* ---- hosts_begin.c ---- */
 /* The list of hosts that are begun with: those of the user, or those that an agent before this one had. */
 even_status even_hosts_list(even_hosts *hosts) EVEN_MUST_USE;
-/* The agents were started: waits for them, as even_hosts_await; after an agent that was killed, those that do not come
- * are marked (`lacked`) where the job may do without. */
+/* The agents were started, or have come to who takes a leader's place: waits for them, as even_hosts_await. In such a
+ * place, and in that of an agent that was killed, those that do not come, or are lost again, are marked (`lacked`)
+ * where the job may do without. */
 even_status even_hosts_await_first(even_hosts *hosts) EVEN_MUST_USE;
 
 /* ---- hosts_open.c ---- */

@@ -4,6 +4,7 @@
 #include "base/fail.h"
 #include "orchestrator/aside_hosts.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/estate.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/legacy.h"
 
@@ -52,14 +53,18 @@ even_status even_hosts_list(even_hosts *hosts) {
 static bool may_do_without(const even_hosts *hosts) {
   const even_hosts_params *params = &hosts->params;
   size_t count = 0;
-  return inherited(hosts, &count) != NULL && params->shell != NULL &&
-         (params->least_ranks > 0 || params->lost != EVEN_LOST_END);
+  bool goes_on = params->estate != NULL || inherited(hosts, &count) != NULL;
+  return goes_on && params->shell != NULL && (params->least_ranks > 0 || params->lost != EVEN_LOST_END);
 }
 
 static size_t ranks_of(const even_hosts *hosts, const even_host_agent *agent) {
   size_t count = 0;
   const even_legacy_host *before = inherited(hosts, &count);
+  even_estate_host was = {.count = 0};
   size_t ranks = agent->index <= count ? before[agent->index - 1].ranks : 0; /* those that are away are the last */
+  if (hosts->params.estate != NULL) {
+    ranks = even_estate_find(hosts->params.estate, agent->name, &was) ? was.count : 0;
+  }
   return ranks > 0 ? ranks : 1;
 }
 
@@ -70,7 +75,7 @@ static bool mark_absent(even_hosts *hosts) {
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
     char why[512];
-    if (agent->lacked == 0 && even_elastic_is_absent(agent, &error, why, sizeof why)) {
+    if (agent->lacked == 0 && !agent->witness && even_elastic_is_absent(agent, &error, why, sizeof why)) {
       even_host_agent_drop(agent);
       even_aside_host_close(agent);
       even_device_list_free(&agent->devices); /* of one that came, and was lost again */

@@ -230,7 +230,8 @@ static void on_ended(void *context, even_link *link) {
     bool begun = (agent->fits || agent->renewed) && hosts->job != NULL;
     agent->lost = !hosts->gathering;
     agent->fits = agent->renewed = false;
-    bool needed = !agent->witness || hosts->job == NULL; /* one that only votes is started again by and by */
+    bool opens = hosts->job == NULL && hosts->params.estate == NULL;
+    bool needed = !agent->witness || opens; /* one that only votes is started again by and by */
     if (!begun && !hosts->gathering && needed) {
       (void)even_fail(EVEN_ERR_PEER_LOST, "host %s: %.400s", agent->name, why->what);
       fail_opening(hosts);

@@ -109,5 +109,5 @@ even_status even_succession_take(even_hosts *hosts) {
   for (size_t i = 1; i < hosts->count; i++) {
     EVEN_TRY(hosts->agents[i].lost ? EVEN_OK : even_hosts_ask_facts(&hosts->agents[i]));
   }
-  return even_hosts_await(hosts);
+  return even_hosts_await_first(hosts); /* one that is lost meanwhile is one that was lost at another time */
 }
