@@ -7,7 +7,6 @@ tensors, torch's Gloo and NCCL beneath for what is left."""
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -58,10 +57,10 @@ from evenstep.device_groups import DeviceGroups, engine_version, nccl_library
 from evenstep.device_places import has_xccl, open_xccl, over_hosts_among, said_over_hosts
 from evenstep.device_streams import CudaStreams
 from evenstep.exits import left_in_children
-from evenstep.gloo_group import open_gloo
+from evenstep.gloo_group import open_gloo, told_to_all
 from evenstep.hosts import this_host
 from evenstep.hosts_over_gloo import REDUCED, Collectives, HostsOverGloo, open_hosts_over_gloo
-from evenstep.rendezvous import open_group
+from evenstep.rendezvous import begin_world, open_group
 
 
 class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, OlderNamesMixin, dist.ProcessGroup):
@@ -89,23 +88,32 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         self._messages_lock = threading.Lock()
         self._host_calls = None
         self._told = set()
-        host_of: list[int] = []
-        limit = timeout.total_seconds()
-        self._comm = open_group(
-            store, rank, size, name=f"torch/{name}", timeout_seconds=limit, members=members, on_hosts=host_of.extend
+        heard: list[Any] = []
+        self._comm = comm = open_group(
+            store,
+            rank,
+            size,
+            name=f"torch/{name}",
+            timeout_seconds=timeout.total_seconds(),
+            members=members,
+            over_gloo=lambda *words: heard.extend(words),
         )
         self._reducer = reducer_of(self._comm)
         self._devices: DeviceCollectives | None = None
         self._devices_chosen = False
         self._torch_nccl: Any = None
         self._life = ""
-        self._beneath = self._open_beneath()
+        if comm is not None:
+            heard = [told_to_all(lambda word: comm.broadcast(word.data_ptr(), word.nbytes, 0)), []]
+        word, host_of = heard
+        self._beneath = self._open_beneath(word)
         self._engine = self._open_hosts(host_of) if host_of else self._comm
 
-    def _open_beneath(self) -> dict[str, Any]:
-        """torch's own backends for all that the engine does not do, registered where C++ looks for them."""
+    def _open_beneath(self, word: str) -> dict[str, Any]:
+        """torch's own backends for all that the engine does not do, registered where C++ looks for them. `word`: no
+        earlier group over this store had it, whose keys would hang a group of its name."""
         backends: dict[str, Any] = {}
-        store = dist.PrefixStore(f"evenstep-{self._token()}/", self._store)
+        store = dist.PrefixStore(f"evenstep-{word}/", self._store)
         self._device_store = dist.PrefixStore("device/", store)
         version = engine_version() if torch.cuda.is_available() else 0
         self._device_store.set(f"engine/{self._rank}", json.dumps([version, this_host(), said_over_hosts()]))
@@ -139,14 +147,6 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         """The dtype's number where this group's engine can reduce the tensor so."""
         dtype = reducible(tensor, op)
         return dtype if dtype in REDUCED or not self.over_hosts_by_gloo else None
-
-    def _token(self) -> str:
-        """A word that no earlier group over this store had: what Gloo left there would hang a group of its name."""
-        if self._comm is None:
-            return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        token = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
-        self._comm.broadcast(token.data_ptr(), 8, 0)
-        return bytes(token.tolist()).hex()
 
     def _choose_for_devices(self) -> None:
         """CUDA tensors go to our NCCL engine where every rank has it, else to torch's; the first call finds it out."""
@@ -558,6 +558,8 @@ def create_group(options: Any, backend_options: Any) -> EvenstepGroup:
     members = list(getattr(options, "global_ranks_in_group", None) or range(options.group_size))
     if len(set(members)) < len(members):  # which torch 2.6 to 2.11 do not refuse
         raise ValueError(f"the new group has duplicate ranks: {members}")
+    if not dist.is_initialized():
+        begin_world()
     return EvenstepGroup(
         options.store,
         options.group_rank,

@@ -4,7 +4,6 @@ the others wait for the group's whole limit, and leaves the connections broken."
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -108,8 +107,7 @@ class MonitoredMixin:
             options.asyncOp = False
         if timeout is not None:
             options.timeout = timeout
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        keys = [f"evenstep-monitored/{attempt}/{self._monitored}/{rank}" for rank in range(self._size)]
+        keys = [f"evenstep-monitored/{self._life}/{self._monitored}/{rank}" for rank in range(self._size)]
         if wait_all_ranks:
             self._store.set(keys[self._rank], "here")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,13 @@ def _all_have_it(store: Any) -> bool:
         return False
 
 
+def told_to_all(broadcast: Callable[[torch.Tensor], object]) -> str:
+    """A word that no other group has; `broadcast` brings rank 0's bytes to all."""
+    word = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
+    broadcast(word)
+    return bytes(word.tolist()).hex()
+
+
 def open_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tuple[Any, str]:
     """The group, and a word that no other group has. Collective over its ranks.
 
@@ -31,9 +39,7 @@ def open_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> tu
     transport/tcp/pair.cc: `waitUntilConnected`). Raises what Gloo raises while it connects; then EvenstepError: EVEN_ERR_PEER_LOST, a
     rank ended meanwhile; EVEN_ERR_TIMEOUT."""
     group = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), rank, size, timeout=timeout)
-    word = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8)
-    group.broadcast([word], dist.BroadcastOptions()).wait()
-    life = bytes(word.tolist()).hex()
+    life = told_to_all(lambda word: group.broadcast([word], dist.BroadcastOptions()).wait())
     store = dist.PrefixStore(f"made/{life}/", store)
     if store.add("ranks", 1) == size:
         store.set("all", "")

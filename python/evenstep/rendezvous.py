@@ -53,6 +53,7 @@ def _place() -> str:
 
 _processes: dict[int, int] = {}
 """Of the job's ranks on this host that have opened a group together with this one."""
+_had_world = False
 
 
 def _state(process: int) -> str:
@@ -66,6 +67,14 @@ def _state(process: int) -> str:
 
 def _ended(process: int) -> bool:
     return _state(process) in ("Z", "X")
+
+
+def begin_world() -> None:
+    """torch's group of all ranks is opened: in one after the first a rank's number may be another process than before."""
+    global _had_world
+    if _had_world:
+        _processes.clear()
+    _had_world = True
 
 
 def know(processes: Mapping[int, int]) -> None:
@@ -263,6 +272,16 @@ class _Meeting:
             for key in self.keys:
                 self._store.delete_key(f"{self._prefix}/{key}")
 
+    def forget_when_read(self, word: str, ranks: int) -> None:
+        """The keys of all ranks, by the last that has read them: for ranks that no group of ours connects. A later group of the name is
+        opened when all have come through here, and `word` is of this one alone."""
+        read = f"{self._prefix}/read/{word}"
+        with self._reaching():
+            if self._store.add(read, 1) == ranks:
+                of_ranks = [f"{self._prefix}/{part}{rank}" for part in ("", "network/") for rank in range(ranks)]
+                for key in (*of_ranks, f"{self._prefix}/plan", read):
+                    self._store.delete_key(key)
+
     def _look(self, key: str) -> None:
         for rank, process in self.processes.items():
             # One that did its part may have ended by an error of the meeting, which the key will say.
@@ -320,6 +339,7 @@ def _make_plan(meeting: _Meeting, own: dict[str, Any], ranks: int, arena_bytes: 
             "wanted": agreed([other["wanted"] for other in everybody]),
             "host_of": host_numbers([other["place"] for other in everybody]),
             "processes": [other["process"] for other in everybody],
+            "word": os.urandom(8).hex(),
         }
         plan["shape"] = _shape(plan, everybody)
         if max(plan["host_of"]) == 0 and plan["wanted"] in ("", "shm", "hosts-gloo"):
@@ -417,7 +437,7 @@ def open_group(
     look: Callable[[], None] | None = None,
     heeds: Callable[[], None] | None = None,
     number: int = -1,
-    on_hosts: Callable[[list[int]], None] | None = None,
+    over_gloo: Callable[[str, list[int]], None] | None = None,
 ) -> _core.Comm | None:
     """Opens a group over `store`; collective over its `ranks` ranks. None where only Gloo can connect them.
 
@@ -427,8 +447,8 @@ def open_group(
     engine may be chosen by measurement where it is not known which costs less. `over` tells the group, and
     `look`, called while ranks come together, raises, when it is to be opened, or used, no more; so does `heeds`, where
     the ranks would begin again without one that is lost: then they wait for none that is stopped, beyond EVENSTEP_STOP_GRACE.
-    `number`: what errors call this rank where each is on a host of its own; -1: as the group does. `on_hosts` hears the host of
-    each rank where only Gloo connects the hosts, and shared memory the ranks of one.
+    `number`: what errors call this rank where each is on a host of its own; -1: as the group does. `over_gloo` hears, where
+    only Gloo connects the hosts, a word that no other group has, and, where shared memory connects the ranks of one, the host of each rank.
     """
     limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "spin": spin}
 
@@ -457,14 +477,15 @@ def open_group(
     plan, fd = _plan(meeting, rank, ranks, arena_bytes)
     engine, why = ("shm", "") if "segment" in plan else _choose(meeting, rank, ranks, plan)
     if engine in ("gloo", "hosts-gloo"):
-        inside = engine == "hosts-gloo" and on_hosts is not None
+        inside = engine == "hosts-gloo" and over_gloo is not None
         if rank == 0:
             say_gloo(why, "hosts" if inside else "ranks")
         ways = "shared memory on each host, Gloo through torch between them" if inside else "Gloo through torch"
         note(f"group {name}, rank {rank}, at its opening: {ways}, {ranks} ranks: {why}", rank)
         meeting.keep()
-        if inside and on_hosts is not None:
-            on_hosts(plan["host_of"])
+        meeting.forget_when_read(plan["word"], ranks)
+        if over_gloo is not None:
+            over_gloo(plan["word"], plan["host_of"] if inside else [])
         return None
 
     network = mpi.open_mpi if plan["wanted"] == "mpi" else partial(open_ucx, over=over)

@@ -494,8 +494,14 @@ PARTS = {
     "layouts": layouts,
 }
 
+
+def begin(store: dist.Store) -> None:
+    dist.init_process_group("evenstep", store=store, rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60))
+
+
 if __name__ == "__main__":
-    dist.init_process_group("evenstep", timeout=timedelta(seconds=60))
+    kept = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), SIZE, RANK == 0)
+    begin(kept)
     if sys.argv[1] == "limits":
         limits()
     groups = [Both(list(range(SIZE))), Both([0, SIZE - 1]), Both([1, SIZE - 1]) if SIZE > 2 else Both([0])]
@@ -504,4 +510,9 @@ if __name__ == "__main__":
             for part in sys.argv[1:]:
                 PARTS[part](subset)
     dist.barrier()
+    dist.destroy_process_group()
+    begin(kept)  # where the first one has left what it wrote
+    ones = torch.ones(3)
+    dist.all_reduce(ones)
+    assert ones.tolist() == [SIZE] * 3
     dist.destroy_process_group()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,46 @@ def test_one_that_never_comes_is_named(monkeypatch):
             rendezvous.open_group(dist.HashStore(), rank, 3, timeout_seconds=60, members=[4, 5, 6])
     with pytest.raises(RuntimeError, match=r"[Tt]imeout|[Tt]ime"):
         rendezvous.open_group(dist.HashStore(), 0, 2, timeout_seconds=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:the ranks talk through Gloo")
+def test_a_second_group_over_gloo_meets_nothing_of_the_first(monkeypatch):
+    """Of the same name, over one store."""
+    import torch.distributed as dist
+
+    from evenstep import rendezvous
+
+    monkeypatch.setenv("EVENSTEP_COMM_ENGINE", "gloo")
+    monkeypatch.setattr(rendezvous, "_processes", {})
+    store, heard = dist.HashStore(), []
+
+    def open_as(rank: int) -> None:
+        told = lambda *words: heard.append(words)  # noqa: E731
+        assert rendezvous.open_group(store, rank, 2, timeout_seconds=60, over_gloo=told) is None
+
+    for _ in range(2):
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(open_as, range(2)))
+        assert store.num_keys() == 0
+    assert heard[0] == heard[1] != heard[2] == heard[3] and heard[0][1] == []
+
+
+def test_ranks_of_a_second_world_are_other_processes(monkeypatch):
+    import torch.distributed as dist
+
+    import evenstep  # noqa: F401
+    from evenstep import rendezvous
+
+    monkeypatch.setattr(rendezvous, "_processes", {})
+    monkeypatch.setattr(rendezvous, "_had_world", False)
+    for known in (True, False):  # of the first, from before it
+        rendezvous.know({5: os.getpid()})
+        dist.init_process_group("evenstep", store=dist.HashStore(), rank=0, world_size=1)
+        assert rendezvous.are_here([5]) == known
+        rendezvous.know({5: os.getpid()})
+        dist.new_group([0])
+        assert rendezvous.are_here([5])
+        dist.destroy_process_group()
 
 
 def test_a_rank_is_one_process():
