@@ -41,11 +41,30 @@ def _register(c10d: ModuleType) -> None:
         ):  # else init_process_group() without a name gets this one where torch knows none, or overwrites it
             usual.clear()
             usual.update(before)
+        _limit_ours(c10d)
         ranks = os.environ.get("WORLD_SIZE", "")
         if ranks.isdigit() and os.environ.get("EVENSTEP_TELEMETRY_FD"):
             _watch(c10d, int(ranks))
         if os.environ.get("EVENSTEP_JOINS") == "1" and ranks.isdigit() and _has_the_agents_memory():
             c10d.rendezvous = _refusing(c10d.rendezvous, int(ranks))  # type: ignore[attr-defined]
+
+
+def _limit_ours(c10d: ModuleType) -> None:
+    """torch's own sets the limit of backends that it knows: of a group of ours, of the Gloo beneath alone."""
+    plain: Callable[..., Any] | None = getattr(c10d, "_set_pg_timeout", None)
+    if plain is None:
+        return
+
+    @wraps(plain)
+    def set_pg_timeout(timeout: Any, group: Any = None) -> None:
+        given = c10d._get_default_group() if group is None else group
+        ours: Any = getattr(sys.modules.get("evenstep.backend"), "EvenstepGroup", ())
+        if isinstance(given, ours):
+            given.set_timeout(timeout)
+        else:
+            plain(timeout, group)
+
+    c10d._set_pg_timeout = set_pg_timeout  # type: ignore[attr-defined]
 
 
 def _leave_out(rules: ModuleType) -> None:
