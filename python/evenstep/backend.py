@@ -235,9 +235,11 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         """Every group counts from zero."""
 
     def shutdown(self) -> None:
+        if self._later is not None and self._engine is not None and not self._engine.closed:
+            self._later.settle()  # what this rank has begun, others wait for
         explain(f"torch/{self._name}", self._comm, "at its end")
         if self._engine is not None:
-            self._engine.close()  # a call under way on the group's thread ends with it
+            self._engine.close()
         self._end_records()
         if self._later is not None:
             self._later.stop()
@@ -409,7 +411,11 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         if comm is None or not ours or len(outputs[0]) != self._size:
             return reading(self._under(inputs[0]).allgather, outputs, inputs, *given_options(opts))
         self._check_gather_parts(outputs[0], inputs[0])
-        return self._run(opts, lambda: self._gather_parts(comm, outputs[0], inputs[0]), outputs)
+        parts, own = (
+            list(outputs[0]),
+            inputs[0],
+        )  # the list is the caller's, who may change it before the turn of the call
+        return self._run(opts, lambda: self._gather_parts(comm, parts, own), outputs)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
         """output_lists[r][i] = rank r's input_list[i]."""
@@ -433,11 +439,12 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         comm = self._engine
         if comm is None or not all(map(is_ours, outputs)) or not all(map(is_ours, inputs)):
             return None
-        for output, own in zip(outputs, inputs):
+        pairs = list(zip(outputs, inputs))
+        for output, own in pairs:
             self._check_gather(output, own)
 
         def job() -> None:
-            for output, own in zip(outputs, inputs):
+            for output, own in pairs:
                 self._gather_single(comm, output, own)
 
         return job

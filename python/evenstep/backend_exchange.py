@@ -125,7 +125,7 @@ class ExchangeMixin:
         every: Sequence[torch.Tensor | None] = [None] * self._size
         if self._rank == root:
             self._check_parts(name, parts, own)
-            every = parts
+            every = list(parts)
         one = [own if rank == root else None for rank in range(self._size)]
         sources, targets = (one, every) if name == "gather" else (every, one)
         called = (elements_of(own), _core.CALL_GATHER if name == "gather" else _core.CALL_SCATTER, root)
@@ -159,8 +159,8 @@ class ExchangeMixin:
             return into(self._under(outputs[0]).alltoall, outputs, inputs, *given_options(opts))
         if len(outputs) != self._size or len(inputs) != self._size:
             raise ValueError(f"all_to_all needs {self._size} inputs and outputs, not {len(inputs)} and {len(outputs)}")
-        kind = kind_of_all([*inputs, *outputs])
-        return self._run(opts, lambda: self._exchange_tensors(inputs, outputs, kind), outputs)
+        kind, sources, targets = kind_of_all([*inputs, *outputs]), list(inputs), list(outputs)
+        return self._run(opts, lambda: self._exchange_tensors(sources, targets, kind), outputs)
 
     def all_to_all_single(self, output: Any, whole: Any, outs: Any, ins: Any, opts: Any = None) -> Any:
         comm, ours = self._comm, is_ours(output) and is_ours(whole)

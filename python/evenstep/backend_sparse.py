@@ -91,7 +91,9 @@ def sparse_reduction(comm: _core.Comm | None, tensors: Any, op: int | None) -> C
     if not tensors[0].is_cpu or not summable(tensors[0]):
         return None
 
+    tensor = tensors[0]
+
     def job() -> None:
-        tensors[0].copy_(sum_of(comm, tensors[0]))
+        tensor.copy_(sum_of(comm, tensor))
 
     return job

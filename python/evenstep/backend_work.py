@@ -218,8 +218,8 @@ class Worker:
 
     def settle(self) -> None:
         """Waits for the calls submitted so far; their errors belong to their own Works. In a callback on the thread itself
-        nothing is under way."""
-        if self.is_mine():
+        nothing is under way, and in a child that was forked nobody makes them."""
+        if self.is_mine() or not self.alive():
             return
         last = self._last_call()
         if last is not None:
@@ -230,4 +230,5 @@ class Worker:
     def stop(self, seconds: float = 10) -> None:
         if self.alive():  # a forked child may have no more than the queue, with its lock held
             self._jobs.put(None)
-            self._thread.join(timeout=seconds)
+            if not self.is_mine():
+                self._thread.join(timeout=seconds)

@@ -403,6 +403,45 @@ def forked() -> None:
     dist.barrier()
 
 
+def lists() -> None:
+    """The caller's are read when a call is made, not when its turn comes: on rank 0 when the others come to the barrier."""
+    store = dist.distributed_c10d._get_default_store()
+    if RANK != 0:
+        store.wait(["changed"])
+    works = [dist.barrier(async_op=True)]
+    mine, out = torch.full((2,), float(RANK)), torch.zeros(2)
+    gathered, everyone, got = ([torch.zeros(2) for _ in range(SIZE)] for _ in range(3))
+    sent, scattered = ([torch.full((2,), float(rank)) for rank in range(SIZE)] for _ in range(2))
+    kept = [list(tensors) for tensors in (gathered, everyone, got)]
+    works += [
+        dist.gather(mine, gathered if RANK == 0 else None, async_op=True),
+        dist.scatter(out, scattered if RANK == 0 else None, async_op=True),
+        dist.all_gather(everyone, mine, async_op=True),
+        dist.all_to_all(got, sent, async_op=True),
+    ]
+    for tensors in (gathered, scattered, everyone, got, sent):
+        tensors.clear()
+    if RANK == 0:
+        store.set("changed", "")
+    for work in works:
+        work.wait()
+    numbers = [float(rank) for rank in range(SIZE)]
+    wanted = [numbers if RANK == 0 else [0.0] * SIZE, numbers, [float(RANK)] * SIZE]
+    assert [[tensor[0].item() for tensor in tensors] for tensors in kept] == wanted and out[0] == RANK
+
+
+def left_under_way() -> None:
+    """What a rank has begun and not waited for is made before it leaves: rank 0 comes to it when the others leave."""
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.ones(100_000)
+    if RANK == 0:
+        store.wait([f"leaves{rank}" for rank in range(1, SIZE)])
+    dist.all_reduce(tensor, async_op=True)
+    store.set(f"leaves{RANK}", "")
+    dist.destroy_process_group()
+    assert bool(tensor.eq(SIZE).all()), tensor
+
+
 def rest() -> None:
     for part in (
         sparse,
@@ -417,10 +456,11 @@ def rest() -> None:
         meshes,
         forked,
         aborted,
+        lists,
     ):
         part()
     dist.barrier()
-    dist.destroy_process_group()
+    left_under_way()
 
 
 def aborted() -> None:
