@@ -17,6 +17,9 @@ class Apart:
     def __init__(self, session: Session, made_at: BatchPlan | None, before: Apart | None) -> None:
         """made_at: the training's batch when the iterator was made; before: the loader's last one that has ended."""
         self._session = session
+        recovery = session.recovery
+        if recovery is not None and not recovery.calling:  # but es.evaluate's, of which the script has nothing yet
+            recovery.part_gone = False
         self._made_at = made_at
         self.held: bool = before is not None and before.held and before._at is not None and before._at is made_at
         self._at: BatchPlan | None = None  # the training's batch at the last one's

@@ -15,6 +15,7 @@ from evenstep import _core, script_exchanges
 from evenstep._core import EvenstepError
 from evenstep.group import gather_objects
 from evenstep.loader import EvenLoader
+from evenstep.mended_group import part_lost
 from evenstep.session import Session, entered, inside_a_set, session, sessions, training_session
 
 if TYPE_CHECKING:
@@ -48,8 +49,15 @@ def reduce_mean(value: Any, weight: float | None = None) -> Any:
     if amount > 0:
         packed[:-1] = flat * amount
         packed[-1] = amount
+
+    def make() -> torch.Tensor:
+        sums = packed.clone()
+        current.group.sum_(sums)
+        return sums
+
+    recovery = current.recovery
     with current.steps.blocking():
-        current.group.sum_(packed)
+        packed = _of_all(current, make, lambda: recovery is not None and recovery.needs_all())
     mean = packed[:-1] / packed[-1]
     if not isinstance(value, torch.Tensor):
         return float(mean[0])
@@ -78,8 +86,22 @@ def gather(tensor: torch.Tensor, *, batch: bool = True) -> torch.Tensor:
         tensor = tensor[:0]
     rows = tensor.detach().cpu().contiguous()
     with current.steps.blocking():
-        everyone = current.call(lambda: _gather_rows(current.group, rows), lambda: latest is None or not latest.trains)
+        everyone = _of_all(
+            current, lambda: _gather_rows(current.group, rows), lambda: latest is None or not latest.trains
+        )
     return everyone.to(tensor.device)
+
+
+def _of_all(current: Session, make: Callable[[], torch.Tensor], asks: Callable[[], bool]) -> torch.Tensor:
+    """make(), which asks for what each rank gives. RankLost on all that are left where some of that is in nobody's hands."""
+    recovery = current.recovery
+    if recovery is None or recovery.calling:  # in es.evaluate, which begins again
+        return current.call(make, asks)
+    found = current.call(lambda: None if recovery.lacks_parts() else make(), asks)
+    if found is None:
+        recovery.part_gone = None  # until a loop begins again
+        raise part_lost()
+    return found
 
 
 def _gather_rows(group: Group, rows: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ class Joins(Passes):
         self._said: str | None = None
         self._result: Packs = bytes  # of the last call
         self._left: dict[int, list[Any]] = {}  # timings of ranks that were lost, for who takes their place
-        self.done = (0, 0)  # the steps at which those that gave the state had kept checkpoints last (Session.checkpointed)
+        self.done = (0, 0)  # up to which steps those that gave the state had made checkpoints (Session.checkpointed)
         self._gift = -1  # the descriptor of the state for those that join
         self.joining = session.environment.joins  # it takes a lost rank's place, and has not met the others yet
 

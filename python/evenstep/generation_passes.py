@@ -24,6 +24,9 @@ class Passes:
         self._void_in: int | None = None  # the pass that is void, where somebody has begun it
         self._closures = 0  # begun in the turn under way
         self._due: dict[Turn, int] = {}  # of turns that are void: how many must be
+        self.part_gone: bool | None = (
+            None  # since the last loop began: a rank with a part of what it gave was lost; None: none has
+        )
         self.redoing = False  # the last optimizer.step() applied nothing, and no batch has come since
 
     @property
@@ -64,7 +67,7 @@ class Passes:
 
     def begins_pass(self) -> bool:
         """A batch arrives: whether another pass begins with it."""
-        self._begun = True
+        self._begun, self.part_gone = True, False
         if not self._turns and self._pass:
             return False
         if self._void_seen:  # the loop was left

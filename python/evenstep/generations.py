@@ -154,6 +154,14 @@ class Recovery(Joins):
         latest = self._session.latest
         return latest is None or not latest.trains
 
+    def lacks_parts(self) -> bool:
+        """In a call that asks for what each rank gives: whether a rank was lost, maybe in another call, outside the training loop and
+        since some rank's last loop began. Collective, on all alike."""
+        if self.number == 0:
+            return False
+        lacks = bool(self.part_gone) and self.needs_all()
+        return any(map(any, self._session.group.exchange(bytes([lacks]))))
+
     def needs_places(self, call: str) -> None:
         """What a call gives is asked of each rank, before es.prepare: whoever takes a lost one's place could not make it. So the job
         starts again with all where one is lost there, or was."""
@@ -414,6 +422,8 @@ class Recovery(Joins):
         result = given if calls > self._calls else None
         fails_here = fails and calling and calls == self._calls
         self._failing += 1 if fails and not fails_here else 0
+        if fails or (self.part_gone is False and self.needs_all() and not set(before) <= set(members)):
+            self.part_gone = not fails
         known = {} if undone else told[0].timings  # of loaders that are prepared again
         self._left = {rank: timings for rank, timings in known.items() if rank not in members}
         self._void_passes, self._asked = voids, 0

@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+import evenstep as es
+from evenstep import _core
+from evenstep.apart import Apart
 from evenstep.checkpoint import _restore_random
 from evenstep.environment import read_environment
 from evenstep.generation_told import Told
 from evenstep.generations import Recovery
+from evenstep.mended_group import MendedGroup
 from evenstep.prepare import _take_place
 from evenstep.regrouping import regroup
 from evenstep.session import Session, in_place_of_session
@@ -111,3 +115,54 @@ def test_who_joins_knows_which_checkpoint_is_due(session: Any) -> None:
         assert (other.checkpointed, other.in_memory) == (10, 18)
     finally:
         os.close(board.gift)
+
+
+class Losing:
+    """The script's only rank that is left, of some."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        session.environment = replace(session.environment, in_job=True)
+        session.bootstrap = SimpleNamespace(environment=session.environment, met=lambda: None)
+        session.telemetry = SimpleNamespace(event=lambda *_: None)
+        self.recovery = recovery_of(session, Board())
+        session.group = session.steps.group = MendedGroup(self._comm(), self.recovery)
+
+    @staticmethod
+    def _comm() -> Any:
+        return _core.Comm(_core.Comm.create_segment(1, 1 << 16), 0, 1, 1 << 16)
+
+    def lose(self, **position: int) -> None:
+        """In whatever call of all ranks."""
+        at = self.recovery
+        where = {"committed": at.committed, "passes": at._passes, "calls": at._calls, **position}
+        told = Told([0], (*where.values(), False, False), 0, b"", None, "cpu:0", "box", 0, [], [], [], {})  # type: ignore[arg-type]
+        at.members = [0, 1 + at.number]
+        at._go_on(at.number + 1, self._comm(), [told], 0.0, "calls" in position, "committed" in position)
+
+
+def test_a_figure_says_that_a_rank_was_lost_in_another_call(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Losing(session)
+    monkeypatch.setattr("evenstep.evaluation.training_session", lambda _: session)
+
+    def begins() -> None:
+        """A loop of the script's own over a loader that was prepared with train=False."""
+        Apart(session, None, None)
+
+    one.lose()
+    assert es.reduce_mean(3.0) == 3.0  # there was no loop
+    begins()
+    assert es.reduce_mean(3.0) == 3.0
+    one.lose()
+    for figure in (lambda: es.reduce_mean(3.0), lambda: es.gather(torch.ones(2, 1))):
+        with pytest.raises(es.RankLost):
+            figure()
+        assert es.reduce_mean(3.0) == 3.0 and es.gather(torch.ones(2, 1)).tolist() == [[1.0], [1.0]]  # it is told once
+        begins()
+        one.lose()
+    begins()  # and the figure is of this loop
+    assert es.reduce_mean(3.0) == 3.0
+    session.latest = SimpleNamespace(trains=True, beside=None, at_work=SimpleNamespace(samples=1))
+    one.lose()
+    session.latest = None
+    assert es.reduce_mean(3.0) == 3.0  # in a step, which was made again
