@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -61,11 +62,11 @@ def for_balancer(policy: Policy) -> str | Callable[..., Sequence[int]]:
     def ask(*told: object) -> list[int]:
         view = PolicyView(*told)  # type: ignore[arg-type]
         try:
-            shares = whole_numbers(policy(view))
+            shares = whole_numbers(policy(view), view.ranks)
         except Exception as error:
             raise _wrong(name, view, "failed", f": {type(error).__name__}: {error}") from error
         if len(shares) != view.ranks or min(shares) < 0 or sum(shares) != view.batch:
-            raise _wrong(name, view, f"gave {view.ranks} ranks {shares}")
+            raise _wrong(name, view, f"gave {view.ranks} ranks {shown(shares, view.ranks)}")
         for rank, (share, cap) in enumerate(zip(shares, view.caps)):
             if cap is not None and share > cap:
                 raise _wrong(name, view, f"gave rank {rank} {share} samples, more than its cap of {cap} (view.caps)")
@@ -83,15 +84,21 @@ def named(policy: Callable[..., Any]) -> str:
     return name if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def whole_numbers(answer: Any) -> list[int]:
-    """Whatever has one number a rank, in an order. Raises TypeError or ValueError."""
+def whole_numbers(answer: Any, most: int) -> list[int]:
+    """Whatever has one number a rank, in an order; of more than `most` numbers, which may be without end, one more. Raises
+    TypeError or ValueError."""
     if answer is None:
         raise TypeError("it returned nothing (None)")
     if isinstance(answer, (Mapping, Set)):
         raise TypeError(
             f"it returned a {type(answer).__name__}, of which the order, or the keys, would be taken for shares"
         )
-    return [_whole(share) for share in answer]
+    return [_whole(share) for share in itertools.islice(answer, most + 1)]
+
+
+def shown(shares: Sequence[int], most: int) -> str:
+    """Those of whole_numbers, in an error."""
+    return f"{shares}" if len(shares) <= most else f"{len(shares)} shares or more: {shares}"
 
 
 def _whole(share: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from evenstep._core import EvenstepError
-from evenstep.policies import named, whole_numbers
+from evenstep.policies import named, shown, whole_numbers
 
 # (number of the batch in the training, its samples) -> shares of the ranks
 ShareSchedule = Callable[[int, int], Sequence[int]]
@@ -28,15 +28,16 @@ class Schedule:
     def shares(self, number: int, batch: int, block: int = 1) -> list[int]:
         """block: of so many samples where they are shared out anew; only the batch's last one is smaller."""
         now = len(self._places)
+        most = max(self._ranks, now)
         where = f"for batch {number} of {batch} samples on {now} ranks"
         fix = f"\n  fix: return {self._ranks} whole numbers >= 0 that add up to {batch}"
         try:
-            given = whole_numbers(self._function(number, batch))
+            given = whole_numbers(self._function(number, batch), most)
         except Exception as error:
             name, what = named(self._function), f"{type(error).__name__}: {error}"
             raise EvenstepError(f"the share schedule {name} failed {where}: {what}{fix}") from error
         if len(given) not in (self._ranks, now) or min(given, default=0) < 0 or sum(given) != batch:
-            raise EvenstepError(f"the share schedule {named(self._function)} gave {given} {where}{fix}")
+            raise EvenstepError(f"the share schedule {named(self._function)} gave {shown(given, most)} {where}{fix}")
         if len(given) != self._ranks:
             return given
         there = [place for place in self._places if place is not None]

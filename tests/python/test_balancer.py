@@ -205,6 +205,7 @@ def test_policy_of_ones_own():
         ([41, -1], r"Told gave 2 ranks \[41, -1\]"),
         ([40], r"Told gave 2 ranks \[40\]"),
         ([], r"Told gave 2 ranks \[\]"),
+        (lambda view: itertools.repeat(20), r"Told gave 2 ranks 3 shares or more: \[20, 20, 20\]"),
         ([20.5, 19.5], "Told failed .*: 20.5 is no whole number of samples"),
         ([float("nan"), 40], "Told failed .*: ValueError"),
         (["a", "b"], "ValueError"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,13 @@ def test_a_wrong_split_is_refused(given: list[int]) -> None:
         EvenstepError, match=r"gave .* for batch 5 of 12 samples on 3 ranks\n  fix: return 3 whole numbers"
     ):
         Schedule(lambda number, batch: given, 3).shares(5, 12)
+
+
+def test_shares_without_end_are_refused() -> None:
+    endless = Schedule(lambda number, batch: itertools.repeat(4), 3)  # type: ignore[arg-type, return-value]
+    for ranks in (endless, endless.among([0])):
+        with pytest.raises(EvenstepError, match=r"gave 4 shares or more: \[4, 4, 4, 4\] for batch 5 of 12 samples"):
+            ranks.shares(5, 12)
 
 
 @pytest.mark.parametrize(
