@@ -61,13 +61,14 @@ def for_balancer(policy: Policy) -> str | Callable[..., Sequence[int]]:
 
     def ask(*told: object) -> list[int]:
         view = PolicyView(*told)  # type: ignore[arg-type]
+        ranks, caps = view.ranks, list(view.caps)  # it may change its lists in place
         try:
-            shares = whole_numbers(policy(view), view.ranks)
+            shares = whole_numbers(policy(view), ranks)
         except Exception as error:
             raise _wrong(name, view, "failed", f": {type(error).__name__}: {error}") from error
-        if len(shares) != view.ranks or min(shares) < 0 or sum(shares) != view.batch:
-            raise _wrong(name, view, f"gave {view.ranks} ranks {shown(shares, view.ranks)}")
-        for rank, (share, cap) in enumerate(zip(shares, view.caps)):
+        if len(shares) != ranks or min(shares) < 0 or sum(shares) != view.batch:
+            raise _wrong(name, view, f"gave {ranks} ranks {shown(shares, ranks)}")
+        for rank, (share, cap) in enumerate(zip(shares, caps)):
             if cap is not None and share > cap:
                 raise _wrong(name, view, f"gave rank {rank} {share} samples, more than its cap of {cap} (view.caps)")
         return shares

@@ -206,6 +206,8 @@ def test_policy_of_ones_own():
         ([40], r"Told gave 2 ranks \[40\]"),
         ([], r"Told gave 2 ranks \[\]"),
         (lambda view: itertools.repeat(20), r"Told gave 2 ranks 3 shares or more: \[20, 20, 20\]"),
+        (lambda view: view.proposed.append(4) or view.proposed, r"Told gave 2 ranks 3 shares or more: \[20, 20, 4\]"),
+        (lambda view: view.proposed.pop() and [38], r"Told gave 2 ranks \[38\]"),
         ([20.5, 19.5], "Told failed .*: 20.5 is no whole number of samples"),
         ([float("nan"), 40], "Told failed .*: ValueError"),
         (["a", "b"], "ValueError"),
