@@ -233,6 +233,18 @@ static void best_micro_batch_is_the_cheapest_a_sample(void **context) {
   }
 }
 
+/* What the solver's time is made of: it stays far below a millisecond where it looks at each rank's table so seldom. */
+enum { LOOKS_A_RANK = 30 };
+
+static long looks;
+double __real_even_time_table_at(const even_time_table *table, int64_t samples);
+double __wrap_even_time_table_at(const even_time_table *table, int64_t samples);
+
+double __wrap_even_time_table_at(const even_time_table *table, int64_t samples) {
+  looks++;
+  return __real_even_time_table_at(table, samples);
+}
+
 /* Many equal ranks finish their buckets at the same moments: the search must not halve its way to each. */
 static void many_equal_ranks_with_buckets(void **context) {
   (void)context;
@@ -244,7 +256,9 @@ static void many_equal_ranks_with_buckets(void **context) {
   for (size_t r = 0; r < MANY; r++) {
     costs[r] = in_eights();
   }
+  looks = 0;
   assert_int_equal(even_balancer_solve_costs(costs, NULL, MANY, 20 * (int64_t)MANY + 3, shares, &step), EVEN_OK);
+  assert_in_range(looks, MANY, LOOKS_A_RANK * MANY);
   for (size_t r = 0; r < MANY; r++) {
     sum += shares[r];
     whole += shares[r] % 8 == 0;
@@ -252,6 +266,43 @@ static void many_equal_ranks_with_buckets(void **context) {
   assert_int_equal(sum, 20 * MANY + 3);
   assert_true(near(step, 3.0));
   assert_int_equal(whole, MANY - 1);
+}
+
+/* Ranks with all that they can have, as bench/balancer_bench.c has them. */
+static void invent_many(uint64_t *state, even_rank_cost *costs, int64_t *caps) {
+  enum { POINTS = 6 };
+  static const int64_t tiles[] = {0, 8, 12, 16, 48, 64};
+  static int64_t at[MANY][POINTS];
+  static double seconds[MANY][POINTS];
+  for (size_t r = 0; r < MANY; r++) {
+    double slow = 0.008 * (double)(1 << even_pseudo_random_between(state, 0, 3));
+    double now = 0.0;
+    for (int i = 0; i < POINTS; i++) {
+      at[r][i] = 8 * (int64_t)i;
+      seconds[r][i] = now;
+      now += slow * (r % 2 == 1 ? 0.5 + even_pseudo_random_unit(state) : (i % 2 == 1 ? 0.0 : 1.0));
+    }
+    bool pieces = even_pseudo_random_between(state, 0, 1) == 0;
+    costs[r] = (even_rank_cost){.table = {at[r], seconds[r], POINTS},
+                                .constant_seconds = 0.01 * even_pseudo_random_unit(state),
+                                .micro_batch = pieces ? even_pseudo_random_between(state, 4, 31) : 0,
+                                .bucket = tiles[even_pseudo_random_between(state, 0, 5)],
+                                .leaves_out = even_pseudo_random_between(state, 0, 1) == 0};
+    caps[r] = r > 0 && even_pseudo_random_between(state, 0, 4) > 0 ? even_pseudo_random_between(state, 16, 39) : -1;
+  }
+}
+
+static void a_split_of_many_ranks_takes_few_looks_at_their_tables(void **context) {
+  (void)context;
+  static even_rank_cost costs[MANY];
+  static int64_t caps[MANY], shares[MANY];
+  uint64_t state = 14;
+  for (int round = 0; round < 50; round++) {
+    invent_many(&state, costs, caps);
+    looks = 0;
+    assert_int_equal(even_balancer_solve_costs(costs, caps, MANY, 32 * (int64_t)MANY, shares, NULL), EVEN_OK);
+    assert_in_range(looks, MANY, LOOKS_A_RANK * MANY);
+  }
 }
 
 static void refused(const even_rank_cost *cost, const char *part) {
@@ -290,6 +341,7 @@ int main(void) {
       cmocka_unit_test(a_rank_that_costs_more_than_it_helps_is_left_out),
       cmocka_unit_test(best_micro_batch_is_the_cheapest_a_sample),
       cmocka_unit_test(many_equal_ranks_with_buckets),
+      cmocka_unit_test(a_split_of_many_ranks_takes_few_looks_at_their_tables),
       cmocka_unit_test(wrong_costs_are_refused_by_name),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
