@@ -411,10 +411,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         if comm is None or not ours or len(outputs[0]) != self._size:
             return reading(self._under(inputs[0]).allgather, outputs, inputs, *given_options(opts))
         self._check_gather_parts(outputs[0], inputs[0])
-        parts, own = (
-            list(outputs[0]),
-            inputs[0],
-        )  # the list is the caller's, who may change it before the turn of the call
+        parts, own = list(outputs[0]), inputs[0]  # the caller may change its lists before the turn of the call
         return self._run(opts, lambda: self._gather_parts(comm, parts, own), outputs)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
