@@ -1,14 +1,17 @@
-/* What a job hears from another host's agent (STARTED, HANG, SETTLED, HOLDS, LINE, NOTICE, FAILED, DRAIN), and what an
- * agent is asked by its leader (CHECK, CHECKPOINT), by the calls that take them. No file is there for these, no process
- * starts and none is signalled, nobody is connected: the table of calls (os/calls.h) says so. */
-#include "base/json_reader.h"
+/* What a job hears from another host's agent (STARTED, STOPPED, HANG, HUNG, ENDED, SETTLED, HOLDS, LINE, NOTICE,
+ * FAILED, DRAIN, PLACED), what an agent hears from its leader (CHECK, CHECKPOINT, SIGNAL, FILL, ADOPT, LEADER, REFUSE),
+ * and what both do (WAITING), by the calls that take them. No file is there for these, no process starts, none is
+ * signalled but the agent's two ranks by SIGNAL, nobody is connected: the table of calls (os/calls.h) says so. */
 #include "checkpoint/reader.h"
+#include "orchestrator/elastic.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/remote.h"
 #include "os/calls.h"
 
 #include <errno.h>
 #include <evenstep/checkpoint.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,7 +19,7 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-enum { RANKS = 4, FIRST = 2, FILES = 2 };
+enum { RANKS = 4, FIRST = 2, FILES = 2, PROCESS = 1 << 30 }; /* no system has so large a number of a process */
 
 static char place[] = "/tmp/evenstep-fuzz-XXXXXX";
 static char folder[sizeof place + 8];
@@ -54,15 +57,19 @@ static int no_name(const char *from, const char *to) {
   return no_change(from);
 }
 
+static bool may_signal; /* the ranks of the agent that is led */
+
 static pid_t no_process(void) {
   errno = EAGAIN;
   return -1;
 }
 
 static int no_signal(pid_t pid, int signal) {
-  (void)pid;
-  (void)signal;
-  abort(); /* of what a message says alone */
+  pid_t own = pid < 0 ? -pid : pid;
+  if (!may_signal || own < PROCESS + FIRST || own >= PROCESS + RANKS || signal < 1 || signal >= NSIG) {
+    abort(); /* of what a message says alone */
+  }
+  return 0;
 }
 
 static int no_pidfd_signal(int pidfd, int signal) {
@@ -114,6 +121,13 @@ static void on_hang(void *context, int rank, bool over, const char *words) {
   }
 }
 
+static void on_notice(void *context, const char *words) {
+  (void)context;
+  if (strlen(words) >= EVEN_JOB_NOTICE) {
+    abort();
+  }
+}
+
 static void on_line(void *context, int rank, bool error, const char *line, size_t length) {
   (void)context;
   (void)error;
@@ -133,10 +147,19 @@ static even_link *way(void *context, int host) {
 }
 
 static void check_leader(const even_job *job, const even_host_agent *agent) {
-  for (int i = 0; i < FIRST; i++) { /* another host's words are of its own ranks */
-    if (job->ranks[i].pid != 0 || job->ranks[i].out_of_memory || job->ranks[i].hung) {
+  size_t alive = 0;
+  for (int i = 0; i < RANKS; i++) { /* another host's words are of its own ranks */
+    const even_job_rank *rank = &job->ranks[i];
+    alive += rank->alive ? 1 : 0;
+    if (i < FIRST && (rank->pid != 0 || rank->out_of_memory || rank->hung || rank->stands || rank->alive)) {
       abort();
     }
+  }
+  if (job->alive != alive || job->ended != RANKS - FIRST - alive || job->stage > EVEN_JOB_KILLED) {
+    abort();
+  }
+  if (agent->next.placed && agent->next.devices.count != agent->next.count) {
+    abort();
   }
   if (even_bring_state(agent, NULL) == EVEN_BRING_HOLDS && even_text_string(&agent->resume)[0] != '/') {
     abort();
@@ -144,25 +167,51 @@ static void check_leader(const even_job *job, const even_host_agent *agent) {
 }
 
 static bool is_for_leader(even_message_kind kind) {
-  return kind == EVEN_MESSAGE_STARTED || kind == EVEN_MESSAGE_HANG || kind == EVEN_MESSAGE_SETTLED ||
+  return kind == EVEN_MESSAGE_STARTED || kind == EVEN_MESSAGE_STOPPED || kind == EVEN_MESSAGE_HANG ||
+         kind == EVEN_MESSAGE_HUNG || kind == EVEN_MESSAGE_ENDED || kind == EVEN_MESSAGE_SETTLED ||
          kind == EVEN_MESSAGE_HOLDS || kind == EVEN_MESSAGE_LINE || kind == EVEN_MESSAGE_NOTICE ||
-         kind == EVEN_MESSAGE_FAILED || kind == EVEN_MESSAGE_DRAIN;
+         kind == EVEN_MESSAGE_FAILED || kind == EVEN_MESSAGE_DRAIN || kind == EVEN_MESSAGE_PLACED ||
+         kind == EVEN_MESSAGE_WAITING;
 }
 
+static bool is_for_agent(even_message_kind kind) {
+  return kind == EVEN_MESSAGE_CHECK || kind == EVEN_MESSAGE_CHECKPOINT || kind == EVEN_MESSAGE_SIGNAL ||
+         kind == EVEN_MESSAGE_FILL || kind == EVEN_MESSAGE_ADOPT || kind == EVEN_MESSAGE_LEADER ||
+         kind == EVEN_MESSAGE_REFUSE || kind == EVEN_MESSAGE_WAITING;
+}
+
+static void tell(even_host_agent *agent, const even_message *message) {
+  static even_elastic drained = {.move = {.number = 1}};
+  agent->hosts->elastic = message->kind == EVEN_MESSAGE_PLACED ? &drained : NULL; /* hosts change for that alone */
+  agent->next.asked = true;
+  agent->next.count = RANKS - FIRST;
+  drained.move.failure.status = EVEN_OK;
+  (void)!even_hosts_job_message(agent, message);
+  check_leader(agent->hosts->job, agent);
+}
+
+/* In the state in which an agent hears such a message: while its ranks run, while they are held, or as it comes. */
 static void hear(even_follower *follower, const even_message *message) {
-  json_t *content = NULL;
-  if (even_json_parse("what the leader says", message->json, message->json_bytes, &content) != EVEN_OK) {
+  static const even_join_wish wish = {.ranks = 0};
+  if (message->kind == EVEN_MESSAGE_ADOPT) {
+    even_follower_close_parcels(follower);
+  } else if (message->kind == EVEN_MESSAGE_CHECKPOINT && even_follower_open_parcels(follower) != EVEN_OK) {
     return;
   }
-  if (message->kind == EVEN_MESSAGE_CHECK) {
-    (void)!even_follower_check(follower, content);
-  } else if (even_follower_open_parcels(follower) == EVEN_OK) {
-    (void)!even_bring_take_hear(follower->brings, content);
-  }
-  if (follower->parcels != NULL && (follower->host < 0 || follower->host >= EVEN_FOLLOWER_MOST_NUMBERS)) {
+  follower->held = message->kind == EVEN_MESSAGE_ADOPT;
+  may_signal = message->kind == EVEN_MESSAGE_SIGNAL;
+  follower->running = may_signal || message->kind == EVEN_MESSAGE_FILL || message->kind == EVEN_MESSAGE_WAITING;
+  follower->joins = message->kind == EVEN_MESSAGE_LEADER ? &wish : NULL;
+  follower->taken = follower->taken && message->kind != EVEN_MESSAGE_LEADER;
+  even_status status = even_follower_hear(follower, &follower->link, message);
+  may_signal = false;
+  bool named = follower->parcels != NULL || (status == EVEN_OK && message->kind == EVEN_MESSAGE_ADOPT);
+  if (named && (follower->host < 0 || follower->host >= EVEN_FOLLOWER_MOST_NUMBERS)) {
     abort();
   }
-  json_decref(content);
+  if (follower->recalled < 0 || follower->recalled >= NSIG || follower->job.stage > EVEN_JOB_KILLED) {
+    abort();
+  }
 }
 
 /* The one that is there: no other file is. */
@@ -184,9 +233,9 @@ static void tell_all(even_host_agent *agent, even_follower *follower, const uint
       bring(agent);
     }
     if (is_for_leader(message.kind)) {
-      (void)!even_hosts_job_message(agent, &message);
-      check_leader(agent->hosts->job, agent);
-    } else if (message.kind == EVEN_MESSAGE_CHECK || message.kind == EVEN_MESSAGE_CHECKPOINT) {
+      tell(agent, &message);
+    }
+    if (is_for_agent(message.kind)) {
       hear(follower, &message);
     }
   }
@@ -228,17 +277,49 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
   return atexit(remove_checkpoint);
 }
 
+/* Two ranks that live: another host's as its leader sees them, or as their own agent does. */
+static void begin(even_job *job, bool elsewhere) {
+  job->count = RANKS;
+  job->generation_fd = -1;
+  job->alive = RANKS - FIRST;
+  for (int i = FIRST; i < RANKS; i++) {
+    job->ranks[i] =
+        (even_job_rank){.alive = true,
+                        .elsewhere = elsewhere,
+                        .pid = elsewhere ? 0 : PROCESS + i,
+                        .output = {.rank = i, .log = -1, .streams = {{.watch = {.fd = -1}}, {.watch = {.fd = -1}}}}};
+  }
+}
+
+static void end_ranks(even_job *job) {
+  for (int i = 0; i < RANKS; i++) {
+    even_text_free(&job->ranks[i].output.streams[0].tail);
+    even_text_free(&job->ranks[i].output.streams[1].tail);
+  }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static even_follower follower; /* large, and its records stay zero */
-  static const even_agent_params params = {.notice_seconds = 5,
-                                           .observer = {.rank_started = on_started, .hang = on_hang, .line = on_line}};
-  even_job_rank ranks[RANKS] = {0};
+  static even_device devices[RANKS] = {{.name = "cpu"}, {.name = "cpu"}, {.name = "cpu"}, {.name = "cpu"}};
+  static const even_device_list listed = {devices, RANKS};
+  static const even_agent_params params = {
+      .notice_seconds = 5,
+      .devices = &listed,
+      .observer = {.rank_started = on_started, .hang = on_hang, .line = on_line, .notice = on_notice}};
+  even_job_rank ranks[2][RANKS] = {{{0}}};
+  even_rank_progress progress[2][RANKS] = {{{0}}};
+  size_t order[RANKS];
   even_link link = {.fd = -1, .peer = "10.0.0.2"};
   even_hosts hosts = {.params = {.program = "evenstep"}, .listener = -1};
   even_host_agent agents[2] = {{.name = "here"}, {.index = 1, .name = "there", .link = &link, .first = FIRST}};
-  even_job job = {
-      .params = &params, .ranks = ranks, .count = RANKS, .local = FIRST, .hosts = &hosts, .generation_fd = -1};
+  even_job job = {.params = &params,
+                  .ranks = ranks[0],
+                  .local = FIRST,
+                  .hosts = &hosts,
+                  .order = order,
+                  .progress = {.ranks = progress[0]}};
   const even_parcels_params between = {.size = sizeof between, .count = 2, .way = way};
+  begin(&job, true);
   agents[1].hosts = &hosts;
   agents[1].count = RANKS - FIRST;
   hosts.agents = agents;
@@ -246,19 +327,31 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   hosts.job = &job;
   follower.link = (even_link){.fd = -1, .peer = "10.0.0.1"};
   follower.host = 1;
+  follower.job = (even_job){.params = &params,
+                            .ranks = ranks[1],
+                            .progress = {.ranks = progress[1]},
+                            .first = FIRST,
+                            .local = RANKS - FIRST,
+                            .follower = &follower};
+  begin(&follower.job, false);
+  atomic_store(&follower.signals, 0);
   if (even_parcels_open(&between, &hosts.parcels) != EVEN_OK) {
     abort();
   }
   close_off();
   tell_all(&agents[1], &follower, data, size);
   even_os = even_os_real;
+  end_ranks(&job);
   even_parcels_close(hosts.parcels);
   even_bring_drop(&agents[1]);
+  even_device_list_free(&agents[1].next.devices);
   even_follower_close_parcels(&follower);
   even_bring_kept_free(&follower.kept);
   even_device_list_free(&follower.own);
   even_device_list_free(&follower.whole);
   even_text_free(&follower.facts);
   even_text_free(&follower.folder);
+  json_decref(follower.pointed);
+  follower.pointed = NULL;
   return 0;
 }
