@@ -86,6 +86,10 @@ typedef struct even_optim_job {
    * the sum of the squares of all elements that have a gradient (Pascanu et al., "On the difficulty of training
    * recurrent neural networks", ICML 2013). The gradients themselves stay as they are. */
   double max_norm;
+  /* NULL, or with `survives` called some ten times a second, on the caller's thread, while this rank waits for one that
+   * has not ended: it may stand still, and who can end it would hear of it nowhere else. */
+  void (*waits)(void *context);
+  void *waits_context;
 } even_optim_job;
 
 typedef struct even_optim_report {

@@ -710,11 +710,12 @@ class Optim:
         steps: Sequence[int],
         parts: Comm | None = None,
         max_norm: float = 0.0,
+        waits: Callable[[], None] | None = None,
     ) -> tuple[int, int, int, int, int, float]:
         """rules: (method, lr, weight_decay, momentum, dampening, beta1, beta2, eps, amsgrad, nesterov, maximize); then one
         entry a parameter: addresses (a gradient's may be 0: none), its rule, and how many steps it has been given with
         this one. parts: gradients lie in this group's arena, a part with each rank. max_norm: they are clipped to this; 0:
-        they are not. Gives the elements that this rank did and all, the nanoseconds of the update, of waiting and of
+        they are not. waits: called while it waits for a rank that has not ended. Gives the elements that this rank did and all, the nanoseconds of the update, of waiting and of
         taking the others' values, and the norm. Without the GIL."""
     def close(self) -> None:
         """Views of states stay; a step raises."""

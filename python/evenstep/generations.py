@@ -149,6 +149,10 @@ class Recovery(Joins):
 
     # -- calls outside steps --
 
+    def doubt(self) -> None:
+        """This rank waits, and cannot leave, for one that may stand still: the agent ends that one, or sees it go on."""
+        self._memory.doubt(self._job_rank, self._memory.number)
+
     def needs_all(self) -> bool:
         """Whether a figure that the script asks for now has to be that of all ranks: outside the training loop."""
         latest = self._session.latest

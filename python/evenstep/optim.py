@@ -100,13 +100,15 @@ class InPieces(torch.optim.Optimizer):
         survives: bool = False,
         after: int = 0,
         joins: bool = False,
+        waits: Callable[[], None] | None = None,
     ) -> None:
         """From the next step on its states are shared by the ranks of this group, which are on one host, have the same
         parameters and step together; None: they are its own. es.prepare does so. around: of a step; waited: is told the
         nanoseconds that it waited for the others in one. survives: ranks that end in a step are no error. after: steps that
-        some of these ranks have made in the group before: this one makes so many there, too, but where it joins them."""
+        some of these ranks have made in the group before: this one makes so many there, too, but where it joins them. waits: called while it waits in a step for a rank that has
+        not ended, and may stand still."""
         own = self.__dict__
-        own.update(_around=around, _waited=waited, _survives=survives)
+        own.update(_around=around, _waited=waited, _survives=survives, _waits=waits)
         if joins:
             own["_made"] = after
         own["_next"] = after, comm
@@ -194,9 +196,9 @@ class InPieces(torch.optim.Optimizer):
         rule_of = [number for number, group in enumerate(self.param_groups) for _ in group["params"]]
         rules = [self._rule_of(group) for group in self.param_groups]
         with self.__dict__.get("_around", nullcontext)():
-            most = self.max_grad_norm or 0.0
+            most, waits = self.max_grad_norm or 0.0, self.__dict__.get("_waits")
             report = store.core.step(
-                rules, inputs.values, inputs.gradients, rule_of, inputs.steps, inputs.parts_of(self), most
+                rules, inputs.values, inputs.gradients, rule_of, inputs.steps, inputs.parts_of(self), most, waits
             )
         inputs.spend()
         if self.max_grad_norm is not None:

@@ -132,6 +132,7 @@ def _share(
             lambda: steps.phases.during(_core.AT_COLLECTIVE),
             steps.times.blocks,
             survives=session.recovery is not None,
+            waits=None if session.recovery is None else session.recovery.doubt,
             after=after,
             joins=joins,
         )

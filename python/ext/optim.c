@@ -241,6 +241,16 @@ static even_optim_rule *to_rules(PyObject *sequence, size_t *count) {
   return rules;
 }
 
+static void call_waits(void *context) {
+  PyGILState_STATE state = PyGILState_Ensure();
+  PyObject *result = PyObject_CallObject(context, NULL);
+  if (result == NULL) {
+    PyErr_WriteUnraisable(context);
+  }
+  Py_XDECREF(result);
+  PyGILState_Release(state);
+}
+
 static PyObject *optim_step(PyObject *object, PyObject *arguments) {
   optim_object *self = (optim_object *)object;
   PyObject *rule_list = NULL;
@@ -249,6 +259,7 @@ static PyObject *optim_step(PyObject *object, PyObject *arguments) {
   PyObject *rule_of = NULL;
   PyObject *steps = NULL;
   PyObject *parts = Py_None;
+  PyObject *waits = Py_None;
   even_optim_job job = {.size = sizeof job};
   even_optim_report report = {0};
   if (self->closed || self->busy) {
@@ -256,9 +267,13 @@ static PyObject *optim_step(PyObject *object, PyObject *arguments) {
                                                  : "another thread is inside a step of this optimizer");
     return NULL;
   }
-  if (!PyArg_ParseTuple(arguments, "OOOOO|Od:step", &rule_list, &values, &gradients, &rule_of, &steps, &parts,
-                        &job.max_norm)) {
+  if (!PyArg_ParseTuple(arguments, "OOOOO|OdO:step", &rule_list, &values, &gradients, &rule_of, &steps, &parts,
+                        &job.max_norm, &waits)) {
     return NULL;
+  }
+  if (waits != Py_None) {
+    job.waits = call_waits;
+    job.waits_context = waits; /* the caller's arguments keep it */
   }
   PyObject *handle = to_group(parts, &job.parts);
   even_optim_rule *rules = PyErr_Occurred() != NULL ? NULL : to_rules(rule_list, &job.rule_count);
@@ -319,8 +334,8 @@ static PyMethodDef methods[] = {
      "All of it, writable. It stays as long as this view, also after close (slices do not count)."},
     {"offset", optim_offset, METH_VARARGS, "offset(parameter, state): where in the memory its numbers begin, in bytes"},
     {"step", optim_step, METH_VARARGS,
-     "step(rules, values, gradients, rule_of, steps, parts=None, max_norm=0.0): one step; collective where there is a "
-     "group. Returns (elements, all, update_ns, wait_ns, copy_ns, norm)"},
+     "step(rules, values, gradients, rule_of, steps, parts=None, max_norm=0.0, waits=None): one step; collective where "
+     "there is a group. Returns (elements, all, update_ns, wait_ns, copy_ns, norm)"},
     {"close", optim_close, METH_NOARGS, "leaves the group; the memory goes with its view"},
     {NULL, NULL, 0, NULL}};
 

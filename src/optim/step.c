@@ -82,9 +82,30 @@ static bool has_ended(const even_optim_process *process) {
          facts.start_time != process->start_time;
 }
 
-#define LOOK_NS UINT64_C(200000)           /* between two looks at a piece that another rank still has */
+#define LOOK_NS UINT64_C(200000)           /* between two looks at what another rank does */
+#define TELL_NS UINT64_C(100000000)        /* between two calls of even_optim_job.waits */
 #define SOON_NS UINT64_C(20000000)         /* in which the others come, if they come: a copy is memory */
 #define PATIENCE_NS UINT64_C(600000000000) /* for one that stands still, and neither goes on nor ends */
+
+typedef struct waiting {
+  uint64_t tell_ns, until_ns;
+} waiting;
+
+static waiting begin_to_wait(void) {
+  uint64_t now = even_clock_ns();
+  return (waiting){.tell_ns = now + TELL_NS, .until_ns = now + PATIENCE_NS};
+}
+
+/* For another rank, until the next look; false once that has lasted too long. */
+static bool wait_on(const even_optim_work *of, waiting *its) {
+  uint64_t now = even_clock_ns();
+  if (now >= its->tell_ns && of->job->waits != NULL) {
+    of->job->waits(of->job->waits_context);
+    its->tell_ns = now + TELL_NS;
+  }
+  even_clock_sleep_ns(LOOK_NS);
+  return now < its->until_ns;
+}
 
 /* ---- the beginning, where ranks may end ----
  * The barrier may fail on some and not on others. A rank that it fails on may be the only one that makes this step: the
@@ -108,14 +129,13 @@ static bool all_have_come(const even_optim_work *of) {
 }
 
 static even_status await_looks(const even_optim_work *of) {
-  uint64_t until = even_clock_ns() + PATIENCE_NS;
+  waiting its = begin_to_wait();
   for (int r = 0; r < of->optim->ranks; r++) {
     while ((atomic_load(&even_optim_kept_of(of->optim, r)->came) & LOOKS) != 0 &&
            !has_ended(&of->optim->processes[r])) {
-      if (even_clock_ns() > until) {
+      if (!wait_on(of, &its)) {
         return even_fail(EVEN_ERR_TIMEOUT, "rank %d stands still in an optimizer's step", r);
       }
-      even_clock_sleep_ns(LOOK_NS);
     }
   }
   return EVEN_OK;
@@ -177,7 +197,7 @@ typedef size_t piece_call(even_optim_work *of, size_t piece);
 static even_status finish_pieces(even_optim_work *of, const even_optim_round *round, piece_call *call, even_status why,
                                  uint64_t *elements) {
   const even_error first = *even_error_last();
-  uint64_t until = even_clock_ns() + PATIENCE_NS;
+  waiting its = begin_to_wait();
   for (size_t piece = 0; piece < round->pieces; piece++) {
     int holder;
     while ((holder = even_optim_round_holder(round, piece)) >= 0) {
@@ -188,9 +208,7 @@ static even_status finish_pieces(even_optim_work *of, const even_optim_round *ro
           }
           *elements += call(of, piece);
         }
-      } else if (even_clock_ns() < until) {
-        even_clock_sleep_ns(LOOK_NS);
-      } else {
+      } else if (!wait_on(of, &its)) {
         return first.status == why ? even_error_restore(&first) : why;
       }
     }

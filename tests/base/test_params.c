@@ -23,7 +23,7 @@ NEVER_SHRINKS(even_exact_params, part_bytes);
 NEVER_SHRINKS(even_norm_backward, part);
 NEVER_SHRINKS(even_norm_layout, inner);
 NEVER_SHRINKS(even_norm_values, second);
-NEVER_SHRINKS(even_optim_job, max_norm);
+NEVER_SHRINKS(even_optim_job, waits_context);
 NEVER_SHRINKS(even_optim_params, reserved);
 NEVER_SHRINKS(even_sync_course, arena_bytes);
 NEVER_SHRINKS(even_sync_params, telemetry);

@@ -170,8 +170,13 @@ void model_turn(model *one, int step, even_optim_input *inputs) {
 even_status model_step(even_optim *optim, model *one, int step, even_optim_report *report) {
   even_optim_input inputs[PARAMETERS];
   model_turn(one, step, inputs);
-  even_optim_job job = {
-      .size = sizeof job, .rules = model_rules, .rule_count = MOST_RULES, .inputs = inputs, .max_norm = one->max_norm};
+  even_optim_job job = {.size = sizeof job,
+                        .rules = model_rules,
+                        .rule_count = MOST_RULES,
+                        .inputs = inputs,
+                        .max_norm = one->max_norm,
+                        .waits = one->waits,
+                        .waits_context = one->waits_context};
   return even_optim_step(optim, &job, report);
 }
 

@@ -21,7 +21,9 @@ typedef struct model {
   uint64_t steps[PARAMETERS];
   void *states[PARAMETERS][EVEN_OPTIM_STATES]; /* of the loop */
   float *wide[PARAMETERS];
-  double max_norm; /* of the steps to come, as in even_optim_job */
+  double max_norm;              /* of the steps to come, as in even_optim_job, */
+  void (*waits)(void *context); /* and these */
+  void *waits_context;
 } model;
 
 model *model_make(void);

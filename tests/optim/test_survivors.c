@@ -33,6 +33,7 @@ typedef enum end {
   TAKEN_OVER,       /* the same, and the third rank takes it over, puts half of it back, and ends */
   TAKEN_OVER_TWICE, /* the third rank comes to change it again */
   AFTER_THE_PIECE,  /* it is done, and the others are not */
+  STOPPED,          /* it has a piece, and stands until the others say that they wait for it */
   ENDS
 } end;
 
@@ -138,10 +139,19 @@ static void die_in_step(even_comm *comm, even_optim *optim, end how) {
       keep(optim, &round, piece, true);
       spoil(optim, &optim->pieces[piece], 2);
       break;
+    case STOPPED:
+      (void)raise(SIGSTOP);
+      break;
     default:
       break;
   }
   die();
+}
+
+/* As the agent does it, once it has heard of it. */
+static void end_the_second(void *context) {
+  const even_optim *optim = context;
+  (void)kill((pid_t)optim->processes[1].number, SIGKILL);
 }
 
 static int lose_ranks(even_comm *comm, void *argument) {
@@ -154,6 +164,8 @@ static int lose_ranks(even_comm *comm, void *argument) {
   bool two = *how == TAKEN_OVER || *how == TAKEN_OVER_TWICE;
   mine->max_norm = theirs->max_norm = *how == WITH_SQUARES || *how == AFTER_THE_PIECE ? 100 : 0;
   RANKS_EXPECT(comm, even_optim_open(&params, comm, &optim) == EVEN_OK);
+  mine->waits = *how == STOPPED ? end_the_second : NULL;
+  mine->waits_context = optim;
   for (int step = 1; step <= STEPS; step++) {
     even_optim_report report;
     model_loop(theirs, step);

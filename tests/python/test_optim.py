@@ -6,8 +6,10 @@ import copy
 import io
 import itertools
 import json
+import os
 import pathlib
 import re
+import signal
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +21,7 @@ from run_jobs import Run
 from torch import nn
 
 import evenstep as es
-from evenstep import EvenstepError
+from evenstep import EvenstepError, _core
 
 CASES = pathlib.Path(__file__).parent / "optim_cases.py"
 DECOUPLES = issubclass(torch.optim.AdamW, torch.optim.Adam)  # since torch 2.7
@@ -272,7 +274,7 @@ def test_a_lost_rank_ends_the_others_step(run_ranks: Callable[..., list[Any]]) -
 
 
 PREPARED = "model, optimizer, scheduler, loader = es.prepare(*make(), loader)\n"
-# Of several pieces a step; dies also between a commit and its step, and somewhere in the step.
+# Of several pieces a step; dies also between a commit and its step, and somewhere in the step, or stands still there.
 DYING_IN_STEPS = (
     PREPARED
     + """
@@ -281,8 +283,9 @@ import threading
 
 def in_step(*_):
     here("stepping")
-    if f"{rank}@updating:{es.step()}" in deaths:
-        threading.Timer(0.0002, os.kill, (os.getpid(), 9)).start()
+    for point, number in (("updating", 9), ("stopping", 19)):
+        if f"{rank}@{point}:{es.step()}" in deaths:
+            threading.Timer(0.0002, os.kill, (os.getpid(), number)).start()
 
 
 optimizer.register_step_pre_hook(in_step)
@@ -302,7 +305,7 @@ def recovering(source: str) -> str:
 @pytest.mark.parametrize(
     ("ranks", "policy", "deaths", "waits", "left"),
     [
-        (4, "shrink", "1@stepping:5,0@updating:9", "", 2),
+        (4, "shrink", "1@stepping:5,0@updating:9,2@stopping:12", "", 1),
         (2, "replace", "1@stepping:5", "6", 2),
         (3, "half committed", "", "", 2),  # one has made the step when the other hears that it stands
         pytest.param(3, "replace", "0@updating:4,2@committed:9", "5,10", 3, marks=pytest.mark.more),
@@ -331,3 +334,29 @@ def test_a_closure_under_recovery_is_refused() -> None:
     optimizer.__dict__.update(_comm=SimpleNamespace(ranks=2), _survives=True)
     with pytest.raises(EvenstepError, match="without a closure"):
         optimizer.step(lambda: torch.tensor(0.0))
+
+
+def test_who_waits_in_a_step_for_one_that_stands_still_says_so() -> None:
+    """It has taken a piece; who hears of it ends it."""
+    segment = _core.Comm.create_segment(2, 1 << 16)
+    count, pieces = 40000, 3
+    other = os.fork()
+    comm = _core.Comm(segment, 0 if other else 1, 2, 1 << 16)
+    core = _core.Optim([(count, _core.DTYPE_F32, 1)], comm, True)
+    if not other:
+        words = torch.frombuffer(core.memory(), dtype=torch.int64, count=pieces)
+        words[pieces - 1] = 1 << 17 | 1  # src/optim/pieces.c: in the first step, by rank 1
+        comm.barrier()  # with which the step begins
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(1)
+    told = []
+
+    def waits() -> None:
+        told.append(True)
+        os.kill(other, signal.SIGKILL)
+
+    values, gradient = torch.zeros(count), torch.ones(count)
+    rule = (_core.OPTIM_SGD, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, False, False, False)
+    done = core.step([rule], [values.data_ptr()], [gradient.data_ptr()], [0], [1], None, 0.0, waits)
+    os.waitpid(other, 0)
+    assert told and done[0] == count and torch.equal(values, -gradient)
