@@ -203,45 +203,10 @@ class Bench:
 
         return even.turn(BEFORE + 2 * after, before)
 
-    # -- what balancing costs by itself --
-
     def overhead(self) -> dict[str, float]:
-        """Seconds a step of what only balancing needs: drawing shares, looking at memory, learning from the step and from what
-        memory holds, and the ranks' vote."""
-        from evenstep.memory import HostMemory, MemoryWatch, RanksMemory
-        from evenstep.shares import Shares
-        from evenstep.vote import Ballot
+        from evenstep.bench_balance_overhead import Overhead
 
-        options, steps = self.options, 50 if self.options.quick else OVERHEAD_STEPS
-        shares = Shares("auto", self.ranks, options.batch, [1.0] * self.ranks)
-        watch = MemoryWatch(HostMemory())
-        memory = RanksMemory(watch, [watch.pool] * self.ranks, self.rank)
-        state, deciding = 1, 0.0
-        for step in range(steps):
-            began = time.perf_counter()
-            drawn = shares.draw(options.batch, step=step)
-            watch.stepped(step, drawn[self.rank], drawn)
-            deciding += time.perf_counter() - began
-            timings, ballots = [], []
-            for rank, share in enumerate(drawn):
-                state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
-                timings.append((share, (1 + rank) * (0.002 + 0.001 * share) * (0.95 + 0.1 * state / 2**64)))
-                ballots.append(Ballot(0, step, share, options.batch, timings[-1][1], 0.0, 1.0, 1, 1, 0, 0, 0, 0, 1))
-            began = time.perf_counter()
-            memory.heard(ballots)
-            shares.observe(timings, 0.1)
-            shares.turned()
-            shares.left_out(timings)
-            shares.take_memory(memory.reports(ballots, timings))
-            deciding += time.perf_counter() - began
-        record = bytes(128)
-        self.base.group.barrier()
-        voting = []
-        for _ in range(steps):
-            began = time.perf_counter()
-            self.base.group.exchange(record)
-            voting.append(time.perf_counter() - began)
-        return {"deciding_seconds": deciding / steps, "vote_seconds": statistics.median(voting)}
+        return Overhead(self.base, self.options.batch).measure(64 if self.options.quick else OVERHEAD_STEPS)
 
     def run(self, keep: Keep) -> None:
         """All parts, one after the other; `keep` is handed what there is after each, and the names of those that are to come."""
