@@ -197,6 +197,7 @@ class IndexFeed:
         if self._stays and self._ahead is not None:
             self._ahead.close()  # its workers are wanted now
         self._samples.fetch_as = self._owner.fetch_as
+        self._samples.epoch_begins()
         table = None if apart else self._table
         self._ahead = ahead = Ahead(self._owner, self._draw(epoch, skip, expected), table, self.lead)
         self._sampler.tasks = self._tasks(ahead)

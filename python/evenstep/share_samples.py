@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from evenstep.sample_random import SampleRandoms, Where
 from evenstep.share_table import ShareTable
@@ -54,6 +54,7 @@ class ShareSamples(Dataset):
         """number: of the loader, by which its samples have random numbers of their own; None: they have those of their process."""
         self.dataset, self._collate, self._table = dataset, collate, table
         self.fetch_as: FetchAs | None = None
+        self._length: int | None = None
         whose = collate.collate if isinstance(collate, CollateReadable) else collate
         several = hasattr(dataset, "__getitems__")
         self._randoms = None if number is None else SampleRandoms(number, several, whose)
@@ -63,7 +64,27 @@ class ShareSamples(Dataset):
         """Random numbers, as far as was seen."""
         return self._randoms is not None and self._randoms.collating_draws
 
+    def epoch_begins(self) -> None:
+        """A worker's copy, whose data set may be another by now, has begun with an earlier one."""
+        self._length = _length(self.dataset)
+
     def __getitem__(self, task: Task) -> Loaded:
+        try:
+            return self._load(task)
+        except IndexError as error:
+            self._say_what_changed(error)
+            raise
+
+    def _say_what_changed(self, error: IndexError) -> None:
+        """Where the data set has become shorter since the epoch began, whose samples were drawn then."""
+        now = _length(self.dataset)
+        if get_worker_info() is None and len(error.args) < 2 and now is not None and now < (self._length or 0):
+            error.args = (
+                f"{error}\n  fix: the data set had {self._length} samples when the epoch began, and has {now} now: let it become "
+                "shorter between two epochs",
+            )
+
+    def _load(self, task: Task) -> Loaded:
         shares: Sequence[int] = task.shares
         mine = task.indices
         if task.number >= 0:
@@ -95,6 +116,14 @@ class ShareSamples(Dataset):
     def _whole(self, samples: Any) -> Any:
         found = self.dataset.whole(samples) if isinstance(self.dataset, ReadableSamples) else samples
         return self._collate(found)
+
+
+def _length(dataset: Any) -> int | None:
+    """None: it does not say."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def part(indices: list[Any], shares: Sequence[int], rank: int, dummies: int) -> list[Any]:

@@ -99,6 +99,21 @@ fails("loader of rank 1 differs from rank 0's: its samples is 11, where rank 0 h
 fails("its batch_size is 5, where rank 0 has 4", lambda: es.prepare(loader=DataLoader(Growing(), batch_size=4 + rank)))
 fails("its num_workers is 2, where rank 0 has 1",
       lambda: es.prepare(loader=DataLoader(Growing(), batch_size=4, num_workers=1 + rank)))
+
+# one that becomes shorter in mid-epoch: its own error, with what has changed; and an index that it never had
+shorter = "\\n  fix: the data set had 12 samples when the epoch began, and has 6 now: let it become shorter between two epochs"
+for had, left, said in ((1, 6, shorter), (2, 12, "")):
+    rows = [torch.ones(1) for _ in range(12)]
+    batches = iter(es.prepare(loader=DataLoader(rows, batch_size=6, sampler=range(18))))
+    for _ in range(had):
+        next(batches)
+    del rows[left:]
+    try:
+        next(batches)
+    except IndexError as error:
+        assert type(error) is IndexError and str(error) == "list index out of range" + said, error
+    else:
+        raise AssertionError("no error")
 """
 
 
