@@ -14,7 +14,7 @@
 #include <string.h>
 
 /* EXIT_BROKEN: all went well with chaos itself, and the promise was not kept. */
-enum { EXIT_BROKEN = 11, MOST_FAULTS = 1000, MOST_OWN_WORDS = 48, MOST_SPARES = 64 };
+enum { EXIT_BROKEN = 11, MOST_SPARES = 64 };
 
 static const even_usage usage = {
     .command = "chaos",
@@ -52,61 +52,6 @@ static const even_usage usage = {
         "  evenstep chaos -n 3 --recovery replace --spares 1 --kinds kill,stop --tolerance 1e-5 train.py",
     .stop_at_operand = true,
 };
-
-static void add(even_chaos_command *on, const char *word) {
-  on->words[on->word_count++] = word;
-}
-
-static void add_pair(even_chaos_command *on, const char *option, const char *value) {
-  if (value != NULL) {
-    add(on, option);
-    add(on, value);
-  }
-}
-
-/* What both runs are started with. */
-static even_status make_words(even_chaos_command *on, size_t count, char **words) {
-  if (count > EVEN_CHAOS_MOST_WORDS - MOST_OWN_WORDS) {
-    return even_fail(EVEN_ERR_USAGE, "chaos: %zu words are more than it passes on", count);
-  }
-  EVEN_TRY(even_program_path(&on->program));
-  if (on->namespaces) {
-    add(on, "nsenter");
-    add(on, on->network.enter);
-  }
-  add(on, even_text_string(&on->program));
-  add(on, "run");
-  if (on->namespaces) {
-    add_pair(on, "--hosts", even_text_string(&on->network.names));
-    add_pair(on, "--ssh", on->network.shell_path);
-    add(on, on->replace_leader ? "--replace-leader" : "--no-replace-leader"); /* it is started again from here */
-  }
-  add_pair(on, "--runs-dir", on->job.runs_folder);
-  add_pair(on, "--ranks", on->job.ranks);
-  add_pair(on, "--devices", on->job.devices);
-  add_pair(on, "--policy", on->job.policy);
-  add_pair(on, "--profile", on->job.profile);
-  add_pair(on, "--checkpoint-every", on->job.checkpoint_every);
-  add_pair(on, "--cpu-quota", on->job.cpu_quota);
-  add_pair(on, "--python", on->job.python);
-  if ((on->kinds_set >> EVEN_CHAOS_NAN & 1u) != 0) { /* such a step is not to be made: the job begins again before it */
-    add_pair(on, "--on-nonfinite", "stop");
-  }
-  add_pair(on, "--log-rank", "none");
-  add(on, "--quiet");
-  add(on, "--json");
-  if (on->job.no_pin || on->namespaces) { /* all hosts are this machine */
-    add(on, "--no-pin");
-  }
-  on->script = on->word_count;
-  if (on->job.module) {
-    add(on, "--module");
-  }
-  for (size_t i = 0; i < count; i++) {
-    add(on, words[i]);
-  }
-  return EVEN_OK;
-}
 
 static void add_more(even_chaos_command *on, const char *option, const char *value) {
   on->more[on->more_count++] = option;
@@ -181,6 +126,7 @@ static even_status prepare(even_chaos_command *on, size_t count, char **words) {
   char chosen[32];
   EVEN_TRY(even_chaos_parse(on->kinds, &on->kinds_set));
   EVEN_TRY(leave_out_cuts(on));
+  EVEN_TRY(even_chaos_check_options(on));
   if (!(on->hold > 0 && on->hold <= 3600)) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --hold must be more than 0 s, and an hour at most");
   }
@@ -220,7 +166,7 @@ static even_status prepare(even_chaos_command *on, size_t count, char **words) {
     EVEN_TRY(even_chaos_network_open(&on->network, (int)on->hosts));
   }
   EVEN_TRY(make_more(on));
-  EVEN_TRY(make_words(on, count, words));
+  EVEN_TRY(even_chaos_make_words(on, count, words));
   EVEN_TRY(EVEN_NEW_ARRAY(&on->plan, (size_t)on->count));
   return EVEN_NEW_ARRAY(&on->done, (size_t)on->count);
 }
@@ -434,51 +380,16 @@ static int run(even_chaos_command *on, size_t count, char **words) {
   return code;
 }
 
-/* Of a job's options those that mean something here, and our own. */
-static size_t declare(even_chaos_command *on, even_option *table) {
-  static const char *const kept[] = {"ranks",    "devices",          "name",      "runs-dir", "policy",
-                                     "profile",  "checkpoint-every", "cpu-quota", "no-pin",   "python",
-                                     "recovery", "spares",           "min-ranks", "module"};
-  size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
-  const even_option own[] = {
-      {0, "seed", EVEN_OPTION_INTEGER, &on->seed, "N", "of the faults (default: another each time, printed)", 0,
-       INT64_MAX},
-      {0, "faults", EVEN_OPTION_INTEGER, &on->count, "N", "faults to inject (default 3)", 1, MOST_FAULTS},
-      {0, "kinds", EVEN_OPTION_TEXT, &on->kinds, "LIST", "of which kinds: all (default), or kill,stop,…", 0, 0},
-      {0, "against", EVEN_OPTION_TEXT, &on->against, "RUN",
-       "a run of before in the same folder, in place of an undisturbed one of its own", 0, 0},
-      {0, "namespaces", EVEN_OPTION_FLAG, &on->namespaces, NULL,
-       "several hosts, made of network namespaces (root), with -n ranks each: for partition", 0, 0},
-      {0, "hosts", EVEN_OPTION_INTEGER, &on->hosts, "N", "of --namespaces: 2 (default) or 3", 2, EVEN_CHAOS_HOSTS},
-      {0, "replace-leader", EVEN_OPTION_FLAG, &on->replace_leader, NULL,
-       "of --hosts 3: another host takes the place of the agent that is killed, or cut off, once (default: it is "
-       "started again, or waits for the others)",
-       0, 0},
-      {0, "restart-agent", EVEN_OPTION_FLAG, &on->restart_agent, NULL,
-       "`agent` comes to the agent alone, also where it leads, and another one goes on with its ranks", 0, 0},
-      {0, "hold", EVEN_OPTION_NUMBER, &on->hold, "SECONDS",
-       "how long stops, neighbours and lack of disk or memory last (default 5)", 0, 0},
-      {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",
-       "relative norm by which a tensor may differ (default 0: the same to the bit, as --policy equal, the default "
-       "here, "
-       "promises)",
-       0, 0},
-      {0, "json", EVEN_OPTION_FLAG, &on->json, NULL, "print the outcome as JSON instead of words", 0, 0},
-  };
-  memcpy(table + count, own, sizeof own);
-  return count + sizeof own / sizeof own[0];
-}
-
 int even_cli_chaos(int argc, char **argv) {
   static even_chaos_command on; /* thousands of words */
-  even_option table[EVEN_JOB_OPTION_ROOM + 11];
+  even_option table[EVEN_CHAOS_OPTION_ROOM];
   int operand = 0;
   int code = 0;
   on = (even_chaos_command){.seed = -1, .count = 3, .kinds = "all", .hold = 5};
   even_job_options_defaults(&on.job);
   on.job.policy = "equal";
   on.job.checkpoint_every = "10";
-  size_t count = declare(&on, table);
+  size_t count = even_chaos_declare(&on, table);
   if (!even_cli_begin(&usage, table, count, argc, argv, -1, NULL, &operand, &code)) {
     return code;
   }

@@ -5,7 +5,7 @@
 #include "cli/chaos.h"
 #include "cli/job.h"
 
-enum { EVEN_CHAOS_MOST_WORDS = 4096 };
+enum { EVEN_CHAOS_MOST_WORDS = 4096, EVEN_CHAOS_OPTION_ROOM = EVEN_JOB_OPTION_ROOM + 12 };
 
 typedef struct even_chaos_command {
   even_job_options job;
@@ -27,6 +27,9 @@ typedef struct even_chaos_command {
   char names[2][160]; /* of the runs: undisturbed, disturbed */
   char restarts[24];
   char least[24];
+  char memory_steps[24]; /* numbers of a job's options as words */
+  char memory_copies[24];
+  char most[24];
   const char *more[12]; /* words of the disturbed run alone */
   size_t more_count;
   bool recovers; /* --recovery shrink or replace */
@@ -41,6 +44,16 @@ typedef struct even_chaos_command {
   even_chaos_verdict verdict;
   char broken[768]; /* why the promise was not kept; "": it was */
 } even_chaos_command;
+
+/* ---- options (chaos_options.c) ---- */
+
+/* Of a job's options those that mean something here, our own, and without help those that are refused, into
+ * table[EVEN_CHAOS_OPTION_ROOM]; how many there are. */
+size_t even_chaos_declare(even_chaos_command *on, even_option *table);
+/* EVEN_ERR_USAGE: one was given under which what is promised could not be looked at; says why. */
+even_status even_chaos_check_options(const even_chaos_command *on) EVEN_MUST_USE;
+/* Into on->words what both runs are started with; `words`: the script and its arguments. */
+even_status even_chaos_make_words(even_chaos_command *on, size_t count, char **words) EVEN_MUST_USE;
 
 /* While it is at work, unless JSON was asked for. */
 void even_chaos_say(const even_chaos_command *on, const char *format, ...) EVEN_PRINTF(2, 3);

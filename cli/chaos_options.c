@@ -1,0 +1,141 @@
+/* The options of `evenstep chaos`: which of a job's it takes, which it refuses and why, and the words with which both
+ * runs are started. */
+#include "base/fail.h"
+#include "cli/chaos_command.h"
+#include "os/path.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_FAULTS = 1000, MOST_OWN_WORDS = 56 };
+
+size_t even_chaos_declare(even_chaos_command *on, even_option *table) {
+  static const char *const kept[] = {"ranks",         "devices",          "name",      "runs-dir", "policy",
+                                     "profile",       "checkpoint-every", "cpu-quota", "no-pin",   "python",
+                                     "recovery",      "spares",           "min-ranks", "module",   "checkpoint-memory",
+                                     "memory-copies", "max-ranks"};
+  /* known, so that the reason is said, and not in the help */
+  static const char *const refused[] = {"set-aside", "checkpoint-copies", "witness"};
+  size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
+  const even_option own[] = {
+      {0, "seed", EVEN_OPTION_INTEGER, &on->seed, "N", "of the faults (default: another each time, printed)", 0,
+       INT64_MAX},
+      {0, "faults", EVEN_OPTION_INTEGER, &on->count, "N", "faults to inject (default 3)", 1, MOST_FAULTS},
+      {0, "kinds", EVEN_OPTION_TEXT, &on->kinds, "LIST", "of which kinds: all (default), or kill,stop,…", 0, 0},
+      {0, "against", EVEN_OPTION_TEXT, &on->against, "RUN",
+       "a run of before in the same folder, in place of an undisturbed one of its own", 0, 0},
+      {0, "namespaces", EVEN_OPTION_FLAG, &on->namespaces, NULL,
+       "several hosts, made of network namespaces (root), with -n ranks each: for partition", 0, 0},
+      {0, "hosts", EVEN_OPTION_INTEGER, &on->hosts, "N", "of --namespaces: 2 (default) or 3", 2, EVEN_CHAOS_HOSTS},
+      {0, "replace-leader", EVEN_OPTION_FLAG, &on->replace_leader, NULL,
+       "of --hosts 3: another host takes the place of the agent that is killed, or cut off, once (default: it is "
+       "started again, or waits for the others)",
+       0, 0},
+      {0, "restart-agent", EVEN_OPTION_FLAG, &on->restart_agent, NULL,
+       "`agent` comes to the agent alone, also where it leads, and another one goes on with its ranks", 0, 0},
+      {0, "hold", EVEN_OPTION_NUMBER, &on->hold, "SECONDS",
+       "how long stops, neighbours and lack of disk or memory last (default 5)", 0, 0},
+      {0, "tolerance", EVEN_OPTION_NUMBER, &on->tolerance, "X",
+       "relative norm by which a tensor may differ (default 0: the same to the bit, as --policy equal, the default "
+       "here, "
+       "promises)",
+       0, 0},
+      {0, "json", EVEN_OPTION_FLAG, &on->json, NULL, "print the outcome as JSON instead of words", 0, 0},
+  };
+  _Static_assert(EVEN_JOB_OPTION_ROOM + sizeof own / sizeof own[0] <= EVEN_CHAOS_OPTION_ROOM, "room for all options");
+  memcpy(table + count, own, sizeof own);
+  count += sizeof own / sizeof own[0];
+  const size_t told = count;
+  count += even_job_options_declare_some(&on->job, refused, sizeof refused / sizeof refused[0], table + count);
+  for (size_t i = told; i < count; i++) {
+    table[i].help = NULL;
+  }
+  return count;
+}
+
+even_status even_chaos_check_options(const even_chaos_command *on) {
+  if (on->job.set_aside) {
+    (void)even_fail(EVEN_ERR_USAGE,
+                    "chaos: --set-aside: two faults that come to one place would leave it out for a minute or longer, "
+                    "and most others wait until all ranks train");
+    return even_error_fix("leave it out; the faults are not the places' own");
+  }
+  if (on->job.checkpoint_copies > 0) {
+    (void)even_fail(EVEN_ERR_USAGE,
+                    "chaos: --checkpoint-copies: the hosts of --namespaces share this machine's disk, so none is made");
+    return even_error_fix("leave it out; --checkpoint-memory has copies in the memory of other hosts");
+  }
+  if (on->job.witness != NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: --witness %.100s: none of the hosts of --namespaces is without ranks",
+                    on->job.witness);
+    return even_error_fix("--namespaces --hosts 3 --replace-leader has three hosts that vote");
+  }
+  if (on->job.memory_copies > 0 && !on->namespaces) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: --memory-copies is of several hosts");
+    return even_error_fix("add --namespaces (root), which makes them on this machine, or leave it out");
+  }
+  return EVEN_OK;
+}
+
+static void add(even_chaos_command *on, const char *word) {
+  on->words[on->word_count++] = word;
+}
+
+static void add_pair(even_chaos_command *on, const char *option, const char *value) {
+  if (value != NULL) {
+    add(on, option);
+    add(on, value);
+  }
+}
+
+/* `least`: below it the option was not given. */
+static void add_number(even_chaos_command *on, const char *option, int64_t number, int64_t least, char text[24]) {
+  (void)snprintf(text, 24, "%lld", (long long)number);
+  add_pair(on, option, number < least ? NULL : text);
+}
+
+even_status even_chaos_make_words(even_chaos_command *on, size_t count, char **words) {
+  if (count > EVEN_CHAOS_MOST_WORDS - MOST_OWN_WORDS) {
+    return even_fail(EVEN_ERR_USAGE, "chaos: %zu words are more than it passes on", count);
+  }
+  EVEN_TRY(even_program_path(&on->program));
+  if (on->namespaces) {
+    add(on, "nsenter");
+    add(on, on->network.enter);
+  }
+  add(on, even_text_string(&on->program));
+  add(on, "run");
+  if (on->namespaces) {
+    add_pair(on, "--hosts", even_text_string(&on->network.names));
+    add_pair(on, "--ssh", on->network.shell_path);
+    add(on, on->replace_leader ? "--replace-leader" : "--no-replace-leader"); /* it is started again from here */
+  }
+  add_pair(on, "--runs-dir", on->job.runs_folder);
+  add_pair(on, "--ranks", on->job.ranks);
+  add_pair(on, "--devices", on->job.devices);
+  add_pair(on, "--policy", on->job.policy);
+  add_pair(on, "--profile", on->job.profile);
+  add_pair(on, "--checkpoint-every", on->job.checkpoint_every);
+  add_number(on, "--checkpoint-memory", on->job.checkpoint_memory, 1, on->memory_steps);
+  add_number(on, "--memory-copies", on->job.memory_copies, 0, on->memory_copies);
+  add_number(on, "--max-ranks", on->job.max_ranks, 1, on->most);
+  add_pair(on, "--cpu-quota", on->job.cpu_quota);
+  add_pair(on, "--python", on->job.python);
+  if ((on->kinds_set >> EVEN_CHAOS_NAN & 1u) != 0) { /* such a step is not to be made: the job begins again before it */
+    add_pair(on, "--on-nonfinite", "stop");
+  }
+  add_pair(on, "--log-rank", "none");
+  add(on, "--quiet");
+  add(on, "--json");
+  if (on->job.no_pin || on->namespaces) { /* all hosts are this machine */
+    add(on, "--no-pin");
+  }
+  on->script = on->word_count;
+  if (on->job.module) {
+    add(on, "--module");
+  }
+  for (size_t i = 0; i < count; i++) {
+    add(on, words[i]);
+  }
+  return EVEN_OK;
+}

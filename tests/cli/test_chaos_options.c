@@ -1,0 +1,110 @@
+/* Of a job's options those that `evenstep chaos` passes on to both runs, and those that it refuses, with the reason. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "cli/chaos_command.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MOST = 24 };
+
+static even_chaos_command *on;
+static char storage[MOST][64];
+
+static int open_one(void **state) {
+  (void)state;
+  return EVEN_NEW(&on) == EVEN_OK ? 0 : -1;
+}
+
+static int close_one(void **state) {
+  (void)state;
+  even_text_free(&on->program);
+  even_free(on);
+  return 0;
+}
+
+/* The words as on a command line; those of both runs are in on->words. */
+static even_status take(const char *line) {
+  const even_usage usage = {.command = "chaos", .stop_at_operand = true};
+  even_option table[EVEN_CHAOS_OPTION_ROOM];
+  char *words[MOST];
+  char text[256];
+  char *rest = NULL;
+  int count = 0;
+  int operand = 0;
+  bool helped = false;
+  even_text_free(&on->program);
+  *on = (even_chaos_command){.kinds = "all"};
+  even_job_options_defaults(&on->job);
+  size_t known = even_chaos_declare(on, table);
+  (void)snprintf(text, sizeof text, "%s train.py --ranks-of-its-own", line);
+  for (char *word = strtok_r(text, " ", &rest); word != NULL; word = strtok_r(NULL, " ", &rest)) {
+    (void)snprintf(storage[count], sizeof storage[0], "%s", word);
+    words[count] = storage[count];
+    count++;
+  }
+  EVEN_TRY(even_options_parse(&usage, table, known, count, words, &operand, &helped));
+  EVEN_TRY(even_chaos_check_options(on));
+  return even_chaos_make_words(on, (size_t)(count - operand), words + operand);
+}
+
+/* Of what goes before the script. */
+static bool passes(const char *option, const char *value) {
+  for (size_t i = 0; i + 1 < on->script; i++) {
+    if (strcmp(on->words[i], option) == 0) {
+      return value != NULL && strcmp(on->words[i + 1], value) == 0;
+    }
+  }
+  return false;
+}
+
+static void what_a_job_has_is_passed_on(void **state) {
+  (void)state;
+  assert_int_equal(take("-n 3 --checkpoint-memory 5 --max-ranks 4"), EVEN_OK);
+  assert_true(passes("--ranks", "3"));
+  assert_true(passes("--checkpoint-memory", "5"));
+  assert_true(passes("--max-ranks", "4"));
+  assert_string_equal(on->words[on->script], "train.py");
+  assert_string_equal(on->words[on->script + 1], "--ranks-of-its-own");
+  assert_int_equal(take("--namespaces --checkpoint-memory 5 --memory-copies 0"), EVEN_OK);
+  assert_true(passes("--memory-copies", "0"));
+}
+
+static void what_was_not_given_is_not_passed_on(void **state) {
+  static const char *const options[] = {"--checkpoint-memory", "--memory-copies", "--max-ranks"};
+  (void)state;
+  assert_int_equal(take("-n 2"), EVEN_OK);
+  for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+    for (size_t k = 0; k < on->word_count; k++) {
+      assert_string_not_equal(on->words[k], options[i]);
+    }
+  }
+}
+
+static void what_cannot_be_is_refused_with_the_reason(void **state) {
+  static const char *const lines[][3] = {
+      {"--set-aside", "--set-aside: two faults", "leave it out"},
+      {"--checkpoint-copies 1", "share this machine's disk", "--checkpoint-memory"},
+      {"--witness yonder", "--witness yonder: none of the hosts", "--replace-leader"},
+      {"--checkpoint-memory 5 --memory-copies 1", "--memory-copies is of several hosts", "--namespaces"},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+    assert_int_equal(take(lines[i][0]), EVEN_ERR_USAGE);
+    assert_non_null(strstr(even_error_last()->what, lines[i][1]));
+    assert_non_null(strstr(even_error_last()->fix, lines[i][2]));
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(what_a_job_has_is_passed_on, open_one, close_one),
+      cmocka_unit_test_setup_teardown(what_was_not_given_is_not_passed_on, open_one, close_one),
+      cmocka_unit_test_setup_teardown(what_cannot_be_is_refused_with_the_reason, open_one, close_one),
+  };
+  return cmocka_run_group_tests_name("cli_chaos_options", tests, NULL, NULL);
+}
