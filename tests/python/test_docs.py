@@ -84,6 +84,13 @@ def test_the_docs_were_found():
     assert {page.name for page in PAGES} >= {"README.md", "QUICKSTART.md", "CONTRIBUTING.md"}
 
 
+def test_each_fault_of_the_table_has_its_limit():
+    text = (TREE / "docs" / "fault-tolerance.md").read_text(encoding="utf-8")
+    table = text.partition("| fault | noticed | within | what follows | test |\n")[2].partition("\n\n")[0]
+    rows = [row for row in table.splitlines()[1:] if "Limit: " not in row]
+    assert "| a rank ends " in table and not rows, rows
+
+
 def test_the_ten_lines_of_the_readme_train():
     import torch
 
