@@ -77,7 +77,8 @@ class Recovery(Joins):
             None  # of the call under way, before it is made again
         )
         self.has_values = False  # in es.prepare: this rank has what the first one gives to all
-        self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote
+        self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote:
+        self._heard = (0, 0)  # that of this turn, in this generation
         session.scheduler_steps.uncertain = lambda: self.can_go_on and not self.at_rest
 
     # -- before anything is lost --
@@ -234,14 +235,14 @@ class Recovery(Joins):
 
     def heard(self, flags: int) -> None:
         """Rank 0's in the vote."""
-        self._asked = flags & (vote.STANDS | vote.SAVES)
+        self._asked, self._heard = flags & (vote.STANDS | vote.SAVES), (self._committed + 1, self.number)
 
     def between_steps(self) -> None:
         """Stands there where the last vote said so, until there is a newer generation: another rank has joined, or was lost."""
         asked, self._asked = self._asked, 0
         if not asked:
             return
-        began, number = time.monotonic(), self.number
+        began, (_, number) = time.monotonic(), self._heard
         if asked & vote.SAVES:
             self._session.checkpoint_now()
         self._session.synchronise_models()  # who joins gets what all have alike
@@ -430,7 +431,9 @@ class Recovery(Joins):
             self.part_gone = not fails
         known = {} if undone else told[0].timings  # of loaders that are prepared again
         self._left = {rank: timings for rank, timings in known.items() if rank not in members}
-        self._void_passes, self._asked = voids, 0
+        self._void_passes = voids
+        if self._heard[0] != committed:  # else all have heard it who made that turn, and some may be at it
+            self._asked = 0
         if voids:
             session.pass_state.want()
         self._void_in = next(iter(begun), None)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import evenstep as es
-from evenstep import _core
+from evenstep import _core, vote
 from evenstep.apart import Apart
 from evenstep.checkpoint import _restore_random
 from evenstep.environment import read_environment
@@ -166,3 +166,25 @@ def test_a_figure_says_that_a_rank_was_lost_in_another_call(session: Any, monkey
     one.lose()
     session.latest = None
     assert es.reduce_mean(3.0) == 3.0  # in a step, which was made again
+
+
+def test_what_all_heard_in_a_step_that_stands_is_done_by_all(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are at it when the others come out of the step's commit."""
+    one, saved = Losing(session), []
+    at = one.recovery
+    monkeypatch.setattr(session, "checkpoint_now", lambda: saved.append(at.committed))
+    monkeypatch.setattr(at, "_has_committed", at._commits)
+    at.heard(vote.STANDS | vote.SAVES)
+    one.lose(committed=1)
+    at.between_steps()  # and nobody stands, for there is a newer generation
+    at.between_steps()
+    assert saved == [1]
+    at.heard(vote.STANDS | vote.SAVES)
+    at._commits()
+    one.lose()  # in a call before it
+    at.between_steps()
+    assert saved == [1, 2]
+    at.heard(vote.STANDS | vote.SAVES)
+    one.lose()  # the step is made again
+    at.between_steps()
+    assert saved == [1, 2]
