@@ -189,6 +189,14 @@ static size_t add_worse(const even_plan *plan, even_text *out) {
   return count;
 }
 
+bool even_plan_leaves_out(const even_plan *plan, even_text *ranks, even_text *devices) {
+  if (plan->without_seconds <= 0.0 || !others_named(plan, is_worse, devices)) {
+    return false;
+  }
+  (void)add_worse(plan, ranks);
+  return even_text_status(ranks) == EVEN_OK;
+}
+
 static void print_without(const even_plan *plan, bool one_host) {
   even_text ranks = EVEN_TEXT_EMPTY;
   even_text devices = EVEN_TEXT_EMPTY;

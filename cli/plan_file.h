@@ -2,6 +2,8 @@
 #ifndef EVEN_CLI_PLAN_FILE_H
 #define EVEN_CLI_PLAN_FILE_H
 
+#include "base/text.h"
+
 #include <evenstep/status.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,6 +36,10 @@ even_status even_plan_read(const char *path, even_plan *out) EVEN_MUST_USE;
 /* The same of a text; `origin` is put into errors. */
 even_status even_plan_parse(const char *origin, const char *text, size_t bytes, even_plan *out) EVEN_MUST_USE;
 void even_plan_free(even_plan *plan);
+/* Whether steps are shorter without some ranks, and each rank has a device of its own. Adds which ones ("rank 1
+ * (cuda:1)") to *ranks, and to *devices those of the others, as --devices takes them. False, too, where memory is
+ * short. */
+bool even_plan_leaves_out(const even_plan *plan, even_text *ranks, even_text *devices);
 /* A table of the ranks, the prediction in two sentences, and which ranks are better left out, on standard output.
  * one_host: ranks are chosen by --devices and -n. */
 void even_plan_print(const even_plan *plan, bool one_host);

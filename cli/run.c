@@ -1,6 +1,7 @@
 /* evenstep run: starts a script on every device. */
 #include "base/fail.h"
 #include "cli/job.h"
+#include "cli/run_plan.h"
 #include "orchestrator/launched.h"
 
 #include <stdlib.h>
@@ -35,13 +36,25 @@ static const char *place_of_user(void) {
   return getenv("EVENSTEP_JOB") == NULL ? getenv("EVENSTEP_CHECKPOINT_TO") : NULL;
 }
 
+static int start_here(even_job_options *options, size_t count, char **words) {
+  even_run_plan plan;
+  int code = 0;
+  even_run_plan_read(options, &plan);
+  if (even_job_supervise(options, &code)) {
+    even_run_plan_follow(&plan, options);
+    code = even_job_start(options, NULL, count, words);
+  }
+  even_run_plan_free(&plan);
+  return code;
+}
+
 static int start(even_job_options *options, size_t count, char **words) {
   int code = 0;
+  if (options->launched == NULL) {
+    return start_here(options, count, words);
+  }
   if (!even_job_supervise(options, &code)) {
     return code;
-  }
-  if (options->launched == NULL) {
-    return even_job_start(options, NULL, count, words);
   }
   even_launched_forget();
   return options->launched->place == 0 ? even_job_start(options, NULL, count, words)

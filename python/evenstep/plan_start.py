@@ -54,6 +54,9 @@ def rows_of(plan: Mapping[str, Any], ranks: int) -> list[list[tuple[int, float]]
     if plan.get("format") != FORMAT:
         raise ValueError(f"it is no plan of this version ({FORMAT})")
     measured = [_measured(one["samples"], one["seconds"]) for one in plan["ranks"]]
+    left_out = plan.get("predicted", {}).get("without", {}).get("ranks", [])  # by evenstep run, cli/run_plan.h
+    if len(measured) - len(left_out) == ranks:
+        measured = [one for rank, one in enumerate(measured) if rank not in left_out]
     if len(measured) != ranks:
         raise ValueError(f"it was made for {len(measured)} ranks, and these are {ranks}")
     if any(not of_rank for of_rank in measured):

@@ -218,6 +218,40 @@ def test_one_way_is_told_where_a_rank_has_no_samples_and_steps_are_shorter_witho
     assert "Ranks wait for one another within steps, as BatchNorm's do: 2.1 ms of a balanced one." in done.stdout
 
 
+def test_a_run_with_the_plan_leaves_out_whom_that_leaves_out(program, environment, tmp_path):
+    """Of the devices that it would get by itself: here a rank on each of two invented NUMA nodes."""
+    rank = {"share": 16, "share_equal": 16, "predicted_seconds": 0.012, "predicted_seconds_equal": 0.006}
+    predicted = {
+        "balanced": {"step_seconds": 0.0143},
+        "equal": {"step_seconds": 0.6},
+        "bound_samples_per_second": 3000.0,
+    }
+    predicted["without"] = {"ranks": [0], "step_seconds": 0.0119}
+    (tmp_path / "train.py").write_text("import os; print(os.environ['WORLD_SIZE'], os.environ['EVENSTEP_DEVICE'])")
+
+    def run(*words, devices=("numa:0", "numa:1")):
+        plan = {"format": "evenstep-plan-1", "batch": 32, "steps": 8, "predicted": predicted}
+        (tmp_path / "plan.json").write_text(json.dumps(plan | {"ranks": [{**rank, "device": one} for one in devices]}))
+        done = subprocess.run(
+            [str(program), "run", "--no-pin", "--no-monitor", *words, "train.py"],
+            cwd=tmp_path,
+            env=environment | {"EVENSTEP_USE_PLAN": "plan.json", "HWLOC_SYNTHETIC": "numa:2 core:1 pu:1"},
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    told = "without rank 0 (numa:0) a step takes 11.9 ms instead of 14.3, by plan.json (EVENSTEP_USE_PLAN): it runs on numa:1 alone"
+    found = run()
+    assert "1 numa:1" in found.stdout and told + "; -n auto starts it on all\n" in found.stderr
+    assert "1 numa:1" in (found := run("-q")).stdout and told not in found.stderr
+    for words in (["-n", "auto"], ["--devices", "numa:0,numa:1"], ["--cpu-quota", "1:0.9"]):
+        assert "2 numa:0" in (found := run(*words)).stdout and told not in found.stderr, words
+    assert "2 numa:0" in (found := run(devices=("numa:0", "cuda:0"))).stdout and told not in found.stderr  # of others
+
+
 @pytest.mark.parametrize("left", ["[2]", "[-1]", "[0, 1]", "[]", '["1"]', "7"])
 def test_a_plan_that_leaves_out_who_is_not_there_is_refused(plan, left):
     done = plan(FASTER_WITHOUT, arguments=["cuda:0,cpu:0", left])

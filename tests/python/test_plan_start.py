@@ -79,6 +79,14 @@ def test_each_size_of_each_rank_counts_as_a_step():
     assert rows == [[(8, 0.1), (4, 0.5)]] * 2 + [[(16, 0.2), (4, 0.5)]] * 2 + [[(24, 0.3), (4, 0.5)]] * 2
 
 
+def test_ranks_that_a_run_leaves_out_by_the_plan_are_none_of_its():
+    plan = plan_of([[(8, 0.1)], [(4, 0.5)], [(12, 0.2)]]) | {"predicted": {"without": {"ranks": [1]}}}
+    assert rows_of(plan, 2) == [[(8, 0.1), (12, 0.2)]] * 2
+    assert rows_of(plan, 3) == [[(8, 0.1), (4, 0.5), (12, 0.2)]] * 2  # started on all of them all the same
+    with pytest.raises(ValueError, match="made for 3 ranks, and these are 1"):
+        rows_of(plan, 1)
+
+
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
