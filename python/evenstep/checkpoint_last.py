@@ -32,20 +32,22 @@ class LastStep(NamedTuple):
 
 
 def remember(session: Any) -> None:
-    """After each optimizer's step while a checkpoint is due: collective at the first of a step."""
-    with session.steps.apart(_core.SPAN_CHECKPOINT):
-        session.call_by_all(lambda: _remember(session))
-
-
-def _remember(session: Any) -> None:
+    """After each optimizer's step while a checkpoint is due: collective at the first of a step, and no call of all at others."""
     known = session.last_step
-    if known is None or known.step != session.step:
-        states = session.all_gather_bytes(pack_random(session.pending_random))
-        exchange = capture_exchange(session)
-    else:
-        states, exchange = known.random_states, known.exchange  # another optimizer of the same step
+    with session.steps.apart(_core.SPAN_CHECKPOINT):
+        if known is None or known.step != session.step:
+            session.call_by_all(lambda: _collect(session))
+        else:
+            _note(session, known.random_states, known.exchange)  # another optimizer of the same step
+
+
+def _collect(session: Any) -> None:
+    _note(session, session.all_gather_bytes(pack_random(session.pending_random)), capture_exchange(session))
+
+
+def _note(session: Any, states: list[bytes], exchange: dict[str, Any]) -> None:
     if session.rank == 0:
-        if known is None:
+        if session.last_step is None:
             atexit.register(_at_exit, session)
         session.last_step = LastStep(session.step, states, _describe(session.models), exchange, os.getpid())
     else:

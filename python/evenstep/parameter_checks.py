@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -139,6 +139,11 @@ class ParameterChecks:
         if goes_back or ballots[0].step >= self._asked_from:
             self._compare([ballot.parameters for ballot in ballots])
 
+    def check_by(self, call: Callable[[Callable[[], None]], None]) -> None:
+        """`check_now`, by a call of all where there is something to compare: one in which nobody meets is none."""
+        if self.every > 0 and self._are_alike:
+            call(self.check_now)
+
     def check_now(self) -> None:
         """Before a checkpoint is written. Collective."""
         mine = self._sum() if self.every > 0 else None
@@ -163,8 +168,13 @@ class ParameterChecks:
         frozen = {id(p): (name, p) for sync in syncs if sync.local is None for name, p in sync.frozen}
         return trained + list(frozen.values())
 
+    @property
+    def _are_alike(self) -> bool:
+        """Whether there are others, whose devices round as this rank's does."""
+        return self.one_kind and self._steps.group.ranks > 1
+
     def _sum(self) -> int | None:
-        if not self.one_kind or self._steps.group.ranks < 2:
+        if not self._are_alike:
             return None
         return _together(sums_of([tensor for _, tensor in self._compared()]))
 

@@ -439,7 +439,7 @@ class Session:
             wants = passed >= environment.checkpoint_seconds and not _is_writing()
             steps.wants_checkpoint = self.rank == 0 and wants and not due
         if due:
-            self.call_by_all(self.parameter_checks.check_now)
+            self.parameter_checks.check_by(self.call_by_all)
             from evenstep.checkpoint import automatic
 
             automatic(self)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import evenstep as es
-from evenstep import _core, vote
+from evenstep import _core, checkpoint_last, vote
 from evenstep.apart import Apart
 from evenstep.checkpoint import _restore_random
 from evenstep.environment import read_environment
@@ -188,3 +188,19 @@ def test_what_all_heard_in_a_step_that_stands_is_done_by_all(session: Any, monke
     one.lose()  # the step is made again
     at.between_steps()
     assert saved == [1, 2]
+
+
+def test_calls_in_which_nobody_meets_are_none(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank could be two of them ahead of another, where those that are left agree on who has made which."""
+    one, checked = Losing(session), []
+    at, checks = one.recovery, session.parameter_checks
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    for step, calls in ((1, 1), (1, 1), (2, 2)):  # the second is another optimizer's of one step
+        session.steps.step = step
+        checkpoint_last.remember(session)
+        assert at._calls == calls and session.last_step.step == step
+    for every, ranks, calls in ((0, 2, 0), (5, 1, 0), (5, 2, 1)):
+        checks.every, session.steps.group = every, SimpleNamespace(ranks=ranks)
+        checks.check_by(checked.append)
+        assert len(checked) == calls
+    assert checked == [checks.check_now]
