@@ -61,7 +61,7 @@ class OptimizerSteps:
         if self._void_turn:
             self._hidden.hide(optimizer)
             return None
-        left_out, leads = self._look(optimizer)
+        left_out, leads = self._look(optimizer, fresh)
         if recovery is not None and steps.syncs:
             if fresh:
                 self._void_turn = recovery.void or not recovery.commit(leads)
@@ -87,19 +87,29 @@ class OptimizerSteps:
         sums = any(sync.name in session.steps.weight.sums for sync in syncs if sync.has_any(ids))
         return with_closure(arguments, options, WholeLoss(closure, session, sums, isinstance(optimizer, LBFGS)))
 
-    def _look(self, optimizer: Optimizer) -> tuple[bool, bool]:
-        """At the whole gradients: whether the step is to apply nothing, and whether it counts as a step of training. Collective."""
+    def _look(self, optimizer: Optimizer, fresh: bool) -> tuple[bool, bool]:
+        """At the whole gradients: whether the step is to apply nothing, and whether it counts as a step of training. Collective.
+        fresh: its turn is not committed yet, and is void where a rank is lost here."""
         session = self._session
         steps, recovery = session.steps, session.recovery
-        if session.world_size > 1 and steps.syncs:
-            session.checks.check(optimizer, session.models.values(), steps.syncs)
+        try:
+            if session.world_size > 1 and steps.syncs:
+                session.checks.check(optimizer, session.models.values(), steps.syncs)
+        except EvenstepError as error:
+            if recovery is None or not fresh or not recovery.mends(error):
+                raise
         if self._leader is None:
             self._leader = id(optimizer)
         leads = steps.has_new_batch or self._leader == id(optimizer)
         if leads and steps.syncs:
             steps.finish_missed()
         void = recovery is not None and recovery.void
-        left_out = not void and session.nonfinite.before_step(optimizer, leads)
+        try:
+            left_out = not void and session.nonfinite.before_step(optimizer, leads)
+        except EvenstepError as error:
+            if recovery is None or not recovery.mends(error):
+                raise
+            left_out = session.nonfinite.policy == "skip"  # all knew it before they asked who it was
         if leads:
             self._leader = id(optimizer)
         return left_out, leads
@@ -112,7 +122,7 @@ class OptimizerSteps:
         self._void_turn = self._void_turn or recovery.void
         if not self._void_turn:
             try:
-                left_out, leads = self._look(optimizer)
+                left_out, leads = self._look(optimizer, fresh=True)
             except EvenstepError:
                 step.leave_out()
                 raise

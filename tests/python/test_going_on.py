@@ -16,6 +16,7 @@ from evenstep import _core, checkpoint_last, vote
 from evenstep.apart import Apart
 from evenstep.checkpoint import _restore_random
 from evenstep.environment import read_environment
+from evenstep.errors import error_of
 from evenstep.generation_told import Told
 from evenstep.generations import Recovery
 from evenstep.mended_group import MendedGroup
@@ -204,3 +205,37 @@ def test_calls_in_which_nobody_meets_are_none(session: Any, monkeypatch: pytest.
         checks.check_by(checked.append)
         assert len(checked) == calls
     assert checked == [checks.check_now]
+
+
+def test_a_loss_while_gradients_are_looked_at_makes_the_step_void(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, weight, hidden = Losing(session).recovery, torch.nn.Parameter(torch.ones(2)), []
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    session.optimizer_steps.watch(optimizer)
+    session.world_size = 2
+    session.steps.syncs = [SimpleNamespace(local=None, take_back=lambda: None, open=False)]
+
+    def lost(*_: object) -> None:
+        raise error_of("EVEN_ERR_PEER_LOST", "a rank was lost")
+
+    def mends(error: Exception) -> bool:
+        at._void_passes = at._passes + 1
+        return True
+
+    monkeypatch.setattr(at, "mends", mends)
+    monkeypatch.setattr(at, "commit", lambda leads: pytest.fail("it is void"))
+    monkeypatch.setattr(session.optimizer_steps._hidden, "hide", hidden.append)
+    for owner, name in ((session.checks, "check"), (session.nonfinite, "before_step")):
+        monkeypatch.setattr(session.checks, "check", lambda *_: None)
+        monkeypatch.setattr(owner, name, lost)
+        at._passes = at._void_passes = 0
+        session.steps.backwards = 1
+        optimizer.step()
+        assert at.redoing
+    assert len(hidden) == 2
+    session.nonfinite.policy, at._void_passes = "skip", 0  # another optimizer's, of a turn that stands
+    assert session.optimizer_steps._look(optimizer, fresh=False) == (True, True)
+    monkeypatch.setattr(session.checks, "check", lost)
+    with pytest.raises(es.EvenstepError, match="a rank was lost"):
+        session.optimizer_steps._look(optimizer, fresh=False)
