@@ -140,6 +140,7 @@ class GradientSync:
         """With other engines, of the ranks that are left. Gradients that are whole stay: their step may stand."""
         engine = engines[0]
         own = self._kept.own
+        whole = {id(one): one for one in (*self.engine.views, *(known() for known in self._whole.values()))}
         self.engine = engine
         if self.local is not None:
             self.local.engine = engine
@@ -155,9 +156,12 @@ class GradientSync:
         self._open = self._refired = False
         self._pending = self._stash = None
         self.rounds = 0
-        for parameter in self.parameters:  # what is there lies in the memory of the engine that has ended
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.detach().clone()
+        for index, parameter in enumerate(self.parameters):
+            gradient = parameter.grad  # in the memory of the engine that has ended
+            if gradient is not None:
+                parameter.grad = gradient.detach().clone()
+                if id(gradient) in whole:  # another optimizer may step on it
+                    self._whole[index] = weakref.ref(parameter.grad)
 
     @torch.no_grad()
     def leave_void(self) -> None:

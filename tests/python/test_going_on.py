@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_prepare_gradients import Hasty
 
 import evenstep as es
 from evenstep import _core, checkpoint_last, vote
@@ -19,6 +20,7 @@ from evenstep.environment import read_environment
 from evenstep.errors import error_of
 from evenstep.generation_told import Told
 from evenstep.generations import Recovery
+from evenstep.gradients import GradientSync
 from evenstep.mended_group import MendedGroup
 from evenstep.prepare import _take_place
 from evenstep.regrouping import regroup
@@ -239,3 +241,25 @@ def test_a_loss_while_gradients_are_looked_at_makes_the_step_void(
     monkeypatch.setattr(session.checks, "check", lost)
     with pytest.raises(es.EvenstepError, match="a rank was lost"):
         session.optimizer_steps._look(optimizer, fresh=False)
+
+
+def test_gradients_of_a_step_that_stands_are_not_compared_again(session: Any) -> None:
+    """Another optimizer steps on them: on some ranks it has done so before they heard of the loss."""
+    model = torch.nn.Linear(3, 2)
+    parameters = list(model.parameters())
+    steps = session.steps
+    sync = GradientSync("model", model, Hasty(parameters), steps)  # type: ignore[arg-type]
+    for parameter, view in zip(parameters, sync.engine.views):
+        parameter.grad = view  # as a round leaves it
+    before = list(sync.engine.views)
+    sync.go_on([Hasty(parameters)])  # type: ignore[list-item]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    session.checks.watch(optimizer)
+    steps.group = SimpleNamespace()  # nobody may be asked
+    session.checks.check(optimizer, [model], [sync])
+    assert all(p.grad is not None and p.grad is not view for p, view in zip(parameters, before))
+    sync.go_on([Hasty(parameters)])  # type: ignore[list-item]
+    session.checks.check(optimizer, [model], [sync])
+    parameters[0].grad = torch.ones(2, 3)  # the script's own
+    with pytest.raises(AttributeError):
+        session.checks.check(optimizer, [model], [sync])
