@@ -66,7 +66,8 @@ class WholeLoss:
             return mine
         if isinstance(mine, torch.Tensor) and (mine.is_complex() or (mine.dim() > 0 and not self._of_one)):
             return mine
-        total = self._session.call_by_all(lambda: self._whole(float(mine)))
+        value = float(mine.detach() if isinstance(mine, torch.Tensor) else mine)
+        total = self._session.call_by_all(lambda: self._whole(value))
         return _Told.apply(mine, total) if isinstance(mine, torch.Tensor) else total
 
     def _whole(self, loss: float) -> float:
