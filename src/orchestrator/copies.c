@@ -9,6 +9,7 @@
 #include "orchestrator/host_memory.h"
 #include "os/clock.h"
 #include "os/folder.h"
+#include "os/path.h"
 
 #include <evenstep/checkpoint.h>
 #include <string.h>
@@ -20,7 +21,8 @@ typedef struct copies_of {
   bool memory;       /* they lie in hosts' memory; else on disks */
   size_t most;       /* hosts */
   uint64_t names;    /* the checksum of what was in the folders when they were looked at last */
-  even_text newest;  /* that was begun to be copied */
+  even_text newest;  /* that was begun to be copied, */
+  even_text order;   /* and info.order of it */
   bool news;         /* how this one ends is told */
   bool told;         /* of any */
   bool failed;       /* the last one, on some host */
@@ -28,6 +30,7 @@ typedef struct copies_of {
 } copies_of;
 
 struct even_copies {
+  bool opened; /* for the hosts that there are */
   uint64_t next_ns;
   copies_of kinds[2];
   copies_of *now; /* of which one is under way; NULL: of none */
@@ -36,12 +39,27 @@ struct even_copies {
   uint64_t sent_bytes;
   uint64_t spared_bytes; /* that a host had already, of the checkpoint before */
   uint64_t sent;         /* checkpoints, to any host */
+  even_copy held;        /* the newest on a disk; no host: none was sent */
 };
+
+void even_copies_renew(even_copies *copies) {
+  if (copies != NULL) {
+    for (size_t i = 0; i < 2; i++) {
+      even_text_free(&copies->kinds[i].newest);
+      even_text_free(&copies->kinds[i].order);
+      copies->kinds[i] = (copies_of){.memory = false};
+    }
+    copies->now = NULL;
+    copies->opened = false;
+  }
+}
 
 void even_copies_close(even_copies *copies) {
   if (copies != NULL) {
-    even_text_free(&copies->kinds[0].newest);
-    even_text_free(&copies->kinds[1].newest);
+    even_copies_renew(copies);
+    even_text_free(&copies->held.host);
+    even_text_free(&copies->held.folder);
+    even_text_free(&copies->held.order);
     even_free(copies);
   }
 }
@@ -52,10 +70,13 @@ static size_t at_most(const even_hosts *hosts, int wanted) {
 }
 
 static even_status open_copies(even_hosts *hosts) {
-  EVEN_TRY(EVEN_NEW(&hosts->copies));
+  if (hosts->copies == NULL) {
+    EVEN_TRY(EVEN_NEW(&hosts->copies));
+  }
   hosts->copies->kinds[0].most = at_most(hosts, hosts->params.copies);
   hosts->copies->kinds[1].most = at_most(hosts, hosts->params.memory_copies);
   hosts->copies->kinds[1].memory = true;
+  hosts->copies->opened = true;
   return EVEN_OK;
 }
 
@@ -115,28 +136,26 @@ static even_status find_own(const even_job *job, const char *folder, char **path
   return status;
 }
 
-static even_status find_new(const even_job *job, const copies_of *kind, char **path) {
+static even_status find_new(const even_job *job, const copies_of *kind, char **path, even_text *newest) {
   const char *folders[2];
   size_t count = folders_of(job, kind, folders);
-  even_text newest = EVEN_TEXT_EMPTY;
   even_status status = EVEN_OK;
   for (size_t i = 0; i < count; i++) {
     even_text order = EVEN_TEXT_EMPTY;
     char *own = NULL;
     if (find_own(job, folders[i], &own, &order) != EVEN_OK) {
       even_error_clear(); /* it is being removed, perhaps */
-    } else if (own != NULL && strcmp(order.data, even_text_string(&newest)) > 0) {
+    } else if (own != NULL && strcmp(order.data, even_text_string(newest)) > 0) {
       even_free(*path);
       *path = own;
       own = NULL;
-      even_text_clear(&newest);
-      even_text_add(&newest, order.data);
-      status = even_text_status(&newest);
+      even_text_clear(newest);
+      even_text_add(newest, order.data);
+      status = even_text_status(newest);
     }
     even_free(own);
     even_text_free(&order);
   }
-  even_text_free(&newest);
   return status;
 }
 
@@ -150,8 +169,10 @@ static void tell_failure(even_job *job, const even_host_agent *agent, const even
   kind->failed = kind->failure_told = true;
 }
 
-static void begin(even_job *job, copies_of *kind, const char *path) {
+static void begin(even_job *job, copies_of *kind, const char *path, const even_text *order) {
   even_copies *copies = job->hosts->copies;
+  even_text_clear(&kind->order);
+  even_text_add(&kind->order, even_text_string(order));
   even_text_clear(&kind->newest);
   even_text_add(&kind->newest, path);
   copies->now = kind;
@@ -183,6 +204,53 @@ static void tell_copy(even_job *job, const even_host_agent *agent, uint64_t byte
   }
 }
 
+/* Of hosts that have the same one, the first. What memory lacks for its words is not known. */
+static void keep_in_mind(even_copies *copies, const even_host_agent *agent) {
+  even_copy *held = &copies->held;
+  const char *order = even_text_string(&copies->now->order);
+  const char *there = even_path_name(even_text_string(&agent->resume));
+  if (strcmp(there, even_path_name(even_text_string(&copies->now->newest))) != 0) {
+    return; /* a restart has had another one brought there meanwhile */
+  }
+  if (copies->now->memory || strcmp(order, even_text_string(&held->order)) == 0) {
+    return;
+  }
+  even_text_clear(&held->host);
+  even_text_clear(&held->folder);
+  even_text_clear(&held->order);
+  even_text_add(&held->host, agent->name);
+  even_text_add(&held->folder, even_text_string(&agent->resume));
+  even_text_add(&held->order, order);
+}
+
+/* The one under way may have come there since the last tick: between attempts there is none. */
+static void hear_of_last(even_hosts *hosts) {
+  const copies_of *kind = hosts->copies->now;
+  for (size_t i = 1; kind != NULL && i <= kind->most; i++) {
+    if (even_bring_state(&hosts->agents[i], NULL) == EVEN_BRING_HOLDS && even_bring_was_sent(&hosts->agents[i])) {
+      keep_in_mind(hosts->copies, &hosts->agents[i]);
+    }
+  }
+}
+
+const even_copy *even_copies_newest(even_job *job) {
+  const even_copy *held = job->hosts == NULL || job->hosts->copies == NULL ? NULL : &job->hosts->copies->held;
+  if (held != NULL) {
+    hear_of_last(job->hosts);
+  }
+  bool known = held != NULL && held->host.length > 0 && even_text_status(&held->host) == EVEN_OK &&
+               even_text_status(&held->folder) == EVEN_OK && even_text_status(&held->order) == EVEN_OK;
+  even_error_clear();
+  return known ? held : NULL;
+}
+
+void even_copies_forget(even_job *job) {
+  if (job->hosts != NULL && job->hosts->copies != NULL) {
+    even_text_clear(&job->hosts->copies->held.host);
+    even_text_clear(&job->hosts->copies->held.order);
+  }
+}
+
 static void take_stock(even_job *job, const even_host_agent *agent) {
   even_copies *copies = job->hosts->copies;
   uint64_t bytes = 0;
@@ -191,6 +259,7 @@ static void take_stock(even_job *job, const even_host_agent *agent) {
   tell_copy(job, agent, bytes);
   copies->now->told = true;
   if (even_bring_was_sent(agent)) {
+    keep_in_mind(copies, agent);
     copies->sent++;
     copies->sent_bytes += bytes;
     copies->spared_bytes += spared;
@@ -226,11 +295,13 @@ static void look(even_job *job) {
 /* Begins to send one, where there is a new one. */
 static void look_for_new(even_job *job, copies_of *kind) {
   char *path = NULL;
-  if (kind->most > 0 && has_changed(job, kind) && find_new(job, kind, &path) == EVEN_OK && path != NULL &&
+  even_text order = EVEN_TEXT_EMPTY;
+  if (kind->most > 0 && has_changed(job, kind) && find_new(job, kind, &path, &order) == EVEN_OK && path != NULL &&
       strcmp(path, even_text_string(&kind->newest)) != 0) {
-    begin(job, kind, path);
+    begin(job, kind, path, &order);
   }
   even_free(path);
+  even_text_free(&order);
   even_error_clear(); /* what cannot be read now is looked at again when a name comes */
 }
 
@@ -240,7 +311,7 @@ void even_copies_tick(even_job *job) {
   if ((hosts->params.copies == 0 && hosts->params.memory_copies == 0) || job->alive == 0) {
     return; /* between attempts what a restart needs is sent */
   }
-  if (hosts->copies == NULL && open_copies(hosts) != EVEN_OK) {
+  if ((hosts->copies == NULL || !hosts->copies->opened) && open_copies(hosts) != EVEN_OK) {
     even_error_clear(); /* again with the next tick */
     return;
   }

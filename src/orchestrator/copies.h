@@ -9,8 +9,22 @@
 
 typedef struct even_copies even_copies;
 
+/* A copy on another host's disk. */
+typedef struct even_copy {
+  even_text host;
+  even_text folder; /* there */
+  even_text order;  /* info.order of it */
+} even_copy;
+
 /* Of the leader: looks whether there is a new one, and sends it where the last is there. Several times a second. */
 void even_copies_tick(even_job *job);
+/* The newest that this leader's agent has sent, valid until the next tick; NULL: it knows of none. What an agent or a
+ * leader before it has sent it does not know, nor what a host had already: that may be the leader's own folder. */
+const even_copy *even_copies_newest(even_job *job);
+/* A restart goes on from another one, which takes its place there. */
+void even_copies_forget(even_job *job);
+/* The hosts are others, or have other numbers, from now on. NULL is allowed. */
+void even_copies_renew(even_copies *copies);
 /* The job has ended: says what was sent, where anything was. */
 void even_copies_tell(even_job *job);
 void even_copies_close(even_copies *copies);

@@ -191,8 +191,7 @@ even_status even_elastic_rearrange(even_job *job) {
   hosts->adopts = false; /* ranks are numbered anew */
   even_move_done(hosts);
   job->parcels = NULL;
-  even_copies_close(hosts->copies); /* begun anew, with the hosts that there are now */
-  hosts->copies = NULL;
+  even_copies_renew(hosts->copies); /* begun anew, with the hosts that there are now */
   return even_hosts_open_parcels(hosts);
 }
 

@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "checkpoint/reader.h"
 #include "orchestrator/agent.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/host_memory.h"
 #include "os/clock.h"
@@ -207,6 +208,38 @@ static even_status look_elsewhere(even_job *job, bool restart, char **path) {
   return EVEN_OK;
 }
 
+/* Of a restart: steps that are in a copy on another host are not made again unasked, nor some of them without a word.
+ * `path`: the newest that is whole here; NULL: none is. */
+static even_status look_at_copies(even_job *job, const char *path) {
+  const even_copy *copy = even_copies_newest(job);
+  even_text order = EVEN_TEXT_EMPTY;
+  if (copy == NULL) {
+    return EVEN_OK;
+  }
+  const char *host = even_text_string(&copy->host);
+  const char *there = even_text_string(&copy->folder);
+  if (path == NULL) {
+    (void)even_fail(EVEN_ERR_NOT_FOUND,
+                    "no whole checkpoint of the job is left here, and it is not begun anew, for host %s has a copy of "
+                    "%s (%s there)",
+                    host, even_path_name(there), there);
+    return even_error_fix(
+        "copy it back into %s (rsync -a %s:%s %s/); then --name NAME --resume auto goes on from it, and without "
+        "--resume training begins anew",
+        job->params->checkpoint_folder, host, there, job->params->checkpoint_folder);
+  }
+  even_status status = read_origin(path, &order, NULL);
+  if (status == EVEN_OK && strcmp(even_text_string(&copy->order), even_text_string(&order)) > 0) {
+    even_job_notice(job,
+                    "warning: host %s has a copy of %s (%s there), which is newer than all that is whole here; it "
+                    "goes once what the job goes on from has come there",
+                    host, even_path_name(there), there);
+    even_copies_forget(job);
+  }
+  even_text_free(&order);
+  return status;
+}
+
 static void tell_damaged(even_job *job, const even_names *damaged, size_t first) {
   for (size_t i = first; i < damaged->count; i++) {
     even_job_notice(job, "passed over: %s", damaged->items[i]);
@@ -235,6 +268,9 @@ static even_status find_newest(even_job *job, bool restart) {
     status = refuse_all_damaged(job, &damaged);
   }
   even_names_free(&damaged);
+  if (status == EVEN_OK && restart) {
+    status = look_at_copies(job, path);
+  }
   if (status == EVEN_OK && path != NULL && !restart) {
     status = read_origin(path, &job->began, &job->lineage);
   }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -58,6 +59,35 @@ def test_the_other_host_has_a_copy_when_this_one_is_lost(
     assert [path.name for path in folder.iterdir()] == [STEP]
     verify = [str(program), "ckpt", "verify", str(folder / STEP)]
     assert subprocess.run(verify, timeout=150).returncode == 0
+
+
+# It stands behind its checkpoint until it is told to end.
+ENDED = test_run_succession.TRAINING.replace(
+    "time.sleep(0.01)", 'os.kill(os.getpid(), 9) if os.path.exists("end") else time.sleep(0.01)'
+)
+
+
+def test_what_a_copy_holds_is_not_trained_again_unasked(
+    two_names: tuple[str, str],
+    script: Script,
+    program: pathlib.Path,
+    tmp_path: pathlib.Path,
+    environment: dict[str, str],
+) -> None:
+    hosts = test_run_hosts.Hosts(two_names, program, tmp_path, environment)
+    words = ["--name", "a", "--checkpoint-every", "5", "--checkpoint-copies", "1", "--log-rank", "all"]
+    job = hosts.start(*words, script(ENDED), before=f"{_disk(tmp_path)} b")
+    try:
+        job.wait_for(rf"host {two_names[1]} has a copy of {STEP}, sent in")
+        shutil.rmtree(tmp_path / "runs/a/checkpoints")
+        (tmp_path / "end").touch()
+        code, text = job.finish()
+    finally:
+        job.process.kill()
+        job.finish()
+    assert code == 3 and f"it is not begun anew, for host {two_names[1]} has a copy of {STEP} (/" in text, text
+    assert re.search(rf"fix: copy it back into \S+ \(rsync -a {two_names[1]}:/", text), text
+    assert [path.name for path in (tmp_path / "there-b/a/checkpoints").iterdir()] == [STEP]
 
 
 @pytest.mark.more
