@@ -65,6 +65,8 @@ TRAIN = """
         optimizer.step()
         done += 1
     print("rank", rank, "made", done, "steps", flush=True)
+    if where == "c" and rank == 1:
+        hang_in_c()  # until the agent has seen it go on
 """
 
 
@@ -142,10 +144,11 @@ def test_a_hang_in_c_is_told_and_not_disturbed(
     job.wait_for(r"stacks of rank 1")
     handle = os.open(fifo, os.O_RDWR)  # what it reads comes after all
     os.write(handle, b"x")
+    job.wait_for("rank 1 goes on: it was slow, and did not hang")
+    os.write(handle, b"x")
     code, text = job.finish()
     os.close(handle)
     assert code == 0 and text.count("made 10 steps") == 2, text
-    assert "rank 1 goes on: it was slow, and did not hang" in text
     stacks = (tmp_path / "runs/a/logs/hang-rank-1.txt").read_text()
     assert "in hang_in_c" in stacks and re.search(r"#\d+ +\w*read\+0x", stacks), stacks
     with contextlib.closing(sqlite3.connect(tmp_path / "runs/a/run.db")) as history:
