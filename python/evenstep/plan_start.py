@@ -31,8 +31,9 @@ def start_from_plan(current: Session, shares: Shares, path: str) -> None:
     if shares.last:
         return
     told = broadcast_bytes(current.group, _read(path) if current.rank == 0 else None)
+    devices = [device or "cpu" for device in current.devices]  # as evenstep.plan names them
     try:
-        shares.learn_plan(rows_of(json.loads(told), current.world_size))
+        shares.learn_plan(rows_of(json.loads(told), current.world_size, devices))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise EvenstepError(
             f"EVENSTEP_USE_PLAN={path}: {error}\n  fix: make it with `evenstep plan -o {path}` and as many ranks, or leave it out"
@@ -47,15 +48,17 @@ def _read(path: str) -> bytes:
         return json.dumps({"error": f"it cannot be read ({error.strerror})"}).encode()
 
 
-def rows_of(plan: Mapping[str, Any], ranks: int) -> list[list[tuple[int, float]]]:
-    """The plan's measurements as steps: of each rank (samples, seconds). Raises ValueError."""
+def rows_of(plan: Mapping[str, Any], ranks: int, devices: Sequence[str] | None = None) -> list[list[tuple[int, float]]]:
+    """The plan's measurements as steps: of each rank (samples, seconds). devices: of the ranks, to tell that they are those that the
+    plan leaves. Raises ValueError."""
     if "error" in plan:
         raise ValueError(plan["error"])
     if plan.get("format") != FORMAT:
         raise ValueError(f"it is no plan of this version ({FORMAT})")
     measured = [_measured(one["samples"], one["seconds"]) for one in plan["ranks"]]
     left_out = plan.get("predicted", {}).get("without", {}).get("ranks", [])  # by evenstep run, cli/run_plan.h
-    if len(measured) - len(left_out) == ranks:
+    left = [one.get("device") for rank, one in enumerate(plan["ranks"]) if rank not in left_out]
+    if left_out and len(left) == ranks and devices in (None, left):
         measured = [one for rank, one in enumerate(measured) if rank not in left_out]
     if len(measured) != ranks:
         raise ValueError(f"it was made for {len(measured)} ranks, and these are {ranks}")

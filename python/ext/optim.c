@@ -241,12 +241,22 @@ static even_optim_rule *to_rules(PyObject *sequence, size_t *count) {
   return rules;
 }
 
+/* What is called while a step waits, and what that raised first: also what a signal did that came meanwhile. */
+typedef struct waiting {
+  PyObject *call;
+  PyObject *type;
+  PyObject *value;
+  PyObject *traceback;
+} waiting;
+
 static void call_waits(void *context) {
+  waiting *waits = context;
   PyGILState_STATE state = PyGILState_Ensure();
-  PyObject *result = PyObject_CallObject(context, NULL);
-  if (result == NULL) {
-    PyErr_WriteUnraisable(context);
+  PyObject *result = PyObject_CallObject(waits->call, NULL);
+  if (result == NULL && waits->type == NULL) {
+    PyErr_Fetch(&waits->type, &waits->value, &waits->traceback);
   }
+  PyErr_Clear();
   Py_XDECREF(result);
   PyGILState_Release(state);
 }
@@ -259,7 +269,7 @@ static PyObject *optim_step(PyObject *object, PyObject *arguments) {
   PyObject *rule_of = NULL;
   PyObject *steps = NULL;
   PyObject *parts = Py_None;
-  PyObject *waits = Py_None;
+  waiting waits = {.call = Py_None};
   even_optim_job job = {.size = sizeof job};
   even_optim_report report = {0};
   if (self->closed || self->busy) {
@@ -268,12 +278,12 @@ static PyObject *optim_step(PyObject *object, PyObject *arguments) {
     return NULL;
   }
   if (!PyArg_ParseTuple(arguments, "OOOOO|OdO:step", &rule_list, &values, &gradients, &rule_of, &steps, &parts,
-                        &job.max_norm, &waits)) {
+                        &job.max_norm, &waits.call)) {
     return NULL;
   }
-  if (waits != Py_None) {
+  if (waits.call != Py_None) { /* the caller's arguments keep it */
     job.waits = call_waits;
-    job.waits_context = waits; /* the caller's arguments keep it */
+    job.waits_context = &waits;
   }
   PyObject *handle = to_group(parts, &job.parts);
   even_optim_rule *rules = PyErr_Occurred() != NULL ? NULL : to_rules(rule_list, &job.rule_count);
@@ -298,6 +308,10 @@ static PyObject *optim_step(PyObject *object, PyObject *arguments) {
   even_free(rules);
   Py_XDECREF(handle);
   if (failed) {
+    return NULL;
+  }
+  if (waits.type != NULL) { /* the step is made, or has failed: a signal goes before either */
+    PyErr_Restore(waits.type, waits.value, waits.traceback);
     return NULL;
   }
   if (status != EVEN_OK) {

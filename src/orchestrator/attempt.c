@@ -261,8 +261,7 @@ bool even_job_attempt_lives(const even_job *job) {
 /* All that they have taken is on the disk before anybody looks for the newest checkpoint. Who ends the job now, or once
  * more, waits for none. */
 static even_status await_written(even_job *job, even_status status) {
-  const int interrupted = job->interrupted;
-  const int interrupts = job->interrupts;
+  const int end_signals = job->end_signals;
   uint64_t told_ns = 0;
   even_job_snapshots_finish(job);
   while (status == EVEN_OK && job->unwritten != NULL) {
@@ -271,7 +270,7 @@ static even_status await_written(even_job *job, even_status status) {
       even_job_follower_tell_writes(job);
     }
     status = even_job_turn(job);
-    if (job->interrupted != interrupted || job->interrupts != interrupts) {
+    if (job->end_signals != end_signals) {
       even_job_snapshots_give_up(job);
     }
   }

@@ -161,6 +161,7 @@ bool even_job_ended_between(even_job *job, int *exit_code) {
 
 void even_job_end_by_user(even_job *job, int number) {
   bool again = number == SIGINT && ++job->interrupts > 1; /* whatever signal came before */
+  job->end_signals++;
   even_job_interrupted(job, number);
   if (again) {
     even_job_notice(job, "interrupted again: killing the ranks");

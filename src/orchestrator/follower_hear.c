@@ -237,8 +237,11 @@ static even_status take_signal(even_follower *follower, const json_t *content) {
     follower->recalled = (int)number; /* it came with the start: none is started then */
     return EVEN_OK;
   }
-  if (!follower->running) {
-    return EVEN_OK; /* they have ended meanwhile */
+  if (!follower->running) { /* they have ended meanwhile, and their checkpoints may be written yet */
+    if (ends && number == SIGINT) {
+      even_job_snapshots_give_up(&follower->job);
+    }
+    return EVEN_OK;
   }
   if (ends) {
     even_job_end_ranks(&follower->job, (int)number, groups);

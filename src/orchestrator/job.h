@@ -179,6 +179,7 @@ typedef struct even_job {
   size_t saved;       /* ranks that ended for either, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
   int interrupts;     /* how often Ctrl-C was pressed */
+  int end_signals;    /* how often any signal asked for the end */
   bool adopted;       /* its ranks run already, under a leader that is lost (adopt.h), or a killed agent (outlast.h) */
   bool hurries;       /* this thread has a greater weight than others */
   even_error failure; /* first error of the agent itself inside a callback; EVEN_OK: none */

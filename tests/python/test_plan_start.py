@@ -83,6 +83,11 @@ def test_ranks_that_a_run_leaves_out_by_the_plan_are_none_of_its():
     plan = plan_of([[(8, 0.1)], [(4, 0.5)], [(12, 0.2)]]) | {"predicted": {"without": {"ranks": [1]}}}
     assert rows_of(plan, 2) == [[(8, 0.1), (12, 0.2)]] * 2
     assert rows_of(plan, 3) == [[(8, 0.1), (4, 0.5), (12, 0.2)]] * 2  # started on all of them all the same
+    for one, device in zip(plan["ranks"], ("cuda:0", "cuda:1", "cpu:0")):
+        one["device"] = device
+    assert rows_of(plan, 2, ["cuda:0", "cpu:0"]) == rows_of(plan, 2)
+    with pytest.raises(ValueError, match="made for 3 ranks, and these are 2"):
+        rows_of(plan, 2, ["cuda:0", "cuda:1"])
     with pytest.raises(ValueError, match="made for 3 ranks, and these are 1"):
         rows_of(plan, 1)
 
