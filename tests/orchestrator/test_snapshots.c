@@ -358,16 +358,19 @@ static void an_attempt_that_ends_waits_for_them(void **state) {
   assert_non_null(find_written(1, "second"));
 }
 
+static int ends_by;
+
 static void interrupt_and_let_go_on(void) {
   if (is_awaited() && ++ticks == 1) {
-    even_job_end_by_user(&own.job, SIGINT);
+    even_job_end_by_user(&own.job, ends_by);
   } else if (ticks == 2) { /* the agent knows of it */
     let_disk_hang(false);
   }
 }
 
-static void who_is_interrupted_then_waits_for_none(void **state) {
-  (void)state;
+static void ends_without_them(int before, int signal) {
+  own.job.interrupted = before; /* while the attempt ran */
+  ends_by = signal;
   take(0, "first");
   take(1, "second");
   on_tick = interrupt_and_let_go_on;
@@ -375,6 +378,16 @@ static void who_is_interrupted_then_waits_for_none(void **state) {
   assert_true(was_said("the last checkpoint that rank 0 took was not written: interrupted while "));
   assert_true(was_said("the last checkpoint that rank 1 took was not written: interrupted while "));
   assert_false(is_whole("first") || is_whole("second"));
+}
+
+static void who_is_interrupted_then_waits_for_none(void **state) {
+  (void)state;
+  ends_without_them(0, SIGINT);
+}
+
+static void who_is_asked_once_more_waits_for_none(void **state) {
+  (void)state;
+  ends_without_them(SIGTERM, SIGTERM);
 }
 
 /* ---- when the agent is killed ---- */
@@ -487,6 +500,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_cannot_be_written_is_told, set_up, tear_down),
       cmocka_unit_test_setup_teardown(an_attempt_that_ends_waits_for_them, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_interrupted_then_waits_for_none, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(who_is_asked_once_more_waits_for_none, set_up, tear_down),
       cmocka_unit_test_setup_teardown(the_next_agent_writes_what_a_killed_one_had_begun, set_up, tear_down),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
