@@ -96,21 +96,22 @@ static void hold(duty *now) {
   even_sweep_signal(&sweep, SIGSTOP);
 }
 
-static void let_go(duty *now) {
+static void let_go(duty *now, bool held) {
   const even_sweep sweep = sweep_of(now);
-  if (atomic_load(&now->page->holds) != 0) { /* by itself, or by the one whose place it has */
+  if (held) { /* by itself, or by the one whose place it has */
     even_sweep_signal(&sweep, SIGCONT);
     atomic_store(&now->page->held_ns, even_clock_boot_ns());
     atomic_store(&now->page->holds, 0);
   }
 }
 
-/* Holds what may not run, kills what may live no longer; for how long nothing else is to be done, -1: for ever. */
-static int keep_limit(duty *now) {
+/* Holds what may not run, kills what may live no longer; for how long nothing else is to be done, -1: for ever. held:
+ * page->holds before. */
+static int keep_limit(duty *now, bool held) {
   uint64_t until = atomic_load(&now->page->until_ns);
   uint64_t time = even_clock_boot_ns();
   if (until == 0 || until > time) {
-    let_go(now);
+    let_go(now, held);
   }
   if (until == 0) {
     return -1;
@@ -133,8 +134,10 @@ static void guard(void *context, int pipe) {
   message told;
   for (;;) {
     struct pollfd watched = {.fd = pipe, .events = POLLIN};
+    /* first: who says that sessions are held has told of these, and of their limit, before */
+    bool held = atomic_load(&now->page->holds) != 0;
     int ready = even_os.poll(&watched, 1, 0); /* what it was told before: the limit is of all sessions */
-    ready = ready > 0 ? ready : even_os.poll(&watched, 1, keep_limit(now));
+    ready = ready > 0 ? ready : even_os.poll(&watched, 1, keep_limit(now, held));
     if (ready <= 0) {
       continue; /* its time was over, or a signal came; the read tells what is wrong otherwise */
     }
