@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from evenstep.checkpoint_models import parameter_names
 from evenstep.encoded_engine import order_of, split_leftovers
 from evenstep.group import Group, gather_objects
 from evenstep.inner_states import State, is_own, own_state, put_own_state
@@ -31,8 +32,9 @@ def capture_exchange(session: Any) -> dict[str, Any]:
         if hasattr(sync.engine, "feedback_state"):
             ranks = _gather_states(session.group, sync.engine.feedback_state())
             models[sync.name] = {"compression": sync.compression, "ranks": ranks}
+    names = parameter_names(session.models) if session.optimizers else {}
     optimizers = {
-        name: {"ranks": _gather_states(session.group, own_state(optimizer))}
+        name: {"ranks": _gather_states(session.group, own_state(optimizer, names))}
         for name, optimizer in session.optimizers.items()
         if is_own(session, optimizer)
     }
@@ -85,7 +87,7 @@ def put_inner_state(session: Any, name: str, optimizer: Any, saved: dict[str, An
         return
     ranks = saved["ranks"]
     if len(ranks) == session.world_size:
-        put_own_state(optimizer, ranks[session.rank])
+        put_own_state(optimizer, parameter_names(session.models), ranks[session.rank])
     else:
         _tell(
             session, f"{len(ranks)} ranks had states of {name!r} of their own: {session.world_size} go on with rank 0's"

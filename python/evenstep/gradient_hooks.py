@@ -60,8 +60,9 @@ class HookLook:
 
     def _around(self, name: str, hook: Hook) -> Hook:
         def looked_at(gradient: torch.Tensor) -> Any:
+            version = gradient._version
             given = hook(gradient)
-            if given is not None and given is not gradient:
+            if (given is not None and given is not gradient) or gradient._version != version:
                 self._changed = self._changed or name
             return given
 

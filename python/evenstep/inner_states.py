@@ -20,22 +20,26 @@ def is_own(session: Any, optimizer: Any) -> bool:
     return any(sync.local is not None and sync.has_any(ids) for sync in session.steps.syncs)
 
 
-def own_state(optimizer: Optimizer) -> State:
-    """By "number of the parameter/key"."""
+def own_state(optimizer: Optimizer, names: dict[int, str]) -> State:
+    """By "name of the parameter/key". names: of parameters, by id; as in checkpoints an optimizer may have them in another order."""
     return {
-        f"{index}/{key}": value
-        for index, parameter in enumerate(_parameters(optimizer))
+        f"{names[id(parameter)]}/{key}": value
+        for parameter in _parameters(optimizer)
+        if id(parameter) in names
         for key, value in optimizer.state.get(parameter, {}).items()
         if _is_plain(value)
     }
 
 
 @torch.no_grad()
-def put_own_state(optimizer: Optimizer, saved: State) -> None:
+def put_own_state(optimizer: Optimizer, names: dict[int, str], saved: State) -> None:
     """In the place of rank 0's, which was loaded."""
-    for index, parameter in enumerate(_parameters(optimizer)):
-        begin = f"{index}/"
-        mine = {name[len(begin) :]: value for name, value in saved.items() if name.startswith(begin)}
+    of: dict[str, State] = {}
+    for name, value in saved.items():
+        parameter_name, _, key = name.rpartition("/")
+        of.setdefault(parameter_name, {})[key] = value
+    for parameter in _parameters(optimizer):
+        mine = of.get(names.get(id(parameter), ""), {})
         theirs = optimizer.state.get(parameter, {})
         if not mine:
             if any(map(_is_plain, theirs.values())):  # this rank has not trained it yet

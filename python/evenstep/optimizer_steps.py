@@ -110,6 +110,11 @@ class OptimizerSteps:
             if recovery is None or not recovery.mends(error):
                 raise
             left_out = session.nonfinite.policy == "skip"  # all knew it before they asked who it was
+            if session.nonfinite.policy == "stop" and not fresh:  # else the pass is void, and made again
+                raise EvenstepError(
+                    "the loss or gradients of an optimizer whose step comes second are not finite on some rank (another one was lost "
+                    "while the ranks told which); the job ends\n  fix: look at the data and the learning rate, then go on with --resume auto"
+                ) from error
         if leads:
             self._leader = id(optimizer)
         return left_out, leads

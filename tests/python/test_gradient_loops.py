@@ -325,7 +325,7 @@ def test_an_optimizer_that_was_not_prepared_and_a_hook_on_a_parameter_are_named(
 
     model = es.prepare(nn.Linear(2, 1))
     model.weight.register_hook(lambda gradient: None)  # a logger's
-    model.bias.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    model.bias.register_hook(lambda gradient: gradient.clamp_(-1, 1))
     forgotten = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         model(torch.ones(3, 2)).mean().backward()

@@ -16,6 +16,7 @@ from torch import nn
 
 import evenstep as es
 from evenstep import _core
+from evenstep.checkpoint_models import parameter_names
 from evenstep.engine import Report
 from evenstep.exchange_state import capture_exchange, put_inner_state, restore_exchange
 from evenstep.generation_passes import Passes
@@ -150,32 +151,42 @@ def test_states_of_all_ranks_come_to_the_one_that_writes(
     optimizer.step()
     local: Any = LocalTraining(es.LocalSGD(), None, weights, Steps(Alone(), _core.Telemetry(-1, 0)))  # type: ignore[arg-type]
     sync = SimpleNamespace(local=local, stale=None, engine=None, name="m", has_any=lambda ids: True)
+    model = nn.Module()
+    model.a, model.b = weights
     session: Any = SimpleNamespace(world_size=2, rank=rank, optimizers={"o": optimizer}, group=Gathering(rank))
+    session.models = {"m": model}
+    names = parameter_names(session.models)
     session.steps = SimpleNamespace(syncs=[sync])
     saved = capture_exchange(session)["optimizers"]["o"]
     assert max(session.group.pieces[-4:]) <= 16
-    mine = own_state(optimizer)
-    assert sorted(mine) == [f"{i}/{key}" for i in (0, 1) for key in ("exp_avg", "exp_avg_sq", "step")]
+    mine = own_state(optimizer, names)
+    assert sorted(mine) == [
+        f"{name}/{key}" for name in sorted(names.values()) for key in ("exp_avg", "exp_avg_sq", "step")
+    ]
     if rank > 0:
         assert saved == {"ranks": [{}, {}]}
         return
     assert [sorted(one) for one in saved["ranks"]] == [sorted(mine)] * 2
     assert all(torch.equal(one[name], mine[name]) for one in saved["ranks"] for name in mine)
 
-    other = torch.optim.Adam(weights)
-    other.load_state_dict(optimizer.state_dict())
-    saved["ranks"][0] = {"0/exp_avg": torch.full((3, 2), 5.0)}  # of a rank that has not trained the second one
+    other = torch.optim.Adam(weights[::-1])  # as where groups were made from a set
+    for weight in weights:
+        other.state[weight] = dict(optimizer.state[weight])
+    saved["ranks"][0] = {
+        f"{names[id(weights[0])]}/exp_avg": torch.full((3, 2), 5.0)
+    }  # of a rank that has not trained the second one
     put_inner_state(session, "o", other, saved)
-    assert own_state(other).keys() == {"0/exp_avg"} and torch.equal(
+    assert own_state(other, names).keys() == {f"{names[id(weights[0])]}/exp_avg"} and torch.equal(
         other.state[weights[0]]["exp_avg"], torch.full((3, 2), 5.0)
     )
-    put_own_state(other, mine)
+    put_own_state(other, names, mine)
     assert (
-        all(torch.equal(value, mine[name]) for name, value in own_state(other).items()) and len(own_state(other)) == 6
+        all(torch.equal(value, mine[name]) for name, value in own_state(other, names).items())
+        and len(own_state(other, names)) == 6
     )
     saved["ranks"].append({})
     put_inner_state(session, "o", other, saved)
-    assert len(own_state(other)) == 6
+    assert len(own_state(other, names)) == 6
     assert "3 ranks had states of 'o' of their own: 2 go on with rank 0's" in capsys.readouterr().err
 
 
