@@ -32,11 +32,10 @@ def capture_exchange(session: Any) -> dict[str, Any]:
         if hasattr(sync.engine, "feedback_state"):
             ranks = _gather_states(session.group, sync.engine.feedback_state())
             models[sync.name] = {"compression": sync.compression, "ranks": ranks}
-    names = parameter_names(session.models) if session.optimizers else {}
+    own = {name: optimizer for name, optimizer in session.optimizers.items() if is_own(session, optimizer)}
+    names = parameter_names(session.models) if own else {}
     optimizers = {
-        name: {"ranks": _gather_states(session.group, own_state(optimizer, names))}
-        for name, optimizer in session.optimizers.items()
-        if is_own(session, optimizer)
+        name: {"ranks": _gather_states(session.group, own_state(optimizer, names))} for name, optimizer in own.items()
     }
     found = {"models": models, "modes": modes, **({"optimizers": optimizers} if optimizers else {})}
     return found if any(found.values()) else {}

@@ -16,8 +16,9 @@ def is_own(session: Any, optimizer: Any) -> bool:
     """Whether the ranks' states of it may differ."""
     if session.world_size < 2 or not isinstance(optimizer, Optimizer):
         return False
-    ids = {id(p) for p in _parameters(optimizer)}
-    return any(sync.local is not None and sync.has_any(ids) for sync in session.steps.syncs)
+    apart = [sync for sync in session.steps.syncs if sync.local is not None]
+    ids = {id(p) for p in _parameters(optimizer)} if apart else set()
+    return any(sync.has_any(ids) for sync in apart)
 
 
 def own_state(optimizer: Optimizer, names: dict[int, str]) -> State:
