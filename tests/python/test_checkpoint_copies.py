@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import test_run_hosts
@@ -37,6 +38,12 @@ def _disk(folder: pathlib.Path) -> str:
     return f"unshare -m {over}"
 
 
+def _start(hosts: test_run_hosts.Hosts, folder: pathlib.Path, training: pathlib.Path) -> Any:
+    """A job whose second host has a disk of its own, and copies there."""
+    words = ["--name", "a", "--checkpoint-every", "5", "--checkpoint-copies", "1", "--log-rank", "all"]
+    return hosts.start(*words, training, before=f"{_disk(folder)} b")
+
+
 def test_the_other_host_has_a_copy_when_this_one_is_lost(
     two_names: tuple[str, str],
     script: Script,
@@ -45,8 +52,7 @@ def test_the_other_host_has_a_copy_when_this_one_is_lost(
     environment: dict[str, str],
 ) -> None:
     hosts = test_run_hosts.Hosts(two_names, program, tmp_path, environment)
-    words = ["--name", "a", "--checkpoint-every", "5", "--checkpoint-copies", "1", "--log-rank", "all"]
-    job = hosts.start(*words, script(test_run_succession.TRAINING), before=f"{_disk(tmp_path)} b")
+    job = _start(hosts, tmp_path, script(test_run_succession.TRAINING))
     try:
         job.wait_for(rf"host {two_names[1]} has a copy of {STEP}, sent in \d+\.\d s")
         (agent,) = hosts.agents()
@@ -75,8 +81,7 @@ def test_what_a_copy_holds_is_not_trained_again_unasked(
     environment: dict[str, str],
 ) -> None:
     hosts = test_run_hosts.Hosts(two_names, program, tmp_path, environment)
-    words = ["--name", "a", "--checkpoint-every", "5", "--checkpoint-copies", "1", "--log-rank", "all"]
-    job = hosts.start(*words, script(ENDED), before=f"{_disk(tmp_path)} b")
+    job = _start(hosts, tmp_path, script(ENDED))
     try:
         job.wait_for(rf"host {two_names[1]} has a copy of {STEP}, sent in")
         shutil.rmtree(tmp_path / "runs/a/checkpoints")
