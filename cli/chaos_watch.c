@@ -20,13 +20,13 @@ static bool is_noticed_by_others(even_chaos_kind kind) {
   return kind == EVEN_CHAOS_KILL || kind == EVEN_CHAOS_STOP || kind == EVEN_CHAOS_CUT;
 }
 
-/* Whether any process of the job lives on the host that is cut: else an earlier cut has taken it from the job, or
- * whoever was started there since has not come. */
-static bool has_process_there(const even_chaos_job *job) {
+/* Whether any process of the job lives on the host that is cut, or, `there` false, on another: else an earlier cut has
+ * taken what is on one side from the job, or whoever was started there since has not come. */
+static bool has_process(const even_chaos_job *job, bool there) {
   const even_state *state = even_history_state(job->history);
   for (int rank = 0; rank < state->ranks; rank++) {
     even_process_stat now;
-    if (even_chaos_find_rank(job, rank, &now) && even_chaos_is_on(job, now.pid, job->cut_host)) {
+    if (even_chaos_find_rank(job, rank, &now) && even_chaos_is_on(job, now.pid, job->cut_host) == there) {
       return true;
     }
   }
@@ -46,8 +46,12 @@ void even_chaos_watch_begin(even_chaos_job *job) {
     job->done[job->next].unnoticed = "it had made no step yet: nobody misses who has not joined";
     return;
   }
-  if (kind == EVEN_CHAOS_CUT && !has_process_there(job)) {
+  if (kind == EVEN_CHAOS_CUT && !has_process(job, true)) {
     job->done[job->next].unnoticed = "its host was lost already: nobody misses who has not come back";
+    return;
+  }
+  if (kind == EVEN_CHAOS_CUT && !has_process(job, false)) {
+    job->done[job->next].unnoticed = "its host was the only one that an earlier cut had left: it has nobody to miss";
     return;
   }
   /* a cut is noticed by agents: ranks that end then end by them, or by the network's own word */

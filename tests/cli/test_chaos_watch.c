@@ -22,9 +22,10 @@ enum { STEPS = 100 };
 static even_chaos_network network;
 static even_chaos_fault plan[1];
 static even_chaos_done done[1];
-static even_state_rank rank[1];
-static even_state state = {.ranks = 1, .rank = rank};
-static bool there; /* whether the rank's process is found where the cut is */
+static even_state_rank rank[2];
+static even_state state = {.ranks = 2, .rank = rank};
+static bool there,
+    elsewhere; /* whether the rank's process is found where the cut is, and another one on another host */
 
 even_state *even_history_state(even_history *history) {
   (void)history;
@@ -33,13 +34,12 @@ even_state *even_history_state(even_history *history) {
 
 bool even_chaos_find_rank(const even_chaos_job *job, int number, even_process_stat *out) {
   (void)job;
-  (void)number;
-  out->pid = rank[0].pid;
-  return there;
+  out->pid = rank[number].pid;
+  return number == 0 ? there : elsewhere;
 }
 
 bool even_chaos_is_on(const even_chaos_job *job, pid_t pid, int host) {
-  return even_net_namespace_same(pid, job->network->holders[host].process.pid);
+  return pid != rank[1].pid && even_net_namespace_same(pid, job->network->holders[host].process.pid);
 }
 
 bool even_chaos_has_stepped(const even_chaos_job *job, int number) {
@@ -57,8 +57,9 @@ long even_chaos_last_step(const even_chaos_job *job) {
   return state.last_step;
 }
 
-/* Its link is cut; the rank's process lives until it is killed. */
-static even_chaos_job cut(bool has_rank) {
+/* Its link is cut; the rank's process lives until it is killed, and another's on another host, if there is one, goes
+ * on. */
+static even_chaos_job cut(bool has_rank, bool has_others) {
   even_chaos_job job = {
       .plan = plan, .done = done, .faults = 1, .steps = STEPS, .victim = -1, .network = &network, .cut_host = 1};
   rank[0].pid = fork();
@@ -68,7 +69,9 @@ static even_chaos_job cut(bool has_rank) {
     _exit(0);
   }
   assert_true(rank[0].pid > 0);
+  rank[1].pid = getppid();
   there = has_rank;
+  elsewhere = has_others;
   state.last_step = STEPS / 2;
   network.holders[1].process.pid = getpid(); /* which the rank shares a network with */
   plan[0].kind = EVEN_CHAOS_CUT;
@@ -83,7 +86,7 @@ static void end_rank(void) {
 }
 
 static void what_the_agent_says_is_notice(void **unused) {
-  even_chaos_job job = cut(true);
+  even_chaos_job job = cut(true, true);
   (void)unused;
   even_chaos_watch_look(&job);
   assert_ptr_equal(job.watch.of, &done[0]);
@@ -97,7 +100,7 @@ static void what_the_agent_says_is_notice(void **unused) {
 }
 
 static void a_rank_that_ends_in_its_midst_is_notice(void **unused) {
-  even_chaos_job job = cut(true);
+  even_chaos_job job = cut(true, true);
   (void)unused;
   end_rank();
   even_chaos_watch_look(&job);
@@ -105,7 +108,7 @@ static void a_rank_that_ends_in_its_midst_is_notice(void **unused) {
 }
 
 static void the_end_of_the_training_is_none(void **unused) {
-  even_chaos_job job = cut(true);
+  even_chaos_job job = cut(true, true);
   (void)unused;
   state.last_step = STEPS - 1;
   end_rank();
@@ -117,7 +120,7 @@ static void the_end_of_the_training_is_none(void **unused) {
 
 /* It was cut off before, and has not come back. */
 static void a_host_without_processes_is_missed_by_nobody(void **unused) {
-  even_chaos_job job = cut(false);
+  even_chaos_job job = cut(false, true);
   (void)unused;
   assert_null(job.watch.of);
   assert_non_null(strstr(done[0].unnoticed, "lost already"));
@@ -126,11 +129,20 @@ static void a_host_without_processes_is_missed_by_nobody(void **unused) {
 
 static void nor_is_one_whose_processes_are_elsewhere(void **unused) {
   (void)unused;
-  even_chaos_job job = cut(true);
+  even_chaos_job job = cut(true, true);
   network.holders[1].process.pid = -1;
   even_chaos_watch_begin(&job);
   assert_null(job.watch.of);
   assert_non_null(strstr(done[0].unnoticed, "lost already"));
+  end_rank();
+}
+
+/* All others were cut off before, and have not come back. */
+static void a_host_that_is_alone_has_nobody_to_miss(void **unused) {
+  even_chaos_job job = cut(true, false);
+  (void)unused;
+  assert_null(job.watch.of);
+  assert_non_null(strstr(done[0].unnoticed, "nobody to miss"));
   end_rank();
 }
 
@@ -141,6 +153,7 @@ int main(void) {
       cmocka_unit_test(the_end_of_the_training_is_none),
       cmocka_unit_test(a_host_without_processes_is_missed_by_nobody),
       cmocka_unit_test(nor_is_one_whose_processes_are_elsewhere),
+      cmocka_unit_test(a_host_that_is_alone_has_nobody_to_miss),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
