@@ -28,6 +28,8 @@ from heading import heading
 from torch import nn
 
 from evenstep._core import Memory
+from evenstep.kept_memory import kept_memory
+from evenstep.memory import HostMemory, MemoryWatch
 from evenstep.models import BERT, GPT2, ResNet, SimpleCNN
 
 WARM = 3
@@ -44,8 +46,9 @@ Figures = dict[str, float]
 
 def of_process(name: str, keep: bool, steps: int, varied: bool) -> Figures:
     memory = Memory()
-    if keep and not memory.keep(True):
+    if keep and not kept_memory.begin({}, half_stays_free=True):
         raise SystemExit("this process's allocator is none of glibc's")
+    watch = MemoryWatch(HostMemory()) if keep else None
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(1)
@@ -57,23 +60,29 @@ def of_process(name: str, keep: bool, steps: int, varied: bool) -> Figures:
         else torch.optim.AdamW(model.parameters(), lr=1e-4)
     )
 
-    def step() -> None:
+    def step(number: int) -> int:
+        """The peak of what the process held."""
         size = random.randint(most // 8, most) if varied else most
         x = torch.randn(size, 3, 32, 32) if images else torch.randint(SMALL["words"], (size, SMALL["length"]))
         y = torch.randint(10, (size,)) if images else x.flatten()
         optimizer.zero_grad()
         found = model(x)
         nn.functional.cross_entropy(found if images else found.flatten(0, 1), y).backward()
+        peak = memory.read()[1]
+        if watch is not None:
+            watch.stepped(number, size, [size])
         optimizer.step()
+        return peak
 
-    for _ in range(WARM):
-        step()
+    for number in range(WARM):
+        step(number + 1)
     memory.reset_peak()
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
-    for _ in range(steps):
-        step()
+    peak = max(step(WARM + number + 1) for number in range(steps))
     spent, now = time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF)
-    held, peak = memory.read()[:2]
+    held = memory.read()[0]
+    if keep and not kept_memory.on:
+        raise SystemExit(f"nothing was kept any more: {kept_memory.ended_for}")
     memory.give_back()
     return {
         "cpu": 1e3 * spent / steps,

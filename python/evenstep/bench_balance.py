@@ -108,7 +108,7 @@ class Bench:
         self.work = Work(
             options.batch, options.quick, options.model, options.model_sizes, options.data, options.batch_norm
         )
-        self.alone: Alone = Alone(self.work, self.group)
+        self.alone: Alone = Alone(self.work, self.group, self.base.environment)
         self.single: Single = Single(self.work, self.group)
         self.plain: Plain | None = None if options.no_peers else Plain(self.work, self.group)
 

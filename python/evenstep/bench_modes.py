@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.bench_work import MOST_STEPS, WARM_UP, Work
+from evenstep.environment import Environment
 from evenstep.group import TorchGroup, gather_objects
+from evenstep.kept_memory import begin_where_asked, kept_memory
 from evenstep.prepare import prepare
 from evenstep.session import Session, in_place_of_session
 from evenstep.share_schedule import ShareSchedule
@@ -125,7 +127,8 @@ class Plain:
         def step(_: int, given: torch.Tensor, targets: torch.Tensor) -> None:
             self._work.step(self._model, self._optimizer, given, targets, weight)
 
-        return _turn(self._work.loader(own), count, step)
+        with kept_memory.paused():  # as plain PyTorch has it
+            return _turn(self._work.loader(own), count, step)
 
 
 class Single:
@@ -139,16 +142,18 @@ class Single:
         own: Turn | None = None
         if self._alone:
             batches = self._work.loader(self._work.batch)
-            own = _turn(batches, count, lambda _, x, y: self._work.step(self._model, self._optimizer, x, y))
+            with kept_memory.paused():
+                own = _turn(batches, count, lambda _, x, y: self._work.step(self._model, self._optimizer, x, y))
         turn: Turn = gather_objects(TorchGroup(self._group), own)[0]
         return turn
 
 
 class Alone:
-    """Every rank by itself while all of them work: what its speed is."""
+    """Every rank by itself while all of them work: what its speed is. With the memory that a rank keeps between steps."""
 
-    def __init__(self, work: Work, group: Any) -> None:
+    def __init__(self, work: Work, group: Any, environment: Environment) -> None:
         self._work, self._group = work, group
+        begin_where_asked(environment, "cpu")
         self._model, self._optimizer = work.build()
 
     def step_seconds(self, sizes: Sequence[int], seconds: float) -> list[float]:

@@ -50,7 +50,7 @@ class Environment:
     skip_unreadable: bool = False
     batch_adapt: str = ""
     seed_samples: bool = True
-    keep_memory: bool = False  # evenstep.kept_memory
+    keep_memory: str = "auto"  # evenstep.kept_memory: or on, off
     workers: str = ""
     timeout_seconds: float = 1800.0  # of a call of all ranks
 
@@ -154,6 +154,9 @@ def _word(variables: Mapping[str, str], name: str, words: tuple[str, ...]) -> st
     return text
 
 
+_KEEP = {"auto": "auto", "on": "on", "off": "off", "1": "on", "0": "off"}
+
+
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
     """Reads and checks the launcher's variables."""
     v: Mapping[str, str] = os.environ if variables is None else variables
@@ -197,7 +200,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         skip_unreadable=bool(_integer(v, "EVENSTEP_SKIP_UNREADABLE", 0)),
         batch_adapt=v.get("EVENSTEP_BATCH_ADAPT", ""),
         seed_samples=bool(_integer(v, "EVENSTEP_SEED_SAMPLES", 1)),
-        keep_memory=_word(v, "EVENSTEP_KEEP_MEMORY", ("off", "on", "0", "1")) in ("on", "1"),
+        keep_memory=_KEEP[_word(v, "EVENSTEP_KEEP_MEMORY", tuple(_KEEP))],
         workers=_word(v, "EVENSTEP_WORKERS", ("", "auto", "off")),
         timeout_seconds=_timeout(v.get("EVENSTEP_TIMEOUT", "")),
     )

@@ -1,8 +1,8 @@
 """Freed memory that a rank on a CPU keeps for its next step, instead of giving it back to the system and taking it again.
 
 glibc's allocator gives large blocks back as they are freed, and a step that takes them again waits for the kernel to fill
-them with zeros, page by page: page faults. EVENSTEP_KEEP_MEMORY=1 asks for it: docs/balancing.md has what that
-costs, and what memory grows to.
+them with zeros, page by page: page faults. It is kept where half of the memory stays free beside it (EVENSTEP_KEEP_MEMORY:
+on, wherever it fits; off): docs/balancing.md has what that costs, and what memory grows to.
 """
 
 from __future__ import annotations
@@ -34,7 +34,34 @@ def asked_for(environment: Environment, parameters_on: str) -> bool:
     """parameters_on: the kind of device; "": they are not there yet. Gaps between blocks would count under the user's limit,
     and lower what a rank takes for good."""
     kinds = {kind_of_device(environment.device), parameters_on} - {""}
-    return environment.keep_memory and environment.memory_limit is None and kinds == {"cpu"}
+    return environment.keep_memory != "off" and environment.memory_limit is None and kinds == {"cpu"}
+
+
+# Of a step's peak: by so much gaps between blocks may make it grow before what is kept goes back once.
+_GROWTH, _GROWTH_BYTES = 1.25, 32 << 20
+_LOOKS, _LOOKS_AGAIN = 4, 2  # of peaks that tell what steps need: at first, and after all went back
+
+
+class PeakGrowth:
+    """Whether peaks have grown, though no step had more samples, since what was kept went back last. It may be the script that
+    needs more now (longer sequences): then all went back once for nothing, and the new peaks are what later ones are compared
+    with."""
+
+    def __init__(self) -> None:
+        self._samples, self._most, self._looks = -1, 0, 0
+
+    def seen(self, samples: int, peak: int) -> bool:
+        """The peak of a step, or of all since the last look; True: what is kept is to go back."""
+        if samples > self._samples:
+            self._samples, self._most, self._looks = samples, 0, _LOOKS
+        if self._looks > 0:
+            self._looks -= 1
+            self._most = max(self._most, peak)
+            return False
+        if peak <= self._most * _GROWTH + _GROWTH_BYTES:
+            return False
+        self._most, self._looks = 0, _LOOKS_AGAIN
+        return True
 
 
 class KeptMemory:
@@ -45,10 +72,15 @@ class KeptMemory:
         self._sees_forks = self._given_back = False
         self._least = 0  # what the process held right after all had gone back
         self.on = False
+        self.ended_for = ""
+        self.half_stays_free = (
+            False  # what is kept goes back for good where less than half of the memory is free beside it
+        )
 
-    def begin(self, variables: Mapping[str, str] | None = None) -> bool:
+    def begin(self, variables: Mapping[str, str] | None = None, *, half_stays_free: bool = False) -> bool:
         """From now on what is freed is kept; False: the allocator is none of glibc's, the user has set what it keeps, or
         the process has so many addresses and no more."""
+        self.half_stays_free = half_stays_free
         told = os.environ if variables is None else variables
         if not self.on and not set_by_user(told) and not addresses_are_limited():
             self.on = self._memory.keep(True)
@@ -58,10 +90,10 @@ class KeptMemory:
                 self._sees_forks = True
         return self.on
 
-    def end(self) -> None:
+    def end(self, why: str = "memory is short") -> None:
         """Nothing is kept any more, and what was kept goes back."""
         if self.on:
-            self.on = False
+            self.on, self.ended_for = False, why
             self._memory.keep(False)
             self._give_back()
 
@@ -100,7 +132,13 @@ class KeptMemory:
             yield
         finally:
             if was:
-                self.begin()
+                self.begin(half_stays_free=self.half_stays_free)
 
 
 kept_memory = KeptMemory()
+
+
+def begin_where_asked(environment: Environment, parameters_on: str) -> bool:
+    """parameters_on: as of `asked_for`."""
+    asked = asked_for(environment, parameters_on)
+    return asked and kept_memory.begin(half_stays_free=environment.keep_memory == "auto")

@@ -13,7 +13,7 @@ import torch
 
 from evenstep._core import Memory, MemoryCurve
 from evenstep.hosts import this_host
-from evenstep.kept_memory import kept_memory
+from evenstep.kept_memory import PeakGrowth, kept_memory
 
 if TYPE_CHECKING:
     from evenstep.vote import Ballot
@@ -139,6 +139,7 @@ class MemoryWatch:
         self._growth_of_others = 0.0
         self._shared = math.inf  # bytes of the pool that were this rank's when they were last looked at
         self._look_again = False
+        self._peaks = PeakGrowth()
         self._short = False  # the last step's peak was above a limit: the allocator is to keep nothing between steps
         self.pool = zlib.crc32(source.pool.encode()) | 1 << 32
         self.cap, self.room, self.growth = -1, UNKNOWN, 0.0
@@ -179,11 +180,22 @@ class MemoryWatch:
             use = self._source.read()
             self._learn(samples, use)
             self._judge(samples, use, emptied)
+            self._keep(samples, use)
         if self._short:
             self._source.give_back()
         if look or not self._measures:
             self.begin()
         self._measures = True
+
+    def _keep(self, samples: int, use: Use) -> None:
+        """What is kept for the next step leaves others their room, and gaps between its blocks do not pile up."""
+        if not kept_memory.on:
+            return
+        if kept_memory.half_stays_free and use.available < use.limit // 2:
+            kept_memory.end("less than half of the memory is free")
+        elif self._peaks.seen(samples, use.peak):
+            kept_memory.give_back()
+            self._look_again = True
 
     def _learn(self, samples: int, use: Use) -> None:
         """Not of a smaller size after a larger one, unless the allocator had to give back what that left behind."""

@@ -17,7 +17,7 @@ from evenstep.batch_adapting import adapt_batches
 from evenstep.caps import after_shortage
 from evenstep.engine import SharedEngine
 from evenstep.group import broadcast_bytes, gather_objects
-from evenstep.kept_memory import asked_for, kept_memory
+from evenstep.kept_memory import begin_where_asked
 from evenstep.left_out import Exchange
 from evenstep.loader import EvenLoader
 from evenstep.memory import MemoryWatch, RanksMemory, memory_of
@@ -226,8 +226,8 @@ def _watch_memory(current: Session, adapt: AdaptBatch | None) -> None:
         return
     parameters = (p for sync in current.steps.syncs for p in sync.parameters)
     device = next((p.device for p in parameters), None)
-    if asked_for(current.environment, "" if device is None else device.type) and not current.planning:
-        kept_memory.begin()
+    if not current.planning:
+        begin_where_asked(current.environment, "" if device is None else device.type)
     watch = MemoryWatch(memory_of(device or torch.device("cpu")), current.environment.memory_limit)
     pools = gather_objects(current.group, watch.pool)
     current.steps.memory = RanksMemory(watch, pools, current.rank)

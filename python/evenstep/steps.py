@@ -474,7 +474,7 @@ class Steps:
             kept = kept_memory.on
             self.memory.watch.stepped(self.step, part.samples // part.batches, self.last_plan.shares)
             if kept and not kept_memory.on:
-                words = "memory is short: what a step frees is not kept for the next one any more"
+                words = f"{kept_memory.ended_for}: what a step frees is not kept for the next one any more"
                 self.telemetry.event(_core.EVENT_MESSAGE, self.step, 0, words)
 
     def _settle(self, end: int) -> int:

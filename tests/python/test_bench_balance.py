@@ -26,6 +26,7 @@ from evenstep.bench_balance_minutes import Length
 from evenstep.bench_modes import Turn
 from evenstep.bench_slowing import LIGHTER, WHOLE, Neighbours, Quota, nearest_lighter, own_group
 from evenstep.bench_work import IMAGES, SMALL, Work
+from evenstep.environment import read_environment
 
 POLICIES = ["equal", "auto"]
 
@@ -335,7 +336,7 @@ def test_how_many_steps_a_moment_has_is_known_before_they_run(monkeypatch):
     monkeypatch.setattr(bench_modes, "dist", SimpleNamespace(get_rank=lambda: 0, barrier=lambda **_: done))
     monkeypatch.setattr(bench_modes, "TorchGroup", lambda group: group)
     monkeypatch.setattr(bench_modes, "gather_objects", lambda group, own: [own])
-    alone = bench_modes.Alone(work, None)
+    alone = bench_modes.Alone(work, None, read_environment({"EVENSTEP_KEEP_MEMORY": "0"}))
     assert alone.step_seconds([8], 4.0) == [pytest.approx((1.0 + 1.0 + 1.0 + 9.0) / 4)]
     assert next(took, None) is None, "two that do not count, and four"
 

@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import evenstep as es
 from evenstep import _core
 
+os.environ.setdefault("EVENSTEP_KEEP_MEMORY", "0")  # it sees limits of addresses only where they are there at its begin
 how = sys.argv[1]
 amounts = "amounts" in sys.argv
 rank = int(os.environ["RANK"])
