@@ -166,7 +166,7 @@ static void tick(even_job *job) {
   }
 }
 
-even_status even_job_turn(even_job *job) {
+static even_status turn(even_job *job) {
   uint64_t now = even_clock_ns();
   int wait_ms = now >= job->next_tick_ns ? 0 : (int)((job->next_tick_ns - now + 999999u) / 1000000u);
   bool written = job->unwritten != NULL && job->alive == 0; /* and that is all that is waited for */
@@ -186,6 +186,19 @@ even_status even_job_turn(even_job *job) {
   even_job_replace_tick(job);
   even_boards_turn(job);
   even_job_standing_turn(job);
+  return EVEN_OK;
+}
+
+/* EVEN_OK also where what has failed is not the loop: job->failure. */
+static even_status turn_watched(even_job *job) {
+  even_succession_turns(job, true);
+  even_status status = turn(job);
+  even_succession_turns(job, false); /* of another voter, where that has come in this turn */
+  return status;
+}
+
+even_status even_job_turn(even_job *job) {
+  EVEN_TRY(turn_watched(job));
   return job->failure.status == EVEN_OK ? EVEN_OK : even_error_restore(&job->failure);
 }
 

@@ -10,6 +10,8 @@
 void even_job_follower_send(even_job *job, even_message_kind kind, even_text *text);
 /* Whether anybody leads: else what is sent is lost. */
 bool even_job_follower_is_heard(const even_job *job);
+/* This host's place in the voters' group; NULL: it has none. */
+struct even_voter *even_job_follower_voter(const even_job *job);
 void even_job_follower_tell_end(even_job *job, const even_job_rank *rank);
 void even_job_follower_tell_stopped(even_job *job, const even_job_rank *rank, int signal);
 /* Ranks that hang are marked. */

@@ -112,6 +112,10 @@ bool even_job_follower_is_heard(const even_job *job) {
   return !job->follower->held;
 }
 
+struct even_voter *even_job_follower_voter(const even_job *job) {
+  return job->follower->candidate.voter;
+}
+
 void even_job_follower_tell_writes(even_job *job) {
   even_text text = EVEN_TEXT_EMPTY;
   if (even_job_follower_is_heard(job)) {

@@ -1,6 +1,7 @@
 /* Whether this host leads still, and may act; and what becomes of its ranks where it may not. */
 #include "base/fail.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/follower.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/succession_members.h"
 #include "os/clock.h"
@@ -61,6 +62,15 @@ static void tell_standing(even_job *job, const even_voter_view *view) {
 void even_succession_guard(even_job *job, bool guards) {
   if (job->hosts != NULL && job->hosts->voter != NULL) {
     even_voter_guard(job->hosts->voter, guards ? &job->guardian : NULL);
+  }
+}
+
+void even_succession_turns(const even_job *job, bool begins) {
+  even_voter *voter = job->hosts != NULL      ? job->hosts->voter
+                      : job->follower != NULL ? even_job_follower_voter(job)
+                                              : NULL;
+  if (voter != NULL) {
+    even_voter_turns(voter, begins);
   }
 }
 

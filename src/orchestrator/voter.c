@@ -3,8 +3,10 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "orchestrator/member_list.h"
 #include "orchestrator/voter_links.h"
 #include "orchestrator/voter_log.h"
+#include "orchestrator/voter_watch.h"
 #include "os/clock.h"
 #include "os/pipe.h"
 #include "os/socket.h"
@@ -18,16 +20,12 @@
 
 enum { TURN_MS = 25 };
 
-typedef struct member_list {
-  even_voter_member *items;
-  size_t count; /* 0: nobody has said */
-} member_list;
-
 struct even_voter {
   pthread_t thread;
   even_leadership_times times;
   atomic_bool stop;
-  pthread_mutex_t lock; /* of what follows, up to the thread's own */
+  even_voter_watch watch; /* of its agent's loop */
+  pthread_mutex_t lock;   /* of what follows, up to the thread's own */
   even_voter_view view;
   uint64_t lease_ns; /* see even_leadership_answered; by even_clock_boot_ns, as all that is compared with it */
   int announced;
@@ -37,8 +35,8 @@ struct even_voter {
   size_t heir_count;
   bool waits;
   even_guardian *guardian; /* NULL: none */
-  member_list wanted;
-  member_list known; /* where they listen, those that were named at first and later */
+  even_member_list wanted;
+  even_member_list known; /* where they listen, those that were named at first and later */
   /* the thread's */
   even_loop loop;
   even_voter_links links;
@@ -109,20 +107,12 @@ static bool where_it_leads(void *context, char address[EVEN_VOTER_ADDRESS], int 
 
 /* ---- its turns ---- */
 
-static void find_address(const member_list *list, uint64_t id, char out[EVEN_VOTER_ADDRESS]) {
-  for (size_t i = 0; i < list->count; i++) {
-    if (list->items[i].id == id) {
-      memcpy(out, list->items[i].address, EVEN_VOTER_ADDRESS);
-    }
-  }
-}
-
 /* Where it listens: as its agent said it last, else as the log says. Under the lock. */
 static void address_of(const even_voter *voter, uint64_t id, char out[EVEN_VOTER_ADDRESS]) {
   const struct raft_server *server = even_voter_log_server(&voter->log, id);
   (void)snprintf(out, EVEN_VOTER_ADDRESS, "%.63s", server == NULL ? "" : server->address);
-  find_address(&voter->known, id, out);
-  find_address(&voter->wanted, id, out);
+  even_member_list_find(&voter->known, id, out);
+  even_member_list_find(&voter->wanted, id, out);
 }
 
 static void where_it_listens(void *context, uint64_t id, char address[EVEN_VOTER_ADDRESS]) {
@@ -406,6 +396,13 @@ static void tell_guardian(even_voter *voter, const even_leadership_view *seen) {
   }
 }
 
+/* Its agent could not lead, nor serve: for the others it is as good as gone, where one of them can lead. */
+static bool rests(even_voter *voter) {
+  bool stands = even_voter_watch_stands(&voter->watch, even_clock_boot_ns());
+  even_voter_links_rest(&voter->links, stands && even_voter_log_voters(&voter->log) > 1);
+  return voter->links.rests;
+}
+
 static void *live(void *argument) {
   even_voter *voter = argument;
   while (!atomic_load(&voter->stop)) {
@@ -415,6 +412,9 @@ static void *live(void *argument) {
     }
     uint64_t now = even_clock_ns();
     even_voter_links_tick(&voter->links, now);
+    if (rests(voter)) {
+      continue;
+    }
     even_raft_memory_turn(&voter->log.memory, now);
     see(voter, even_clock_boot_ns(), &view);
     act(voter, &view);
@@ -439,16 +439,6 @@ static even_status open_store(const even_voter_params *params, even_raft_store *
   return status;
 }
 
-static even_status copy_list(const even_voter_member *members, size_t count, member_list *out) {
-  if (count == 0 || count > EVEN_VOTER_MOST) {
-    return even_fail(EVEN_ERR_ARGUMENT, "a group of %zu members", count);
-  }
-  EVEN_TRY(EVEN_NEW_ARRAY(&out->items, count));
-  memcpy(out->items, members, count * sizeof *members);
-  out->count = count;
-  return EVEN_OK;
-}
-
 static even_status open_all(even_voter *voter, const even_voter_params *params) {
   even_raft_store store;
   bool known = false;
@@ -471,7 +461,7 @@ static even_status open_all(even_voter *voter, const even_voter_params *params) 
   voter->witness = params->witness;
   voter->waits = params->waits;
   voter->leader_ns = even_clock_boot_ns();
-  EVEN_TRY(copy_list(params->members, params->count, &voter->known));
+  EVEN_TRY(even_member_list_copy(params->members, params->count, &voter->known));
   EVEN_TRY(even_loop_open(&voter->loop));
   EVEN_TRY(even_voter_links_open(&voter->links));
   EVEN_TRY(open_store(params, &store, &known));
@@ -484,8 +474,8 @@ static void free_all(even_voter *voter, bool forget) {
   even_voter_links_close(&voter->links);
   even_loop_close(&voter->loop);
   (void)pthread_mutex_destroy(&voter->lock);
-  even_free(voter->known.items);
-  even_free(voter->wanted.items);
+  even_member_list_free(&voter->known);
+  even_member_list_free(&voter->wanted);
   even_free(voter);
 }
 
@@ -550,6 +540,10 @@ void even_voter_announce(even_voter *voter, int port) {
   (void)pthread_mutex_unlock(&voter->lock);
 }
 
+void even_voter_turns(even_voter *voter, bool begins) {
+  even_voter_watch_note(&voter->watch, begins ? even_clock_boot_ns() : 0);
+}
+
 void even_voter_lead(even_voter *voter) {
   (void)pthread_mutex_lock(&voter->lock);
   voter->waits = false;
@@ -576,14 +570,15 @@ void even_voter_finish(even_voter *voter) {
   (void)pthread_mutex_unlock(&voter->lock);
 }
 
-static even_status replace_list(even_voter *voter, member_list *list, const even_voter_member *members, size_t count) {
-  member_list copy = {NULL, 0};
-  EVEN_TRY(copy_list(members, count, &copy));
+static even_status replace_list(even_voter *voter, even_member_list *list, const even_voter_member *members,
+                                size_t count) {
+  even_member_list copy = {NULL, 0};
+  EVEN_TRY(even_member_list_copy(members, count, &copy));
   (void)pthread_mutex_lock(&voter->lock);
-  even_voter_member *before = list->items;
+  even_member_list before = *list;
   *list = copy;
   (void)pthread_mutex_unlock(&voter->lock);
-  even_free(before);
+  even_member_list_free(&before);
   return EVEN_OK;
 }
 

@@ -76,6 +76,11 @@ even_status even_voter_know(even_voter *voter, const even_voter_member *members,
 /* Of the one that leads: who shall belong to the job from now on, this one among them; others are left out, new ones
  * added, and as many vote as shall. */
 even_status even_voter_want(even_voter *voter, const even_voter_member *members, size_t count) EVEN_MUST_USE;
+/* A turn of the agent's loop begins, or is over. Where one takes almost as long as an agent may say nothing
+ * (voter_watch.h), the agent stands in a call that does not come back, as of a disk that hangs: where others vote, this
+ * member closes its connections then, and neither votes, nor stands for election, nor renews a lease, until that turn
+ * is over; so others lead. Of one thread. What may take long for good reasons belongs to no turn. */
+void even_voter_turns(even_voter *voter, bool begins);
 /* It has all that it needs to lead. */
 void even_voter_lead(even_voter *voter);
 /* While this member leads, this guardian holds the ranks where it may not act, and kills them when that lasts: the

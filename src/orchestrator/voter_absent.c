@@ -44,6 +44,11 @@ even_status even_voter_want(even_voter *voter, const even_voter_member *members,
   return even_fail(EVEN_ERR_UNSUPPORTED, "this program was built without libraft");
 }
 
+void even_voter_turns(even_voter *voter, bool begins) {
+  (void)voter;
+  (void)begins;
+}
+
 void even_voter_lead(even_voter *voter) {
   (void)voter;
 }

@@ -48,7 +48,9 @@ static void tell(even_voter_link *link, uint64_t asks, uint64_t answers) {
 
 static void on_ready(void *context, even_link *link) {
   (void)link;
-  tell(context, 0, 0);
+  if (!((even_voter_link *)context)->all->rests) {
+    tell(context, 0, 0);
+  }
 }
 
 /* Where both have called each other (each misses the other) both ends must keep the same of the two connections, or
@@ -198,6 +200,9 @@ static even_status point_onwards(even_voter_link *from) {
 static even_status on_message(void *context, even_link *link, const even_message *message) {
   even_voter_link *from = context;
   (void)link;
+  if (from->all->rests) {
+    return EVEN_OK;
+  }
   if (message->kind == EVEN_MESSAGE_MEMBER) {
     return take_word(from, message);
   }
@@ -340,7 +345,7 @@ void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
   while (*at != NULL) {
     even_voter_link *link = *at;
     even_link_tick(&link->link, true);
-    if (!link->told && !link->over && now_ns - link->since_ns > GREETING_NS) {
+    if (!link->told && !link->over && !links->rests && now_ns - link->since_ns > GREETING_NS) {
       if (is_member(link) && even_voter_links_find(links, link->id) == NULL) {
         miss(link, false);
       }
@@ -359,6 +364,14 @@ void even_voter_links_tick(even_voter_links *links, uint64_t now_ns) {
     links->gone = link;
   }
   links->alone_ns = !alone ? 0 : links->alone_ns == 0 ? now_ns : links->alone_ns;
+}
+
+void even_voter_links_rest(even_voter_links *links, bool rests) {
+  for (even_voter_link *link = links->open; link != NULL && rests != links->rests; link = link->next) {
+    link->over = true;
+  }
+  links->closed = links->closed || rests != links->rests;
+  links->rests = rests;
 }
 
 void even_voter_links_call(even_voter_links *links, uint64_t id, const char *address) {

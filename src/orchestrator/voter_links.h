@@ -64,6 +64,7 @@ typedef struct even_voter_links {
   even_voter_refusal refusals[EVEN_VOTER_REFUSALS]; /* as many as there is room for */
   uint64_t alone_ns;                                /* since when no member is connected; 0: one is */
   size_t unknown;                                   /* open ones that others made, and have not said who they are */
+  bool rests;                                       /* see even_voter_links_rest */
   bool closed; /* a connection was, since the owner looked: whoever that was shall be called at once */
   void *context;
   uint64_t (*term)(void *context); /* of Raft's, now */
@@ -80,6 +81,10 @@ even_status even_voter_links_open(even_voter_links *links) EVEN_MUST_USE;
 void even_voter_links_close(even_voter_links *links);
 /* Signs of life, ends; after each turn of the loop. */
 void even_voter_links_tick(even_voter_links *links, uint64_t now_ns);
+/* From now on it takes part in nothing, or does so again: connections are closed, and who calls meanwhile finds that
+ * this member is there, with the key, and says nothing: so it misses one that stands still, and not one that has ended.
+ */
+void even_voter_links_rest(even_voter_links *links, bool rests);
 /* Calls a member, where there is no connection to it that is open, or on its way. */
 void even_voter_links_call(even_voter_links *links, uint64_t id, const char *address);
 /* Calls those that are missing, whichever of two members has the lower number: who was left out while it was cut off

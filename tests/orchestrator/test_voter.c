@@ -190,6 +190,14 @@ static guest ask(const cluster *all, size_t i) {
   return own;
 }
 
+static void await_answered(const cluster *all, size_t i, uint64_t since_ns) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  while (look(all, i).answered_ns <= since_ns) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(5000000);
+  }
+}
+
 static void the_first_leads_and_another_succeeds_it(void **state) {
   cluster all;
   (void)state;
@@ -218,12 +226,7 @@ static void the_first_leads_and_another_succeeds_it(void **state) {
   assert_int_equal(even_voter_want(all.voters[next], left, 2), EVEN_OK);
   await_voters(&all, next, 1);
   end(&all, 3 - next);
-  const uint64_t alone = even_clock_boot_ns();
-  until = even_clock_ns() + LIMIT_NS;
-  while (look(&all, next).answered_ns <= alone) {
-    assert_true(even_clock_ns() < until);
-    even_clock_sleep_ns(5000000);
-  }
+  await_answered(&all, next, even_clock_boot_ns());
   assert_int_equal(look(&all, next).newest.generation, 2);
   close_group(&all);
 }
@@ -313,6 +316,54 @@ static void who_slept_does_not_act_by_what_was_answered_before(void **state) {
   }
   assert_int_equal(await_leader(&all, 1), 0);
   assert_int_equal(look(&all, 0).newest.generation, 1);
+  close_group(&all);
+  clock_slept_end();
+}
+
+/* One that is missed, and has not just ended. */
+static void await_missing(const cluster *all, size_t i, bool any) {
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  even_voter_view view = look(all, i);
+  while ((view.missing_ns != 0 && !view.missing_closed) != any) {
+    assert_true(even_clock_ns() < until);
+    even_clock_sleep_ns(5000000);
+    view = look(all, i);
+  }
+}
+
+/* Its disk hangs: its thread lives, and so do its connections. The hour passes for all three alike. */
+static void one_whose_agent_stands_leads_no_more(void **state) {
+  const uint64_t hour_ns = 3600000000000u;
+  cluster all;
+  (void)state;
+  assert_true(clock_slept_begin());
+  open_group(&all, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  even_voter_turns(all.voters[0], true);
+  even_voter_turns(all.voters[0], false);
+  clock_slept_add(hour_ns); /* in no turn: it may start hosts */
+  await_answered(&all, 0, even_clock_boot_ns());
+  assert_int_equal(await_leader(&all, 1), 0);
+  even_voter_turns(all.voters[0], true);
+  clock_slept_add(hour_ns);
+  even_voter *stands = all.voters[0];
+  all.voters[0] = NULL;
+  size_t next = await_leader(&all, 2);
+  all.voters[0] = stands;
+  await_missing(&all, next, true);                      /* as one that stands still, and may come back */
+  assert_int_equal(look(&all, 0).newest.generation, 1); /* it takes no part, */
+  assert_false(look(&all, 0).acts);
+  even_voter_turns(all.voters[0], false);
+  assert_int_equal(await_leader(&all, 2), next); /* until that turn is over */
+  await_missing(&all, next, false);
+  /* of two nobody takes the other one's place: who votes alone leads on */
+  const even_voter_member left[] = {all.members[0], all.members[next]};
+  assert_int_equal(even_voter_want(all.voters[next], left, 2), EVEN_OK);
+  await_voters(&all, next, 1);
+  even_voter_turns(all.voters[next], true);
+  clock_slept_add(hour_ns);
+  await_answered(&all, next, even_clock_boot_ns());
+  assert_int_equal(look(&all, next).newest.generation, 2);
   close_group(&all);
   clock_slept_end();
 }
@@ -493,6 +544,7 @@ int main(void) {
       cmocka_unit_test(one_that_comes_later_votes_too),
       cmocka_unit_test(with_any_silence_another_one_succeeds),
       cmocka_unit_test(who_slept_does_not_act_by_what_was_answered_before),
+      cmocka_unit_test(one_whose_agent_stands_leads_no_more),
       cmocka_unit_test(of_five_two_may_die_one_after_the_other),
       cmocka_unit_test(those_that_come_back_are_a_majority_again),
       cmocka_unit_test(after_its_end_nobody_leads_a_job),
