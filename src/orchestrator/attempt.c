@@ -237,6 +237,7 @@ static void abandon(even_job *job) {
     job->ranks[i].alive = false;
   }
   job->alive = 0;
+  job->stage = EVEN_JOB_KILLED; /* what comes of other hosts' ranks starts, and decides, nothing any more */
 }
 
 /* Other hosts clear up their part, too, before the next attempt begins. */
@@ -272,23 +273,30 @@ bool even_job_attempt_lives(const even_job *job) {
 }
 
 /* All that they have taken is on the disk before anybody looks for the newest checkpoint. Who ends the job now, or once
- * more, waits for none. */
+ * more, waits for none. The loop turns meanwhile, also where it is the attempt itself that has failed, with `status`:
+ * hosts that hear nothing of this one for long give it up. */
 static even_status await_written(even_job *job, even_status status) {
+  even_error why = *even_error_last();
   const int end_signals = job->end_signals;
   uint64_t told_ns = 0;
+  even_status turned = EVEN_OK;
   even_job_snapshots_finish(job);
-  while (status == EVEN_OK && job->unwritten != NULL) {
+  while (turned == EVEN_OK && job->unwritten != NULL) {
     if (job->follower != NULL && even_clock_ns() - told_ns > writes_ns) { /* who leads waits for no other reason */
       told_ns = even_clock_ns();
       even_job_follower_tell_writes(job);
     }
-    status = even_job_turn(job);
+    turned = turn_watched(job);
+    if (status == EVEN_OK && (turned != EVEN_OK || job->failure.status != EVEN_OK)) {
+      why = turned != EVEN_OK ? *even_error_last() : job->failure;
+      status = why.status;
+    }
     if (job->end_signals != end_signals) {
       even_job_snapshots_give_up(job);
     }
   }
   even_job_snapshots_wait(job);
-  return status;
+  return status == EVEN_OK ? EVEN_OK : even_error_restore(&why);
 }
 
 even_status even_job_finish_attempt(even_job *job, even_status status) {

@@ -329,16 +329,22 @@ static void what_cannot_be_written_is_told(void **state) {
 
 static int ticks;
 
-static void end_attempt(void) {
+/* The disk hangs from here on. */
+static even_status end_with(even_status status) {
   for (int i = 0; i < RANKS; i++) {
     own.ranks[i].alive = false;
   }
   own.job.alive = 0;
   ticks = 0;
   let_disk_hang(true);
-  assert_int_equal(even_job_finish_attempt(&own.job, EVEN_OK), EVEN_OK);
+  status = even_job_finish_attempt(&own.job, status);
   assert_false(loop_waited);
   assert_null(own.job.unwritten);
+  return status;
+}
+
+static void end_attempt(void) {
+  assert_int_equal(end_with(EVEN_OK), EVEN_OK);
 }
 
 static void let_go_on_once_it_waits(void) {
@@ -356,6 +362,23 @@ static void an_attempt_that_ends_waits_for_them(void **state) {
   assert_true(ticks >= 2);
   assert_true(is_whole("first") && is_whole("second"));
   assert_non_null(find_written(1, "second"));
+}
+
+/* By an error of its own, and not of a rank: signs of life go out all the same. */
+static void an_attempt_that_fails_waits_for_them_too(void **state) {
+  (void)state;
+  take(0, "first");
+  on_tick = let_go_on_once_it_waits;
+  own.job.failure = (even_error){.status = EVEN_ERR_SYSTEM, .what = "of a turn before"};
+  assert_int_equal(end_with(even_fail(EVEN_ERR_PEER_LOST, "another host leads")), EVEN_ERR_PEER_LOST);
+  assert_true(ticks >= 2);
+  assert_string_equal(even_error_last()->what, "another host leads");
+  assert_true(is_whole("first"));
+  take(1, "second");
+  assert_int_equal(end_with(EVEN_OK), EVEN_ERR_SYSTEM); /* that is the news then */
+  assert_true(ticks >= 2);
+  assert_string_equal(even_error_last()->what, "of a turn before");
+  assert_true(is_whole("second"));
 }
 
 static int ends_by;
@@ -499,6 +522,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(without_a_thread_or_memory_it_is_written_at_once, set_up, tear_down),
       cmocka_unit_test_setup_teardown(what_cannot_be_written_is_told, set_up, tear_down),
       cmocka_unit_test_setup_teardown(an_attempt_that_ends_waits_for_them, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(an_attempt_that_fails_waits_for_them_too, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_interrupted_then_waits_for_none, set_up, tear_down),
       cmocka_unit_test_setup_teardown(who_is_asked_once_more_waits_for_none, set_up, tear_down),
       cmocka_unit_test_setup_teardown(the_next_agent_writes_what_a_killed_one_had_begun, set_up, tear_down),
