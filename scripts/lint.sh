@@ -34,5 +34,6 @@ check "ruff format" "$bin/ruff" format --check .
 check "mypy" "$bin/mypy"
 check "shellcheck" shell_files
 check "room order" "$bin/python" scripts/check_rooms.py
+check "links" "$bin/python" scripts/check_links.py
 [ "${EVENSTEP_LINT_QUICK:-}" = 1 ] || check "clang-tidy" tidy
 exit "$failed"
