@@ -8,6 +8,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -135,10 +136,10 @@ while [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; do sleep 0.05; done
 """
 
 
-def _wait(hosts: Hosts, folder: pathlib.Path, *words: str) -> tuple[Job, list[int]]:
+def _wait(hosts: Hosts, folder: pathlib.Path, *words: str, script: str = WAITING) -> tuple[Job, list[int]]:
     """A job without Python, and its ranks' processes."""
     path = folder / "waiting.sh"
-    path.write_text(WAITING)
+    path.write_text(script)
     path.chmod(0o755)
     job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", *words, "--no-python", str(path))
     ranks = [
@@ -272,6 +273,42 @@ def test_a_leader_that_stands_still_has_no_ranks_when_another_one_begins(hosts: 
         wait_until(lambda: not alive(ranks[0]))
     finally:
         os.kill(job.process.pid, signal.SIGCONT)
+    code, text = job.finish()
+    assert code == 7 and re.search("another host .* leads this job|the job has ended on other hosts", text), text
+    wait_until(lambda: not hosts.agents())
+
+
+@contextlib.contextmanager
+def _hangs(path: pathlib.Path) -> Iterator[None]:
+    """A file that takes 64 KiB and then no more, until the end of this: who writes to it stands, as on a disk that hangs."""
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # before anybody writes
+    try:
+        yield
+    finally:
+        threading.Thread(target=_drain, args=(reader,), daemon=True).start()
+
+
+def _drain(reader: int) -> None:
+    os.set_blocking(reader, True)
+    while os.read(reader, 1 << 20):
+        pass
+    os.close(reader)
+
+
+@pytest.mark.more
+def test_a_leader_that_stands_in_a_write_is_replaced(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """To the log of its own rank; the thread of it that votes lives, and so do all connections."""
+    hosts.environment = hosts.environment | {"EVENSTEP_HOST_TIMEOUT": "2"}
+    fills = WAITING.replace("do sleep", 'do\n[ "$RANK" = 0 ] && [ -e fill ] && head -c 200000 /dev/zero\nsleep')
+    with _hangs(tmp_path / "runs/a/logs/rank-0.log"):
+        job, ranks = _wait(hosts, tmp_path, "--resume", "auto", script=fills)  # in the folder that is there
+        (tmp_path / "fill").touch()
+        wait_until(lambda: stands(ranks[0]))
+        _goes_on(hosts)
+        wait_until(lambda: not alive(ranks[0]))
+        assert job.process.poll() is None
     code, text = job.finish()
     assert code == 7 and re.search("another host .* leads this job|the job has ended on other hosts", text), text
     wait_until(lambda: not hosts.agents())
