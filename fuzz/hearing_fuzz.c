@@ -1,8 +1,9 @@
-/* What a job hears from another host's agent (STARTED, STOPPED, HANG, HUNG, ENDED, SETTLED, HOLDS, LINE, NOTICE,
- * FAILED, DRAIN, PLACED), what an agent hears from its leader (CHECK, CHECKPOINT, SIGNAL, FILL, ADOPT, LEADER, REFUSE),
- * and what both do (WAITING), by the calls that take them. No file is there for these, no process starts, none is
- * signalled but the agent's two ranks by SIGNAL, nobody is connected: the table of calls (os/calls.h) says so. */
+/* What a job hears from another host's agent (STARTED, STOPPED, HANG, HUNG, ENDED, SETTLED, HOLDS, FOUND, LINE, NOTICE,
+ * FAILED, DRAIN, PLACED), what an agent hears from its leader (CHECK, CHECKPOINT, SEEK, SIGNAL, FILL, ADOPT, LEADER,
+ * REFUSE), and what both do (WAITING), by the calls that take them. No file is there for these, no process starts, none
+ * is signalled but the agent's two ranks by SIGNAL, nobody is connected: the table of calls (os/calls.h) says so. */
 #include "checkpoint/reader.h"
+#include "orchestrator/bring_back.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/remote.h"
@@ -169,15 +170,15 @@ static void check_leader(const even_job *job, const even_host_agent *agent) {
 static bool is_for_leader(even_message_kind kind) {
   return kind == EVEN_MESSAGE_STARTED || kind == EVEN_MESSAGE_STOPPED || kind == EVEN_MESSAGE_HANG ||
          kind == EVEN_MESSAGE_HUNG || kind == EVEN_MESSAGE_ENDED || kind == EVEN_MESSAGE_SETTLED ||
-         kind == EVEN_MESSAGE_HOLDS || kind == EVEN_MESSAGE_LINE || kind == EVEN_MESSAGE_NOTICE ||
-         kind == EVEN_MESSAGE_FAILED || kind == EVEN_MESSAGE_DRAIN || kind == EVEN_MESSAGE_PLACED ||
-         kind == EVEN_MESSAGE_WAITING;
+         kind == EVEN_MESSAGE_HOLDS || kind == EVEN_MESSAGE_FOUND || kind == EVEN_MESSAGE_LINE ||
+         kind == EVEN_MESSAGE_NOTICE || kind == EVEN_MESSAGE_FAILED || kind == EVEN_MESSAGE_DRAIN ||
+         kind == EVEN_MESSAGE_PLACED || kind == EVEN_MESSAGE_WAITING;
 }
 
 static bool is_for_agent(even_message_kind kind) {
-  return kind == EVEN_MESSAGE_CHECK || kind == EVEN_MESSAGE_CHECKPOINT || kind == EVEN_MESSAGE_SIGNAL ||
-         kind == EVEN_MESSAGE_FILL || kind == EVEN_MESSAGE_ADOPT || kind == EVEN_MESSAGE_LEADER ||
-         kind == EVEN_MESSAGE_REFUSE || kind == EVEN_MESSAGE_WAITING;
+  return kind == EVEN_MESSAGE_CHECK || kind == EVEN_MESSAGE_CHECKPOINT || kind == EVEN_MESSAGE_SEEK ||
+         kind == EVEN_MESSAGE_SIGNAL || kind == EVEN_MESSAGE_FILL || kind == EVEN_MESSAGE_ADOPT ||
+         kind == EVEN_MESSAGE_LEADER || kind == EVEN_MESSAGE_REFUSE || kind == EVEN_MESSAGE_WAITING;
 }
 
 static void tell(even_host_agent *agent, const even_message *message) {
@@ -195,7 +196,8 @@ static void hear(even_follower *follower, const even_message *message) {
   static const even_join_wish wish = {.ranks = 0};
   if (message->kind == EVEN_MESSAGE_ADOPT) {
     even_follower_close_parcels(follower);
-  } else if (message->kind == EVEN_MESSAGE_CHECKPOINT && even_follower_open_parcels(follower) != EVEN_OK) {
+  } else if ((message->kind == EVEN_MESSAGE_CHECKPOINT || message->kind == EVEN_MESSAGE_SEEK) &&
+             even_follower_open_parcels(follower) != EVEN_OK) {
     return;
   }
   follower->held = message->kind == EVEN_MESSAGE_ADOPT;
@@ -223,6 +225,15 @@ static void bring(even_host_agent *agent) {
   close_off();
 }
 
+/* The host is asked for what it has, once. */
+static void seek(even_host_agent *agent) {
+  static const even_bring_back_wish wish = {.after = "", .job = "", .lineage = "", .until = "", .any = true};
+  even_bring_back *back = NULL;
+  if (even_bring_back_open(agent->hosts->job, &wish, &back) != EVEN_OK || even_bring_back_ask(back) != EVEN_OK) {
+    abort();
+  }
+}
+
 static void tell_all(even_host_agent *agent, even_follower *follower, const uint8_t *data, size_t size) {
   size_t used = 0;
   size_t wanted = 0;
@@ -231,6 +242,9 @@ static void tell_all(even_host_agent *agent, even_follower *follower, const uint
        at += used) {
     if (message.kind == EVEN_MESSAGE_HOLDS && agent->bring == NULL) {
       bring(agent);
+    }
+    if (message.kind == EVEN_MESSAGE_FOUND && agent->hosts->back == NULL) {
+      seek(agent);
     }
     if (is_for_leader(message.kind)) {
       tell(agent, &message);
@@ -322,6 +336,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   begin(&job, true);
   agents[1].hosts = &hosts;
   agents[1].count = RANKS - FIRST;
+  agents[1].fits = true;
   hosts.agents = agents;
   hosts.count = 2;
   hosts.job = &job;
@@ -344,6 +359,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   end_ranks(&job);
   even_parcels_close(hosts.parcels);
   even_bring_drop(&agents[1]);
+  if (hosts.back != NULL) {
+    even_bring_back_close(hosts.back);
+  }
   even_device_list_free(&agents[1].next.devices);
   even_follower_close_parcels(&follower);
   even_bring_kept_free(&follower.kept);

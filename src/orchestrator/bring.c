@@ -6,19 +6,13 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "base/stop.h"
-#include "checkpoint/reader.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/host_memory.h"
-#include "os/file.h"
-#include "os/pipe.h"
-#include "os/stream.h"
 
 #include <evenstep/checkpoint.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
-enum { TICK_MS = 50, MOST_OPEN = 32 };
+enum { TICK_MS = 50 };
 
 typedef enum bring_state { ASKED, SENDING, HOLDS, FAILED } bring_state;
 
@@ -27,27 +21,13 @@ typedef struct even_bring {
   bool quiet;
   bool memory; /* to the host's */
   uint64_t serial;
-  uint64_t sum;     /* of its manifest */
-  even_text folder; /* the checkpoint, here */
-  even_checkpoint_info info;
-  uint64_t manifest_bytes;
-  size_t next; /* of its files, 0 the manifest */
-  int *open;   /* each of them, -1: given away; NULL: each is opened when it is sent */
-  bool *had;   /* which of its files the host has of the one before, the manifest among them */
-  uint64_t sent_bytes;
-  uint64_t spared_bytes;
+  even_bring_files files;
   even_error why;
 } even_bring;
 
 static void free_bring(even_bring *bring) {
   if (bring != NULL) {
-    for (size_t i = 0; bring->open != NULL && i <= bring->info.file_count; i++) {
-      even_pipe_close(bring->open[i]);
-    }
-    even_free(bring->open);
-    even_free(bring->had);
-    even_text_free(&bring->folder);
-    even_checkpoint_info_free(&bring->info);
+    even_bring_files_free(&bring->files);
     even_free(bring);
   }
 }
@@ -84,100 +64,22 @@ static void sent(void *context, const even_parcel *parcel, const even_error *why
   }
 }
 
-static uint64_t bytes_of(const even_bring *bring, size_t file) {
-  return file == 0 ? bring->manifest_bytes : bring->info.files[file - 1].bytes;
-}
-
-static even_status open_file(const even_bring *bring, size_t file, int *fd) {
-  const char *name = file == 0 ? EVEN_CHECKPOINT_MANIFEST : bring->info.files[file - 1].name;
-  even_text path = EVEN_TEXT_EMPTY;
-  even_input input = {.fd = -1};
-  even_text_format(&path, "%s/%s", even_text_string(&bring->folder), name);
-  even_status status = even_text_status(&path);
-  if (status == EVEN_OK) {
-    status = even_input_open(path.data, &input);
-  }
-  if (status == EVEN_OK && input.bytes != bytes_of(bring, file)) {
-    status = even_fail(EVEN_ERR_CORRUPT, "%s has %" PRIu64 " bytes, and had %" PRIu64, path.data, input.bytes,
-                       bytes_of(bring, file));
-    even_input_close(&input);
-  }
-  even_text_free(&path);
-  *fd = input.fd;
-  return status;
-}
-
-/* All of them, so that they may be removed here before they are sent. Of many files the descriptors are too many. */
-static even_status open_files(even_bring *bring) {
-  if (bring->info.file_count > MOST_OPEN) {
-    return EVEN_OK;
-  }
-  EVEN_TRY(EVEN_NEW_ARRAY(&bring->open, bring->info.file_count + 1));
-  for (size_t i = 0; i <= bring->info.file_count; i++) {
-    bring->open[i] = -1;
-  }
-  for (size_t i = 0; i <= bring->info.file_count; i++) {
-    EVEN_TRY(open_file(bring, i, &bring->open[i]));
-  }
-  return EVEN_OK;
-}
-
-/* The file is the caller's then. */
-static even_status give_file(even_bring *bring, size_t file, int *fd) {
-  if (bring->open == NULL) {
-    return open_file(bring, file, fd);
-  }
-  *fd = bring->open[file];
-  bring->open[file] = -1;
-  return EVEN_OK;
-}
-
-/* Those of no bytes the host makes itself, and some it has already. */
-static bool is_sent(const even_bring *bring, size_t file) {
-  return file == 0 || (bring->info.files[file - 1].bytes > 0 && !bring->had[file]);
-}
-
 static even_status send_next(even_host_agent *agent) {
-  even_bring *bring = agent->bring;
-  int fd = -1;
-  while (bring->next <= bring->info.file_count && !is_sent(bring, bring->next)) {
-    bring->spared_bytes += bytes_of(bring, bring->next++);
-  }
-  if (bring->next > bring->info.file_count) {
-    return EVEN_OK; /* all are there: the host says so when it has compared them */
-  }
-  size_t file = bring->next++;
-  EVEN_TRY(give_file(bring, file, &fd));
-  bring->sent_bytes += bytes_of(bring, file);
-  return even_parcels_offer(agent->hosts->parcels, (int)agent->index, EVEN_BRING_PARCEL,
-                            bring->serial * EVEN_BRING_FILES + file, fd, bytes_of(bring, file), sent, agent);
+  return even_bring_files_send_next(&agent->bring->files, agent->hosts->parcels, (int)agent->index, EVEN_BRING_PARCEL,
+                                    agent->bring->serial, sent, agent);
 }
 
 /* ---- asking ---- */
 
-static even_status read_checkpoint(even_bring *bring) {
-  even_text text = EVEN_TEXT_EMPTY;
-  even_status status = even_manifest_read(even_text_string(&bring->folder), &text, &bring->info);
-  if (status == EVEN_OK && bring->info.file_count >= EVEN_BRING_FILES) {
-    status = even_fail(EVEN_ERR_UNSUPPORTED, "a checkpoint of %zu files", bring->info.file_count);
-  }
-  if (status == EVEN_OK) {
-    bring->manifest_bytes = text.length;
-    bring->sum = even_checkpoint_checksum(text.data, text.length);
-  }
-  even_text_free(&text);
-  return status;
-}
-
 /* Where the host keeps it: in the same place as here, or in its run folder where that is taken. */
 static even_status ask(even_host_agent *agent, const even_job *job) {
-  const char *folder = even_text_string(&agent->bring->folder);
+  const char *folder = even_text_string(&agent->bring->files.folder);
   const char *slash = strrchr(folder, '/');
-  char digits[17];
+  char digits[EVEN_BRING_SUM_DIGITS + 1];
   even_text other = EVEN_TEXT_EMPTY;
   even_text text = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(&text, 0);
-  (void)snprintf(digits, sizeof digits, "%016" PRIx64, agent->bring->sum);
+  even_bring_sum_write(agent->bring->files.sum, digits);
   even_text_format(&other, "%s/received%s", even_text_string(&job->run_folder), slash == NULL ? "/" : slash);
   even_json_object(&json, NULL);
   even_json_unsigned(&json, "serial", agent->bring->serial);
@@ -203,17 +105,7 @@ static even_status read_new(const char *folder, bool quiet, bool memory, even_br
   EVEN_TRY(EVEN_NEW(out));
   (*out)->quiet = quiet;
   (*out)->memory = memory;
-  even_text_add(&(*out)->folder, folder);
-  even_status status = even_text_status(&(*out)->folder);
-  if (status == EVEN_OK) {
-    status = read_checkpoint(*out);
-  }
-  if (status == EVEN_OK) {
-    status = EVEN_NEW_ARRAY(&(*out)->had, (*out)->info.file_count + 1);
-  }
-  if (status == EVEN_OK && quiet) {
-    status = open_files(*out);
-  }
+  even_status status = even_bring_files_read(folder, quiet, &(*out)->files);
   if (status != EVEN_OK) {
     free_bring(*out);
     *out = NULL;
@@ -222,9 +114,9 @@ static even_status read_new(const char *folder, bool quiet, bool memory, even_br
 }
 
 static bool goes_on(const even_bring *before, const even_bring *now) {
-  return before != NULL && (before->state == ASKED || before->state == SENDING) && before->sum == now->sum &&
-         before->memory == now->memory &&
-         strcmp(even_text_string(&before->folder), even_text_string(&now->folder)) == 0;
+  return before != NULL && (before->state == ASKED || before->state == SENDING) &&
+         before->files.sum == now->files.sum && before->memory == now->memory &&
+         strcmp(even_text_string(&before->files.folder), even_text_string(&now->files.folder)) == 0;
 }
 
 even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *folder, bool quiet, bool memory) {
@@ -257,12 +149,12 @@ even_bring_step even_bring_state(const even_host_agent *agent, const even_error 
 }
 
 bool even_bring_was_sent(const even_host_agent *agent) {
-  return agent->bring != NULL && agent->bring->next > 0;
+  return agent->bring != NULL && agent->bring->files.next > 0;
 }
 
 void even_bring_traffic(const even_host_agent *agent, uint64_t *sent_bytes, uint64_t *spared_bytes) {
-  *sent_bytes = agent->bring == NULL ? 0 : agent->bring->sent_bytes;
-  *spared_bytes = agent->bring == NULL ? 0 : agent->bring->spared_bytes;
+  *sent_bytes = agent->bring == NULL ? 0 : agent->bring->files.sent_bytes;
+  *spared_bytes = agent->bring == NULL ? 0 : agent->bring->files.spared_bytes;
 }
 
 /* ---- what a host says ---- */
@@ -285,8 +177,8 @@ static void hear_had(even_bring *bring, const json_t *files) {
   json_t *number = NULL;
   json_array_foreach(files, at, number) {
     json_int_t file = json_integer_value(number);
-    if (file > 0 && (uint64_t)file <= bring->info.file_count) {
-      bring->had[file] = true;
+    if (file > 0 && (uint64_t)file <= bring->files.info.file_count) {
+      bring->files.had[file] = true;
     }
   }
 }
@@ -299,7 +191,7 @@ static void hear_lacks(even_host_agent *agent) {
   bring->state = SENDING;
   if (!bring->quiet) {
     even_job_notice(agent->hosts->job, "host %s does not have %s: it is sent there (%.1f MB)", agent->name,
-                    even_text_string(&bring->folder), (double)bring->info.bytes / 1e6);
+                    even_text_string(&bring->files.folder), (double)bring->files.info.bytes / 1e6);
   }
   if (send_next(agent) != EVEN_OK) {
     fail(bring);
@@ -344,7 +236,7 @@ static even_status conclude(const even_host_agent *agent, bool all) {
   if (agent->bring->state == FAILED) {
     (void)even_error_restore(&agent->bring->why);
     (void)even_error_prefix("host %s cannot have the checkpoint %s", agent->name,
-                            even_text_string(&agent->bring->folder));
+                            even_text_string(&agent->bring->files.folder));
     return even_error_fix(
         "free memory or disk there, or keep checkpoints in a folder that all hosts see: "
         "--checkpoint-dir");

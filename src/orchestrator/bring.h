@@ -4,6 +4,7 @@
 #ifndef EVEN_ORCHESTRATOR_BRING_H
 #define EVEN_ORCHESTRATOR_BRING_H
 
+#include "orchestrator/bring_files.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 
@@ -38,7 +39,7 @@ even_status even_bring_hear(even_host_agent *agent, const json_t *content) EVEN_
 /* The agent is gone, or its place is given up. */
 void even_bring_drop(even_host_agent *agent);
 
-/* ---- a host's, bring_take.c ---- */
+/* ---- who takes one, bring_take.c: a host, or the leader what it is given back (bring_back.h) ---- */
 typedef struct even_bring_take even_bring_take;
 
 /* What a host has of checkpoints that came; it outlives who takes them, which each leader has anew. */
@@ -49,19 +50,32 @@ typedef struct even_bring_kept {
 } even_bring_kept;
 
 void even_bring_kept_free(even_bring_kept *kept);
-/* Takes checkpoints from `parcels`; `tell` frees the text. `kept`, the caller's, outlives it. */
-even_status even_bring_take_open(even_parcels *parcels, even_bring_kept *kept,
+/* Takes checkpoints from `parcels` that come from the host of that number; `tell` frees the text. `kept`, the caller's,
+ * outlives it. */
+even_status even_bring_take_open(even_parcels *parcels, int from, even_bring_kept *kept,
                                  void (*tell)(void *context, even_text *text), void *context,
                                  even_bring_take **out) EVEN_MUST_USE;
 /* The leader asks (CHECKPOINT). */
 even_status even_bring_take_hear(even_bring_take *take, const json_t *content) EVEN_MUST_USE;
+
+typedef struct even_bring_wish {
+  uint64_t serial;
+  const char *folder; /* where it shall lie on the disk, or, where that is taken or cannot be written to: */
+  const char *other;  /* where another one gives way to it */
+  uint64_t sum;       /* of its manifest */
+  bool memory;        /* to the memory of this host, which `kept` has: under the name of `folder` */
+} even_bring_wish;
+
+/* The same where it is known not to be here: its files are awaited. */
+even_status even_bring_take_begin(even_bring_take *take, const even_bring_wish *wish) EVEN_MUST_USE;
+/* Whether nothing is on its way, or being done with what came, since so long. */
+bool even_bring_take_is_idle(const even_bring_take *take, uint64_t ns);
 /* Tells what a thread has done meanwhile; several times a second. NULL is allowed. */
 void even_bring_take_tick(even_bring_take *take);
 /* Before the parcels are closed. NULL is allowed. */
 void even_bring_take_close(even_bring_take *take);
 
-/* Numbers of parcels of checkpoints: which time one is brought, and which of its files, 0 the manifest. */
-enum { EVEN_BRING_FILES = 4096 };
-#define EVEN_BRING_PARCEL "checkpoint"
+#define EVEN_BRING_PARCEL "checkpoint"           /* from the leader; its numbers: bring_files.h */
+#define EVEN_BRING_BACK_PARCEL "checkpoint-back" /* to it */
 
 #endif

@@ -1,4 +1,4 @@
-/* A host's side: says whether it has a checkpoint, and takes the files of one that it has not. */
+/* Who takes checkpoints: says whether it has one, and takes the files of one that it has not. */
 #include "orchestrator/bring.h"
 
 #include "base/alloc.h"
@@ -9,7 +9,8 @@
 #include "checkpoint/incoming.h"
 #include "checkpoint/manifest_writer.h"
 #include "orchestrator/host_memory.h"
-#include "os/file.h"
+#include "os/clock.h"
+#include "os/host.h"
 #include "os/memory_use.h"
 #include "os/pipe.h"
 #include "os/shared_memory.h"
@@ -23,7 +24,10 @@
 struct even_bring_take {
   void (*tell)(void *context, even_text *text);
   void *context;
-  uint64_t serial;  /* of what the leader has asked for last */
+  int from;    /* the host that sends them */
+  bool coming; /* a file is on its way, or was not, since: */
+  uint64_t quiet_ns;
+  uint64_t serial;  /* of what was asked for last */
   even_text folder; /* where it shall lie, or else: */
   even_text other;
   bool in_memory;                     /* in this host's memory: `other` */
@@ -77,20 +81,14 @@ static void say_error(even_bring_take *take, const even_error *error) {
 
 /* The same manifest, and files of its sizes: their checksums each rank compares as it reads them. */
 static bool holds(const char *folder, uint64_t sum) {
-  even_text path = EVEN_TEXT_EMPTY;
-  even_text text = EVEN_TEXT_EMPTY;
   even_checkpoint_info info = {0};
-  even_text_format(&path, "%s/%s", folder, EVEN_CHECKPOINT_MANIFEST);
-  bool same = even_text_status(&path) == EVEN_OK &&
-              even_file_read(path.data, EVEN_MANIFEST_MOST_BYTES, &text) == EVEN_OK &&
-              even_checkpoint_checksum(even_text_string(&text), text.length) == sum;
+  uint64_t found = 0;
+  bool same = even_bring_sum_of(folder, &found) && found == sum;
   if (same) {
     same = even_checkpoint_inspect(folder, &info) == EVEN_OK;
     even_checkpoint_info_free(&info);
+    even_error_clear(); /* what cannot be read is not had */
   }
-  even_text_free(&path);
-  even_text_free(&text);
-  even_error_clear(); /* what cannot be read is not had */
   return same;
 }
 
@@ -204,25 +202,34 @@ static void give_up(even_bring_take *take) {
 
 /* ---- what the leader asks ---- */
 
-static even_status read_wish(even_bring_take *take, const json_t *content) {
-  const char *folder = even_json_text(content, "folder");
-  const char *other = even_json_text(content, "other");
-  const char *digits = even_json_text(content, "sum");
-  json_int_t serial = json_integer_value(json_object_get(content, "serial"));
-  if (folder[0] != '/' || other[0] != '/' || strlen(digits) != 16 ||
-      strspn(digits, "0123456789abcdef") != strlen(digits) || serial < 1) {
-    return even_fail(EVEN_ERR_INPUT, "the leader asks for a checkpoint without saying which");
-  }
+static even_status set_wish(even_bring_take *take, const even_bring_wish *wish) {
   even_text_clear(&take->folder);
   even_text_clear(&take->other);
-  even_text_add(&take->folder, folder);
-  even_text_add(&take->other, other);
-  take->serial = (uint64_t)serial;
-  take->sum = strtoumax(digits, NULL, 16);
-  take->in_memory = json_is_true(json_object_get(content, "memory"));
-  take->unseen = json_is_true(json_object_get(content, "unseen"));
+  even_text_add(&take->folder, wish->folder);
+  even_text_add(&take->other, wish->other);
+  take->serial = wish->serial;
+  take->sum = wish->sum;
+  take->in_memory = wish->memory;
+  take->coming = false;
+  take->quiet_ns = even_clock_ns();
   EVEN_TRY(even_text_status(&take->folder));
   return even_text_status(&take->other);
+}
+
+static even_status read_wish(even_bring_take *take, const json_t *content) {
+  uint64_t sum = 0;
+  bool named = even_bring_sum_read(even_json_text(content, "sum"), &sum);
+  json_int_t serial = json_integer_value(json_object_get(content, "serial"));
+  const even_bring_wish wish = {.serial = (uint64_t)serial,
+                                .folder = even_json_text(content, "folder"),
+                                .other = even_json_text(content, "other"),
+                                .sum = sum,
+                                .memory = json_is_true(json_object_get(content, "memory"))};
+  if (wish.folder[0] != '/' || wish.other[0] != '/' || !named || serial < 1) {
+    return even_fail(EVEN_ERR_INPUT, "the leader asks for a checkpoint without saying which");
+  }
+  take->unseen = json_is_true(json_object_get(content, "unseen"));
+  return set_wish(take, &wish);
 }
 
 /* The same name in this host's memory. */
@@ -234,6 +241,16 @@ static even_status choose_memory(even_bring_take *take) {
   even_text_clear(&take->other);
   even_text_format(&take->other, "%s%s", even_text_string(&take->kept->host->folder), name);
   return even_text_status(&take->other);
+}
+
+even_status even_bring_take_begin(even_bring_take *take, const even_bring_wish *wish) {
+  give_up(take);
+  EVEN_TRY(set_wish(take, wish));
+  return wish->memory ? choose_memory(take) : EVEN_OK;
+}
+
+bool even_bring_take_is_idle(const even_bring_take *take, uint64_t ns) {
+  return !take->coming && !take->ending && even_clock_ns() - take->quiet_ns > ns;
 }
 
 even_status even_bring_take_hear(even_bring_take *take, const json_t *content) {
@@ -260,10 +277,9 @@ static size_t file_of(const even_parcel *parcel) {
   return (size_t)(parcel->number % EVEN_BRING_FILES);
 }
 
-static even_status offered(void *context, const even_parcel *parcel, int *fd) {
-  even_bring_take *take = context;
+static even_status choose_file(even_bring_take *take, const even_parcel *parcel, int *fd) {
   size_t file = file_of(parcel);
-  if (parcel->from != 0 || parcel->number / EVEN_BRING_FILES != take->serial || take->ending) {
+  if (parcel->from != take->from || parcel->number / EVEN_BRING_FILES != take->serial || take->ending) {
     return even_fail(EVEN_ERR_STATE, "this checkpoint was not asked for");
   }
   if (file == 0) {
@@ -279,6 +295,18 @@ static even_status offered(void *context, const even_parcel *parcel, int *fd) {
   return even_checkpoint_incoming_create(take->incoming, file - 1, fd);
 }
 
+static even_status offered(void *context, const even_parcel *parcel, int *fd) {
+  even_bring_take *take = context;
+  EVEN_TRY(choose_file(take, parcel, fd));
+  take->coming = true;
+  return EVEN_OK;
+}
+
+static void note_quiet(even_bring_take *take) {
+  take->coming = false;
+  take->quiet_ns = even_clock_ns();
+}
+
 /* Another one that lies there, or a folder that cannot be written to, leaves the run folder. */
 static even_status open_at(even_bring_take *take, const char *folder, bool replace, const char *manifest,
                            size_t bytes) {
@@ -289,7 +317,7 @@ static even_status open_at(even_bring_take *take, const char *folder, bool repla
 }
 
 /* A little of what is free is left to others. */
-static even_status check_room(uint64_t bytes) {
+static even_status check_memory(uint64_t bytes) {
   even_memory_place place;
   even_memory_use use;
   EVEN_TRY(even_memory_place_find("", &place));
@@ -298,6 +326,30 @@ static even_status check_room(uint64_t bytes) {
              ? EVEN_OK
              : even_fail(EVEN_ERR_MEMORY, "a checkpoint of %" PRIu64 " bytes, where %" PRIu64 " of memory are free",
                          bytes, use.available_bytes);
+}
+
+/* To a host's disk less may come than all of it, and what a full one does not take is told then. */
+static even_status check_room(const even_bring_take *take, uint64_t bytes) {
+  const char *slash = strrchr(even_text_string(&take->place), '/');
+  even_text parent = EVEN_TEXT_EMPTY;
+  even_disk disk = {.free_bytes = 0};
+  if (take->in_memory) {
+    return check_memory(bytes);
+  }
+  if (take->from == 0 || slash == NULL) {
+    return EVEN_OK;
+  }
+  even_text_append(&parent, take->place.data, (size_t)(slash - take->place.data));
+  even_status status = even_text_status(&parent);
+  if (status == EVEN_OK) {
+    status = even_disk_read(parent.data, &disk);
+  }
+  if (status == EVEN_OK && bytes > disk.free_bytes) {
+    status = even_fail(EVEN_ERR_NO_SPACE, "a checkpoint of %" PRIu64 " bytes, where %" PRIu64 " are free (%s)", bytes,
+                       disk.free_bytes, parent.data);
+  }
+  even_text_free(&parent);
+  return status;
 }
 
 static bool is_same(const even_checkpoint_stored_file *one, const even_checkpoint_stored_file *other) {
@@ -371,8 +423,8 @@ static even_status take_manifest(even_bring_take *take, const char *manifest, si
   if (status != EVEN_OK && status != EVEN_ERR_CORRUPT && status != EVEN_ERR_UNSUPPORTED) {
     status = open_at(take, take->other.data, true, manifest, bytes);
   }
-  if (status == EVEN_OK && take->in_memory) {
-    status = check_room(even_checkpoint_incoming_info(take->incoming)->bytes);
+  if (status == EVEN_OK) {
+    status = check_room(take, even_checkpoint_incoming_info(take->incoming)->bytes);
   }
   return status == EVEN_OK ? link_unchanged(take) : status;
 }
@@ -380,6 +432,7 @@ static even_status take_manifest(even_bring_take *take, const char *manifest, si
 static even_status arrived(void *context, const even_parcel *parcel, int fd) {
   even_bring_take *take = context;
   even_shared_memory memory;
+  note_quiet(take);
   if (parcel->number / EVEN_BRING_FILES != take->serial || take->ending ||
       (file_of(parcel) > 0) != (take->incoming != NULL)) {
     even_pipe_close(fd);
@@ -401,7 +454,8 @@ static even_status arrived(void *context, const even_parcel *parcel, int fd) {
 
 static void failed(void *context, const even_parcel *parcel, const even_error *why) {
   even_bring_take *take = context;
-  (void)why; /* the leader knows */
+  (void)why; /* who sends it knows */
+  note_quiet(take);
   if (parcel->number / EVEN_BRING_FILES == take->serial) {
     give_up(take);
   }
@@ -416,15 +470,16 @@ void even_bring_kept_free(even_bring_kept *kept) {
   *kept = (even_bring_kept){.host = NULL};
 }
 
-even_status even_bring_take_open(even_parcels *parcels, even_bring_kept *kept,
+even_status even_bring_take_open(even_parcels *parcels, int from, even_bring_kept *kept,
                                  void (*tell)(void *context, even_text *text), void *context, even_bring_take **out) {
   *out = NULL;
   EVEN_TRY(EVEN_NEW(out));
+  (*out)->from = from;
   (*out)->kept = kept;
   (*out)->tell = tell;
   (*out)->context = context;
   const even_parcel_calls calls = {.context = *out, .offered = offered, .arrived = arrived, .failed = failed};
-  even_status status = even_parcels_expect(parcels, EVEN_BRING_PARCEL, &calls);
+  even_status status = even_parcels_expect(parcels, from == 0 ? EVEN_BRING_PARCEL : EVEN_BRING_BACK_PARCEL, &calls);
   if (status != EVEN_OK) {
     even_free(*out);
     *out = NULL;

@@ -244,6 +244,10 @@ const even_copy *even_copies_newest(even_job *job) {
   return known ? held : NULL;
 }
 
+const char *even_copies_coming(const even_copies *copies) {
+  return copies == NULL || copies->now == NULL ? NULL : even_text_string(&copies->now->order);
+}
+
 void even_copies_forget(even_job *job) {
   if (job->hosts != NULL && job->hosts->copies != NULL) {
     even_text_clear(&job->hosts->copies->held.host);

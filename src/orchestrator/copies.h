@@ -21,6 +21,8 @@ void even_copies_tick(even_job *job);
 /* The newest that this leader's agent has sent, valid until the next tick; NULL: it knows of none. What an agent or a
  * leader before it has sent it does not know, nor what a host had already: that may be the leader's own folder. */
 const even_copy *even_copies_newest(even_job *job);
+/* The order of what is on its way to hosts now, NULL: nothing is. `copies` NULL is allowed. */
+const char *even_copies_coming(const even_copies *copies);
 /* A restart goes on from another one, which takes its place there. */
 void even_copies_forget(even_job *job);
 /* The hosts are others, or have other numbers, from now on. NULL is allowed. */

@@ -3,7 +3,7 @@
 #ifndef EVEN_ORCHESTRATOR_FOLLOWER_AGENT_H
 #define EVEN_ORCHESTRATOR_FOLLOWER_AGENT_H
 
-#include "orchestrator/bring.h"
+#include "orchestrator/bring_give.h"
 #include "orchestrator/candidate.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
@@ -22,6 +22,7 @@ struct even_follower {
   even_candidate candidate;
   even_parcels *parcels; /* once the leader has taken this host */
   even_bring_take *brings;
+  even_bring_give *gives;
   even_bring_kept kept;        /* of checkpoints that came */
   int host;                    /* its number among the job's, */
   int place;                   /* and the one with which it came first; 0: it has not yet */

@@ -19,6 +19,10 @@ static void say_holds(void *context, even_text *text) {
   even_follower_tell(context, EVEN_MESSAGE_HOLDS, text, NULL, 0);
 }
 
+static void say_found(void *context, even_text *text) {
+  even_follower_tell(context, EVEN_MESSAGE_FOUND, text, NULL, 0);
+}
+
 static even_link *way(void *context, int host) {
   even_follower *follower = context;
   (void)host;
@@ -34,14 +38,19 @@ even_status even_follower_open_parcels(even_follower *follower) {
   if (follower->parcels == NULL) {
     EVEN_TRY(even_parcels_open(&params, &follower->parcels));
   }
-  return follower->brings == NULL
-             ? even_bring_take_open(follower->parcels, &follower->kept, say_holds, follower, &follower->brings)
+  if (follower->brings == NULL) {
+    EVEN_TRY(even_bring_take_open(follower->parcels, 0, &follower->kept, say_holds, follower, &follower->brings));
+  }
+  return follower->gives == NULL
+             ? even_bring_give_open(follower->parcels, &follower->kept, say_found, follower, &follower->gives)
              : EVEN_OK;
 }
 
 void even_follower_close_parcels(even_follower *follower) {
   even_bring_take_close(follower->brings);
+  even_bring_give_close(follower->gives);
   follower->brings = NULL;
+  follower->gives = NULL;
   even_parcels_close(follower->parcels);
   follower->parcels = NULL;
 }
@@ -282,6 +291,10 @@ static even_status take_checkpoint(even_follower *follower, const json_t *conten
   return follower->brings == NULL ? EVEN_OK : even_bring_take_hear(follower->brings, content);
 }
 
+static even_status take_seek(even_follower *follower, const json_t *content) {
+  return follower->gives == NULL ? EVEN_OK : even_bring_give_hear(follower->gives, content);
+}
+
 void even_follower_interface(const even_follower *follower, char out[EVEN_JOB_INTERFACE]) {
   char address[64];
   even_socket_local(follower->link.fd, address, sizeof address);
@@ -371,6 +384,9 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
       break;
     case EVEN_MESSAGE_CHECKPOINT:
       status = take_checkpoint(follower, content);
+      break;
+    case EVEN_MESSAGE_SEEK:
+      status = take_seek(follower, content);
       break;
     case EVEN_MESSAGE_SIGNAL:
       status = take_signal(follower, content);

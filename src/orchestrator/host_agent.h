@@ -126,25 +126,26 @@ struct even_hosts {
   struct even_voter *voter; /* this host's, succession.c; NULL: nobody takes this one's place */
   uint64_t self;            /* its number in the group */
   int voter_port;
-  uint64_t brought;           /* checkpoints, to any host */
-  struct even_copies *copies; /* of checkpoints, on other hosts (copies.h); NULL: nothing of them yet */
-  uint64_t left_out_ns;       /* when the log was to be told last who is lost, while the others go on */
-  uint64_t generation;        /* in which this one leads */
-  uint64_t next_member;       /* number of an agent that joins */
-  even_text members_folder;   /* in which the members keep their logs */
-  uint64_t voting_ns;         /* since when the group may agree */
-  bool apart_told;            /* that it does not */
-  bool settled_told;          /* that this one can be lost */
-  bool alone;                 /* the user says that those that are missing are lost for good */
-  bool hands_over;            /* this host is drained, and another one shall lead (hand_over.h) */
-  uint64_t members_said;      /* number of what the agents are told of the members: each says it again */
-  bool handed;                /* and what is left to it is left between two attempts */
-  uint64_t lapsed_ns;         /* since when this one is known to be the leader, and not to act; 0: it acts */
-  uint64_t held_ns;           /* when its guardian let the ranks go on last, as far as was told */
-  bool cut_off;               /* from the majority, which was told */
-  bool adopts;                /* the first attempt is one that runs (adopt.h) */
-  bool gathering;             /* whoever comes is waited for, and nobody missed */
-  even_error failure;         /* what ends the opening; EVEN_OK: nothing */
+  uint64_t brought;             /* checkpoints, to any host */
+  struct even_copies *copies;   /* of checkpoints, on other hosts (copies.h); NULL: nothing of them yet */
+  struct even_bring_back *back; /* while one is looked for on other hosts (bring_back.h); else NULL */
+  uint64_t left_out_ns;         /* when the log was to be told last who is lost, while the others go on */
+  uint64_t generation;          /* in which this one leads */
+  uint64_t next_member;         /* number of an agent that joins */
+  even_text members_folder;     /* in which the members keep their logs */
+  uint64_t voting_ns;           /* since when the group may agree */
+  bool apart_told;              /* that it does not */
+  bool settled_told;            /* that this one can be lost */
+  bool alone;                   /* the user says that those that are missing are lost for good */
+  bool hands_over;              /* this host is drained, and another one shall lead (hand_over.h) */
+  uint64_t members_said;        /* number of what the agents are told of the members: each says it again */
+  bool handed;                  /* and what is left to it is left between two attempts */
+  uint64_t lapsed_ns;           /* since when this one is known to be the leader, and not to act; 0: it acts */
+  uint64_t held_ns;             /* when its guardian let the ranks go on last, as far as was told */
+  bool cut_off;                 /* from the majority, which was told */
+  bool adopts;                  /* the first attempt is one that runs (adopt.h) */
+  bool gathering;               /* whoever comes is waited for, and nobody missed */
+  even_error failure;           /* what ends the opening; EVEN_OK: nothing */
   even_hosts_signals signals;
   struct even_elastic *elastic;
   struct even_job *job;      /* while it runs */

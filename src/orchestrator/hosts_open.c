@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "orchestrator/aside_hosts.h"
 #include "orchestrator/bring.h"
+#include "orchestrator/bring_back.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/job.h"
@@ -227,7 +228,7 @@ static void on_ended(void *context, even_link *link) {
   } else if (agent != NULL) {
     const even_error *why = even_link_why(link);
     (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%.300s", why->what);
-    bool begun = (agent->fits || agent->renewed) && hosts->job != NULL;
+    bool begun = (agent->fits || agent->renewed) && (hosts->job != NULL || hosts->back != NULL);
     agent->lost = !hosts->gathering;
     agent->fits = agent->renewed = false;
     bool opens = hosts->job == NULL && hosts->params.estate == NULL;
@@ -297,10 +298,10 @@ static even_status watch_listener(even_hosts *hosts) {
   return even_loop_add(&hosts->loop, &hosts->listener_watch, hosts->listener, take_connection, hosts);
 }
 
-/* Somebody waits for its word: one of an attempt, or that it has a checkpoint, which no step follows before. Between
- * these it may be busy for long, and is waited for otherwise. */
+/* Somebody waits for its word: one of an attempt, or that it has a checkpoint, which no step follows before, or of
+ * which it has. Between these it may be busy for long, and is waited for otherwise. */
 static bool is_watched(const even_host_agent *agent) {
-  return agent->busy || even_bring_state(agent, NULL) == EVEN_BRING_UNDER_WAY;
+  return agent->busy || even_bring_state(agent, NULL) == EVEN_BRING_UNDER_WAY || even_bring_back_awaits(agent);
 }
 
 void even_hosts_tick(even_hosts *hosts) {

@@ -433,6 +433,9 @@ void even_hosts_job_lost(even_host_agent *agent) {
   even_job *job = agent->hosts->job;
   bool busy = agent->busy;
   agent->busy = false;
+  if (job == NULL) {
+    return; /* it is about to begin: who looks for its checkpoint (bring_back.h) sees it */
+  }
   if (!even_succession_is_superseded(agent->hosts)) { /* else it has gone to the next leader */
     even_job_notice(job, "host %s is lost: %s", agent->name, agent->lost_words);
   }

@@ -6,6 +6,7 @@
 #include "base/utf8.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/bring.h"
+#include "orchestrator/bring_back.h"
 #include "orchestrator/drain_move.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/hangs.h"
@@ -207,6 +208,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
       return take_failed(job, agent, content);
     case EVEN_MESSAGE_HOLDS:
       return even_bring_hear(agent, content);
+    case EVEN_MESSAGE_FOUND:
+      return even_bring_back_hear(agent, content);
     case EVEN_MESSAGE_VOTES:
       even_succession_take_votes(job, agent, content);
       return EVEN_OK;
@@ -232,7 +235,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
 even_status even_hosts_job_message(even_host_agent *agent, const even_message *message) {
   even_job *job = agent->hosts->job;
   json_t *content = NULL;
-  if (job == NULL) {
+  bool sought = message->kind == EVEN_MESSAGE_FOUND; /* also before the job is there */
+  if (job == NULL && !sought) {
     return EVEN_OK; /* it comes too late for anybody */
   }
   if (message->kind == EVEN_MESSAGE_RECORDS) {

@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "checkpoint/reader.h"
 #include "orchestrator/agent.h"
+#include "orchestrator/bring_back.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/host_memory.h"
@@ -208,8 +209,8 @@ static even_status look_elsewhere(even_job *job, bool restart, char **path) {
   return EVEN_OK;
 }
 
-/* Of a restart: steps that are in a copy on another host are not made again unasked, nor some of them without a word.
- * `path`: the newest that is whole here; NULL: none is. */
+/* What hosts that are here have and is newer is here by now. Of a restart: steps that are in a copy on one that is lost
+ * are not made again unasked, nor some of them without a word. `path`: the newest that is whole here; NULL: none is. */
 static even_status look_at_copies(even_job *job, const char *path) {
   const even_copy *copy = even_copies_newest(job);
   even_text order = EVEN_TEXT_EMPTY;
@@ -219,14 +220,7 @@ static even_status look_at_copies(even_job *job, const char *path) {
   const char *host = even_text_string(&copy->host);
   const char *there = even_text_string(&copy->folder);
   if (path == NULL) {
-    (void)even_fail(EVEN_ERR_NOT_FOUND,
-                    "no whole checkpoint of the job is left here, and it is not begun anew, for host %s has a copy of "
-                    "%s (%s there)",
-                    host, even_path_name(there), there);
-    return even_error_fix(
-        "copy it back into %s (rsync -a %s:%s %s/); then --name NAME --resume auto goes on from it, and without "
-        "--resume training begins anew",
-        job->params->checkpoint_folder, host, there, job->params->checkpoint_folder);
+    return even_bring_back_refuse_anew(job, host, there, ", and is not here");
   }
   even_status status = read_origin(path, &order, NULL);
   if (status == EVEN_OK && strcmp(even_text_string(&copy->order), even_text_string(&order)) > 0) {
@@ -237,6 +231,32 @@ static even_status look_at_copies(even_job *job, const char *path) {
     even_copies_forget(job);
   }
   even_text_free(&order);
+  return status;
+}
+
+/* Where another host has a newer one (--checkpoint-copies, --checkpoint-memory), it is brought here, and *path is it.
+ * A job that begins takes another training's only where nothing is here. */
+static even_status look_at_hosts(even_job *job, bool restart, char **path) {
+  even_text order = EVEN_TEXT_EMPTY;
+  even_text lineage = EVEN_TEXT_EMPTY;
+  char *newer = NULL;
+  even_status status = *path == NULL ? EVEN_OK : read_origin(*path, &order, &lineage);
+  if (status == EVEN_OK) {
+    const char *went_on_with = job->began.length > 0 ? even_text_string(&job->lineage) : "";
+    const even_bring_back_wish wish = {.after = even_text_string(&order),
+                                       .job = restart ? job->id : "",
+                                       .lineage = restart ? went_on_with : even_text_string(&lineage),
+                                       .until = restart ? even_text_string(&job->began) : "",
+                                       .any = !restart && *path == NULL,
+                                       .trained = !restart || may_have_saved(job)};
+    status = even_bring_back_newest(job, &wish, &newer);
+  }
+  even_text_free(&order);
+  even_text_free(&lineage);
+  if (newer != NULL) {
+    even_free(*path);
+    *path = newer;
+  }
   return status;
 }
 
@@ -259,7 +279,11 @@ static even_status find_newest(even_job *job, bool restart) {
     folders[count++] = even_text_string(&job->params->memory->folder);
   }
   even_status status = even_checkpoint_find_whole_of(folders, count, restart ? is_own : NULL, job, &damaged, &path);
-  if (status == EVEN_OK && looks_elsewhere(job, restart, path, &damaged)) {
+  bool elsewhere = status == EVEN_OK && looks_elsewhere(job, restart, path, &damaged);
+  if (status == EVEN_OK) {
+    status = look_at_hosts(job, restart, &path);
+  }
+  if (status == EVEN_OK && elsewhere) {
     status = look_elsewhere(job, restart, &path);
   }
   bool refuse = status == EVEN_OK && path == NULL && damaged.count > 0 && !restart;

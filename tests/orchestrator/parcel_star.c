@@ -129,8 +129,11 @@ static even_status on_message(void *context, even_link *link, const even_message
       copy.data = changed;
     }
   }
-  return even_parcels_know(message->kind) ? even_parcels_take(host->parcels, end->other, &copy)
-                                          : even_fail(EVEN_ERR_INPUT, "a message of kind %d", (int)message->kind);
+  if (even_parcels_know(message->kind)) {
+    return even_parcels_take(host->parcels, end->other, &copy);
+  }
+  return end->star->hears != NULL ? end->star->hears(end->star, end->self, end->other, message)
+                                  : even_fail(EVEN_ERR_INPUT, "a message of kind %d", (int)message->kind);
 }
 
 static void on_ended(void *context, even_link *link) {
@@ -141,6 +144,9 @@ static void on_ended(void *context, even_link *link) {
     at->status = even_link_why(link)->status;
   }
   even_link_close(link);
+  if (at->loses != NULL) {
+    at->loses(at, end->self, end->other);
+  }
   even_parcels_lost(at->hosts[end->self].parcels, end->other);
 }
 

@@ -49,6 +49,9 @@ typedef struct star {
   bool ends_expected; /* of links: they are counted */
   int ended;
   bool unread; /* what arrives is not compared */
+  /* What is of no parcel, and the end of a link, as its end on host `self` has it; NULL: none comes, nobody asks. */
+  even_status (*hears)(struct star *at, int self, int other, const even_message *message);
+  void (*loses)(struct star *at, int self, int other);
 } star;
 
 /* What became of an offer. */

@@ -48,7 +48,7 @@ static void tell(void *context, even_text *text) {
 
 static void open_take(void) {
   told = 0;
-  assert_int_equal(even_bring_take_open(at.hosts[1].parcels, &kept, tell, NULL, &take), EVEN_OK);
+  assert_int_equal(even_bring_take_open(at.hosts[1].parcels, 0, &kept, tell, NULL, &take), EVEN_OK);
 }
 
 static int set_up(void **state) {
