@@ -132,25 +132,28 @@ def test_another_host_has_it_in_its_memory(
 
 
 @pytest.mark.more
-def test_the_next_leader_goes_on_from_its_memory(
+@pytest.mark.parametrize("copies", [1, 2])
+def test_the_next_leader_goes_on_from_what_memory_has(
     three_names: list[str],
     script: Script,
     program: pathlib.Path,
     tmp_path: pathlib.Path,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
+    copies: int,
 ) -> None:
-    """The whole host of rank 0 is killed: its agent, guardian, keeper and ranks, and its memory with them."""
+    """The whole host of rank 0 is killed: its agent, guardian, keeper and ranks, and its memory with them. With one copy the
+    next leader may be the host without: then the other's comes to it."""
     shell = test_run_succession.SHELL.replace('exec "$name" "$@"', f'exec "$name" {_place(tmp_path)} "$name" "$@"')
     monkeypatch.setattr(test_run_succession, "SHELL", shell)
     hosts = test_run_succession.Hosts(three_names, program, tmp_path, environment)
     (tmp_path / "memory").mkdir()
     hosts.environment = {**environment, "EVENSTEP_MEMORY_DIR": str(tmp_path / "memory")}
-    words = ["--name", "a", "--checkpoint-memory", "3", "--memory-copies", "2", "--log-rank", "all"]
+    words = ["--name", "a", "--checkpoint-memory", "3", "--memory-copies", str(copies), "--log-rank", "all"]
     job = hosts.start(*words, script(TRAINING.replace("END", WAITS)))
     try:
-        job.wait_for(r"has a copy of step-0000000\d in its memory", times=2)
-        wait_until(lambda: len(list(tmp_path.glob("memory-*/evenstep-memory-*/step-00000006/manifest.json"))) == 2)
+        job.wait_for(r"has a copy of step-0000000\d in its memory", times=copies)
+        wait_until(lambda: len(list(tmp_path.glob("memory-*/evenstep-memory-*/step-00000006/manifest.json"))) == copies)
         lost = subprocess.run(["ip", "netns", "pids", three_names[0]], capture_output=True, text=True).stdout.split()
         for process in lost:
             os.kill(int(process), signal.SIGKILL)
