@@ -12,11 +12,14 @@
 #include "orchestrator/host_memory.h"
 #include "orchestrator/parcel_star.h"
 #include "os/calls.h"
+#include "os/signals.h"
 #include "support/clock_ahead.h"
 #include "support/fault.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -24,6 +27,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -472,6 +476,20 @@ static void to_the_disk_where_there_is_no_memory_for_it(void **state) {
   assert_brings(&wish, scratch_path("leader/step-3"));
 }
 
+/* Nor any that can be written to. */
+static void to_the_disk_where_memory_does_not_take_it(void **state) {
+  (void)state;
+  const even_bring_back_wish wish = wish_of_job();
+  open_memories(true);
+  const char *memory = even_text_string(&at.params.memory->folder);
+  assert_int_equal(rmdir(memory), 0);
+  int fd = open(memory, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+  assert_true(fd >= 0);
+  (void)close(fd);
+  assert_brings(&wish, scratch_path("leader/step-3"));
+  assert_int_equal(unlink(memory), 0);
+}
+
 /* ---- whatever fails ---- */
 
 /* Whether the fault was met: the last one that is not ends the test. */
@@ -551,8 +569,13 @@ int main(void) {
       BACK_TEST(names_that_are_taken_here),
       BACK_TEST(what_lies_in_memory_comes_to_memory),
       BACK_TEST(to_the_disk_where_there_is_no_memory_for_it),
+      BACK_TEST(to_the_disk_where_memory_does_not_take_it),
       BACK_TEST(whatever_fails_nothing_half_is_left_and_nothing_lost),
       BACK_TEST(what_no_leader_asks_is_refused),
   };
+  struct sigaction pipe_before; /* as agents have it */
+  if (even_signals_pipe_ignore(&pipe_before) != EVEN_OK) {
+    return 1;
+  }
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
