@@ -128,7 +128,8 @@ EVEN_PUBLIC void *even_optim_state(even_optim *optim, size_t parameter, int stat
  * rank that has ended: the step is made by those that are left, which wait, at most 10 minutes, for who stands still;
  * so are later ones, although the group is over. What the ranks share changes only once all that are left have come to
  * the step. A rank that finds the group over, and not all there, makes the step, and all later ones, alone, in a copy
- * of the memory, at the same address (EVEN_ERR_MEMORY where there is no room for one). */
+ * of the memory, at the same address. EVEN_ERR_MEMORY where there is no room for one, which is asked for before it is
+ * made (even_memory_ask): nothing was done, and the others go on without this rank. */
 EVEN_PUBLIC even_status even_optim_step(even_optim *optim, const even_optim_job *job,
                                         even_optim_report *report) EVEN_MUST_USE;
 

@@ -29,6 +29,7 @@ import torch
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.engine import memory_format_of
+from evenstep.errors import error_of
 from evenstep.group import DTYPES
 from evenstep.mended_group import is_lost
 from evenstep.sharded_gradients import ShardedGradient
@@ -267,6 +268,7 @@ class InPieces(torch.optim.Optimizer):
                 raise
             for parameter, state in before.items():
                 self.state[parameter] = state
+            _ask_for_own(named)
             return _Store(named, None, False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -278,6 +280,22 @@ class InPieces(torch.optim.Optimizer):
             for name, value in state_dict["state"].get(index, {}).items():
                 if isinstance(value, torch.Tensor) and parameter.dtype in _SHORT and value.dtype == torch.float32:
                     self.state[parameter][name] = value.clone()
+
+
+def _ask_for_own(named: Sequence[tuple[torch.Tensor, tuple[str, ...]]]) -> None:
+    """Raises where a store of this rank's own has no room, before the kernel ends a rank for it."""
+    numbers = [
+        (p.numel() * (8 if p.dtype == torch.float64 else 4), len(names) + (p.dtype in _SHORT)) for p, names in named
+    ]
+    try:
+        _core.Memory().ask(sum(size * states for size, states in numbers), "a copy of the optimizer's states")
+    except EvenstepError as error:
+        if error.status == "EVEN_ERR_MEMORY":  # else nobody can say
+            what = (
+                f"a rank was lost while optimizers' states were shared anew: {str(error).partition(' (EVEN_ERR_')[0]}"
+            )
+            fix = "start fewer ranks on this host, or give the job more memory; --recovery restart makes no copies"
+            raise error_of("EVEN_ERR_MEMORY", what, fix) from None
 
 
 class _Inputs:

@@ -43,6 +43,15 @@ static PyObject *memory_read(PyObject *object, PyObject *unused) {
                              (unsigned long long)use.available_bytes, (unsigned long long)use.limit_bytes, folder);
 }
 
+static PyObject *memory_ask(PyObject *object, PyObject *arguments) {
+  unsigned long long bytes = 0;
+  const char *what = NULL;
+  if (!PyArg_ParseTuple(arguments, "Ks:ask", &bytes, &what)) {
+    return NULL;
+  }
+  return even_ext_done(even_memory_ask(&((memory_object *)object)->place, bytes, what));
+}
+
 static PyObject *memory_reset_peak(PyObject *object, PyObject *unused) {
   (void)unused;
   return PyBool_FromLong(even_memory_peak_reset(&((memory_object *)object)->place));
@@ -73,6 +82,7 @@ static PyMethodDef memory_methods[] = {
     {"read", memory_read, METH_NOARGS,
      "read() -> (resident, peak, available, limit: bytes; folder of the control group whose limit that is, '': the "
      "host's memory)"},
+    {"ask", memory_ask, METH_VARARGS, "ask(bytes, what): raises EVEN_ERR_MEMORY where it may not take so many more"},
     {"give_back", memory_give_back, METH_NOARGS,
      "give_back(): free memory that the allocator keeps goes to the system"},
     {"keep", memory_keep, METH_O,

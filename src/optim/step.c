@@ -1,8 +1,10 @@
 /* A step: pieces, by whoever is free; and what becomes of it where a rank ends in it. */
+#include "base/checked.h"
 #include "base/fail.h"
 #include "base/params.h"
 #include "optim/work.h"
 #include "os/clock.h"
+#include "os/memory_use.h"
 #include "os/process.h"
 #include "os/process_stat.h"
 
@@ -141,12 +143,40 @@ static even_status await_looks(const even_optim_work *of) {
   return EVEN_OK;
 }
 
+/* Before the kernel ends a rank for it. Whoever looks may make a copy, too, at the same time: each asks for those of
+ * all that it sees, so that the last to look has asked for all. */
+static even_status ask_for_copy(const even_optim_work *of) {
+  const even_optim *optim = of->optim;
+  size_t copies = 1;
+  size_t bytes = 0;
+  for (int r = 0; r < optim->ranks; r++) {
+    bool looks = (atomic_load(&even_optim_kept_of(optim, r)->came) & LOOKS) != 0;
+    copies += r != optim->rank && looks && !has_ended(&optim->processes[r]) ? 1 : 0;
+  }
+  if (!even_multiply_size(optim->memory.bytes, copies, &bytes)) {
+    bytes = SIZE_MAX;
+  }
+  even_status status = even_memory_ask(
+      NULL, bytes, copies == 1 ? "a copy of the optimizer's states" : "copies of the optimizer's states");
+  if (status != EVEN_ERR_MEMORY) {
+    even_error_clear();
+    return EVEN_OK; /* also where nobody can say */
+  }
+  (void)even_error_prefix("a rank was lost, and not all others have come to the step");
+  (void)even_error_fix(
+      "start fewer ranks on this host, or give the job more memory; --recovery restart makes no copies");
+  return even_error_place(optim->rank, NULL);
+}
+
 /* From here on this rank's states are its own. */
 static even_status leave(even_optim_work *of) {
   even_optim *optim = of->optim;
   even_shared_memory shared;
   size_t word = (size_t)((char *)&even_optim_kept_of(optim, optim->rank)->came - (char *)optim->memory.address);
-  even_status status = even_shared_memory_leave(&optim->memory, &shared);
+  even_status status = ask_for_copy(of);
+  if (status == EVEN_OK) {
+    status = even_shared_memory_leave(&optim->memory, &shared);
+  }
   char *memory = status == EVEN_OK ? shared.address : optim->memory.address;
   atomic_store((_Atomic uint64_t *)(void *)(memory + word), HAS_LEFT);
   if (status == EVEN_OK) {

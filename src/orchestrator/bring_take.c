@@ -316,25 +316,13 @@ static even_status open_at(even_bring_take *take, const char *folder, bool repla
   return even_checkpoint_incoming_open(folder, replace, manifest, bytes, &take->incoming);
 }
 
-/* A little of what is free is left to others. */
-static even_status check_memory(uint64_t bytes) {
-  even_memory_place place;
-  even_memory_use use;
-  EVEN_TRY(even_memory_place_find("", &place));
-  EVEN_TRY(even_memory_use_read(&place, &use));
-  return bytes <= use.available_bytes - use.available_bytes / 8
-             ? EVEN_OK
-             : even_fail(EVEN_ERR_MEMORY, "a checkpoint of %" PRIu64 " bytes, where %" PRIu64 " of memory are free",
-                         bytes, use.available_bytes);
-}
-
 /* To a host's disk less may come than all of it, and what a full one does not take is told then. */
 static even_status check_room(const even_bring_take *take, uint64_t bytes) {
   const char *slash = strrchr(even_text_string(&take->place), '/');
   even_text parent = EVEN_TEXT_EMPTY;
   even_disk disk = {.free_bytes = 0};
   if (take->in_memory) {
-    return check_memory(bytes);
+    return even_memory_ask(NULL, bytes, "a checkpoint");
   }
   if (take->from == 0 || slash == NULL) {
     return EVEN_OK;

@@ -9,6 +9,7 @@
 #include "os/shared_memory.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 static void free_in(even_parcel_in *in) {
@@ -56,17 +57,11 @@ bool even_parcels_forget_in(even_parcels *parcels) {
 
 /* ---- its turn ---- */
 
-/* A little of what is free is left to others. */
 static even_status take_memory(even_parcel_in *in) {
-  even_memory_place place;
-  even_memory_use use;
   even_shared_memory memory;
-  EVEN_TRY(even_memory_place_find("", &place));
-  EVEN_TRY(even_memory_use_read(&place, &use));
-  if (in->parcel.bytes > use.available_bytes - use.available_bytes / 8) {
-    return even_fail(EVEN_ERR_MEMORY, "parcel %s wants %" PRIu64 " bytes of memory, %" PRIu64 " are free",
-                     in->parcel.name, in->parcel.bytes, use.available_bytes);
-  }
+  char what[EVEN_PARCEL_NAME + 16];
+  (void)snprintf(what, sizeof what, "parcel %s", in->parcel.name);
+  EVEN_TRY(even_memory_ask(NULL, in->parcel.bytes, what));
   EVEN_TRY(even_shared_memory_begin("evenstep-parcel", &memory));
   in->fd = memory.fd;
   return EVEN_OK;

@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "os/calls.h"
 #include "os/file.h"
+#include "os/path.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -171,6 +172,25 @@ even_status even_memory_use_read(const even_memory_place *place, even_memory_use
   }
   even_text_free(&text);
   return status;
+}
+
+even_status even_memory_ask(const even_memory_place *place, uint64_t bytes, const char *what) {
+  even_memory_place found;
+  even_memory_use use;
+  if (place == NULL) {
+    EVEN_TRY(even_memory_place_find("", &found));
+    place = &found;
+  }
+  EVEN_TRY(even_memory_use_read(place, &use));
+  if (bytes <= use.available_bytes - use.available_bytes / 8) {
+    return EVEN_OK;
+  }
+  char host[256];
+  even_host_name(host, sizeof host);
+  return even_fail(EVEN_ERR_MEMORY,
+                   "%s needs %" PRIu64 " bytes of memory, and %" PRIu64
+                   " are free on host %s, of which an eighth is left to others",
+                   what, bytes, use.available_bytes, host);
 }
 
 bool even_memory_peak_reset(const even_memory_place *place) {

@@ -30,6 +30,11 @@ even_status even_memory_place_find(const char *root, even_memory_place *out) EVE
  * count as available: the kernel drops them first. Some ten microseconds. Any thread. Errors: EVEN_ERR_MEMORY, and
  * those of reading /proc. */
 even_status even_memory_use_read(const even_memory_place *place, even_memory_use *out) EVEN_MUST_USE;
+/* Before much memory is taken that the kernel would give, and end a process for later: EVEN_ERR_MEMORY where this one
+ * may not take `bytes` more and leave an eighth of what is free to others. `what` wants them, for the error, which
+ * names the host, the bytes and what is free. `place`: NULL, found anew. Other errors are those of
+ * even_memory_place_find and even_memory_use_read: nobody can say. Any thread. */
+even_status even_memory_ask(const even_memory_place *place, uint64_t bytes, const char *what) EVEN_MUST_USE;
 /* A new peak begins (proc(5): 5 to /proc/self/clear_refs). False where the kernel refuses. Any thread. */
 bool even_memory_peak_reset(const even_memory_place *place);
 /* Gives free memory that the allocator keeps back to the system (glibc's malloc_trim; elsewhere nothing). Any thread.

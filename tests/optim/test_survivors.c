@@ -3,6 +3,7 @@
 #include "comm/ranks.h"
 #include "optim/optim_model.h"
 #include "optim/states.h"
+#include "os/calls.h"
 #include "os/process.h"
 
 #include <setjmp.h>
@@ -11,7 +12,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -203,14 +206,30 @@ static void make_the_step_without_them(void **state) {
   }
 }
 
-/* The first rank makes a step to which the third one has not come, and ends: for the third one nothing has changed. */
+static int (*real_open)(const char *path, int flags, mode_t mode);
+
+/* A host of which 1 KiB is free. */
+static int open_where_memory_is_short(const char *path, int flags, mode_t mode) {
+  static const char facts[] = "MemTotal: 8 kB\nMemAvailable: 1 kB\n";
+  if (strcmp(path, "/proc/meminfo") != 0) {
+    return real_open(path, flags, mode);
+  }
+  int fd = memfd_create("facts", MFD_CLOEXEC);
+  if (fd >= 0 && (write(fd, facts, sizeof facts - 1) < 0 || lseek(fd, 0, SEEK_SET) != 0)) {
+    abort();
+  }
+  return fd;
+}
+
+/* The first rank makes a step to which the third one has not come, or has no memory for that, and ends: for the third
+ * one nothing has changed. */
 static int take_a_step_back(even_comm *comm, void *argument) {
+  const bool *is_short = argument;
   int own = even_comm_rank(comm);
   even_optim_params params = surviving();
   even_optim *optim = NULL;
   model *mine = model_make();
   model *theirs = model_make();
-  (void)argument;
   RANKS_EXPECT(comm, even_optim_open(&params, comm, &optim) == EVEN_OK);
   for (int step = 1; step <= STEPS; step++) {
     if (step == 3 && own == 1) {
@@ -222,6 +241,15 @@ static int take_a_step_back(even_comm *comm, void *argument) {
       RANKS_EXPECT(comm, model_is_same(optim, mine, theirs));
     }
     model_loop(theirs, step);
+    if (step == 3 && own == 0 && *is_short) {
+      real_open = even_os.open;
+      even_os.open = open_where_memory_is_short;
+      RANKS_EXPECT(comm, model_step(optim, mine, step, NULL) == EVEN_ERR_MEMORY);
+      RANKS_EXPECT(comm, strstr(even_error_last()->what, "a copy of the optimizer's states needs ") != NULL);
+      RANKS_EXPECT(comm, strstr(even_error_last()->what, "1024 are free on host ") != NULL);
+      RANKS_EXPECT(comm, strstr(even_error_last()->fix, "fewer ranks") != NULL && even_error_last()->rank == 0);
+      die();
+    }
     RANKS_EXPECT(comm, model_step(optim, mine, step, NULL) == EVEN_OK);
     if (step == 4 && own == 0) {
       RANKS_EXPECT(comm, model_is_same(optim, mine, theirs));
@@ -236,12 +264,15 @@ static int take_a_step_back(even_comm *comm, void *argument) {
 }
 
 static void change_nothing_before_all_have_come(void **state) {
-  int results[3];
   (void)state;
-  (void)ranks_run(&(ranks_setup){.ranks = 3, .timeout_seconds = 200}, take_a_step_back, NULL, results);
-  assert_int_equal(results[0], RANKS_KILLED);
-  assert_int_equal(results[1], RANKS_KILLED);
-  assert_int_equal(results[2], 0);
+  for (int i = 0; i < 2; i++) {
+    int results[3];
+    bool is_short = i == 1;
+    (void)ranks_run(&(ranks_setup){.ranks = 3, .timeout_seconds = 200}, take_a_step_back, &is_short, results);
+    assert_int_equal(results[0], RANKS_KILLED);
+    assert_int_equal(results[1], RANKS_KILLED);
+    assert_int_equal(results[2], 0);
+  }
 }
 
 /* Ends this process after some time, wherever it is. */

@@ -233,7 +233,7 @@ static void a_size_is_looked_at_before_memory_is_taken(void **state) {
   assert_int_equal(star_memory(1, 4096, &fd), EVEN_OK);
   assert_int_equal(even_parcels_offer(at.hosts[1].parcels, 2, "test", 1, fd, UINT64_C(1) << 60, keep_error, &offer),
                    EVEN_OK);
-  expect_failure(&offer, EVEN_ERR_MEMORY, "parcel test wants 1152921504606846976 bytes of memory");
+  expect_failure(&offer, EVEN_ERR_MEMORY, "parcel test needs 1152921504606846976 bytes of memory");
   assert_int_equal(at.hosts[2].failed, 1);
   offer = (star_offer){0};
   assert_int_equal(star_memory(1, 4096, &fd), EVEN_OK);

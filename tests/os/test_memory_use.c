@@ -63,6 +63,20 @@ static void without_groups_the_host_counts(void **state) {
   assert_string_equal(use.limited_by, "");
 }
 
+static void much_memory_is_asked_for(void **state) {
+  (void)state;
+  even_memory_place place;
+  a_host();
+  assert_int_equal(even_memory_place_find(root, &place), EVEN_OK);
+  const uint64_t most = 50 * MIB - 50 * MIB / 8;
+  assert_int_equal(even_memory_ask(&place, most, "a test"), EVEN_OK);
+  assert_int_equal(even_memory_ask(&place, most + 1, "a test"), EVEN_ERR_MEMORY);
+  assert_non_null(
+      strstr(even_error_last()->what, "a test needs 45875201 bytes of memory, and 52428800 are free on host "));
+  assert_int_equal(even_memory_ask(NULL, 1, "a test"), EVEN_OK);
+  assert_int_equal(even_memory_ask(NULL, UINT64_MAX, "a test"), EVEN_ERR_MEMORY);
+}
+
 static void the_tightest_group_of_version_1_counts(void **state) {
   (void)state;
   a_host();
@@ -237,6 +251,7 @@ static void survives_every_fault(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(without_groups_the_host_counts, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(much_memory_is_asked_for, make_root, remove_root),
       cmocka_unit_test_setup_teardown(the_tightest_group_of_version_1_counts, make_root, remove_root),
       cmocka_unit_test_setup_teardown(the_tightest_group_of_version_2_counts, make_root, remove_root),
       cmocka_unit_test_setup_teardown(what_proc_does_not_say_is_an_error, make_root, remove_root),

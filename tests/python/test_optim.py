@@ -21,7 +21,8 @@ from run_jobs import Run
 from torch import nn
 
 import evenstep as es
-from evenstep import EvenstepError, _core
+from evenstep import EvenstepError, _core, optim
+from evenstep.errors import error_of
 
 CASES = pathlib.Path(__file__).parent / "optim_cases.py"
 DECOUPLES = issubclass(torch.optim.AdamW, torch.optim.Adam)  # since torch 2.7
@@ -334,6 +335,38 @@ def test_a_closure_under_recovery_is_refused() -> None:
     optimizer.__dict__.update(_comm=SimpleNamespace(ranks=2), _survives=True)
     with pytest.raises(EvenstepError, match="without a closure"):
         optimizer.step(lambda: torch.tensor(0.0))
+
+
+def test_a_copy_of_states_is_asked_for_where_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose() -> None:
+        raise error_of("EVEN_ERR_PEER_LOST", "a rank was lost")
+
+    asked: list[int] = []
+
+    class Memory:
+        def ask(self, size: int, what: str) -> None:
+            asked.append(size)
+            raise error_of(statuses[-1], f"{what} needs {size} bytes of memory, and 7 are free on host box")
+
+    segment = _core.Comm.create_segment(1, 1 << 16)
+    comm = _core.Comm(segment, 0, 1, 1 << 16)
+    proxy = SimpleNamespace(ranks=2, barrier=lose)
+    monkeypatch.setattr(_core, "Memory", Memory)
+    store = optim._Store
+    monkeypatch.setattr(optim, "_Store", lambda named, group, survives: store(named, group and comm, survives))
+    optimizer = es.optim.Adam(make())
+    statuses = ["EVEN_ERR_INPUT", "EVEN_ERR_MEMORY"]
+    for p in optimizer.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    before = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
+    optimizer.__dict__.update(_comm=proxy, _survives=True)
+    with pytest.raises(EvenstepError, match=r"a copy of the optimizer's states needs \d+ bytes .* host box") as raised:
+        optimizer.step()
+    assert raised.value.status == "EVEN_ERR_MEMORY" and "fewer ranks" in str(raised.value)
+    assert all(torch.equal(a, b) for a, b in zip(before, optimizer.param_groups[0]["params"]))
+    statuses.pop()  # nobody can say
+    optimizer.step()
+    assert asked == [2 * sum(p.numel() * max(4, p.element_size()) for p in before)] * 2
 
 
 def test_who_waits_in_a_step_for_one_that_stands_still_says_so() -> None:
