@@ -31,14 +31,16 @@ class LastStep(NamedTuple):
     process: int  # a forked child has no right to write
 
 
-def remember(session: Any) -> None:
-    """After each optimizer's step while a checkpoint is due: collective at the first of a step, and no call of all at others."""
+def remember(session: Any, ends_turn: bool) -> None:
+    """After each optimizer's step while a checkpoint is due. ends_turn: the first on its gradients, which is collective; others are
+    no call of all. That is the same on all ranks, whatever each has heard of a loss: one that came out of the call before it has
+    what was collected, another may not."""
     known = session.last_step
     with session.steps.apart(_core.SPAN_CHECKPOINT):
-        if known is None or known.step != session.step:
+        if ends_turn:
             session.call_by_all(lambda: _collect(session))
-        else:
-            _note(session, known.random_states, known.exchange)  # another optimizer of the same step
+        elif known is not None and known.step == session.step:
+            _note(session, known.random_states, known.exchange)
 
 
 def _collect(session: Any) -> None:

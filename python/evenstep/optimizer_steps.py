@@ -193,7 +193,7 @@ class OptimizerSteps:
         if session.checkpoint_waits and not session.planning:
             from evenstep.checkpoint_last import remember
 
-            remember(session)
+            remember(session, ends_turn=ended)
 
     def _turn_is_void(self) -> None:
         session = self._session

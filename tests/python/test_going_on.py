@@ -198,10 +198,14 @@ def test_calls_in_which_nobody_meets_are_none(session: Any, monkeypatch: pytest.
     one, checked = Losing(session), []
     at, checks = one.recovery, session.parameter_checks
     monkeypatch.setattr("atexit.register", lambda *_: None)
-    for step, calls in ((1, 1), (1, 1), (2, 2)):  # the second is another optimizer's of one step
+    turns = (1, True, 1), (1, False, 1), (1, True, 2), (2, True, 3)  # the second is another optimizer's of one turn
+    for step, ends, calls in turns:
         session.steps.step = step
-        checkpoint_last.remember(session)
+        checkpoint_last.remember(session, ends)
         assert at._calls == calls and session.last_step.step == step
+    one.lose(calls=3)  # in the call of that turn: who has come out of it makes no other one for it, either
+    checkpoint_last.remember(session, False)
+    assert at._calls == 3 and session.last_step is None
     for every, ranks, calls in ((0, 2, 0), (5, 1, 0), (5, 2, 1)):
         checks.every, session.steps.group = every, SimpleNamespace(ranks=ranks)
         checks.check_by(checked.append)
