@@ -151,6 +151,7 @@ typedef struct even_checkpoint_reading {
   size_t sum_count;
   const even_checkpoint_place *places; /* ascending, apart; what lies in none of them is compared all the same */
   size_t place_count;
+  bool only_places; /* chunks in which no place lies are neither read nor compared */
 } even_checkpoint_reading;
 
 /* Reads a file to its places and compares every checksum, in one pass of several threads. After a failure the places

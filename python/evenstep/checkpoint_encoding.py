@@ -155,6 +155,16 @@ def decode(value: Any, tensor: Callable[[str], torch.Tensor], current: Any = _MI
     }
 
 
+def tensor_names(value: Any) -> set[str]:
+    """Of all that `decode` would ask for."""
+    if isinstance(value, list):
+        return set().union(*map(tensor_names, value))
+    if not isinstance(value, dict):
+        return set()
+    names = {value[kind] for kind in ("$tensor", "$array") if isinstance(value.get(kind), str)}
+    return names.union(*map(tensor_names, value.values()))
+
+
 def _hashable(value: Any) -> Any:
     """A key, or a set's member: what is a set in it was a frozenset."""
     if isinstance(value, set):

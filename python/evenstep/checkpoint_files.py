@@ -8,7 +8,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -415,11 +415,13 @@ def compare(folder: Path, entry: dict[str, Any], places: tuple[Place, ...] = ())
     compare_all(folder, [(entry, places)])
 
 
-def compare_all(folder: Path, wanted: Sequence[tuple[dict[str, Any], tuple[Place, ...]]]) -> None:
-    """The same of several files, which the threads share."""
+def compare_all(
+    folder: Path, wanted: Sequence[tuple[dict[str, Any], tuple[Place, ...]]], partly: Container[str] = ()
+) -> None:
+    """The same of several files, which the threads share; of those in `partly` only chunks in which a place lies."""
     files = tuple(
-        (folder / entry["name"], entry["bytes"], entry["chunk_bytes"], _sums_in(folder, entry), places)
-        for entry, places in wanted
+        (folder / name, entry["bytes"], entry["chunk_bytes"], _sums_in(folder, entry), places, name in partly)
+        for (entry, places), name in zip(wanted, (entry["name"] for entry, _ in wanted))
     )
     try:
         _core.read_files(files)

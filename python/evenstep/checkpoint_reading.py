@@ -6,7 +6,7 @@ what it has not is read twice from where it lies. Nothing that was not compared 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -55,9 +55,15 @@ class StoredFiles:
         self._heads: dict[str, TensorFile] = {}  # of files that `expect` looked at
         self._homes: dict[str, Tensors] = {}  # of files that `fill` reads into memory that is there
         self._to_fill: dict[str, tuple[tuple[Place, ...], Tensors]] = {}
+        self._not_asked: dict[str, Set[str]] = {}  # of files that `pass_over` told of
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
+
+    def pass_over(self, file: str, names: Set[str]) -> None:
+        """Nobody asks for these tensors here, other ranks do: chunks that have no others are neither read nor compared."""
+        if names:
+            self._not_asked[file] = names
 
     def expect(self, homes: dict[str, Tensors]) -> None:
         """Memory in which tensors of these files may be put: what fits there is compared when its file is read, and read into it
@@ -134,17 +140,17 @@ class StoredFiles:
 
         return give
 
-    def _compare(self, wanted: Sequence[tuple[str, tuple[Place, ...]]]) -> None:
+    def _compare(self, wanted: Sequence[tuple[str, tuple[Place, ...]]], partly: Container[str] = ()) -> None:
         for name, _ in wanted:
             if name not in self._entries:
                 raise damage_of(self._folder, f"its manifest has no file {name}")
         if wanted:
-            compare_all(self._folder, [(self._entries[name], places) for name, places in wanted])
+            compare_all(self._folder, [(self._entries[name], places) for name, places in wanted], partly)
         self._right.update(name for name, _ in wanted)
 
     def _read_files(self, names: Sequence[str]) -> dict[str, Tensors]:
         readings = [self._begin(name) for name in names]
-        self._compare([(one.name, one.places) for one in readings])
+        self._compare([(one.name, one.places) for one in readings], self._not_asked)
         return {one.name: one.tensors() for one in readings}
 
     def _head_of(self, name: str) -> TensorFile:
@@ -155,9 +161,8 @@ class StoredFiles:
         try:
             file = self._heads.pop(name, None) or self._head_of(name)
             homes = self._homes.get(name, {})
-            return (
-                self._into_block(name, file) if not homes and self._is_large(name) else self._apart(name, file, homes)
-            )
+            whole = not homes and name not in self._not_asked and self._is_large(name)
+            return self._into_block(name, file) if whole else self._apart(name, file, homes)
         except (EvenstepError, OSError):
             self._compare([(name, ())])  # a header that is no header: what is wrong with the file says more
             raise
@@ -167,7 +172,10 @@ class StoredFiles:
         header = ctypes.create_string_buffer(len(file.head))
         places, later = [(0, len(file.head), ctypes.addressof(header))], []
         tensors = {}
+        not_asked = self._not_asked.get(name, ())
         for key, begin in file.by_place():
+            if key in not_asked:
+                continue
             if key in homes:
                 tensors[key] = homes[key].detach()
                 later.append((begin, file.bytes_of(key), homes[key].data_ptr()))

@@ -14,7 +14,7 @@ import torch
 
 from evenstep import _core, checkpoint_random
 from evenstep._core import EvenstepError
-from evenstep.checkpoint_encoding import decode, encode
+from evenstep.checkpoint_encoding import decode, encode, tensor_names
 from evenstep.checkpoint_homes import homes_in_model, homes_in_state
 from evenstep.checkpoint_keeping import lineage_of, order_for
 from evenstep.checkpoint_models import check_model, load_model, parameter_names, save_model
@@ -130,6 +130,7 @@ class Loader:
         self._session = session
         self._folder = folder
         self.manifest, self._state = manifest, manifest["state"]
+        self.files.pass_over(OTHER_FILE, self._of_other_ranks())
         self._other = self.files.tensor_of(OTHER_FILE)
         self._seen = self.files.tensor_of(OTHER_FILE, copy=False)  # to try what is decoded, before it is put in place
         self._done: set[tuple[str, str]] = set()
@@ -153,6 +154,11 @@ class Loader:
         if len(ranks) == self._session.world_size:
             ranks = [one if rank == self._session.rank else {} for rank, one in enumerate(ranks)]
         return {**saved, "ranks": ranks}
+
+    def _of_other_ranks(self) -> set[str]:
+        """Tensors that `exchange` leaves out here."""
+        saved = self._state.get("exchange", {})
+        return tensor_names(saved) - tensor_names(self._of_this_rank(saved))
 
     def _inner_state(self, name: str) -> dict[str, Any] | None:
         found = self._of_this_rank(self._state.get("exchange", {}).get("optimizers", {}).get(name))

@@ -51,11 +51,13 @@ static int begin_read(PyObject *item, read_call *call, even_checkpoint_reading *
   PyObject *places = NULL;
   unsigned long long bytes = 0;
   Py_ssize_t chunk_bytes = 0;
+  int only_places = 0;
   if (!PyTuple_Check(item) ||
-      !PyArg_ParseTuple(item, "O&KnO!O!;a file is (path, bytes, chunk_bytes, sums, places)", PyUnicode_FSConverter,
-                        &call->path, &bytes, &chunk_bytes, &PyTuple_Type, &sums, &PyTuple_Type, &places)) {
+      !PyArg_ParseTuple(item, "O&KnO!O!p;a file is (path, bytes, chunk_bytes, sums, places, only_places)",
+                        PyUnicode_FSConverter, &call->path, &bytes, &chunk_bytes, &PyTuple_Type, &sums, &PyTuple_Type,
+                        &places, &only_places)) {
     if (!PyErr_Occurred()) {
-      PyErr_SetString(PyExc_TypeError, "a file is a tuple (path, bytes, chunk_bytes, sums, places)");
+      PyErr_SetString(PyExc_TypeError, "a file is a tuple (path, bytes, chunk_bytes, sums, places, only_places)");
     }
     return -1;
   }
@@ -74,7 +76,8 @@ static int begin_read(PyObject *item, read_call *call, even_checkpoint_reading *
                                        .sums = call->sums,
                                        .sum_count = (size_t)sum_count,
                                        .places = call->places,
-                                       .place_count = (size_t)place_count};
+                                       .place_count = (size_t)place_count,
+                                       .only_places = only_places != 0};
   return read_sums(sums, sum_count, call->sums) == 0 && read_places(places, place_count, call->places) == 0 ? 0 : -1;
 }
 
@@ -110,7 +113,8 @@ static PyObject *run(PyObject *files, Py_ssize_t count) {
 static PyObject *read_files(PyObject *module, PyObject *files) {
   (void)module;
   if (!PyTuple_Check(files)) {
-    PyErr_SetString(PyExc_TypeError, "read_files wants a tuple of (path, bytes, chunk_bytes, sums, places)");
+    PyErr_SetString(PyExc_TypeError,
+                    "read_files wants a tuple of (path, bytes, chunk_bytes, sums, places, only_places)");
     return NULL;
   }
   return run(files, PyTuple_Size(files));
@@ -175,9 +179,10 @@ static PyObject *move_bytes(PyObject *module, PyObject *items) {
 
 static PyMethodDef functions[] = {
     {"read_files", read_files, METH_O,
-     "read_files(files)\n\nReads files (path, bytes, chunk_bytes, sums, places) to places (begin, bytes, address), "
-     "which "
-     "ascend, and compares their checksums on the way, by several threads that share them."},
+     "read_files(files)\n\nReads files (path, bytes, chunk_bytes, sums, places, only_places) to places (begin, bytes, "
+     "address), which ascend, and compares their checksums on the way, by several threads that share them. "
+     "only_places: "
+     "chunks in which no place lies are left alone."},
     {"file_is_cached", file_is_cached, METH_VARARGS,
      "file_is_cached(path)\n\nWhether all of a file lies in memory already, or nobody can say."},
     {"move_bytes", move_bytes, METH_O,

@@ -79,10 +79,22 @@ static even_status read_window(reading_file *file, even_summing *memory, uint64_
   return EVEN_OK;
 }
 
+/* Whether any place has bytes from `begin` to `end`. */
+static bool is_wanted(const even_checkpoint_reading *reading, uint64_t begin, uint64_t end) {
+  size_t first = find_place(reading, begin);
+  while (first < reading->place_count && reading->places[first].bytes == 0) {
+    first++;
+  }
+  return first < reading->place_count && reading->places[first].begin < end;
+}
+
 static even_status read_chunk(reading_file *file, even_summing *memory, size_t chunk) {
   const even_checkpoint_reading *reading = file->reading;
   uint64_t begin = (uint64_t)chunk * reading->chunk_bytes;
   uint64_t end = reading->bytes - begin > reading->chunk_bytes ? begin + reading->chunk_bytes : reading->bytes;
+  if (reading->only_places && !is_wanted(reading, begin, end)) {
+    return EVEN_OK;
+  }
   bool cached = file->input.direct == 0 || even_input_is_cached(&file->input, begin, (size_t)(end - begin));
   size_t window = cached ? WINDOW_BYTES : DISK_WINDOW_BYTES;
   uint64_t sum = 0;

@@ -119,6 +119,25 @@ static void an_altered_byte_anywhere_is_found(void **state) {
   assert_non_null(strstr(even_error_last()->what, "chunk 0 "));
 }
 
+static void what_nobody_asks_for_is_left_alone(void **state) {
+  (void)state;
+  const even_checkpoint_place places[] = {
+      {5, 0, found}, {CHUNK + 7, 0, found}, {2 * CHUNK + 9, CHUNK, found + 2 * CHUNK + 9}};
+  even_checkpoint_reading reading = reading_of(places, 3);
+  reading.only_places = true;
+  static const size_t ats[] = {0, CHUNK + 7, 4 * CHUNK, FILE_BYTES - 1};
+  for (size_t i = 0; i < sizeof ats / sizeof ats[0]; i++) {
+    alter(ats[i], 1); /* all of them, by and by */
+  }
+  assert_int_equal(even_checkpoint_file_read(&reading), EVEN_OK);
+  assert_memory_equal(found + 2 * CHUNK + 9, content + 2 * CHUNK + 9, CHUNK);
+  alter(3 * CHUNK + 9, 1); /* behind the place, in its chunk */
+  assert_int_equal(even_checkpoint_file_read(&reading), EVEN_ERR_CORRUPT);
+  assert_non_null(strstr(even_error_last()->what, "chunk 3 "));
+  reading.place_count = 0;
+  assert_int_equal(even_checkpoint_file_read(&reading), EVEN_OK);
+}
+
 static void another_size_is_told(void **state) {
   (void)state;
   FILE *file = fopen(scratch_path("file"), "ab");
@@ -449,6 +468,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       CASE(bytes_come_to_their_places),
       CASE(an_altered_byte_anywhere_is_found),
+      CASE(what_nobody_asks_for_is_left_alone),
       CASE(another_size_is_told),
       CASE(what_makes_no_sense_is_refused),
       CASE(several_files_are_read_side_by_side),

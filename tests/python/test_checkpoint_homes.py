@@ -84,7 +84,9 @@ def test_all_comes_to_where_it_was(saved: Path, session: Any, way: str, monkeypa
     compared: list[str] = []
     compare = reading.compare_all
     monkeypatch.setattr(
-        reading, "compare_all", lambda folder, of: (compared.extend(one["name"] for one, _ in of), compare(folder, of))
+        reading,
+        "compare_all",
+        lambda folder, of, *partly: (compared.extend(one["name"] for one, _ in of), compare(folder, of, *partly)),
     )
     monkeypatch.setattr(session, "all_gather_bytes", lambda data: (compared.append("met"), [data])[1], raising=False)
     ck.load_checkpoint(saved, loaders=False)
@@ -131,8 +133,8 @@ def test_a_file_that_changes_after_it_was_right_is_told(
 ) -> None:
     compare, compared = reading.compare_all, []
 
-    def compare_and_alter(folder: Path, wanted: Any) -> None:
-        compare(folder, wanted)
+    def compare_and_alter(folder: Path, wanted: Any, *partly: Any) -> None:
+        compare(folder, wanted, *partly)
         if FILES[0] in [entry["name"] for entry, _ in wanted] and not compared:
             compared.append(wanted)
             with (saved / FILES[0]).open("r+b") as file:
@@ -158,7 +160,7 @@ def test_a_second_reading_that_fails_is_told_as_that(saved: Path, monkeypatch: p
     prepared(monkeypatch, 1)
     fill, file, away = reading.StoredFiles.fill, saved / FILES[1], saved / "away"
 
-    def no_memory(folder: Path, wanted: Any) -> None:
+    def no_memory(folder: Path, wanted: Any, *partly: Any) -> None:
         raise MemoryError
 
     def fails(self: Any, names: Any) -> None:
