@@ -5,6 +5,7 @@ said so in the vote. es.prepare makes a `Resume` where EVENSTEP_RESUME names a c
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -35,6 +36,7 @@ from evenstep.checkpoint_room import Room
 from evenstep.checkpoint_snapshot import Snapshot
 from evenstep.checkpoint_state import KINDS, Loader, capture, load_random, pack_random
 from evenstep.checkpoint_uploads import OlderStay, begin_look, newest_elsewhere, under_way, upload, wait_for_uploads
+from evenstep.errors import words_of
 from evenstep.exchange_state import capture_exchange, restore_exchange
 from evenstep.generation_gift import Gift
 
@@ -97,14 +99,7 @@ def _finish_at_exit() -> None:
     wait_for_uploads()
 
 
-def _register_exit() -> None:
-    # the thread is a daemon's: this waits for what it writes, and tells its error
-    import atexit
-
-    atexit.register(_finish_at_exit)
-
-
-_register_exit()
+atexit.register(_finish_at_exit)  # the thread is a daemon's: this waits for what it writes, and tells its error
 
 
 def _join_background() -> None:
@@ -266,49 +261,51 @@ def _save(
             "other ranks have made these calls without it",
         )
         return step_folder(folder_of(session), int(session.step), lineage_of(session))[0] if path is None else path
+    causes: list[Exception] = []
     with session.steps.apart(_core.SPAN_CHECKPOINT):  # where a rank is lost, those that are left write it
         session.synchronise_models()  # a call of its own: where a rank is lost later, it is not made again
-        written: str = session.call_by_all(lambda: os.fspath(_save_apart(session, path, extra, wait, between, told)))
-        return Path(written)
+        outcome = session.call_by_all(lambda: _save_apart(session, path, extra, wait, between, told, causes))
+        return _go_on_from(session, json.loads(outcome), extra, causes)
 
 
-def words_of(error: BaseException) -> str:
-    """What is told of it on all ranks: errors of the script's own objects say little without their type."""
-    if isinstance(error, EvenstepError):
-        return str(error)
-    return ": ".join(filter(None, (type(error).__name__, str(error))))
+def _go_on_from(session: Any, result: dict[str, Any], extra: Any, causes: list[Exception]) -> Path:
+    """After the call, and no part of it: a rank may have its outcome from another one that came out of it, and all have made it,
+    also where it is an error."""
+    if not result.get("kept"):
+        session.user_state = extra
+    if "error" in result:
+        raise EvenstepError(result["error"]) from next(iter(causes), None)
+    if result["loaded"]:  # what the script does to its objects from here on is not in the checkpoint
+        session.put_objects_back()
+    return Path(result["path"])
 
 
-def _save_apart(session: Any, path: Path | None, extra: Any, wait: bool, between: bool, told: Told | None) -> Path:
+def _save_apart(
+    session: Any, path: Path | None, extra: Any, wait: bool, between: bool, told: Told | None, causes: list[Exception]
+) -> str:
+    """The outcome, in JSON. causes: of an error on this rank, that is not in words of ours."""
     if told is None and session.steps.syncs:  # before those of the cadence the session has done it
         session.parameter_checks.check_now()
     random_states = session.all_gather_bytes(pack_random(session.pending_random))
     session.exchange_state = capture_exchange(session)
     outcome: bytes | None = None
-    cause: Exception | None = None
+    causes.clear()
     if session.rank == 0:
         try:
             folder, kept = _on_rank_zero(session, path, random_states, extra, wait, between, told)
             loaded = kept and _is_loaded(session, folder)
             outcome = json.dumps({"path": os.fspath(folder), "kept": kept, "loaded": loaded}).encode()
         except Exception as error:  # whatever an object's state_dict raises: the others wait for this one's answer
-            cause = None if isinstance(error, EvenstepError) else error
+            causes += [] if isinstance(error, EvenstepError) else [error]
             if told is not None and _room.refused(session, session.step, error):
                 outcome = json.dumps({"path": "", "kept": True, "loaded": False}).encode()
             else:
                 outcome = json.dumps({"error": words_of(error)}).encode()
     session.exchange_state = {}
     try:
-        result = json.loads(session.broadcast_bytes(outcome))
+        return bytes(session.broadcast_bytes(outcome)).decode()
     finally:
         _background.begin()
-    if not result.get("kept"):
-        session.user_state = extra
-    if "error" in result:
-        raise EvenstepError(result["error"]) from cause
-    if result["loaded"]:  # what the script does to its objects from here on is not in the checkpoint
-        session.put_objects_back()
-    return Path(result["path"])
 
 
 def checkpoint(

@@ -17,6 +17,7 @@ import torch
 from evenstep import _core
 from evenstep.checkpoint_keeping import folder_of, lineage_of, step_folder
 from evenstep.checkpoint_state import pack_random
+from evenstep.errors import words_of
 from evenstep.exchange_state import capture_exchange
 from evenstep.exits import ended_by_exception
 
@@ -83,7 +84,7 @@ def _at_exit(session: Any) -> None:
     for loader in session.loaders.values():
         if loader.train:
             loader.reopen()
-    from evenstep.checkpoint import words_of, write_here
+    from evenstep.checkpoint import write_here
 
     session.exchange_state = last.exchange
     try:

@@ -20,3 +20,10 @@ def error_as(kind: type[E], status: str, what: str, fix: str | None = None, rank
     error = kind(f"{what} ({status})" + (f"\n  fix: {fix}" if fix is not None else ""))
     error.status, error.fix, error.rank, error.device = status, fix, rank, None
     return error
+
+
+def words_of(error: BaseException) -> str:
+    """What is told of it on all ranks: errors of the script's own objects say little without their type."""
+    if isinstance(error, EvenstepError):
+        return str(error)
+    return ": ".join(filter(None, (type(error).__name__, str(error))))

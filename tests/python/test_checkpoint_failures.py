@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_session import OneProcess, ck, empty_place, files, names, use  # noqa: F401
+from checkpoint_session import OneProcess, ck, empty_place, files, names, small, use  # noqa: F401
 from torch import nn
 
 from evenstep import EvenstepError, _core
@@ -124,6 +125,27 @@ def test_unsavable_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EvenstepError, match="sparse"):
         ck.checkpoint("here", extra={"t": torch.eye(3).to_sparse()})
     assert not names(".")
+
+
+def test_a_rank_that_has_the_outcome_from_another_goes_on_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank was lost after another one had heard it: the call is not made again."""
+    session = use(monkeypatch, OneProcess(model=small()))
+    outcome = {"path": "there", "kept": False, "loaded": False}
+    session.call_by_all = lambda make: json.dumps(outcome)
+    assert ck.checkpoint(extra={"by": "the script"}) == Path("there") and session.user_state == {"by": "the script"}
+    outcome = {"error": "no room"}
+    with pytest.raises(EvenstepError, match="no room"):
+        ck.checkpoint()
+    ended = []
+
+    def call_by_all(make: Any) -> Any:
+        ended.append(made := make())
+        return made
+
+    session.call_by_all = call_by_all  # all have made a call whose outcome is an error, too
+    with pytest.raises(EvenstepError, match="'extra/what'"):
+        ck.checkpoint(extra={"what": object()})
+    assert "error" in json.loads(ended[0])
 
 
 def test_background_write_sees_the_state_of_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
