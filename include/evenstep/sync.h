@@ -174,6 +174,11 @@ EVEN_PUBLIC even_status even_sync_left_out(even_sync *sync, size_t index, int of
  * not kept, and what was left out before waits for the next. The same on all ranks. EVEN_ERR_STATE where no round is
  * open. */
 EVEN_PUBLIC even_status even_sync_discard(even_sync *sync) EVEN_MUST_USE;
+/* Between rounds, after one that was discarded: the sum of parameter `index` is used all the same, as the gradient of
+ * the next round (it lies in the slot). What waited before is in that sum, so what the round left out of the parameter
+ * waits in its place. Nothing where the last round was not discarded, or its sums were not finite. EVEN_ERR_STATE
+ * inside a round, EVEN_ERR_ARGUMENT where there is no such parameter. */
+EVEN_PUBLIC even_status even_sync_keep(even_sync *sync, size_t index) EVEN_MUST_USE;
 /* Between rounds: nothing has been left out so far, and steps count their rounds anew (which is in the seed), as after
  * even_sync_open. EVEN_ERR_STATE inside a round. */
 EVEN_PUBLIC even_status even_sync_forget(even_sync *sync) EVEN_MUST_USE;

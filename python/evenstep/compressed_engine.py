@@ -4,7 +4,7 @@ encoded; others travel as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -42,6 +42,7 @@ class CompressedEngine(Leftovers, GatheringEngine):
         self._new_of_sums: dict[int, torch.Tensor] = {}
         self._round = (-1, 0)  # the step, and which round of it
         self._counts = True  # the round under way
+        self._discarded: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})  # both, of the last round
         self._lies = {}  # each parameter's bucket, and where in it
         for number, bucket in enumerate(self._buckets):
             if bucket.flat.dtype in self._encoded:
@@ -56,15 +57,29 @@ class CompressedEngine(Leftovers, GatheringEngine):
         last, count = self._round
         self._round = (step, count + 1 if last == step else 0)
         self._counts = True
+        self._discarded = {}, {}
 
     def discard(self) -> None:
         self._counts = False
 
+    def keep(self, indices: Iterable[int]) -> None:
+        left, of_sums = self._discarded
+        for index in indices:
+            number, at = self._lies[index]
+            if number in left:
+                _keep(self._left_out, number, left[number], at, at + self.views[index].numel())
+            if number in of_sums:
+                start, stop = self._own_part(index)
+                _keep(self._left_of_sums, number, of_sums[number], start, stop)
+
     def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
         costs = super()._reduce(flats)
-        if self._new and self._counts and all_finite(flats):  # the same bits on all ranks
-            self._left_out.update(self._new)
-            self._left_of_sums.update(self._new_of_sums)
+        if self._new and all_finite(flats):  # the same bits on all ranks
+            if self._counts:
+                self._left_out.update(self._new)
+                self._left_of_sums.update(self._new_of_sums)
+            else:
+                self._discarded = dict(self._new), dict(self._new_of_sums)
         # else nothing that was sent is used (a GradScaler skips the step on every rank): what was left out before stays
         self._new.clear()
         self._new_of_sums.clear()
@@ -155,11 +170,18 @@ class CompressedEngine(Leftovers, GatheringEngine):
         if not in_parts(self._way, self._exchange.ranks, self._encoding.bytes(flat.numel())):
             return None
         part = self._parts(flat.numel())[self._group.rank]
-        start, stop = max(at, part.start), min(end, part.stop)
+        start, stop = self._own_part(index)
         if start >= stop:
             return None
         sums = self._left_of_sums.setdefault(number, torch.zeros(part.stop - part.start, device=flat.device))
-        return sums[start - part.start : stop - part.start], start - at
+        return sums[start:stop], start + part.start - at
+
+    def _own_part(self, index: int) -> tuple[int, int]:
+        """Where a parameter begins and ends among the values of its bucket that this rank adds up; none where it ends first."""
+        number, at = self._lies[index]
+        part = self._parts(self._buckets[number].flat.numel())[self._group.rank]
+        start, stop = max(at, part.start), min(at + self.views[index].numel(), part.stop)
+        return start - part.start, stop - part.start
 
     def forget(self) -> None:
         self._left_out.clear()
@@ -174,6 +196,12 @@ def _check_size(bucket: Bucket) -> None:
             f"a bucket of {count} elements, of {members} parameters, cannot travel encoded: 2^31 - 1 are the most\n  fix: "
             + ("give a smaller bucket_cap_mb" if members > 1 else "train this model without compression, or in 16 bits")
         )
+
+
+def _keep(kept: dict[int, torch.Tensor], number: int, left: torch.Tensor, start: int, stop: int) -> None:
+    """Of a bucket, what was left out of its values from `start` to `stop`."""
+    if start < stop:
+        kept.setdefault(number, torch.zeros_like(left))[start:stop] = left[start:stop]
 
 
 def _fill(values: torch.Tensor, parts: Sequence[slice], source: torch.Tensor | None) -> None:

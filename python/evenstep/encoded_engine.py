@@ -4,7 +4,7 @@ the GIL, while backward goes on; and what both engines that encode tell checkpoi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -152,6 +152,11 @@ class EncodedEngine(Leftovers, SharedEngine):
 
     def discard(self) -> None:
         self._sync.discard()
+
+    def keep(self, indices: Iterable[int]) -> None:
+        self._copy_before()
+        for index in indices:
+            self._sync.keep(self._place[index])
 
     # -- where ranks may be lost --
 

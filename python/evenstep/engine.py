@@ -104,7 +104,8 @@ class Engine(Protocol):
         (nor this one for theirs); `settle()`, after backward, waits for what this rank does for the exchange by itself, and for
         no other rank; `give_up()` ends a round that counts nothing, so that no rank waits for another for ever; `end_calls()`
         does so where training has ended by an error, and there is no other round; `discard()`, in a round of which nobody will use
-        the sums, so that what an encoding leaves out of it is not kept; `know(used)`,
+        the sums, so that what an encoding leaves out of it is not kept; `keep(indices)`, after it: of these parameters somebody does,
+        as the next round's gradients, and what was left out of them waits for that; `know(used)`,
         between rounds, where `asks_once` is True, says what `used` is from then on, and no rank asks the others (None: again
         they do). These three are the same on all ranks.
         """

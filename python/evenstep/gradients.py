@@ -443,6 +443,8 @@ class GradientSync:
             self.engine.discard()
         used, report = self._close_round()
         if again:
+            if hasattr(self.engine, "keep"):  # the first round's sums are gradients of the second
+                self.engine.keep(self._kept.are_views(self.parameters[: self._dense]))
             self.wholes.divide_sums(self.engine.views)
             self._begin(weight)
             used, second = self._close_round()

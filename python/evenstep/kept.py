@@ -47,6 +47,10 @@ class KeptGradients:
         """Those whose gradient lies in the engine's memory."""
         return [index for index, p in enumerate(parameters) if _storage(p.grad) == self._addresses[index]]
 
+    def are_views(self, parameters: Sequence[torch.Tensor]) -> list[int]:
+        """Those whose gradient is the engine's own tensor."""
+        return [index for index, p in enumerate(parameters) if p.grad is self._views[index]]
+
     def _move(self, kept: list[int], added_to: set[int]) -> None:
         copies = {self._addresses[index]: self._storages[index].clone() for index in kept}
         held = [self._views[index] for index in kept]

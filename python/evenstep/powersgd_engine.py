@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +83,7 @@ class PowerSGDEngine(GatheringEngine):
         self._seed = options.seed & 0x7FFFFFFF
         self._before: tuple[Any, ...] | None = None  # the first round since `stands`
         self._counts = True  # the round under way
+        self._discarded: dict[int, torch.Tensor] = {}  # errors of the last round
         self.state = hooks.PowerSGDState(
             self._sums if isinstance(exchange, SharedExchange) else exchange.process_group,
             matrix_approximation_rank=int(options.compression.number),
@@ -94,9 +95,21 @@ class PowerSGDEngine(GatheringEngine):
     def begin(self, weight: float, step: int) -> None:
         super().begin(weight, step)
         self._counts = True
+        self._discarded = {}
 
     def discard(self) -> None:
         self._counts = False
+
+    def keep(self, indices: Iterable[int]) -> None:
+        kept, errors = set(indices), self.state.error_dict
+        for number, left in self._discarded.items():
+            whole, at = errors[number].clone() if number in errors else torch.zeros_like(left), 0
+            for index in self._buckets[number].indices:
+                end = at + self.views[index].numel()
+                if index in kept:
+                    whole[at:end] = left[at:end]
+                at = end
+            errors[number] = whole
 
     def _reduce(self, flats: Sequence[tuple[int, torch.Tensor]]) -> tuple[int, int]:
         encoded = [number for number, flat in flats if flat.dtype in self._encoded and flat.numel() > 0]
@@ -109,6 +122,7 @@ class PowerSGDEngine(GatheringEngine):
             finite = all(map(any, self._group.exchange(bytes([all_finite(flats)]))))
             self._met_ns = _core.clock_ns()
             if not (finite and self._counts):  # what is not finite would stay in every later one
+                self._discarded = dict(self.state.error_dict) if finite else {}
                 self._put_back(*before)  # a GradScaler skips the step, or its round is made a second time
         return costs
 

@@ -412,6 +412,15 @@ static PyObject *sync_discard(PyObject *object, PyObject *unused) {
   return sync == NULL ? NULL : even_ext_done(even_sync_discard(sync));
 }
 
+static PyObject *sync_keep(PyObject *object, PyObject *arguments) {
+  Py_ssize_t index = 0;
+  even_sync *sync = engine_of(object);
+  if (sync == NULL || !PyArg_ParseTuple(arguments, "n:keep", &index)) {
+    return NULL;
+  }
+  return even_ext_done(even_sync_keep(sync, (size_t)index));
+}
+
 static PyObject *sync_forget(PyObject *object, PyObject *unused) {
   even_sync *sync = engine_of(object);
   (void)unused;
@@ -459,6 +468,7 @@ static PyMethodDef methods[] = {
     {"left_out", sync_left_out, METH_VARARGS,
      "left_out(index, of_sums): (address, first, count) of what the encoding has left out of the parameter so far"},
     {"discard", sync_discard, METH_NOARGS, "discard(): what the round under way leaves out is not kept"},
+    {"keep", sync_keep, METH_VARARGS, "keep(i): what the last round left out of it is kept, although it was discarded"},
     {"forget", sync_forget, METH_NOARGS, "forget(): nothing has been left out so far"},
     {"close", sync_close, METH_NOARGS, "ends the engine; a round under way is revoked on all ranks"},
     {NULL, NULL, 0, NULL}};

@@ -263,6 +263,7 @@ void even_encoded_end(even_encoded *encoded, const even_sync_layout *layout) {
     if (bucket->went && encoded->finite && encoded->counts) {
       bucket->turn = (uint8_t)(bucket->turn ^ 1u);
     }
+    bucket->discarded = bucket->went && encoded->finite && !encoded->counts;
     bucket->went = false;
   }
 }

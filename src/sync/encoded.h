@@ -16,8 +16,9 @@ typedef struct even_encoded_bucket {
   size_t own_count;
   size_t sums_first; /* where that part begins in what is kept of sums */
   bool in_parts;
-  bool went;    /* encoded in this round */
-  uint8_t turn; /* which of the two memories holds what was left out before this round */
+  bool went;      /* encoded in this round */
+  bool discarded; /* the last round, whose sums were finite: the other memory holds what that left out */
+  uint8_t turn;   /* which of the two memories holds what was left out before this round */
 } even_encoded_bucket;
 
 typedef struct even_encoded {

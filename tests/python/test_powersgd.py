@@ -70,6 +70,43 @@ def test_a_step_whose_gradients_overflow_leaves_no_trace(run_ranks: Callable[...
         es.exchange_gradients()
         wanted = 1.5 if reduction == "mean" else 3.0
         assert all(torch.equal(p.grad, torch.full_like(p, wanted)) for p in model.parameters()), reduction
+
+    # Nor is what an encoding left out counted twice there: what has come and what waits are what was there, made twice or once.
+    from evenstep.group import gather_objects
+    def waits(compression):
+        total = [torch.zeros_like(p, dtype=torch.float64).view(-1) for p in model.parameters()]
+        if compression.startswith("powersgd"):
+            for index, left in engine()._left_of_parameters(engine().feedback_state()).items():
+                total[index] += left / es.world_size()
+        else:
+            for key, left in engine().feedback_state().items():
+                if key.startswith(("left", "sum")):
+                    index, first = map(int, [*key.split(), "0"][1:3])
+                    total[index][first : first + left.numel()] += left
+        rows = gather_objects(es.session().group, [one.tolist() for one in total])
+        return [torch.tensor(of_ranks, dtype=torch.float64).sum(0) for of_ranks in zip(*rows)]
+
+    for options in (("powersgd:1",), ("topk:0.1", None), ("onebit", None), ("topk:0.1",), ("onebit",)):
+        model = prepared(two, *options)
+        GradientSync.refired = False
+        for number in range(12):
+            exchanged(model, number)
+        GradientSync.refired = True
+        es.exchange_gradients()  # of none
+        for place, p in enumerate(model.parameters()):
+            p.grad = torch.full_like(p, 0.5 + es.rank() + place)
+        es.exchange_gradients()
+        for number in range(3):  # the first parameter's own memory each time, the others' the engine's
+            first = next(model.parameters())
+            first.grad = torch.randn(first.shape, generator=torch.Generator().manual_seed(es.rank() + number))
+            own = gather_objects(es.session().group, first.grad.view(-1).tolist())
+            there = [p.grad.view(-1).double() for p in model.parameters()]
+            there[0] = torch.tensor(own, dtype=torch.float64).mean(0)
+            before = [a + b for a, b in zip(there, waits(options[0]))]
+            es.exchange_gradients()
+            assert all(p.grad is view for p, view in list(zip(model.parameters(), engine().views))[1:])
+            after = [p.grad.view(-1).double() + b for p, b in zip(model.parameters(), waits(options[0]))]
+            assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(before, after)), (options, number)
     """
     run_ranks(BOTH + code)
 

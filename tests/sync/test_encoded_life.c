@@ -208,9 +208,11 @@ static int misuse_body(even_comm *comm, void *argument) {
   RANKS_EXPECT(comm, fix != NULL && strstr(fix, "without compression") != NULL);
   RANKS_EXPECT(comm, even_sync_open(&right, comm, &sync) == EVEN_OK);
   RANKS_EXPECT(comm, even_sync_discard(sync) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_sync_keep(sync, MODEL_PARAMETERS) == EVEN_ERR_ARGUMENT);
   RANKS_EXPECT(comm, even_sync_left_out(sync, MODEL_PARAMETERS, 0, &left) == EVEN_ERR_ARGUMENT);
   RANKS_EXPECT(comm, even_sync_begin(sync, 1.0, 0) == EVEN_OK);
   RANKS_EXPECT(comm, even_sync_left_out(sync, 0, 0, &left) == EVEN_ERR_STATE);
+  RANKS_EXPECT(comm, even_sync_keep(sync, 0) == EVEN_ERR_STATE);
   RANKS_EXPECT(comm, even_sync_forget(sync) == EVEN_ERR_STATE);
   RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_OK);
   even_sync_close(sync);
@@ -279,6 +281,68 @@ static void test_discarding(void **state) {
     even_sync_encoding encoding = (even_sync_encoding)number;
     even_sync_params params = model_params(encoding, EVEN_SYNC_PARTS);
     assert_int_equal(run_with(2, arena_of(&params), discard_body, &encoding), 0);
+  }
+}
+
+/* What waits of parameter 0, first of this rank's own gradients and then of its sums. */
+static int left_of(even_comm *comm, even_sync *sync, float waiting[2][1000]) {
+  for (int of_sums = 0; of_sums < 2; of_sums++) {
+    even_sync_left left;
+    memset(waiting[of_sums], 0, sizeof waiting[of_sums]);
+    RANKS_EXPECT(comm, even_sync_left_out(sync, 0, of_sums, &left) == EVEN_OK);
+    RANKS_EXPECT(comm, of_sums != 0 || left.count == 1000);
+    if (left.count > 0) {
+      memcpy(waiting[of_sums] + left.first, left.values, left.count * sizeof *left.values);
+    }
+  }
+  return 0;
+}
+
+/* Of a discarded round whose sum is used, what it left out waits as after any other. */
+static int keep_body(even_comm *comm, void *argument) {
+  even_sync_params params = model_params(*(const even_sync_encoding *)argument, EVEN_SYNC_PARTS);
+  float gradient[1000];
+  float sum[1000];
+  float left[3][2][1000];
+  even_sync *sync = NULL;
+  for (size_t i = 0; i < 1000; i++) {
+    gradient[i] = (float)(i % 37) - 11.3f;
+  }
+  RANKS_EXPECT(comm, even_sync_open(&params, comm, &sync) == EVEN_OK);
+  if (a_round(comm, sync, gradient, sum) != 0 || left_of(comm, sync, left[0]) != 0) {
+    return 1;
+  }
+  RANKS_EXPECT(comm, even_sync_keep(sync, 0) == EVEN_OK); /* it was not discarded */
+  if (left_of(comm, sync, left[1]) != 0) {
+    return 1;
+  }
+  const unsigned char *bytes[3] = {(const unsigned char *)left[0], (const unsigned char *)left[1],
+                                   (const unsigned char *)left[2]};
+  RANKS_EXPECT(comm, memcmp(bytes[0], bytes[1], sizeof left[0]) == 0);
+  RANKS_EXPECT(comm, even_sync_forget(sync) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_begin(sync, 0.5, 3) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_ready(sync, 0, gradient) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_discard(sync) == EVEN_OK);
+  RANKS_EXPECT(comm, even_sync_finish(sync, NULL, NULL) == EVEN_OK);
+  if (left_of(comm, sync, left[1]) != 0) {
+    return 1;
+  }
+  RANKS_EXPECT(comm, even_sync_keep(sync, 0) == EVEN_OK);
+  if (left_of(comm, sync, left[2]) != 0) {
+    return 1;
+  }
+  RANKS_EXPECT(comm, memcmp(bytes[0], bytes[1], sizeof left[0]) != 0);
+  RANKS_EXPECT(comm, memcmp(bytes[0], bytes[2], sizeof left[0]) == 0);
+  even_sync_close(sync);
+  return 0;
+}
+
+static void test_keeping(void **state) {
+  (void)state;
+  for (int number = EVEN_SYNC_ONE_BIT; number <= EVEN_SYNC_TOP; number++) {
+    even_sync_encoding encoding = (even_sync_encoding)number;
+    even_sync_params params = model_params(encoding, EVEN_SYNC_PARTS);
+    assert_int_equal(run_with(2, arena_of(&params), keep_body, &encoding), 0);
   }
 }
 
@@ -387,6 +451,7 @@ int main(void) {
       cmocka_unit_test(test_the_next_bucket_is_encoded_meanwhile),
       cmocka_unit_test(test_misuse),
       cmocka_unit_test(test_discarding),
+      cmocka_unit_test(test_keeping),
       cmocka_unit_test(test_forgetting),
       cmocka_unit_test(test_faults),
       cmocka_unit_test(test_death),
