@@ -233,7 +233,8 @@ def test_the_leaders_death_ends_all(hosts: Hosts, script: Script) -> None:
 
 
 def test_a_leader_is_started_again(hosts: Hosts, script: Script) -> None:
-    job = hosts.start("--checkpoint-copies", "1", "--log-rank", "all", script(WAITING))  # ranks do not outlast it so
+    hosts.environment = hosts.environment | {"EVENSTEP_RESTART_AGENT": "anew"}
+    job = hosts.start("--log-rank", "all", script(WAITING))
     ranks = _processes(job)
     leader = int(pathlib.Path(f"/proc/{ranks[0]}/stat").read_text().rpartition(")")[2].split()[1])
     assert leader != job.process.pid

@@ -168,13 +168,13 @@ def kill_agent(job: Job, rank: int) -> str:
     return f"agent (process {agent}) was ended by SIGKILL: another one is started in 1 s, once its ranks are gone"
 
 
-# Copies of checkpoints on their way are what ranks of several hosts do not outlast their agent with.
-ALONE = ("--checkpoint-copies", "1")
+# Ranks do not outlast their agent so.
+ALONE = {"EVENSTEP_RESTART_AGENT": "anew"}
 
 
 @pytest.mark.parametrize("rank", range(2))
 def test_an_agent_that_is_killed_is_started_again(launched: Launched, waiting: str, rank: int) -> None:
-    leader, follower = launched.of_slurm("--max-restarts", "1", "--name", "a", *ALONE, *SHELL, waiting)
+    leader, follower = launched.of_slurm("--max-restarts", "1", "--name", "a", *SHELL, waiting, **ALONE)
     ranks = processes(leader)
     said = kill_agent(leader, rank)
     code, text = leader.finish()
@@ -198,8 +198,8 @@ def test_of_mpirun_an_agent_that_is_killed_is_started_again(
     launched: Launched, waiting: str, mpirun: str, rank: int
 ) -> None:
     assert mpirun
-    words = launched.command("--max-restarts", "1", *ALONE, *SHELL, waiting)
-    job = launched.start([mpirun, "-n", "2", *words], **QUIET)
+    words = launched.command("--max-restarts", "1", *SHELL, waiting)
+    job = launched.start([mpirun, "-n", "2", *words], **QUIET, **ALONE)
     ranks = processes(job)
     said = kill_agent(job, rank)
     code, text = job.finish()
