@@ -20,6 +20,7 @@ typedef struct even_bring {
   bring_state state;
   bool quiet;
   bool memory; /* to the host's */
+  bool came;   /* what the host has of it came there */
   uint64_t serial;
   even_bring_files files;
   even_error why;
@@ -152,6 +153,10 @@ bool even_bring_was_sent(const even_host_agent *agent) {
   return agent->bring != NULL && agent->bring->files.next > 0;
 }
 
+bool even_bring_had_come(const even_host_agent *agent) {
+  return agent->bring != NULL && agent->bring->came && !even_bring_was_sent(agent);
+}
+
 void even_bring_traffic(const even_host_agent *agent, uint64_t *sent_bytes, uint64_t *spared_bytes) {
   *sent_bytes = agent->bring == NULL ? 0 : agent->bring->files.sent_bytes;
   *spared_bytes = agent->bring == NULL ? 0 : agent->bring->files.spared_bytes;
@@ -168,6 +173,7 @@ static void hear_where(even_host_agent *agent, const json_t *content) {
     fail(agent->bring);
   } else {
     agent->bring->state = HOLDS;
+    agent->bring->came = json_is_true(json_object_get(content, "came"));
   }
 }
 

@@ -4,6 +4,7 @@
 #ifndef EVEN_ORCHESTRATOR_BRING_H
 #define EVEN_ORCHESTRATOR_BRING_H
 
+#include "base/json_writer.h"
 #include "orchestrator/bring_files.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
@@ -32,6 +33,9 @@ even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *
 even_bring_step even_bring_state(const even_host_agent *agent, const even_error **why);
 /* Whether the last one had to be sent. */
 bool even_bring_was_sent(const even_host_agent *agent);
+/* Whether the last one had not to be, and is no folder that this host sees, too: it came before, from whichever agent
+ * led then. */
+bool even_bring_had_come(const even_host_agent *agent);
 /* Bytes of it that were sent, and those of files that the host had already. */
 void even_bring_traffic(const even_host_agent *agent, uint64_t *sent_bytes, uint64_t *spared_bytes);
 /* What a host says of it (HOLDS). */
@@ -44,12 +48,32 @@ typedef struct even_bring_take even_bring_take;
 
 /* What a host has of checkpoints that came; it outlives who takes them, which each leader has anew. */
 typedef struct even_bring_kept {
-  even_text disk;                /* the last one that came to its disk, which goes when another one is whole */
-  even_text memory;              /* the same in its memory */
-  struct even_host_memory *host; /* its memory for them; NULL: nothing has come there */
+  even_text disk;                 /* the last one that came to its disk, which goes when another one is whole */
+  even_text memory;               /* the same in its memory */
+  even_text coming;               /* all of one has come, and it may have this name by now; "": of none */
+  bool to_memory;                 /* that one */
+  struct even_host_memory *host;  /* its memory for them; NULL: nothing has come there */
+  void (*changed)(void *context); /* these texts are others: who is to be left them has to be; may be NULL */
+  void *context;
 } even_bring_kept;
 
 void even_bring_kept_free(even_bring_kept *kept);
+
+/* ---- the texts, bring_kept.c ---- */
+
+/* Before that one is named: whoever has the texts next may find it there, or not. */
+void even_bring_kept_await(even_bring_kept *kept, bool memory, const char *place);
+/* It is there, and what was kept before it goes. */
+void even_bring_kept_follow(even_bring_kept *kept, bool memory, const char *place);
+/* It is not there, or not as one that came. */
+void even_bring_kept_miss(even_bring_kept *kept);
+/* Whether what lies there came. */
+bool even_bring_kept_has(const even_bring_kept *kept, const char *folder);
+/* Members of the object that is being written. */
+void even_bring_kept_write(const even_bring_kept *kept, even_json *json);
+/* What an agent before had, which was killed: looks what has become of the one that came. `from` NULL: nothing. */
+even_status even_bring_kept_read(even_bring_kept *kept, const json_t *from) EVEN_MUST_USE;
+
 /* Takes checkpoints from `parcels` that come from the host of that number; `tell` frees the text. `kept`, the caller's,
  * outlives it. */
 even_status even_bring_take_open(even_parcels *parcels, int from, even_bring_kept *kept,

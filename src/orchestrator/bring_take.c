@@ -61,6 +61,7 @@ static void say_where(even_bring_take *take, const char *folder) {
   even_json_bool(&json, "holds", folder != NULL);
   if (folder != NULL) {
     even_json_string(&json, "folder", folder);
+    even_json_bool(&json, "came", even_bring_kept_has(take->kept, folder));
   }
   even_json_object_end(&json);
   take->tell(take->context, &text);
@@ -117,6 +118,7 @@ static void start_commit(even_bring_take *take) {
   take->whole = take->incoming;
   take->incoming = NULL;
   take->ending = true;
+  even_bring_kept_await(take->kept, take->in_memory, even_text_string(&take->place));
   atomic_store(&take->unwanted, false);
   take->threaded = even_thread_start(commit_apart, take, &take->thread) == EVEN_OK;
   if (!take->threaded) {
@@ -141,15 +143,9 @@ static even_text *before_of(const even_bring_take *take) {
   return take->in_memory ? &take->kept->memory : &take->kept->disk;
 }
 
-/* It goes when the next one is whole, and not sooner. */
+/* The one before goes when the next one is whole, and not sooner. */
 static void follow_before(even_bring_take *take) {
-  const char *place = even_text_string(&take->place);
-  even_text *before = before_of(take);
-  if (before->length > 0 && strcmp(before->data, place) != 0 && even_checkpoint_remove(before->data) != EVEN_OK) {
-    even_error_clear(); /* somebody has removed it */
-  }
-  even_text_clear(before);
-  even_text_add(before, place);
+  even_bring_kept_follow(take->kept, take->in_memory, even_text_string(&take->place));
 }
 
 /* What the new one shared with the one before may be what is damaged: the next one shall come whole. */
@@ -168,12 +164,14 @@ static void drop_damaged(even_bring_take *take) {
 static void conclude(even_bring_take *take) {
   const char *place = even_text_string(&take->place);
   if (take->status == EVEN_ERR_IN_USE && holds(place, take->sum)) {
+    even_bring_kept_miss(take->kept);
     say_where(take, place); /* it has come another way meanwhile */
     return;
   }
   if (take->status != EVEN_OK) {
     say_error(take, &take->why);
     drop_damaged(take);
+    even_bring_kept_miss(take->kept);
     return;
   }
   follow_before(take);
@@ -194,6 +192,8 @@ static void give_up(even_bring_take *take) {
     end_commit(take);
     if (take->status == EVEN_OK) {
       follow_before(take);
+    } else {
+      even_bring_kept_miss(take->kept);
     }
   }
   even_checkpoint_incoming_abandon(take->incoming);
@@ -454,6 +454,7 @@ static void failed(void *context, const even_parcel *parcel, const even_error *w
 void even_bring_kept_free(even_bring_kept *kept) {
   even_text_free(&kept->disk);
   even_text_free(&kept->memory);
+  even_text_free(&kept->coming);
   even_host_memory_close(kept->host);
   *kept = (even_bring_kept){.host = NULL};
 }

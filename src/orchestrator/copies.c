@@ -27,6 +27,7 @@ typedef struct copies_of {
   bool told;         /* of any */
   bool failed;       /* the last one, on some host */
   bool failure_told; /* and how it failed */
+  bool anew;         /* whoever lacks it gets it, also where there is no newer one */
 } copies_of;
 
 struct even_copies {
@@ -198,7 +199,7 @@ static void tell_copy(even_job *job, const even_host_agent *agent, uint64_t byte
     even_job_notice(job, "host %s has a copy of %s%s, sent in %.1f s (%.1f MB); newer ones follow", agent->name, name,
                     kind->memory ? " in its memory" : "", (double)(even_clock_ns() - copies->begun_ns) / 1e9,
                     (double)bytes / 1e6);
-  } else if (kind->news) {
+  } else if (kind->news && !even_bring_had_come(agent)) {
     even_job_notice(job, "host %s has %s already: where it sees this folder, there are no copies on it", agent->name,
                     name);
   }
@@ -223,11 +224,15 @@ static void keep_in_mind(even_copies *copies, const even_host_agent *agent) {
   even_text_add(&held->order, order);
 }
 
+static bool is_copy(const even_host_agent *agent) {
+  return even_bring_was_sent(agent) || even_bring_had_come(agent);
+}
+
 /* The one under way may have come there since the last tick: between attempts there is none. */
 static void hear_of_last(even_hosts *hosts) {
   const copies_of *kind = hosts->copies->now;
   for (size_t i = 1; kind != NULL && i <= kind->most; i++) {
-    if (even_bring_state(&hosts->agents[i], NULL) == EVEN_BRING_HOLDS && even_bring_was_sent(&hosts->agents[i])) {
+    if (even_bring_state(&hosts->agents[i], NULL) == EVEN_BRING_HOLDS && is_copy(&hosts->agents[i])) {
       keep_in_mind(hosts->copies, &hosts->agents[i]);
     }
   }
@@ -262,8 +267,10 @@ static void take_stock(even_job *job, const even_host_agent *agent) {
   even_bring_traffic(agent, &bytes, &spared);
   tell_copy(job, agent, bytes);
   copies->now->told = true;
-  if (even_bring_was_sent(agent)) {
+  if (is_copy(agent)) {
     keep_in_mind(copies, agent);
+  }
+  if (even_bring_was_sent(agent)) {
     copies->sent++;
     copies->sent_bytes += bytes;
     copies->spared_bytes += spared;
@@ -300,13 +307,24 @@ static void look(even_job *job) {
 static void look_for_new(even_job *job, copies_of *kind) {
   char *path = NULL;
   even_text order = EVEN_TEXT_EMPTY;
-  if (kind->most > 0 && has_changed(job, kind) && find_new(job, kind, &path, &order) == EVEN_OK && path != NULL &&
-      strcmp(path, even_text_string(&kind->newest)) != 0) {
+  bool anew = kind->anew;
+  if (kind->most > 0 && (has_changed(job, kind) || anew) && find_new(job, kind, &path, &order) == EVEN_OK &&
+      path != NULL && (anew || strcmp(path, even_text_string(&kind->newest)) != 0)) {
+    kind->anew = false;
     begin(job, kind, path, &order);
   }
   even_free(path);
   even_text_free(&order);
   even_error_clear(); /* what cannot be read now is looked at again when a name comes */
+}
+
+/* Another agent of a host, which takes no checkpoint before it has said what runs there. */
+static bool any_comes_anew(const even_hosts *hosts) {
+  bool any = false;
+  for (size_t i = 1; !any && i < hosts->count; i++) {
+    any = hosts->agents[i].renewed;
+  }
+  return any;
 }
 
 void even_copies_tick(even_job *job) {
@@ -323,7 +341,7 @@ void even_copies_tick(even_job *job) {
   if (copies->now != NULL) {
     look(job);
   }
-  if (copies->now != NULL || now < copies->next_ns) {
+  if (copies->now != NULL || now < copies->next_ns || any_comes_anew(hosts)) {
     return;
   }
   copies->next_ns = now + EACH_NS;
@@ -341,4 +359,81 @@ void even_copies_tell(even_job *job) {
   even_job_notice(
       job, "%llu copies of checkpoints were sent to other hosts: %.1f MB; %.1f MB had not changed, and were not",
       (unsigned long long)copies->sent, (double)copies->sent_bytes / 1e6, (double)copies->spared_bytes / 1e6);
+}
+
+/* ---- the agent is killed ---- */
+
+static void leave_text(const even_text *text, char *out, size_t bytes) {
+  bool fits = text->length < bytes;
+  memcpy(out, fits ? even_text_string(text) : "", fits ? text->length + 1 : 1);
+}
+
+/* One without an end is none. */
+static even_status take_text(const char *from, size_t bytes, even_text *out) {
+  size_t length = strnlen(from, bytes);
+  even_text_clear(out);
+  even_text_append(out, from, length < bytes ? length : 0);
+  return even_text_status(out);
+}
+
+static void leave_kind(const copies_of *kind, bool under_way, even_copies_left_kind *out) {
+  const even_text nothing = EVEN_TEXT_EMPTY;
+  leave_text(under_way || kind->anew ? &nothing : &kind->newest, out->newest, sizeof out->newest);
+  out->told = kind->told;
+  out->failed = kind->failed;
+  out->failure_told = kind->failure_told;
+}
+
+void even_copies_leave(const even_job *job, even_copies_left *out) {
+  const even_copies *copies = job->hosts == NULL ? NULL : job->hosts->copies;
+  const even_copies none = {.opened = false};
+  const even_copies *its = copies == NULL ? &none : copies;
+  for (size_t i = 0; i < 2; i++) {
+    leave_kind(&its->kinds[i], its->now == &its->kinds[i], &out->kinds[i]);
+  }
+  leave_text(&its->held.host, out->host, sizeof out->host);
+  leave_text(&its->held.folder, out->folder, sizeof out->folder);
+  leave_text(&its->held.order, out->order, sizeof out->order);
+  out->sent = its->sent;
+  out->sent_bytes = its->sent_bytes;
+  out->spared_bytes = its->spared_bytes;
+}
+
+static even_status take_held(even_copy *held, const even_copies_left *from) {
+  EVEN_TRY(take_text(from->host, sizeof from->host, &held->host));
+  EVEN_TRY(take_text(from->folder, sizeof from->folder, &held->folder));
+  return take_text(from->order, sizeof from->order, &held->order);
+}
+
+even_status even_copies_take(even_job *job, const even_copies_left *from) {
+  even_hosts *hosts = job->hosts;
+  if (hosts == NULL || (hosts->params.copies == 0 && hosts->params.memory_copies == 0)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(open_copies(hosts));
+  even_copies *copies = hosts->copies;
+  for (size_t i = 0; i < 2; i++) {
+    const even_copies_left_kind *left = &from->kinds[i];
+    EVEN_TRY(take_text(left->newest, sizeof left->newest, &copies->kinds[i].newest));
+    copies->kinds[i].told = left->told;
+    copies->kinds[i].failed = left->failed;
+    copies->kinds[i].failure_told = left->failure_told;
+  }
+  copies->sent = from->sent;
+  copies->sent_bytes = from->sent_bytes;
+  copies->spared_bytes = from->spared_bytes;
+  return take_held(&copies->held, from);
+}
+
+void even_copies_anew(even_host_agent *agent) {
+  even_copies *copies = agent->hosts->copies;
+  if (copies == NULL) {
+    return;
+  }
+  if (copies->now != NULL) {
+    even_bring_drop(agent); /* of that one alone nothing is told then */
+  }
+  for (size_t i = 0; i < 2; i++) {
+    copies->kinds[i].anew = copies->kinds[i].newest.length > 0;
+  }
 }

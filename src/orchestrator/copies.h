@@ -5,6 +5,7 @@
 #ifndef EVEN_ORCHESTRATOR_COPIES_H
 #define EVEN_ORCHESTRATOR_COPIES_H
 
+#include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 
 typedef struct even_copies even_copies;
@@ -18,8 +19,9 @@ typedef struct even_copy {
 
 /* Of the leader: looks whether there is a new one, and sends it where the last is there. Several times a second. */
 void even_copies_tick(even_job *job);
-/* The newest that this leader's agent has sent, valid until the next tick; NULL: it knows of none. What an agent or a
- * leader before it has sent it does not know, nor what a host had already: that may be the leader's own folder. */
+/* The newest that this leader's agent has sent, or one before it of whose ranks it has gone on with, valid until the
+ * next tick; NULL: it knows of none. What a leader before it has sent it does not know, nor what a host had already and
+ * did not get as a copy: that may be the leader's own folder. */
 const even_copy *even_copies_newest(even_job *job);
 /* The order of what is on its way to hosts now, NULL: nothing is. `copies` NULL is allowed. */
 const char *even_copies_coming(const even_copies *copies);
@@ -30,5 +32,35 @@ void even_copies_renew(even_copies *copies);
 /* The job has ended: says what was sent, where anything was. */
 void even_copies_tell(even_job *job);
 void even_copies_close(even_copies *copies);
+
+/* ---- the agent is killed, and the next one goes on with the ranks (outlast.h) ---- */
+
+enum { EVEN_COPIES_PATH = 4096, EVEN_COPIES_ORDER = 128 };
+
+/* Of one kind of copies what has come to its end. One that is under way is begun anew: who has it says so. */
+typedef struct even_copies_left_kind {
+  char newest[EVEN_COPIES_PATH]; /* "": the next agent looks at once */
+  bool told;
+  bool failed;
+  bool failure_told;
+} even_copies_left_kind;
+
+typedef struct even_copies_left {
+  even_copies_left_kind kinds[2];
+  char host[EVEN_HOSTS_NAME]; /* of the newest copy on a disk; "": there is none */
+  char folder[EVEN_COPIES_PATH];
+  char order[EVEN_COPIES_ORDER];
+  uint64_t sent;
+  uint64_t sent_bytes;
+  uint64_t spared_bytes;
+} even_copies_left;
+
+/* What has no room there is as if it were not known. */
+void even_copies_leave(const even_job *job, even_copies_left *out);
+/* Whatever is in it. */
+even_status even_copies_take(even_job *job, const even_copies_left *from) EVEN_MUST_USE;
+/* Another host's agent was killed, and the next one has no part of what was under way: that is sent anew, to it alone.
+ */
+void even_copies_anew(even_host_agent *agent);
 
 #endif

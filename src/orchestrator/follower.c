@@ -213,6 +213,8 @@ even_status even_hosts_serve(const char *invitation, const even_join_wish *joins
   follower->met = met;
   follower->invitation = invitation;
   follower->legacy = legacy;
+  follower->kept.changed = even_follower_kept_changed;
+  follower->kept.context = follower;
   even_outlast_part_open(&follower->part);
   follower->launched = joins == NULL && estate == NULL;
   follower->link.fd = -1;

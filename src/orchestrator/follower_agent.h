@@ -153,6 +153,8 @@ even_legacy *even_follower_kept_legacy(const even_follower *follower);
 even_legacy *even_follower_legacy(const even_follower *follower);
 /* An attempt is about to begin, or goes on: leaves what the next agent needs. */
 even_status even_follower_leave(even_follower *follower) EVEN_MUST_USE;
+/* Another checkpoint has come, or is about to (a call of even_bring_kept): it is left, too. */
+void even_follower_kept_changed(void *context);
 /* There is another connection to the leader; */
 void even_follower_keep_link(even_follower *follower);
 /* the leader knows this host by it; */

@@ -51,10 +51,13 @@ static void write_words(const even_follower *follower, even_text *out) {
   even_json_integer(&json, "place", follower->place);
   even_json_integer(&json, "wish", follower->wish);
   even_json_integer(&json, "silence_ms", even_socket_silence());
+  even_json_object(&json, "kept");
+  even_bring_kept_write(&follower->kept, &json);
+  even_json_object_end(&json);
   even_json_object_end(&json);
 }
 
-static even_status leave_part(even_follower *follower) {
+static even_status leave_words(even_follower *follower) {
   even_text words = EVEN_TEXT_EMPTY;
   write_words(follower, &words);
   even_status status = even_outlast_part_leave(&follower->part, custody_of(follower), &words, follower->job.count);
@@ -62,7 +65,11 @@ static even_status leave_part(even_follower *follower) {
     explicit_bzero(words.data, words.length); /* the key */
   }
   even_text_free(&words);
-  EVEN_TRY(status);
+  return status;
+}
+
+static even_status leave_part(even_follower *follower) {
+  EVEN_TRY(leave_words(follower));
   even_outlast_part_note(&follower->part, follower->reader); /* what was passed on of the attempts before */
   EVEN_TRY(even_outlast_part_link(&follower->part, custody_of(follower), follower->link.fd));
   return even_outlast_part_known(&follower->part, custody_of(follower));
@@ -78,6 +85,13 @@ even_status even_follower_leave(even_follower *follower) {
     even_outlast_forgo(&follower->job);
   }
   return EVEN_OK;
+}
+
+void even_follower_kept_changed(void *context) {
+  even_follower *follower = context;
+  if (follower->running && keeps(follower) && leave_words(follower) != EVEN_OK) {
+    even_outlast_forgo(&follower->job);
+  }
 }
 
 void even_follower_keep_link(even_follower *follower) {
@@ -129,6 +143,7 @@ static int number_of(const even_follower *follower, const char *name) {
 static even_status read_words(even_follower *follower) {
   EVEN_TRY(read_start(follower));
   EVEN_TRY(read_facts(follower));
+  EVEN_TRY(even_bring_kept_read(&follower->kept, json_object_get(follower->left, "kept")));
   const char *folder = even_json_text(follower->left, "folder");
   follower->invitation = even_json_text(follower->left, "invitation");
   follower->host = number_of(follower, "host");

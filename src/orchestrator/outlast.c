@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/aside.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job_attempt.h"
@@ -22,9 +23,13 @@
 #define MAGIC 0x6c6c6f726e657665u
 enum { PATH_BYTES = 4096, MOST_UNWRITTEN = 4 };
 
+/* What a page, a head and a rank of this size mean: another agent's program may be another one by now. */
+enum { LAYOUT = 2 };
+
 /* Before two halves, each a head and its ranks, written in turn: who is killed while it writes one leaves the other. */
 typedef struct roll_page {
   uint64_t magic;
+  uint32_t layout;
   uint64_t count;
   _Atomic uint32_t written; /* how often: the half that counts is this % 2 */
 } roll_page;
@@ -37,6 +42,7 @@ typedef struct roll_head {
   uint32_t ended; /* how many have a place in that order */
   bool did_without;
   char resume[PATH_BYTES];
+  even_copies_left copies;
 } roll_head;
 
 typedef struct roll_rank {
@@ -96,8 +102,11 @@ static even_status call_roll(const even_job *job, even_outlast *out) {
   }
   EVEN_TRY(even_shared_memory_adopt(fd, &out->memory));
   out->page = out->memory.address;
-  if (out->memory.bytes < sizeof(roll_page) || out->page->magic != MAGIC || out->page->count != job->count ||
-      out->memory.bytes < bytes_of(job->count)) {
+  if (out->memory.bytes < sizeof(roll_page) || out->page->magic != MAGIC || out->page->layout != LAYOUT) {
+    return even_fail(EVEN_ERR_MISMATCH,
+                     "the agent before has left ranks that run, and a roll of them that this one cannot read");
+  }
+  if (out->page->count != job->count || out->memory.bytes < bytes_of(job->count)) {
     return even_fail(EVEN_ERR_MISMATCH, "the agent before has left ranks that run, and its job is not of %zu ranks",
                      job->count);
   }
@@ -109,6 +118,7 @@ static even_status begin_roll(const even_job *job, even_outlast *out) {
   EVEN_TRY(even_shared_memory_create("evenstep-roll", bytes_of(job->count), &out->memory));
   out->page = out->memory.address;
   out->page->magic = MAGIC;
+  out->page->layout = LAYOUT;
   out->page->count = job->count;
   place_parts(out);
   return EVEN_OK;
@@ -344,6 +354,7 @@ static void write_roll(const even_job *job, roll_head *head, bool *fits) {
   head->master_port = (int32_t)job->master_port;
   head->did_without = job->did_without;
   head->ended = (uint32_t)job->ended;
+  even_copies_leave(job, &head->copies);
   for (size_t i = 0; i < job->count; i++) {
     write_rank(job, i, &ranks[i]);
   }
@@ -543,6 +554,7 @@ even_status even_outlast_adopt(even_job *job) {
   }
   tell(job);
   even_job_tell_main_rank(job);
+  EVEN_TRY(even_copies_take(job, &head->copies));
   EVEN_TRY(even_outlast_hosts_adopt(job));
   if (job->generation != NULL) {
     even_generation_retell(job->generation);

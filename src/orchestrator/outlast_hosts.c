@@ -3,6 +3,7 @@
 #include "base/json_reader.h"
 #include "base/stop.h"
 #include "orchestrator/boards.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/gifts.h"
 #include "orchestrator/host_agent.h"
@@ -22,11 +23,9 @@ static const uint64_t ASKED_NS = 2000000000u;
 
 /* ---- while the agent lives ---- */
 
-/* Hosts that change, states that go from rank to rank, votes, copies on their way: the next agent would have to know
- * how far all that is. */
+/* Hosts that change, states that go from rank to rank, votes: the next agent would have to know how far all that is. */
 static bool are_settled(const even_hosts_params *hosts) {
-  return hosts->most_ranks == 0 && hosts->estate == NULL && !hosts->replaces_leader && hosts->copies == 0 &&
-         hosts->memory_copies == 0;
+  return hosts->most_ranks == 0 && hosts->estate == NULL && !hosts->replaces_leader;
 }
 
 bool even_outlast_hosts_would(const even_hosts *hosts) {
@@ -162,6 +161,7 @@ even_status even_outlast_hosts_renew(even_host_agent *agent, even_link *link) {
   }
   even_hosts_leave_strangers(hosts, link);
   even_hosts_bury(hosts, before);
+  even_copies_anew(agent);
   even_parcels_lost(hosts->parcels, (int)agent->index);
   json_decref(agent->runs);
   agent->runs = NULL;

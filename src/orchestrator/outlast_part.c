@@ -50,6 +50,9 @@ even_status even_outlast_part_leave(even_outlast_part *part, even_custody *custo
   *page = (part_page){
       .magic = MAGIC, .ranks = ranks, .bytes = bytes, .links = page_of(part) == NULL ? 0 : page_of(part)->links};
   memcpy(words_of(page), even_text_string(words), bytes);
+  if (page_of(part) != NULL && page_of(part)->ranks == ranks) {
+    memcpy(page->places, page_of(part)->places, ranks * sizeof(uint64_t));
+  }
   even_status status = even_custody_keep(custody, EVEN_OUTLAST_PART, 0, memory.fd);
   if (status != EVEN_OK) {
     even_shared_memory_close(&memory);

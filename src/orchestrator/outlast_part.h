@@ -27,7 +27,7 @@ typedef struct even_outlast_part {
 void even_outlast_part_open(even_outlast_part *out);
 void even_outlast_part_close(even_outlast_part *part);
 
-/* Has these words kept, in place of those before. */
+/* Has these words kept, in place of those before; what was passed on stays noted. */
 even_status even_outlast_part_leave(even_outlast_part *part, even_custody *custody, const even_text *words,
                                     size_t ranks) EVEN_MUST_USE;
 /* What the agent before has left: *words live as long as `part` is open. EVEN_ERR_STATE: nothing that is whole. */

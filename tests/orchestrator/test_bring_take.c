@@ -26,6 +26,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -37,6 +38,7 @@ static star at;
 static even_bring_take *take;
 static even_bring_kept kept;
 static even_text said; /* the last words to the leader */
+static even_text left; /* what the host's agent has left of `kept` so far */
 static int told;
 
 static void tell(void *context, even_text *text) {
@@ -62,6 +64,7 @@ static int tear_down(void **state) {
   star_close(&at);
   even_bring_kept_free(&kept);
   even_text_free(&said);
+  even_text_free(&left);
   return scratch_remove(state);
 }
 
@@ -173,6 +176,81 @@ static void without_a_thread_it_ends_once(void **state) {
   assert_int_equal(even_checkpoint_verify(scratch_path("there/two"), NULL), EVEN_OK);
   assert_false(scratch_has("there/one"));
   assert_string_equal(even_text_string(&kept.disk), scratch_path("there/two"));
+}
+
+/* ---- the host's agent is killed, and another one goes on ---- */
+
+static bool named_already;
+
+static void leave(void *context) {
+  (void)context;
+  even_text_clear(&left);
+  even_json json = even_json_begin(&left, 0);
+  even_json_object(&json, NULL);
+  even_bring_kept_write(&kept, &json);
+  even_json_object_end(&json);
+  named_already = kept.coming.length > 0 && access(kept.coming.data, F_OK) == 0;
+}
+
+static void read_left(const even_text *from) {
+  json_t *content = NULL;
+  assert_int_equal(even_json_parse("it", from->data, from->length, &content), EVEN_OK);
+  even_bring_kept_free(&kept);
+  assert_int_equal(even_bring_kept_read(&kept, content), EVEN_OK);
+  json_decref(content);
+}
+
+/* Killed when both lie there, whether it had left word of the end or not; and before the second was there. */
+static void what_came_is_known_to_the_next_agent(void **state) {
+  even_text before = EVEN_TEXT_EMPTY;
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("two"), false, 2), EVEN_OK);
+  kept.changed = leave;
+  open_take();
+  fault_os_from(FAULT_thread_create, 1, EAGAIN); /* it is named before anybody looks */
+  bring(1, scratch_path("one"), scratch_path("there/one"));
+  assert_false(named_already);
+  await_words(2);
+  assert_non_null(strstr(said.data, "\"came\":true"));
+  bring(2, scratch_path("two"), scratch_path("there/two"));
+  assert_false(named_already);
+  even_text_add(&before, even_text_string(&left));
+  assert_true(scratch_has("there/one") && scratch_has("there/two"));
+  even_bring_kept now = kept; /* of the agent that is killed now, but for its folders */
+  kept = (even_bring_kept){.host = NULL};
+  read_left(&before);
+  assert_string_equal(even_text_string(&kept.disk), scratch_path("there/two"));
+  assert_false(scratch_has("there/one"));
+  assert_int_equal(even_checkpoint_remove(scratch_path("there/two")), EVEN_OK);
+  assert_int_equal(save_sample(scratch_path("there/one"), false, 1), EVEN_OK);
+  read_left(&before); /* as if it had been killed before it named it */
+  assert_string_equal(even_text_string(&kept.disk), scratch_path("there/one"));
+  assert_true(scratch_has("there/one"));
+  even_bring_kept_free(&kept);
+  kept = now;
+  fault_reset();
+  even_text_free(&before);
+}
+
+/* What has its place by then is somebody else's: it goes with no copy. */
+static void what_could_not_be_named_is_not_kept(void **state) {
+  char command[320];
+  (void)state;
+  assert_int_equal(save_two(scratch_path("one"), 1, 2), EVEN_OK);
+  kept.changed = leave;
+  open_take();
+  ask(1, scratch_path("one"), scratch_path("there/one"));
+  send_file(EVEN_BRING_FILES, scratch_path("one"), EVEN_CHECKPOINT_MANIFEST);
+  (void)snprintf(command, sizeof command, "cp -r %s %s", scratch_path("one"), scratch_path("there/one"));
+  assert_int_equal(system(command), 0);
+  send_file(EVEN_BRING_FILES + 1, scratch_path("one"), "model.safetensors");
+  send_file(EVEN_BRING_FILES + 2, scratch_path("one"), "optimizer.safetensors");
+  await_words(2);
+  assert_non_null(strstr(said.data, "\"came\":false"));
+  read_left(&left);
+  assert_int_equal(kept.disk.length, 0);
+  assert_true(scratch_has("there/one"));
 }
 
 static pthread_t of_agent;
@@ -321,6 +399,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TAKE_TEST(the_one_before_goes_also_with_another_leader),
       TAKE_TEST(without_a_thread_it_ends_once),
+      TAKE_TEST(what_came_is_known_to_the_next_agent),
+      TAKE_TEST(what_could_not_be_named_is_not_kept),
       TAKE_TEST(what_nobody_wants_any_more_ends_early),
       TAKE_TEST(memory_has_the_newest_and_what_has_not_changed_is_not_sent),
       TAKE_TEST(a_torn_copy_leaves_the_one_before),

@@ -82,6 +82,8 @@ static void be_agent(job_fixture *job, even_supervisor *supervisor, even_legacy 
   _exit(status == EVEN_OK ? code : 99);
 }
 
+static even_supervisor *starts; /* who starts agents */
+
 static void run_agents(job_fixture *job, const char *script, agents *run) {
   even_supervisor supervisor;
   even_legacy legacy;
@@ -90,6 +92,7 @@ static void run_agents(job_fixture *job, const char *script, agents *run) {
   bool clear = false;
   assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
   assert_int_equal(even_supervisor_open(&supervisor), EVEN_OK);
+  starts = &supervisor;
   while (end.signal != 0 && run->started < MOST_AGENTS) {
     even_status status = even_supervisor_start(&supervisor, &is_child);
     if (is_child) {
@@ -331,6 +334,32 @@ static void kill_guardian(job_fixture *job) {
   even_text_free(&content);
 }
 
+/* As if an agent of another program had written it. */
+static void write_another_layout(job_fixture *job) {
+  enum { LAYOUT_AT = 8 };
+  const uint32_t layout = 1;
+  bool any = false;
+  (void)job;
+  for (size_t i = 0; i < starts->custody.count; i++) {
+    const even_custody_item *item = &starts->custody.items[i];
+    if (item->kind == EVEN_OUTLAST_ROLL) {
+      any = pwrite(item->fd, &layout, sizeof layout, LAYOUT_AT) == (ssize_t)sizeof layout;
+    }
+  }
+  assert_true(any);
+}
+
+/* Nor is it read as what it is not: its ranks are ended. */
+static void a_roll_that_cannot_be_read_is_refused(void **state) {
+  job_fixture *job = *state;
+  agents run = {.started = 0, .between = write_another_layout};
+  job->on_tick = say_who;
+  run_agents(job, "[ $RANK = 0 ] && { " KILL_AGENT("1") "}; exec sleep 600", &run);
+  assert_int_equal(run.kept, 1);
+  assert_int_equal(run.started, 2);
+  assert_int_equal(run.code, 99);
+}
+
 static pid_t starter;
 static char guardians_file[160];
 
@@ -416,6 +445,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(ranks_keep_their_processes, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(who_ends_alone_is_known, job_fixture_setup, job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(a_roll_that_cannot_be_read_is_refused, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(who_is_killed_alone_starts_the_attempt_again, job_fixture_setup,
                                       job_fixture_teardown),
       cmocka_unit_test_setup_teardown(no_other_job_is_given_their_port_meanwhile, job_fixture_setup,

@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Sequence
 
 import pytest
 from run_jobs import Job, wait_until
+from test_checkpoint_copies import _disk as disk_of_its_own
 from test_elastic import drain_of
 from test_restart_agent import TRAINING as KILLED
 from test_restart_agent import children, expect_same_end, expect_same_processes
@@ -43,14 +45,17 @@ TRAINING = """
         time.sleep(0.02)
 """
 
-# Where copies of checkpoints may be on their way ranks do not outlast the agent.
-ALONE = ("--checkpoint-copies", "1")
-WORDS = ("--name", "a", "--log-rank", "all", "--checkpoint-every", "4", "--checkpoint-dir", "saved")
+# Ranks do not outlast their agent so.
+ALONE = {"EVENSTEP_RESTART_AGENT": "anew"}
+WORDS = ("--name", "a", "--log-rank", "all")
+SAVES = ("--checkpoint-every", "4", "--checkpoint-dir", "saved")
 
 
-def start(hosts: Hosts, script: Script, *words: str) -> Job:
-    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "20"}
-    job = hosts.start(*WORDS, *words, script(TRAINING))
+def start(
+    hosts: Hosts, script: Script, *words: str, before: str = "", saves: Sequence[str] = SAVES, **variables: str
+) -> Job:
+    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "20"} | variables
+    job = hosts.start(*WORDS, *saves, *words, script(TRAINING), before=before)
     job.wait_for("trains with 2", times=2)
     return job
 
@@ -69,7 +74,8 @@ def test_ranks_of_two_hosts_outlast_a_killed_leader(hosts: Hosts, script: Script
     name = script(KILLED)
     code, text = hosts.run(name, "whole", "0")
     assert code == 0, text
-    job = hosts.start("--json", name, "a", "2", monitor=True)
+    copies = ("--name", "a", "--checkpoint-every", "3", "--checkpoint-copies", "1")
+    job = hosts.start("--json", *copies, name, "a", "2", monitor=True, before=f"{disk_of_its_own(tmp_path)} b")
     for step in (8, 9):
         os.kill(int(job.wait_for(rf"in step {step} agent (\d+)")[0]), signal.SIGKILL)
     code, text = job.finish()
@@ -78,31 +84,63 @@ def test_ranks_of_two_hosts_outlast_a_killed_leader(hosts: Hosts, script: Script
     expect_same_end(tmp_path, "a")
     expect_same_processes(tmp_path, "a", 2)
     assert not hosts.agents()
+    (copy,) = (tmp_path / "there-b/a/checkpoints").iterdir()
+    assert copy.name > "step-00000003" and "has no copy" not in text, text
+    verify = [str(hosts.program), "ckpt", "verify", str(copy)]
+    assert subprocess.run(verify, timeout=150).returncode == 0
 
 
-@pytest.mark.parametrize("recovery", ["shrink", pytest.param("replace", marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    ("recovery", "spares"),
+    [
+        ("shrink", 0),
+        pytest.param("replace", 0, marks=pytest.mark.more),
+    ],
+)
 def test_ranks_that_can_go_on_without_one_outlast_killed_agents(
-    hosts: Hosts, script: Script, tmp_path: pathlib.Path, recovery: str
+    hosts: Hosts, script: Script, tmp_path: pathlib.Path, recovery: str, spares: int
 ) -> None:
-    """The leader's, the other host's; the next ones go on without a rank of that, or with another process in its place."""
-    job = start(hosts, script, "--recovery", recovery)
+    """The leader's, the other host's; the next ones go on without a rank of that, or with another process, maybe a spare
+    that waits there. Copies of checkpoints in that host's memory come all the while, and none stays when it is old."""
+    there = hosts.names[1]
+    (memory := tmp_path / "memory").mkdir()
+    waits = ("--spares", f"{there}:{spares}") if spares else ()
+    saves, place = ("--checkpoint-memory", "10"), f"env EVENSTEP_MEMORY_DIR={memory}"
+    job = start(hosts, script, "--recovery", recovery, *waits, saves=saves, before=place)
+    job.wait_for(f"host {there} has a copy of step-.* in its memory")
+
+    def newest_alone(after: str = "") -> str:
+        """Of the copies in one folder, that of the host's first agent."""
+
+        def names() -> list[str]:
+            (folder,) = memory.iterdir()
+            return [path.parent.name for path in folder.glob("step-????????/manifest.json")]
+
+        wait_until(lambda: len(found := names()) == 1 and found[0] > after)
+        return max(names())
+
     rank = int(job.wait_for(r"rank 1[^]]*\] trains with 2 process (\d+)")[0])
+    before = newest_alone()
     kill_leader(job)
     job.wait_for("the agent before was killed: ranks 0 and 1 train on")
+    before = newest_alone(before)
     (first,) = hosts.agents()
     (agent,) = children(first)
     os.kill(agent, signal.SIGKILL)
     job.wait_for("its agent was killed, and another one goes on with its 1 rank, which trains on")
+    newest_alone(before)
     os.kill(rank, signal.SIGKILL)
     job.wait_for("generation 1: rank 0 goes on without rank 1")
     if recovery == "replace":
-        job.wait_for("generation 2: rank 1 joins rank 0")
+        job.wait_for(f"generation 2: rank {1 + spares} joins rank 0")
         job.wait_for("trains with 2", times=3)
     (tmp_path / "told").touch()
     code, text = job.finish()
     assert code == 0 and "restart" not in text and "Traceback" not in text, text
     assert text.count("trains with 2") == (3 if recovery == "replace" else 2), text
-    wait_until(lambda: not hosts.agents())
+    assert "copies of checkpoints were sent" in text and "has no copy" not in text, text
+    assert text.count(f"host {there} has a copy of step-") == 1, text
+    wait_until(lambda: not hosts.agents() and not list(memory.iterdir()))
 
 
 @pytest.mark.more
@@ -150,7 +188,7 @@ def test_a_host_that_does_not_come_to_the_next_agent(
     hosts: Hosts, script: Script, tmp_path: pathlib.Path, words: list[str]
 ) -> None:
     there = hosts.names[1]
-    job = start(hosts, script, *ALONE, *words)
+    job = start(hosts, script, *words, **ALONE)
     cut_off(hosts)
     kill_leader(job)
     job.wait_for(f"host {there} is left out: .*No route to host")
@@ -164,7 +202,7 @@ def test_a_host_that_does_not_come_to_the_next_agent(
 
 @pytest.mark.more
 def test_a_drained_host_stays_away(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
-    job = start(hosts, script, *ALONE)
+    job = start(hosts, script, **ALONE)
     drain = drain_of(hosts, hosts.names[1], "--no-move")
     job.wait_for("trains with 1")
     assert drain.finish()[0] == 0

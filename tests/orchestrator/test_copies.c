@@ -1,0 +1,145 @@
+/* What the agent that leads leaves of copies on other hosts to the one that goes on with the ranks where it is killed:
+ * what has come to its end is not sent again, what was under way is, and what is known of it stays known. Nobody
+ * answers here: of a copy under way no host is heard. */
+#include "orchestrator/copies.h"
+
+#include "base/fail.h"
+#include "checkpoint/scratch.h"
+#include "orchestrator/bring.h"
+#include "orchestrator/host_agent.h"
+#include "support/fault.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+typedef struct leading {
+  even_agent_params params;
+  even_job job;
+  even_hosts hosts;
+  even_host_agent agents[2];
+} leading;
+
+static leading at;
+static even_copies_left left;
+
+static void lead(void) {
+  at = (leading){.job = {.count = 2, .alive = 2}};
+  at.params.checkpoint_folder = scratch;
+  at.job.params = &at.params;
+  at.job.hosts = &at.hosts;
+  at.hosts = (even_hosts){.job = &at.job, .agents = at.agents, .count = 2, .params = {.copies = 1}};
+  at.agents[1] = (even_host_agent){.hosts = &at.hosts, .index = 1, .name = "there"};
+}
+
+static void end(void) {
+  even_copies_close(at.hosts.copies);
+}
+
+static int set_up(void **state) {
+  lead();
+  return scratch_make(state);
+}
+
+static int tear_down(void **state) {
+  end();
+  return scratch_remove(state);
+}
+
+/* The agent is killed, and the next one goes on. */
+static void go_on(void) {
+  even_copies_leave(&at.job, &left);
+  end();
+  lead();
+  assert_int_equal(even_copies_take(&at.job, &left), EVEN_OK);
+}
+
+static void what_has_ended_is_not_begun_anew(void **state) {
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  even_copies_tick(&at.job); /* begins */
+  even_copies_leave(&at.job, &left);
+  assert_string_equal(left.kinds[0].newest, ""); /* as long as it is not known to have come, it is begun anew */
+  even_copies_tick(&at.job);                     /* ends: there is nobody to have it */
+  even_copies_leave(&at.job, &left);
+  assert_string_equal(left.kinds[0].newest, scratch_path("one"));
+  go_on();
+  even_copies_tick(&at.job); /* looks, and finds nothing that is new */
+  even_copies_leave(&at.job, &left);
+  assert_string_equal(left.kinds[0].newest, scratch_path("one"));
+}
+
+static void another_agent_of_the_host_gets_it_anew(void **state) {
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  even_copies_anew(&at.agents[1]); /* before there are any */
+  even_copies_tick(&at.job);
+  even_copies_tick(&at.job);
+  go_on();
+  even_copies_anew(&at.agents[1]);
+  even_copies_leave(&at.job, &left);
+  assert_string_equal(left.kinds[0].newest, "");
+  at.agents[1].renewed = true; /* it would not answer: it has not said yet what runs there */
+  even_copies_tick(&at.job);
+  even_copies_tick(&at.job);
+  even_copies_leave(&at.job, &left);
+  assert_string_equal(left.kinds[0].newest, "");
+  at.agents[1].renewed = false;
+  even_copies_tick(&at.job); /* begins */
+  even_copies_leave(&at.job, &left);
+  assert_string_equal(left.kinds[0].newest, "");
+  even_copies_tick(&at.job);
+  even_copies_leave(&at.job, &left);
+  assert_string_equal(left.kinds[0].newest, scratch_path("one"));
+}
+
+static void what_is_known_stays_known(void **state) {
+  (void)state;
+  left = (even_copies_left){.host = "there", .folder = "/there/one", .order = "0001", .sent = 3, .sent_bytes = 7};
+  left.kinds[0].told = left.kinds[1].failed = left.kinds[1].failure_told = true;
+  assert_int_equal(even_copies_take(&at.job, &left), EVEN_OK);
+  go_on();
+  const even_copy *held = even_copies_newest(&at.job);
+  assert_non_null(held);
+  assert_string_equal(even_text_string(&held->host), "there");
+  assert_string_equal(even_text_string(&held->folder), "/there/one");
+  assert_string_equal(even_text_string(&held->order), "0001");
+  even_copies_leave(&at.job, &left);
+  assert_true(left.kinds[0].told && left.kinds[1].failed && left.kinds[1].failure_told && !left.kinds[0].failed);
+  assert_int_equal(left.sent, 3);
+  assert_int_equal(left.sent_bytes, 7);
+}
+
+static void what_is_damaged_is_not_known(void **state) {
+  (void)state;
+  memset(&left, 'x', sizeof left);
+  for (size_t i = 0; i < 2; i++) { /* the bytes of a truth are 0 or 1 */
+    left.kinds[i].told = left.kinds[i].failed = left.kinds[i].failure_told = true;
+  }
+  assert_int_equal(even_copies_take(&at.job, &left), EVEN_OK);
+  assert_null(even_copies_newest(&at.job));
+  even_copies_leave(&at.job, &left);
+  assert_string_equal(left.kinds[0].newest, "");
+  assert_string_equal(left.host, "");
+}
+
+static void without_memory_nothing_is_taken(void **state) {
+  (void)state;
+  left = (even_copies_left){.host = "there", .folder = "/there/one", .order = "0001"};
+  fault_allocation(1);
+  assert_int_equal(even_copies_take(&at.job, &left), EVEN_ERR_MEMORY);
+  fault_reset();
+}
+
+int main(void) {
+#define COPIES_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+  const struct CMUnitTest tests[] = {
+      COPIES_TEST(what_has_ended_is_not_begun_anew), COPIES_TEST(another_agent_of_the_host_gets_it_anew),
+      COPIES_TEST(what_is_known_stays_known),        COPIES_TEST(what_is_damaged_is_not_known),
+      COPIES_TEST(without_memory_nothing_is_taken),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
