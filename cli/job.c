@@ -540,6 +540,18 @@ static even_status open_and_run(running_job *job, int *exit_code) {
   return status;
 }
 
+static even_status open_setup(running_job *job, char *const *environment, size_t count, char **words) {
+  EVEN_TRY(even_job_setup_open(job->options, environment, count, words, &job->setup));
+  even_status status = even_job_keep_aside(job->options, &job->all, &job->setup);
+  if (status != EVEN_OK) {
+    const even_error kept = *even_error_last();
+    even_job_setup_whole(&job->all, &job->setup);
+    even_job_setup_close(&job->setup);
+    (void)even_error_restore(&kept);
+  }
+  return status;
+}
+
 int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words) {
   running_job job;
   int exit_code = 0;
@@ -550,7 +562,7 @@ int even_job_start(const even_job_options *options, char *const *environment, si
   even_status status = even_signals_block(); /* before the GPU driver or the monitor starts threads */
   even_stop_when(user_asks);
   if (status == EVEN_OK) {
-    status = even_job_setup_open(options, environment, count, words, &job.setup);
+    status = open_setup(&job, environment, count, words);
   }
   if (status == EVEN_OK && options->legacy != NULL) {
     even_legacy_name(options->legacy, even_text_string(&job.setup.run_name));

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "orchestrator/aside_hosts.h"
 #include "orchestrator/estate.h"
+#include "orchestrator/outlast.h"
 #include "os/clock.h"
 
 #include <stdio.h>
@@ -99,8 +100,14 @@ even_status even_job_setup_without(const even_job_options *options, const even_a
 
 even_status even_job_inherit_aside(const even_job_options *options, even_job_setup *setup) {
   even_device_list own;
-  even_estate_aside(options->estate, &setup->aside);
-  even_aside_hosts_return(setup->hosts, &setup->devices, options->min_ranks, even_clock_ns(), &setup->aside);
+  if (options->estate != NULL) {
+    even_estate_aside(options->estate, &setup->aside);
+  } else {
+    even_legacy_aside(options->legacy, &setup->aside);
+  }
+  if (!even_outlast_due(options->legacy)) { /* else an attempt without them runs */
+    even_aside_hosts_return(setup->hosts, &setup->devices, options->min_ranks, even_clock_ns(), &setup->aside);
+  }
   setup->aside.changed = false; /* nothing has begun */
   EVEN_TRY(even_aside_hosts_cut(setup->hosts, &setup->aside, &setup->devices));
   if (even_hosts_own_devices(setup->hosts, &own)) {
@@ -110,14 +117,26 @@ even_status even_job_inherit_aside(const even_job_options *options, even_job_set
   return EVEN_OK;
 }
 
+even_status even_job_keep_aside(const even_job_options *options, even_job_devices *all, even_job_setup *setup) {
+  if (options->legacy == NULL || !options->set_aside || setup->hosts != NULL) {
+    return EVEN_OK;
+  }
+  even_legacy_aside(options->legacy, &setup->aside);
+  while (!even_outlast_due(options->legacy) && even_aside_return(&setup->aside, even_clock_ns()) != NULL) {
+  }
+  setup->aside.changed = false; /* nothing has begun */
+  return even_aside_any(&setup->aside) ? even_job_setup_without(options, &setup->aside, all, setup) : EVEN_OK;
+}
+
 void even_job_tell_aside(const even_aside *aside, even_job_view *view) {
   const uint64_t now = even_clock_ns();
   for (size_t i = 0; i < aside->count && !view->quiet; i++) {
     const even_aside_place *one = &aside->items[i];
     char words[320];
     if (one->until_ns > now) {
-      (void)snprintf(words, sizeof words, "place %zu (%s) of host %s stays set aside for another %.0f s", one->place,
-                     one->device, one->host, (double)(one->until_ns - now) * 1e-9);
+      (void)snprintf(words, sizeof words, "place %zu (%s)%s%s stays set aside for another %.0f s", one->place,
+                     one->device, one->host[0] == '\0' ? "" : " of host ", one->host,
+                     (double)(one->until_ns - now) * 1e-9);
       even_job_view_notice(view, words);
     }
   }

@@ -19,9 +19,13 @@ even_status even_job_check_aside(const even_job_options *options) EVEN_MUST_USE;
  * is shown and speeds follow. */
 even_status even_job_setup_without(const even_job_options *options, const even_aside *aside, even_job_devices *all,
                                    even_job_setup *setup) EVEN_MUST_USE;
-/* Under another leader: the places that were set aside stay so, where enough are left without. The hosts have been
- * reached, and their devices not counted yet. */
+/* Of several hosts, under another leader, or with an agent that is started in a killed one's place: the places that
+ * were set aside stay so, where enough are left without. The hosts have been reached, and their devices not counted
+ * yet. */
 even_status even_job_inherit_aside(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
+/* The same of one host, in a killed agent's place: as even_job_setup_without. */
+even_status even_job_keep_aside(const even_job_options *options, even_job_devices *all,
+                                even_job_setup *setup) EVEN_MUST_USE;
 /* Which these are, and for how long; nothing under --quiet. */
 void even_job_tell_aside(const even_aside *aside, even_job_view *view);
 /* Before the setup is closed: it has all its devices again. */

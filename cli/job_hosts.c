@@ -536,7 +536,7 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, siz
   }
   if (status == EVEN_OK && (count > 1 || options->max_ranks > 0)) { /* this host alone is a job of one host */
     status = reach(options, wishes, count, word_count, words, setup);
-    if (status == EVEN_OK && options->estate != NULL && options->set_aside) {
+    if (status == EVEN_OK && (options->estate != NULL || options->legacy != NULL) && options->set_aside) {
       status = even_job_inherit_aside(options, setup);
     }
   }

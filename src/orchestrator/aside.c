@@ -94,3 +94,27 @@ const even_aside_place *even_aside_return(even_aside *aside, uint64_t now_ns) {
   }
   return NULL;
 }
+
+bool even_aside_any(const even_aside *aside) {
+  bool any = false;
+  for (size_t i = 0; !any && i < aside->count; i++) {
+    any = aside->items[i].until_ns != 0;
+  }
+  return any;
+}
+
+void even_aside_leave(const even_aside *aside, even_aside_rests *out) {
+  out->count = aside == NULL ? 0 : aside->count;
+  out->failed = aside == NULL ? 0 : aside->failed;
+  if (aside != NULL) {
+    memcpy(out->items, aside->items, aside->count * sizeof *aside->items);
+    out->last = aside->last;
+  }
+}
+
+void even_aside_take(const even_aside_rests *from, even_aside *out) {
+  out->count = from->count <= EVEN_ASIDE_MOST ? from->count : 0;
+  memcpy(out->items, from->items, out->count * sizeof *out->items);
+  out->last = from->last;
+  out->failed = from->failed;
+}

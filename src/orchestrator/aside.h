@@ -5,17 +5,10 @@
 #ifndef EVEN_ORCHESTRATOR_ASIDE_H
 #define EVEN_ORCHESTRATOR_ASIDE_H
 
+#include "orchestrator/aside_rests.h"
 #include "orchestrator/elastic.h"
 
-enum { EVEN_ASIDE_MOST = 64, EVEN_ASIDE_ATTEMPTS = 2, EVEN_ASIDE_HOST = 128, EVEN_ASIDE_LONGEST_SECONDS = 3600 };
-
-typedef struct even_aside_place {
-  char host[EVEN_ASIDE_HOST]; /* "" in a job of one host */
-  size_t place;               /* there */
-  char device[64];
-  unsigned times;    /* that it was set aside */
-  uint64_t until_ns; /* 0: it takes part */
-} even_aside_place;
+enum { EVEN_ASIDE_ATTEMPTS = 2, EVEN_ASIDE_LONGEST_SECONDS = 3600 };
 
 typedef struct even_aside {
   even_aside_place items[EVEN_ASIDE_MOST];
@@ -40,5 +33,10 @@ void even_aside_failed(even_aside *aside, const char *host, int rank, const char
 /* The first whose time is over takes part again: that place; NULL: there is none. Until there is none, again. `now_ns`
  * UINT64_MAX: whatever its time. */
 const even_aside_place *even_aside_return(even_aside *aside, uint64_t now_ns);
+/* Whether any rests. */
+bool even_aside_any(const even_aside *aside);
+/* For another agent of this host: its clock is the same. `aside` NULL: none ever does. */
+void even_aside_leave(const even_aside *aside, even_aside_rests *out);
+void even_aside_take(const even_aside_rests *from, even_aside *out);
 
 #endif

@@ -102,8 +102,13 @@ void even_aside_hosts_return(const even_hosts *hosts, const even_device_list *ow
   }
 }
 
-static even_status cut(even_host_agent *agent, const even_aside *aside, const even_device_list *now,
+/* *any: it has others from now on. */
+static even_status cut(even_host_agent *agent, const even_aside *aside, const even_device_list *now, bool *any,
                        even_device_list *out) {
+  *any = agent->whole.count > 0 || any_aside(agent, aside, now->count);
+  if (!*any) {
+    return EVEN_OK;
+  }
   if (agent->whole.count == 0) {
     EVEN_TRY(keep_whole(agent, now));
   }
@@ -111,23 +116,29 @@ static even_status cut(even_host_agent *agent, const even_aside *aside, const ev
   return even_aside_copy(&agent->whole, agent->used, agent->used_count, out);
 }
 
+even_status even_aside_host_cut(even_host_agent *agent, const even_aside *aside) {
+  even_device_list left;
+  bool any = false;
+  EVEN_TRY(cut(agent, aside, &agent->devices, &any, &left));
+  if (any) {
+    even_device_list_free(&agent->devices);
+    agent->devices = left;
+    agent->count = left.count;
+  }
+  return EVEN_OK;
+}
+
 even_status even_aside_hosts_cut(even_hosts *hosts, const even_aside *aside, const even_device_list *own) {
-  for (size_t i = 0; i < hosts->count; i++) {
-    even_host_agent *agent = &hosts->agents[i];
-    const even_device_list *now = i == 0 ? own : &agent->devices;
-    even_device_list left;
-    if (agent->whole.count == 0 && !any_aside(agent, aside, now->count)) {
-      continue;
-    }
-    EVEN_TRY(cut(agent, aside, now, &left));
-    if (i == 0) { /* taken by who counts this host's (even_hosts_own_devices) */
-      even_device_list_free(&agent->next.devices);
-      agent->next = (even_host_next){.placed = true, .devices = left};
-    } else {
-      even_device_list_free(&agent->devices);
-      agent->devices = left;
-      agent->count = left.count;
-    }
+  even_host_agent *here = &hosts->agents[0];
+  even_device_list left;
+  bool any = false;
+  EVEN_TRY(cut(here, aside, own, &any, &left));
+  if (any) { /* taken by who counts this host's (even_hosts_own_devices) */
+    even_device_list_free(&here->next.devices);
+    here->next = (even_host_next){.placed = true, .devices = left};
+  }
+  for (size_t i = 1; i < hosts->count; i++) {
+    EVEN_TRY(even_aside_host_cut(&hosts->agents[i], aside));
   }
   return EVEN_OK;
 }

@@ -8,6 +8,8 @@
 
 /* Before an attempt for which the job is opened, or opened anew. `own`: the devices that this host has for it now. */
 even_status even_aside_hosts_cut(even_hosts *hosts, const even_aside *aside, const even_device_list *own) EVEN_MUST_USE;
+/* The same of another host's, which has told of all its devices: an attempt of its ranks runs. */
+even_status even_aside_host_cut(even_host_agent *agent, const even_aside *aside) EVEN_MUST_USE;
 /* Before that, under another leader: those whose time is over take part again; all do where fewer than `least` ranks,
  * or none of a host, were left without the others. */
 void even_aside_hosts_return(const even_hosts *hosts, const even_device_list *own, int64_t least, uint64_t now_ns,

@@ -109,6 +109,8 @@ even_status even_follower_hear(void *context, even_link *link, const even_messag
 _Atomic uint64_t *even_follower_signals(even_follower *follower);
 /* The leader asks what this host has. */
 even_status even_follower_check(even_follower *follower, const json_t *content) EVEN_MUST_USE;
+/* Of this host's devices those that the attempt is to have (START). */
+even_status even_follower_use_devices(even_follower *follower) EVEN_MUST_USE;
 even_status even_follower_open_parcels(even_follower *follower) EVEN_MUST_USE;
 void even_follower_close_parcels(even_follower *follower);
 /* What there is to say of the attempt that follows; several times a second. */

@@ -157,7 +157,7 @@ static void tell_joined(const even_follower *follower) {
 }
 
 /* Which of its devices take part, by the leader's word. */
-static even_status use_devices(even_follower *follower) {
+even_status even_follower_use_devices(even_follower *follower) {
   const even_remote_start *start = &follower->start;
   const even_device_list *whole = follower->whole.count > 0 ? &follower->whole : &follower->own;
   even_device_list used;
@@ -192,7 +192,7 @@ static even_status take_start(even_follower *follower, const even_message *messa
   even_text_append(&follower->started, message->json, message->json_bytes);
   EVEN_TRY(even_text_status(&follower->started));
   even_warm_part_begins(&follower->next, (size_t)follower->start.count, &follower->own);
-  EVEN_TRY(use_devices(follower));
+  EVEN_TRY(even_follower_use_devices(follower));
   if ((size_t)follower->start.count != follower->own.count) {
     return even_fail(EVEN_ERR_INPUT, "an attempt of %d ranks, where %zu devices were offered", follower->start.count,
                      follower->own.count);

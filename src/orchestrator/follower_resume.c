@@ -155,6 +155,7 @@ static even_status read_words(even_follower *follower) {
   (void)snprintf(follower->link.peer, sizeof follower->link.peer, "%s", even_json_text(follower->left, "leader"));
   EVEN_TRY(even_path_enter(folder));
   EVEN_TRY(even_device_select(NULL, follower->wish, &follower->own));
+  EVEN_TRY(even_follower_use_devices(follower));
   if (follower->own.count != (size_t)follower->start.count) {
     return even_fail(EVEN_ERR_MISMATCH, "the agent before has left %d ranks, and %zu devices are here",
                      follower->start.count, follower->own.count);

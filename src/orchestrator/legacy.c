@@ -2,6 +2,7 @@
 #include "orchestrator/legacy.h"
 
 #include "base/fail.h"
+#include "orchestrator/aside.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/environment.h"
 #include "orchestrator/job.h"
@@ -125,6 +126,12 @@ const even_legacy_host *even_legacy_hosts(const even_legacy *legacy, size_t *cou
   return any ? last(legacy)->hosts : NULL;
 }
 
+void even_legacy_aside(const even_legacy *legacy, even_aside *out) {
+  if (even_legacy_is_left(legacy)) {
+    even_aside_take(&last(legacy)->rests, out);
+  }
+}
+
 even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   if (legacy == NULL) {
     return EVEN_OK;
@@ -143,6 +150,7 @@ even_status even_legacy_leave(even_legacy *legacy, const even_job *job) {
   it->turn = job->turn;
   note_shares(legacy, job->shares);
   it->shortages = job->shortages;
+  even_aside_leave(job->params == NULL ? NULL : job->params->aside, &it->rests);
   write_hosts(job->hosts, it);
   EVEN_TRY(write_text(&job->foreign, it->foreign));
   EVEN_TRY(write_text(&job->lineage, it->lineage));

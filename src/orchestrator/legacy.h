@@ -3,6 +3,7 @@
 #ifndef EVEN_ORCHESTRATOR_LEGACY_H
 #define EVEN_ORCHESTRATOR_LEGACY_H
 
+#include "orchestrator/aside_rests.h"
 #include "orchestrator/hosts.h"
 #include "orchestrator/progress.h"
 #include "orchestrator/restarts.h"
@@ -17,6 +18,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+struct even_aside;
 struct even_job;
 
 enum { EVEN_LEGACY_NAME = 256, EVEN_LEGACY_TEXT = 512, EVEN_LEGACY_HOSTS = EVEN_HOSTS_MOST + 16, EVEN_LEGACY_KEY = 80 };
@@ -40,6 +42,7 @@ typedef struct even_legacy_job {
   int era;
   int64_t turn;
   even_shortages shortages;
+  even_aside_rests rests; /* the places that the attempt does without, and what is counted of them */
   even_legacy_host hosts[EVEN_LEGACY_HOSTS];
   size_t host_count;
   char foreign[EVEN_LEGACY_TEXT];
@@ -101,6 +104,10 @@ bool even_legacy_is_left(const even_legacy *legacy);
 /* The hosts of the attempt that began last: *count, in the order of the job. Not those that joined by themselves, which
  * nobody here can start. NULL: none has begun. */
 const even_legacy_host *even_legacy_hosts(const even_legacy *legacy, size_t *count);
+
+/* The places that the attempt that began last does, or did, without: those of `out` from now on. None has begun:
+ * nothing. */
+void even_legacy_aside(const even_legacy *legacy, struct even_aside *out);
 
 /* At the beginning of each attempt. `legacy` NULL: nobody is started in this one's place. */
 even_status even_legacy_leave(even_legacy *legacy, const struct even_job *job) EVEN_MUST_USE;

@@ -3,7 +3,6 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "orchestrator/aside.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/follower.h"
 #include "orchestrator/host_agent.h"
@@ -375,8 +374,7 @@ void even_outlast_settle(even_job *job) {
   write_roll(job, place_of(outlast, next), &fits);
   bool calm = job->stage == EVEN_JOB_RUNS && job->draining == 0 && !job->changing && job->interrupted == 0 &&
               job->failure.status == EVEN_OK && even_outlast_hosts_calm(job) &&
-              (job->follower == NULL || even_job_follower_is_calm(job)) &&
-              (job->params->aside == NULL || job->params->aside->count == 0);
+              (job->follower == NULL || even_job_follower_is_calm(job));
   bool whole = fits && calm && are_all_there(job);
   if (!whole) { /* first: never with a roll that it does not go with */
     even_legacy_whole(outlast->legacy, false);

@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/stop.h"
+#include "orchestrator/aside_hosts.h"
 #include "orchestrator/boards.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
@@ -34,8 +35,7 @@ bool even_outlast_hosts_would(const even_hosts *hosts) {
 
 bool even_outlast_hosts_may(const even_job *job) {
   const even_agent_params *params = job->params;
-  return job->hosts == NULL ||
-         (params->spares == 0 && !params->grows && params->aside == NULL && are_settled(&job->hosts->params));
+  return job->hosts == NULL || (params->spares == 0 && !params->grows && are_settled(&job->hosts->params));
 }
 
 bool even_outlast_hosts_have_state(const even_job *job) {
@@ -121,7 +121,7 @@ static even_status await_all(even_hosts *hosts) {
 }
 
 /* What it has was compared when the attempt began; files may have been changed since. */
-static even_status take_host(even_host_agent *agent, size_t first, int attempt) {
+static even_status take_host(even_host_agent *agent, size_t first, int attempt, const even_aside *aside) {
   const json_t *facts = json_object_get(agent->runs, "facts");
   even_device_list devices = {NULL, 0};
   EVEN_TRY(even_host_facts_devices(facts, &devices));
@@ -133,6 +133,7 @@ static even_status take_host(even_host_agent *agent, size_t first, int attempt) 
   (void)snprintf(agent->node, sizeof agent->node, "%s", even_json_text(facts, "node"));
   (void)snprintf(agent->identity, sizeof agent->identity, "%s", even_json_text(facts, "identity"));
   even_hosts_name_agent(agent);
+  EVEN_TRY(even_aside_host_cut(agent, aside));
   if (!is_number(agent->runs, "first", first) || !is_number(agent->runs, "count", agent->count) ||
       !is_number(agent->runs, "attempt", (size_t)attempt) || agent->count == 0) {
     return even_fail(EVEN_ERR_PEER_LOST, "host %s keeps other ranks than it had", agent->name);
@@ -215,8 +216,10 @@ even_status even_outlast_hosts_take(even_host_agent *agent, json_t *runs) {
 
 static even_status take_all(even_hosts *hosts) {
   size_t first = (size_t)json_integer_value(json_object_get(hosts->agents[1].runs, "first"));
+  even_aside aside = {.count = 0};
+  even_legacy_aside(hosts->params.before, &aside);
   for (size_t i = 1; i < hosts->count; i++) {
-    EVEN_TRY(take_host(&hosts->agents[i], first, even_legacy_attempt(hosts->params.before)));
+    EVEN_TRY(take_host(&hosts->agents[i], first, even_legacy_attempt(hosts->params.before), &aside));
     first += hosts->agents[i].count;
   }
   return is_number(hosts->agents[1].runs, "world", first)

@@ -2,6 +2,7 @@
 #include "orchestrator/legacy.h"
 
 #include "base/fail.h"
+#include "orchestrator/aside.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/job.h"
 #include "support/fault.h"
@@ -241,12 +242,45 @@ static void survives_every_fault(void **state) {
   assert_true(fault_each_os(open_and_take, NULL, ENOMEM) >= 1);
 }
 
+/* Also that a place is not there any more, and that its time goes on. */
+static void it_does_without_the_same_places(void **state) {
+  (void)state;
+  even_legacy legacy;
+  even_job job;
+  even_aside aside = {.count = 0};
+  even_aside next = {.count = 0};
+  const even_aside_place *out = NULL;
+  const even_agent_params params = {.aside = &aside};
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  even_legacy_aside(&legacy, &next); /* of nobody */
+  assert_int_equal(next.count, 0);
+  for (int i = 0; i < 3; i++) { /* twice that of rank 1, and once that of rank 0 */
+    even_aside_failed(&aside, "there", i < 2 ? 1 : 0, "cpu:1", 3, 1, 500, &out);
+  }
+  begin(&job, 2, 0, "");
+  job.params = &params;
+  assert_int_equal(even_legacy_leave(&legacy, &job), EVEN_OK);
+  even_legacy_aside(&legacy, &next);
+  assert_true(even_aside_any(&next) && even_aside_has(&next, "there", 1) && !even_aside_has(&next, "", 1));
+  assert_int_equal(next.items[0].until_ns, aside.items[0].until_ns);
+  even_aside_failed(&next, "there", 0, "cpu:0", 3, 1, 700, &out); /* a second time in a row */
+  assert_true(out != NULL && out->place == 0);
+  end(&job);
+  begin(&job, 3, 0, ""); /* a job without the option */
+  assert_int_equal(even_legacy_leave(&legacy, &job), EVEN_OK);
+  even_legacy_aside(&legacy, &next);
+  assert_false(even_aside_any(&next));
+  end(&job);
+  even_legacy_close(&legacy);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(the_next_one_is_the_same_job, reset),
       cmocka_unit_test_teardown(its_processes_are_known_by_a_mark, reset),
       cmocka_unit_test_teardown(the_next_one_knows_of_a_global_batch, reset),
       cmocka_unit_test_teardown(the_next_one_knows_the_hosts, reset),
+      cmocka_unit_test_teardown(it_does_without_the_same_places, reset),
       cmocka_unit_test_teardown(what_is_not_whole_takes_nothing_away, reset),
       cmocka_unit_test_teardown(survives_every_fault, reset),
   };

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import test_run_hosts as two_hosts
 from run_jobs import Run
+from script_parts import AGENT
 
 names, hosts = two_hosts.names, two_hosts.hosts  # fixtures
 
@@ -46,6 +49,35 @@ def test_rank_0_is_shown_whose_place_is_another_now(run: Run, script: Any) -> No
     assert re.findall(r"attempt (\d) world (\d)", done.stdout) == [("0", "2"), ("1", "2"), ("2", "1")]
 
 
+def test_another_agent_leaves_it_out_too(start: Any, script: Any, tmp_path: Path) -> None:
+    """The ranks that are left train on with it; where they end with an agent, the next attempt does without, too."""
+    waits = (
+        AGENT
+        + """
+import signal, sys, time
+if os.environ["WORLD_SIZE"] == "2":
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGBUS)
+    signal.pause()
+before = agent()
+while before == 0:
+    before = agent()
+os.kill(before, signal.SIGKILL)
+while agent() in (0, before):
+    time.sleep(0.01)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "2":
+    os.kill(os.getpid(), signal.SIGKILL)
+print("alone at the end", flush=True)
+"""
+    )
+    words = ("-n", "2", "--no-pin", "--set-aside", "--max-restarts", "5", "--name", "a")
+    code, text = start(*words, script(waits), monitor=True).finish()
+    assert code == 0, text
+    assert text.count("the agent before was killed: rank 0 trains on") == 2, text
+    assert len(re.findall(r"place 1 \(\S+\) stays set aside for another \d+ s", text)) == 2, text
+    assert "restart 3 of 5" in text and "alone at the end" in text, text
+
+
 def test_where_it_does_not_go(run: Run, script: Any) -> None:
     done = run("-n", "2", "--set-aside", "--max-ranks", "4", script(DIES), "1")
     assert done.returncode == 2 and "not with --max-ranks" in done.stderr
@@ -71,21 +103,37 @@ def test_with_recovery_what_ends_attempts_counts(run: Run, script: Any, way: str
     ],
 )
 def test_a_host_leaves_one_of_its_places_out(
-    hosts: two_hosts.Hosts, script: Any, bad: int, words: tuple[str, ...]
+    hosts: two_hosts.Hosts, script: Any, tmp_path: Path, bad: int, words: tuple[str, ...]
 ) -> None:
-    devices = """
-    import os, signal, sys
-    world, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
-    device = os.environ["EVENSTEP_DEVICE"]
-    print("host", os.environ["EVENSTEP_HOST_ID"], "attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "world", world, device, flush=True)
-    if world == 4:
-        if rank == sys.argv[1]:
-            os.kill(os.getpid(), signal.SIGBUS)
-        signal.pause()
-    """
+    """And another agent does, where the leader's is killed: the ranks that are left train on."""
+    devices = (
+        AGENT
+        + """
+import signal, sys, time
+world, rank = int(os.environ["WORLD_SIZE"]), os.environ["RANK"]
+device = os.environ["EVENSTEP_DEVICE"]
+print("host", os.environ["EVENSTEP_HOST_ID"], "attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "world", world, device, flush=True)
+if world == 4:
+    if rank == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGBUS)
+    signal.pause()
+if rank == "0":
+    while agent() == 0:
+        time.sleep(0.01)
+    print("agent", agent(), flush=True)
+while not os.path.exists("on"):
+    time.sleep(0.01)
+"""
+    )
     job = ("--max-restarts", "3", "--log-rank", "all", "--set-aside", "--name", "a", *words)
-    code, text = hosts.run(*job, script(devices), str(bad), ranks=":2")
+    started = hosts.start(*job, script(devices), str(bad), ranks=":2", monitor=True)
+    started.wait_for("attempt 2 world 3", times=3)
+    os.kill(int(started.wait_for(r"\] agent ([1-9]\d*)")[0]), signal.SIGKILL)
+    started.wait_for("the agent before was killed: ranks 0, 1 and 2 train on")
+    (tmp_path / "on").touch()
+    code, text = started.finish()
     assert code == 0, text
+    assert re.search(rf"place 0 \(\S+\) of host {hosts.names[bad // 2]} stays set aside for another \d+ s", text), text
     host = hosts.names[bad // 2]
     found = re.search(
         rf"place 0 \((\S+)\) of host {host} is set aside for 60 s: its rank was the first to fail in 2", text
