@@ -65,6 +65,7 @@ void even_follower_words_attempt(const even_job *job, uint64_t led, uint64_t sig
   even_json_integer(&json, "count", (int64_t)job->local);
   even_json_integer(&json, "first_spare", (int64_t)job->first_spare);
   even_json_integer(&json, "spares", (int64_t)job->spares);
+  even_json_integer(&json, "all_spares", job->params->spares);
   even_json_array(&json, "vacant"); /* of a host that came late: where no process was started yet */
   for (size_t i = 0; i < job->count; i++) {
     if (even_job_is_here(job, i) && !job->ranks[i].alive && job->ranks[i].pid == 0) {

@@ -349,6 +349,8 @@ bool even_job_outside_ended(even_job *job, size_t rank);
 void even_job_replace_tick(even_job *job);
 /* Whether a process in the place of that rank, once it is empty, could get the state of training. */
 bool even_job_replace_could(const even_job *job, size_t rank);
+/* Whether no place is free: whoever waits is to wait until a rank is lost. */
+bool even_job_replace_is_full(const even_job *job);
 /* How many processes could still take lost ranks' places. */
 size_t even_job_replace_free(const even_job *job);
 /* A process that was asked for on another host has started. */

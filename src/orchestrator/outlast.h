@@ -19,7 +19,10 @@
  * Where nobody has it any more they end them, as they do at once where the leader's host cannot be reached. Each is
  * told the generations that it has not heard of (boards.h), and tells all that its ranks have said. It is not so while
  * a place is empty or its process no member yet, nor while a newcomer has not got the state: a gift is on its way, or
- * an agent was asked to start a process, of which the next one knows nothing.
+ * an agent was asked to start a process, of which the next one knows nothing. Spares that wait are no such place. What
+ * was sent of copies of checkpoints is on the roll (copies.h); of one on its way nothing is, and it is begun anew.
+ * Which places are set aside is left for each attempt (legacy.h): the list of devices is to be cut before the roll is
+ * called.
  *
  * An agent that serves a leader leaves its ranks in the same way, with the process that starts agents on its host, and
  * beside them its part and its connection (outlast_part.h): the next one holds the ranks as if the leader's agent had

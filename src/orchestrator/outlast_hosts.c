@@ -34,16 +34,23 @@ bool even_outlast_hosts_would(const even_hosts *hosts) {
 }
 
 bool even_outlast_hosts_may(const even_job *job) {
-  const even_agent_params *params = job->params;
-  return job->hosts == NULL || (params->spares == 0 && !params->grows && are_settled(&job->hosts->params));
+  return job->hosts == NULL || (!job->params->grows && are_settled(&job->hosts->params));
+}
+
+/* Spares, whose processes are there and are nobody's before a rank is lost. */
+static bool all_wait(const even_job *job) {
+  bool all = true;
+  bool any = false;
+  for (size_t i = 0; all && i < job->count; i++) {
+    bool outside = even_job_is_outside(job, i) && (job->follower == NULL || even_job_is_here(job, i));
+    all = !outside || job->ranks[i].alive;
+    any = any || outside;
+  }
+  return all && (!any || (job->params->spares > 0 && (job->follower != NULL || even_job_replace_is_full(job))));
 }
 
 bool even_outlast_hosts_have_state(const even_job *job) {
-  bool any_outside = false;
-  for (size_t i = 0; !any_outside && i < job->count; i++) {
-    any_outside = even_job_is_outside(job, i) && (job->follower == NULL || even_job_is_here(job, i));
-  }
-  return !any_outside && !even_gifts_travel(job) && !even_gifts_any_lacks(job);
+  return all_wait(job) && !even_gifts_travel(job) && !even_gifts_any_lacks(job);
 }
 
 /* Where none of its ranks lives any more its agent clears up. */
@@ -80,6 +87,12 @@ bool even_outlast_hosts_calm(const even_job *job) {
 static bool is_number(const json_t *object, const char *name, size_t wanted) {
   const json_t *value = json_object_get(object, name);
   return json_is_integer(value) && json_integer_value(value) == (json_int_t)wanted;
+}
+
+/* 0: it is none. */
+static size_t number_of(const json_t *object, const char *name) {
+  json_int_t number = json_integer_value(json_object_get(object, name));
+  return number > 0 ? (size_t)number : 0;
 }
 
 /* One that has not come yet, or first one that came, and has no ranks any more (*over). NULL: all have come. */
@@ -138,7 +151,8 @@ static even_status take_host(even_host_agent *agent, size_t first, int attempt, 
       !is_number(agent->runs, "attempt", (size_t)attempt) || agent->count == 0) {
     return even_fail(EVEN_ERR_PEER_LOST, "host %s keeps other ranks than it had", agent->name);
   }
-  agent->first_spare = (size_t)json_integer_value(json_object_get(agent->runs, "world"));
+  agent->first_spare = number_of(agent->runs, "first_spare");
+  agent->spares = number_of(agent->runs, "spares");
   agent->fits = true;
   return EVEN_OK;
 }
@@ -189,7 +203,8 @@ static even_status go_on(even_host_agent *agent) {
   char text[64];
   even_job *job = agent->hosts->job;
   if (!is_number(agent->runs, "first", agent->first) || !is_number(agent->runs, "count", agent->count) ||
-      !is_number(agent->runs, "world", job->count) || !is_number(agent->runs, "attempt", (size_t)job->attempt)) {
+      !is_number(agent->runs, "world", job->count) || number_of(agent->runs, "spares") != agent->spares ||
+      !is_number(agent->runs, "attempt", (size_t)job->attempt)) {
     return even_fail(EVEN_ERR_PEER_LOST, "host %s keeps other ranks than it had", agent->name);
   }
   agent->fits = true;
@@ -222,7 +237,7 @@ static even_status take_all(even_hosts *hosts) {
     EVEN_TRY(take_host(&hosts->agents[i], first, even_legacy_attempt(hosts->params.before), &aside));
     first += hosts->agents[i].count;
   }
-  return is_number(hosts->agents[1].runs, "world", first)
+  return is_number(hosts->agents[1].runs, "world", first + number_of(hosts->agents[1].runs, "all_spares"))
              ? EVEN_OK
              : even_fail(EVEN_ERR_PEER_LOST, "the other hosts keep other ranks than they had");
 }
@@ -261,11 +276,25 @@ even_status even_outlast_hosts_meet(even_hosts *hosts) {
   return status;
 }
 
+/* Where the spares of all hosts wait, as this agent has found the places for them, and as they have them. */
+static even_status compare_spares(const even_job *job) {
+  size_t next = job->first_spare + job->spares;
+  for (size_t i = 1; i < job->hosts->count; i++) {
+    const even_host_agent *agent = &job->hosts->agents[i];
+    if (agent->spares > 0 && agent->first_spare != next) {
+      return even_fail(EVEN_ERR_MISMATCH, "host %s keeps other spares than it had", agent->name);
+    }
+    next += agent->spares;
+  }
+  return next == job->count ? EVEN_OK : even_fail(EVEN_ERR_MISMATCH, "the other hosts keep other spares than they had");
+}
+
 even_status even_outlast_hosts_adopt(even_job *job) {
   even_hosts *hosts = job->hosts;
   if (hosts == NULL) {
     return EVEN_OK;
   }
+  EVEN_TRY(compare_spares(job));
   hosts->failure.status = EVEN_OK; /* of one that was lost again meanwhile, which is missed now */
   even_job_hosts_choose_address(job);
   if (job->generation != NULL) {

@@ -129,6 +129,10 @@ size_t even_job_members(const even_job *job) {
   return members;
 }
 
+bool even_job_replace_is_full(const even_job *job) {
+  return job->places != NULL && even_job_members(job) >= most_members(job);
+}
+
 /* ---- ends ---- */
 
 static uint64_t pause_after(unsigned endings) {

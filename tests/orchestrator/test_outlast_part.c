@@ -7,6 +7,7 @@
 #include "base/json_reader.h"
 #include "orchestrator/follower_agent.h"
 #include "orchestrator/outlast.h"
+#include "orchestrator/place.h"
 #include "os/pipe.h"
 #include "os/shared_memory.h"
 #include "support/fault.h"
@@ -284,9 +285,9 @@ static void only_who_holds_ranks_of_this_attempt_comes_in_its_place(void **state
   at.agents[1].lost = false;
   at.params.shrink = at.params.replace = true;
   assert_true(comes(&at, HOLDS));
-  at.params.spares = 1; /* of whom it would not know what they wait for */
+  at.params.grows = true; /* hosts may come meanwhile */
   assert_false(comes(&at, HOLDS));
-  at.params.spares = 0;
+  at.params.grows = false;
   at.hosts.job = NULL;
   assert_false(comes(&at, HOLDS));
   let_go(&at);
@@ -325,6 +326,35 @@ static void other_ranks_than_it_had_are_not_gone_on_with(void **state) {
   }
 }
 
+/* Spares are no obstacle as long as each has a process, and nobody is about to join. */
+static void who_waits_for_a_place_may_go_on_waiting(void **state) {
+  leading at;
+  even_job_rank ranks[4] = {{.alive = true}, {.alive = true}, {.alive = true}, {.alive = true}};
+  struct even_job_place places[4] = {{.outside = false}};
+  (void)state;
+  lead(&at);
+  at.params.replace = true;
+  at.job.ranks = ranks;
+  at.job.places = places;
+  at.job.local = 1;
+  assert_true(even_outlast_hosts_have_state(&at.job));
+  places[3].outside = true;
+  assert_false(even_outlast_hosts_have_state(&at.job)); /* it is to join */
+  at.params.spares = 1;
+  assert_true(even_outlast_hosts_have_state(&at.job));
+  ranks[3].alive = false; /* its process has ended, and another one is asked for */
+  assert_false(even_outlast_hosts_have_state(&at.job));
+  ranks[3].alive = true;
+  ranks[1].alive = false; /* a member is lost: it is about to join */
+  assert_false(even_outlast_hosts_have_state(&at.job));
+  places[1].outside = true; /* the others go on without it */
+  assert_false(even_outlast_hosts_have_state(&at.job));
+  places[3].outside = false; /* it has joined them, */
+  ranks[1].alive = true;     /* and another process waits in the lost one's place */
+  assert_true(even_outlast_hosts_have_state(&at.job));
+  let_go(&at);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(the_next_agent_has_the_last_words, open_keepers, close_keepers),
@@ -336,6 +366,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(telemetry_goes_on_where_it_was_passed_on, open_keepers, close_keepers),
       cmocka_unit_test(only_who_holds_ranks_of_this_attempt_comes_in_its_place),
       cmocka_unit_test(it_goes_on_once_it_has_said_what_runs),
+      cmocka_unit_test(who_waits_for_a_place_may_go_on_waiting),
       cmocka_unit_test(other_ranks_than_it_had_are_not_gone_on_with),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -93,7 +93,8 @@ def test_ranks_of_two_hosts_outlast_a_killed_leader(hosts: Hosts, script: Script
 @pytest.mark.parametrize(
     ("recovery", "spares"),
     [
-        ("shrink", 0),
+        ("replace", 1),
+        pytest.param("shrink", 0, marks=pytest.mark.more),
         pytest.param("replace", 0, marks=pytest.mark.more),
     ],
 )
