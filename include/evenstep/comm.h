@@ -215,7 +215,8 @@ EVEN_PUBLIC even_status even_comm_send_begin(even_comm *comm, const void *data, 
  * collective on all ranks, and the group with it). A wait that fails so leaves its own request under way. */
 EVEN_PUBLIC even_status even_comm_receive_begin(even_comm *comm, void *data, size_t bytes, int peer, uint64_t tag,
                                                 even_comm_request **out) EVEN_MUST_USE;
-/* Whether the request is done, well or not; does what can be done for it at once. */
+/* Whether the request is done, well or not; does what can be done for it at once. It waits for no message, but where
+ * it finds that a rank is lost it tells the others, as a wait does: between hosts that may take some seconds. */
 EVEN_PUBLIC bool even_comm_request_done(even_comm_request *request);
 /* Returns when the request is done, with its outcome; *peer (NULL allowed) is the rank at the other end. After
  * timeout_seconds (<= 0: the group's) without an end: EVEN_ERR_TIMEOUT, and the group ends. The error names the peer as

@@ -256,8 +256,11 @@ class Group:
         return self._begun(Request(self._comm.receive(view.address, view.bytes, source, tag, view.kind), view, data))
 
     def _begun(self, request: Request) -> Request:
-        self._requests = [other for other in self._requests if not other.done()]
-        self._requests.append(request)
+        self._requests.append(request)  # in place, and first: another thread may begin one while these are asked
+        for other in self._requests[:-1]:
+            if other.done():
+                with contextlib.suppress(ValueError):  # that thread has taken it out
+                    self._requests.remove(other)
         return request
 
     # -- memory --

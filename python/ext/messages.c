@@ -44,9 +44,15 @@ static void request_dealloc(PyObject *object) {
   even_ext_object_free(object);
 }
 
+/* Without the GIL: another thread may hold the group's lock while it ends the group, or this one finds that a peer is
+ * lost and tells the others. */
 static PyObject *request_done(PyObject *object, PyObject *unused) {
+  bool done = false;
   (void)unused;
-  return PyBool_FromLong(even_comm_request_done(((request_object *)object)->request));
+  Py_BEGIN_ALLOW_THREADS;
+  done = even_comm_request_done(((request_object *)object)->request);
+  Py_END_ALLOW_THREADS;
+  return PyBool_FromLong(done);
 }
 
 static PyObject *request_wait(PyObject *object, PyObject *arguments) {

@@ -6,6 +6,8 @@ import os
 import random
 import socket
 import subprocess
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -262,6 +264,60 @@ def test_messages_that_have_ended_keep_no_array() -> None:
         assert arrays[1].all()
         del arrays, sent
         assert [array() for array in held] == [None, None]
+
+
+def test_asking_for_a_message_lets_other_threads_go_on() -> None:
+    import numpy as np
+
+    import evenstep as es
+
+    go, woken = threading.Event(), threading.Event()
+
+    def go_on() -> None:
+        go.wait()
+        woken.set()
+
+    thread = threading.Thread(target=go_on)
+    usual = sys.getswitchinterval()
+    with es.comm.open() as group:
+        begun = group.irecv(np.zeros(1), 0)
+        thread.start()
+        sys.setswitchinterval(1000)  # only who lets go of the GIL lets another thread run
+        try:
+            go.set()
+            until = time.monotonic() + 20
+            while not woken.is_set() and time.monotonic() < until:
+                assert not begun.done()
+            assert woken.is_set()
+        finally:
+            sys.setswitchinterval(usual)
+        group.isend(np.ones(1), 0)
+        begun.wait()
+    thread.join()
+
+
+def test_a_message_that_begins_while_others_are_asked_is_kept() -> None:
+    """As another thread may begin one."""
+    import numpy as np
+
+    import evenstep as es
+
+    with es.comm.open() as group:
+        early = group.irecv(np.zeros(1), 0, tag=1)
+        sent = np.ones(1 << 20)  # it waits for its receive
+
+        def done() -> bool:
+            group._requests.remove(early)
+            group.isend(sent, 0, tag=2)
+            return False
+
+        early.done = done
+        group.isend(np.ones(1), 0, tag=3)
+        came = np.zeros(1 << 20)
+        group.recv(came, 0, tag=2, timeout=20)
+        assert came.all()
+        group.isend(np.ones(1), 0, tag=1)
+        early.wait()
 
 
 def test_ranks_of_several_hosts_meet_at_the_store_of_torch(run_ranks: Callable[..., Any]) -> None:
