@@ -5,6 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "comm/nccl/grouped.h"
 
 static PyObject *device_type; /* made once, with the module */
 
@@ -27,7 +28,7 @@ static void free_when_unused(even_ext_device *self) {
 
 /* How many groups of calls this thread has open. */
 static Py_ssize_t own_groups(const even_ext_device *self) {
-  return self->groups > 0 && self->grouping == PyThread_get_thread_ident() ? self->groups : 0;
+  return self->groups > 0 && even_device_in_group(self->comm) ? self->groups : 0;
 }
 
 even_device_comm *even_ext_device_open(even_ext_device *self) {
@@ -226,7 +227,6 @@ static PyObject *device_group_begin(PyObject *object, PyObject *unused) {
   if (status == EVEN_OK) {
     self->calls++;
     self->groups++;
-    self->grouping = PyThread_get_thread_ident();
   }
   return even_ext_device_done(self, status);
 }

@@ -10,8 +10,7 @@
 typedef struct even_ext_device {
   PyObject_HEAD even_device_comm *comm; /* NULL once freed */
   Py_ssize_t calls;                     /* threads inside a call, and groups of calls that are open */
-  Py_ssize_t groups;                    /* these alone, */
-  unsigned long grouping;               /* and the thread whose they are */
+  Py_ssize_t groups;                    /* these alone: of one thread */
   int closed;
   PyObject *beside; /* keeps the group that goes beside */
   PyObject *ring;   /* and what calls are recorded in */

@@ -286,6 +286,49 @@ static void abort_does_not_wait_for_another_thread_s_group(void **state) {
   assert_int_equal(device_rank_end(&at), EVEN_OK);
 }
 
+typedef struct attempts {
+  device_rank *at;
+  even_status summed, closed;
+  even_error error;
+} attempts;
+
+static void *sum_and_close(void *argument) {
+  attempts *tried = argument;
+  tried->summed = sum_alone(tried->at, NULL);
+  tried->closed = even_device_comm_close(tried->at->comm);
+  tried->error = *even_error_last();
+  return NULL;
+}
+
+static void try_beside_an_open_group(attempts *tried) {
+  pthread_t thread;
+  assert_int_equal(pthread_create(&thread, NULL, sum_and_close, tried), 0);
+  (void)pthread_join(thread, NULL);
+  assert_int_equal(tried->closed, EVEN_ERR_TIMEOUT);
+  assert_non_null(strstr(tried->error.what, "close on rank 0 of 1 (cuda:0): another thread has a group"));
+}
+
+/* Which it perhaps never ends: the communicator stays, and is as it was. */
+static void close_waits_for_another_thread_s_group_within_the_limit(void **state) {
+  device_rank at;
+  attempts tried = {.at = &at};
+  (void)state;
+  open_alone(&at, 0.05);
+  assert_int_equal(even_device_comm_group_begin(at.comm), EVEN_OK);
+  try_beside_an_open_group(&tried);
+  assert_int_equal(tried.summed, EVEN_ERR_TIMEOUT);
+  assert_int_equal(even_device_comm_group_end(at.comm), EVEN_OK);
+  assert_int_equal(sum_alone(&at, NULL), EVEN_OK);
+  device_rank_wait(&at);
+  even_device_comm_set_timeout(at.comm, 3600);
+  assert_int_equal(even_device_comm_group_begin(at.comm), EVEN_OK);
+  even_device_comm_abort(at.comm);
+  try_beside_an_open_group(&tried);
+  assert_int_equal(tried.summed, EVEN_ERR_REVOKED);
+  assert_int_equal(even_device_comm_group_end(at.comm), EVEN_ERR_REVOKED);
+  assert_int_equal(device_rank_end(&at), EVEN_OK);
+}
+
 static void abort_and_close_inside_a_group(void **state) {
   device_rank at;
   double weight = 0.5;
@@ -319,6 +362,7 @@ int main(void) {
       TEST(abort_ends_what_hangs),
       TEST(abort_ends_a_call_under_way),
       TEST(abort_does_not_wait_for_another_thread_s_group),
+      TEST(close_waits_for_another_thread_s_group_within_the_limit),
       TEST(abort_and_close_inside_a_group),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

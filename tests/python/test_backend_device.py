@@ -158,10 +158,23 @@ def test_another_thread_s_group_of_calls_does_not_keep_a_close(fake: Path) -> No
         own.group_begin()
         own.close()
         left = _core.DeviceComm(_core.DeviceComm.make_id(), 0, 1, 0)
-        thread = threading.Thread(target=left.group_begin)
-        thread.start()
-        thread.join()
-        del thread, left
+        numbers = []
+
+        def begin():
+            left.group_begin()
+            numbers.append(threading.get_ident())
+
+        def close():
+            if threading.get_ident() in numbers and not left.closed:
+                statuses.append(said(left.group_end))
+                left.close()
+
+        for target in (begin, *[close] * 100):  # one of these has its number: the first, most often
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+        assert statuses[3:] == ["EVEN_ERR_STATE"] * left.closed, statuses
+        del thread, left, begin, close
     """
     run_alone(fake, script)
     (lost,) = fake.parent.glob("fake-nccl-*")  # the last one's

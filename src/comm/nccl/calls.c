@@ -156,6 +156,32 @@ static even_status ready(even_device_comm *comm, const even_device_call *call, b
   return even_device_context_push(comm);
 }
 
+static even_status group_is_open(const even_device_comm *comm, const even_device_call *call) {
+  (void)even_fail(
+      EVEN_ERR_TIMEOUT,
+      "%s on rank %d of %d (cuda:%d): another thread has a group of this communicator's calls open, and has "
+      "not ended it within the time limit",
+      call->name, comm->rank, comm->ranks, comm->device);
+  (void)even_device_place(comm);
+  return even_error_fix("end the group on the thread that began it; until then the communicator stays open");
+}
+
+even_status even_device_lock(even_device_comm *comm, const even_device_call *call) {
+  if (pthread_mutex_trylock(&comm->lock) == 0) {
+    return EVEN_OK;
+  }
+  double limit = even_device_limit(comm);
+  uint64_t begun = even_clock_ns();
+  while (!even_device_lock_within(comm, limit < EVEN_DEVICE_GRACE_SECONDS ? limit : EVEN_DEVICE_GRACE_SECONDS)) {
+    bool ended = atomic_load(&comm->ending) != EVEN_DEVICE_WHOLE;
+    bool late = (double)(even_clock_ns() - begun) > limit * 1e9;
+    if (atomic_load(&comm->depth) > 0 && (ended || late)) {
+      return ended && !call->revives ? even_device_ended(comm, call) : group_is_open(comm, call);
+    }
+  }
+  return EVEN_OK;
+}
+
 even_status even_device_enter_any(even_device_comm *comm, const even_device_call *call, bool also_broken) {
   if (grouped != NULL && grouped != comm) {
     (void)even_fail(EVEN_ERR_STATE, "%s: this thread has a group of another communicator open", call->name);
@@ -163,7 +189,7 @@ even_status even_device_enter_any(even_device_comm *comm, const even_device_call
     return even_error_fix("end that group first: a group is of one communicator");
   }
   if (grouped == NULL) {
-    (void)pthread_mutex_lock(&comm->lock);
+    EVEN_TRY(even_device_lock(comm, call));
   }
   even_status status = ready(comm, call, also_broken);
   if (status != EVEN_OK && grouped == NULL) {

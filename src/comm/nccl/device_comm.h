@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "comm/board.h"
 #include "comm/nccl/abi.h"
+#include "comm/nccl/grouped.h"
 #include "comm/recording.h"
 #include "comm/watcher.h"
 
@@ -122,6 +123,9 @@ static inline double even_device_limit(const even_device_comm *comm) {
 
 /* ---- calls.c ---- */
 
+/* The lock. While another thread has a group open, which it may never end, it is waited for within the time limit
+ * alone, and for a second where the communicator has ended: an error then. */
+even_status even_device_lock(even_device_comm *comm, const even_device_call *call) EVEN_MUST_USE;
 /* Before a call: the lock is held and the GPU's context current, or an error and neither. */
 even_status even_device_enter(even_device_comm *comm, const even_device_call *call) EVEN_MUST_USE;
 /* The same, for a communicator that may be broken where also_broken says so. */
@@ -140,8 +144,6 @@ even_status even_device_translate(const even_device_comm *comm, even_nccl_comm *
 /* The GPU's context, for a few calls of the driver or NCCL. */
 even_status even_device_context_push(even_device_comm *comm) EVEN_MUST_USE;
 void even_device_context_pop(even_device_comm *comm);
-/* Whether the calling thread has a group of this communicator open. */
-bool even_device_in_group(const even_device_comm *comm);
 /* Room for one operation more, and an operation put there: freed when the call or its group ends. */
 even_status even_device_reserve_op(even_device_comm *comm) EVEN_MUST_USE;
 void even_device_keep_op(even_device_comm *comm, int op);
@@ -227,6 +229,9 @@ even_status even_device_ended(even_device_comm *comm, const even_device_call *ca
 even_status even_device_untold(even_device_comm *comm) EVEN_MUST_USE;
 /* Whether a child inherited it by fork: it must not touch NCCL, nor the locks. */
 bool even_device_is_inherited(const even_device_comm *comm);
+/* For how long one who has to get on waits for the lock; and whether it came within so many seconds. */
+#define EVEN_DEVICE_GRACE_SECONDS 1.0
+bool even_device_lock_within(even_device_comm *comm, double seconds);
 /* Ends the handle by force, with the lock or without. */
 void even_device_end_handle(even_device_comm *comm);
 /* With the lock held and the context: does so where it has been aborted, which may not have waited for the lock. */

@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <time.h>
 
-enum { GRACE_SECONDS = 1 };
-
 even_status even_device_place(const even_device_comm *comm) {
   char device[32];
   (void)snprintf(device, sizeof device, "cuda:%d", comm->device);
@@ -44,19 +42,22 @@ void even_device_tell(even_device_comm *comm, const even_error *why) {
 
 /* ---- the handle ---- */
 
-static bool take_lock_within_grace(even_device_comm *comm) {
+bool even_device_lock_within(even_device_comm *comm, double seconds) {
+  const long second_ns = 1000000000;
   struct timespec until;
   (void)timespec_get(&until, TIME_UTC);
-  until.tv_sec += GRACE_SECONDS;
+  long ns = until.tv_nsec + (long)(seconds * (double)second_ns);
+  until.tv_sec += ns / second_ns;
+  until.tv_nsec = ns % second_ns;
   return pthread_mutex_timedlock(&comm->lock, &until) == 0;
 }
 
 /* The lock, but within a grace alone in blocking mode, where a thread may be inside NCCL for good, and abort gets it
  * out; and where another thread has a group open, which may be for good, too. */
 static bool take_lock(even_device_comm *comm) {
-  bool taken = take_lock_within_grace(comm);
+  bool taken = even_device_lock_within(comm, EVEN_DEVICE_GRACE_SECONDS);
   while (!taken && !comm->blocking && atomic_load(&comm->depth) == 0) {
-    taken = take_lock_within_grace(comm);
+    taken = even_device_lock_within(comm, EVEN_DEVICE_GRACE_SECONDS);
   }
   return taken;
 }

@@ -294,6 +294,7 @@ static even_status end_watch(even_device_comm *comm, even_status status) {
 }
 
 even_status even_device_comm_close(even_device_comm *comm) {
+  const even_device_call call = {.name = "close", .revives = true};
   if (comm == NULL || even_device_is_inherited(comm)) {
     return EVEN_OK;
   }
@@ -303,7 +304,7 @@ even_status even_device_comm_close(even_device_comm *comm) {
       break;
     }
   }
-  (void)pthread_mutex_lock(&comm->lock);
+  EVEN_TRY(even_device_lock(comm, &call));
   atomic_store(&comm->meets, true);
   even_status status = even_device_context_push(comm);
   if (status == EVEN_OK) {
