@@ -59,28 +59,34 @@ static void put(gradients *all, size_t p, size_t i, bool infinite) {
   memcpy((char *)memory_of(all, p) + i * sizes[p], values[p], sizes[p]);
 }
 
+/* One round to its end, of all parameters but `left` (PARAMETERS: none is): `p` alone then has these bits, 0: none. */
+static int end_round(even_comm *comm, even_sync *sync, gradients *all, double weight, size_t left, size_t p, int bits) {
+  even_sync_report report;
+  RANKS_EXPECT(comm, even_sync_begin(sync, weight, 0) == EVEN_OK);
+  for (size_t q = 0; q < PARAMETERS; q++) {
+    RANKS_EXPECT(comm, q == left || even_sync_ready(sync, q, memory_of(all, q)) == EVEN_OK);
+  }
+  RANKS_EXPECT(comm, even_sync_finish(sync, NULL, &report) == EVEN_OK);
+  RANKS_EXPECT(comm, report.nonfinite == (bits == 0 ? 0 : 1));
+  for (size_t q = 0; q < PARAMETERS; q++) {
+    RANKS_EXPECT(comm, even_sync_nonfinite(sync, q) == (q == p ? bits : 0));
+  }
+  return 0;
+}
+
 /* One round in which rank 1's parameter `p` has one at `i` (p == PARAMETERS: nobody); then the bits. */
 static int one_round(even_comm *comm, even_sync *sync, gradients *all, size_t p, size_t i, bool infinite,
                      double weight) {
-  even_sync_report report;
-  bool mine = even_comm_rank(comm) == 1 && p < PARAMETERS;
+  bool has = even_comm_rank(comm) == 1;
+  bool mine = has && p < PARAMETERS;
+  bool counts = p < PARAMETERS && weight > 0;
   memset(all, 0, sizeof *all);
   all->large[7] = 3.0e38f; /* large, and finite */
   if (mine) {
     put(all, p, i, infinite);
   }
-  RANKS_EXPECT(comm, even_sync_begin(sync, even_comm_rank(comm) == 1 ? weight : 0.125, 0) == EVEN_OK);
-  for (size_t q = 0; q < PARAMETERS; q++) {
-    RANKS_EXPECT(comm, even_sync_ready(sync, q, memory_of(all, q)) == EVEN_OK);
-  }
-  RANKS_EXPECT(comm, even_sync_finish(sync, NULL, &report) == EVEN_OK);
-  bool counts = p < PARAMETERS && weight > 0;
-  RANKS_EXPECT(comm, report.nonfinite == (counts ? 1 : 0));
-  for (size_t q = 0; q < PARAMETERS; q++) {
-    int bits = counts && q == p ? EVEN_SYNC_NONFINITE_ANYWHERE | (mine ? EVEN_SYNC_NONFINITE_HERE : 0) : 0;
-    RANKS_EXPECT(comm, even_sync_nonfinite(sync, q) == bits);
-  }
-  return 0;
+  return end_round(comm, sync, all, has ? weight : 0.125, PARAMETERS, p,
+                   counts ? EVEN_SYNC_NONFINITE_ANYWHERE | (mine ? EVEN_SYNC_NONFINITE_HERE : 0) : 0);
 }
 
 static int body(even_comm *comm, void *argument) {
@@ -160,7 +166,6 @@ static void too_large_for_fp16(void **state) {
 /* One round in which ranks 0 and 2 have gradients of one parameter that are finite, and in fp16, too, while their sum
  * is not in that: on all ranks alike, and no rank's own. Then one of finite sums. */
 static int sum_round(even_comm *comm, even_sync *sync, gradients *all, size_t p, double weight) {
-  even_sync_report report;
   for (int overflows = 1; overflows >= 0; overflows--) {
     memset(all, 0, sizeof *all);
     if (p == 3) { /* in fp16 itself: 60000, or 1 */
@@ -169,16 +174,9 @@ static int sum_round(even_comm *comm, even_sync *sync, gradients *all, size_t p,
       float *values = memory_of(all, p);
       values[parameters[p].count - 1] = (overflows ? 60000.0f : 1.0f) / (float)weight;
     }
-    RANKS_EXPECT(comm, even_sync_begin(sync, weight, 0) == EVEN_OK);
-    for (size_t q = 0; q < PARAMETERS; q++) {
-      RANKS_EXPECT(comm,
-                   (q == p && even_comm_rank(comm) == 1) || even_sync_ready(sync, q, memory_of(all, q)) == EVEN_OK);
-    }
-    RANKS_EXPECT(comm, even_sync_finish(sync, NULL, &report) == EVEN_OK);
-    RANKS_EXPECT(comm, report.nonfinite == (uint32_t)overflows);
-    for (size_t q = 0; q < PARAMETERS; q++) {
-      int bits = overflows && q == p ? EVEN_SYNC_NONFINITE_ANYWHERE : 0;
-      RANKS_EXPECT(comm, even_sync_nonfinite(sync, q) == bits);
+    if (end_round(comm, sync, all, weight, even_comm_rank(comm) == 1 ? p : PARAMETERS, p,
+                  overflows ? EVEN_SYNC_NONFINITE_ANYWHERE : 0) != 0) {
+      return 1;
     }
   }
   return 0;
