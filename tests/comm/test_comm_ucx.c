@@ -507,56 +507,6 @@ static void what_is_refused(void **state) {
   assert_int_equal(run(1, 300, open_badly, NULL, NULL), 0);
 }
 
-/* ---- a wait that gets what it waits for while it looks around ---- */
-
-static const even_transport *beneath;
-static bool met;
-static bool about_to_sleep;
-static bool overslept;
-
-static bool is_met(even_ucx_group *group, const void *context) {
-  (void)group;
-  (void)context;
-  return met;
-}
-
-static bool arm_where_not_met(even_ucx_group *group) {
-  about_to_sleep = true;
-  overslept = overslept || met;
-  return beneath->arm(group);
-}
-
-static void meet_it(void *comm) {
-  met = about_to_sleep; /* once there is nothing else to do */
-  even_comm_engine_of(comm)->stir(comm);
-}
-
-static int meet_in_a_look(even_comm *comm, void *argument) {
-  even_ucx_group *group = even_ucx_of(comm);
-  even_transport watched = *group->transport;
-  (void)argument;
-  (void)pthread_mutex_lock(&group->lock);
-  beneath = group->transport;
-  watched.arm = arm_where_not_met;
-  group->transport = &watched;
-  group->whole.look = meet_it;
-  group->whole.context = comm;
-  (void)pthread_mutex_unlock(&group->lock);
-  even_status status = even_ucx_wait_until(group, NULL, 0, is_met, NULL, NULL);
-  (void)pthread_mutex_lock(&group->lock);
-  group->transport = beneath;
-  group->whole.look = NULL;
-  (void)pthread_mutex_unlock(&group->lock);
-  RANKS_EXPECT(comm, status == EVEN_OK && met && !overslept);
-  return 0;
-}
-
-static void who_is_stirred_while_it_looks_does_not_sleep(void **state) {
-  ranks_setup setup = {.ranks = 1, .timeout_seconds = 300, .spin = 0, .engine = RANKS_NETWORK, .mpi = LIBRARY};
-  (void)state;
-  assert_int_equal(ranks_run(&setup, meet_in_a_look, NULL, NULL), 0);
-}
-
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_rank_without_the_library_is_named),
@@ -572,7 +522,6 @@ int main(void) {
       cmocka_unit_test(messages_from_anybody),
       cmocka_unit_test(messages_go_on_in_the_background),
       cmocka_unit_test(what_is_refused),
-      cmocka_unit_test(who_is_stirred_while_it_looks_does_not_sleep),
   };
 #ifndef OVER_MPI
   if (!ranks_have_ucx()) {

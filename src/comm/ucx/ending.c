@@ -39,9 +39,7 @@ static void end_with(even_ucx_group *group, const even_error *why) {
   group->end = *why;
   group->ended = true;
   even_ucx_report(group, true); /* what it reached: each tells all others */
-  if (group->sleepers > 0) {
-    group->transport->wake(group);
-  }
+  even_ucx_wake(group);
 }
 
 void even_ucx_end_here(even_ucx_group *group) {

@@ -255,8 +255,8 @@ static even_status follow(even_comm *comm, const even_comm_following *by, size_t
 static void stir(even_comm *comm) {
   even_ucx_group *group = even_ucx_of(comm);
   (void)pthread_mutex_lock(&group->lock);
-  if (group->sleepers > 0 && !group->has_left) {
-    group->transport->wake(group);
+  if (!group->has_left) {
+    even_ucx_wake(group);
   }
   (void)pthread_mutex_unlock(&group->lock);
 }

@@ -234,9 +234,11 @@ typedef struct even_ucx_group {
   int refused_by;
   uint64_t refused_ns; /* when that was heard */
   even_ucx_refusal refusal;
-  int sleepers;       /* threads that sleep on the descriptor */
-  _Atomic bool ended; /* set with the lock held */
-  even_error end;     /* why; its text lacks what this rank was doing */
+  int sleepers;          /* threads that sleep until something comes, */
+  bool listens;          /* one of them on the transport, */
+  _Atomic uint32_t turn; /* the others on this word (futex): it changes where they are to look */
+  _Atomic bool ended;    /* set with the lock held */
+  even_error end;        /* why; its text lacks what this rank was doing */
   bool has_left;
   bool drained;          /* it has left, and nothing that others sent it is under way any more */
   even_comm_whole whole; /* that this group is part of; ranks 0: of none */
@@ -310,6 +312,8 @@ bool even_ucx_move(even_ucx_group *group);
 /* Moves, and where there was nothing to do polls (lock let go between) or sleeps, 20 ms or limit_ns at most. `polls`
  * counts since something last moved. With the lock held. */
 void even_ucx_rest(even_ucx_group *group, uint32_t *polls, uint64_t limit_ns);
+/* Lets those look who sleep in even_ucx_rest. With the lock held. */
+void even_ucx_wake(even_ucx_group *group);
 /* Returns when all transfers of the call are done, or with the group's end. */
 even_status even_ucx_wait(even_ucx_group *group, even_ucx_transfer *transfers, size_t count) EVEN_MUST_USE;
 /* The same as soon as `until` says so (with the lock held), whatever is under way. What this rank's own side has to do

@@ -314,9 +314,7 @@ void even_ucx_messages_stop(even_ucx_group *group) {
   messages->stop = true;
   messages->started = false;
   (void)pthread_cond_signal(&messages->work);
-  if (group->sleepers > 0) {
-    group->transport->wake(group);
-  }
+  even_ucx_wake(group);
   (void)pthread_mutex_unlock(&group->lock);
   if (started) {
     even_thread_join(messages->thread);

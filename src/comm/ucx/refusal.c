@@ -134,9 +134,7 @@ void even_ucx_take_refusal(even_ucx_group *group, const even_ucx_notice *notice)
   group->refused_by = notice->sender;
   group->refused_ns = even_clock_ns();
   group->refused = true;
-  if (group->sleepers > 0) {
-    group->transport->wake(group);
-  }
+  even_ucx_wake(group);
 }
 
 bool even_ucx_refusal_stands(const even_ucx_group *group) {

@@ -4,6 +4,7 @@
 
 #include "base/fail.h"
 #include "os/clock.h"
+#include "os/futex.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -74,21 +75,45 @@ bool even_ucx_move(even_ucx_group *group) {
   moved = even_ucx_hear(group) || moved;
   moved = even_ucx_messages_move(group) || moved;
   even_ucx_letters_settle(group);
-  if (moved && group->sleepers > 0) {
-    group->transport->wake(group); /* one of them may wait for just that */
+  if (moved) {
+    even_ucx_wake(group); /* one of them may wait for just that */
   }
   return moved;
 }
 
+void even_ucx_wake(even_ucx_group *group) {
+  if (group->sleepers > (group->listens ? 1 : 0)) {
+    (void)atomic_fetch_add(&group->turn, 1u);
+    even_futex_wake_all(&group->turn);
+  }
+  if (group->listens) {
+    group->transport->wake(group);
+  }
+}
+
+/* One thread at a time listens to the transport: to get ready for it takes away what another one was to hear. The
+ * others sleep until that one has heard something, and one of them listens after it. */
 static void sleep_unlocked(even_ucx_group *group, uint64_t limit_ns, uint32_t idle) {
-  if (!group->transport->arm(group)) {
+  uint64_t limit = limit_ns < EVEN_COMM_LOOK_NS ? limit_ns : EVEN_COMM_LOOK_NS;
+  uint32_t turn = atomic_load(&group->turn);
+  bool listens = !group->listens;
+  if (listens && !group->transport->arm(group)) {
     return; /* something came meanwhile, or it cannot be slept */
   }
+  group->listens = true;
   group->sleepers++;
   (void)pthread_mutex_unlock(&group->lock);
-  group->transport->sleep(group, limit_ns < EVEN_COMM_LOOK_NS ? limit_ns : EVEN_COMM_LOOK_NS, idle);
+  if (listens) {
+    group->transport->sleep(group, limit, idle);
+  } else {
+    even_futex_wait(&group->turn, turn, limit);
+  }
   (void)pthread_mutex_lock(&group->lock);
   group->sleepers--;
+  if (listens) {
+    group->listens = false;
+    even_ucx_wake(group);
+  }
 }
 
 void even_ucx_rest(even_ucx_group *group, uint32_t *polls, uint64_t limit_ns) {
@@ -289,8 +314,12 @@ static bool any_open(even_ucx_group *group, even_ucx_transfer *transfers, size_t
 void even_ucx_breathe(even_ucx_group *group, uint32_t *idle) {
   if (group->transport->progress(group)) {
     *idle = 0;
-  } else if (++*idle > BREATHLESS && group->transport->arm(group)) {
-    group->transport->sleep(group, BREATH_NS, *idle - BREATHLESS);
+  } else if (++*idle > BREATHLESS) {
+    if (group->listens) { /* another thread does, and waits for the lock, or would miss what wakes it */
+      even_clock_sleep_ns(BREATH_NS);
+    } else if (group->transport->arm(group)) {
+      group->transport->sleep(group, BREATH_NS, *idle - BREATHLESS);
+    }
   }
 }
 
