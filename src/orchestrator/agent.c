@@ -530,6 +530,7 @@ void even_job_close(even_job *job) {
   even_oom_watch_close(&job->oom);
   even_progress_close(&job->progress);
   even_hangs_close(job->hangs);
+  job->hangs = NULL; /* the rest of the ranks' output is yet to come */
   even_stragglers_close(job->stragglers);
   even_usages_close(job->usages);
   even_job_generations_close(job);
