@@ -30,6 +30,7 @@
 
 static const uint64_t tick_ns = 100000000u;
 static const uint64_t writes_ns = 10000000000u;
+static const uint64_t abandon_ns = 10000000000u;
 enum { joining_ms = 5 }; /* between two looks whether all stand, where somebody can join */
 
 static even_job_rank *rank_of(even_job *job, pid_t pid) {
@@ -224,15 +225,19 @@ void even_job_begin_watch(even_job *job) {
   even_job_standing_begin(job);
 }
 
-/* The agent itself failed: nothing may stay behind. What another one leads is that one's. */
+/* The agent itself failed: nothing may stay behind. What another one leads is that one's. All are killed before any is
+ * waited for, and none is for ever: no signal ends one that waits in the kernel. */
 static void abandon(even_job *job) {
   if (!even_succession_is_superseded(job->hosts)) {
     even_job_hosts_signal(job, SIGKILL, true, true);
   }
+  even_job_signal_ranks(job, SIGKILL, true);
+  const uint64_t killed_ns = even_clock_ns();
   for (size_t i = 0; i < job->count; i++) {
-    if (job->ranks[i].alive && !job->ranks[i].elsewhere) {
-      (void)even_process_signal_group(job->ranks[i].pid, SIGKILL);
-      even_process_wait(job->ranks[i].pid);
+    const uint64_t since_ns = even_clock_ns() - killed_ns;
+    if (job->ranks[i].alive && !job->ranks[i].elsewhere &&
+        !even_process_wait_within(job->ranks[i].pid, since_ns < abandon_ns ? abandon_ns - since_ns : 0)) {
+      even_job_tell_unending(job, i, even_clock_ns() - killed_ns, "evenstep ends without it");
     }
     job->ranks[i].alive = false;
   }

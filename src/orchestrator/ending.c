@@ -105,6 +105,17 @@ static void find_wait(pid_t pid, char *out, size_t bytes) {
   even_text_free(&lines);
 }
 
+void even_job_tell_unending(even_job *job, size_t rank, uint64_t since_ns, const char *then) {
+  char where[160];
+  find_wait(job->ranks[rank].pid, where, sizeof where);
+  even_job_notice(job,
+                  "rank %zu (process %ld) was killed %.0f s ago and has not ended: %s; it ends when what it waits for "
+                  "in the kernel (a disk, a file server, a driver) answers (dmesg; `umount -f` of a lost server), or "
+                  "with a restart of its machine: %s",
+                  rank, (long)job->ranks[rank].pid, (double)since_ns * 1e-9,
+                  where[0] == '\0' ? "/proc says nothing of it" : where, then);
+}
+
 /* SIGKILL ends whatever a process does, but not a wait in the kernel that no signal ends. Each is told once. */
 static void tell_unending(even_job *job) {
   uint64_t since = even_clock_ns() - job->killed_ns;
@@ -113,18 +124,11 @@ static void tell_unending(even_job *job) {
   }
   for (size_t i = 0; i < job->count; i++) {
     even_job_rank *rank = &job->ranks[i];
-    char where[160];
     if (!rank->alive || rank->elsewhere || rank->pid <= 0 || rank->unending) {
       continue;
     }
     rank->unending = true;
-    find_wait(rank->pid, where, sizeof where);
-    even_job_notice(job,
-                    "rank %d (process %ld) was killed %.0f s ago and has not ended: %s; it ends when what it waits for "
-                    "in the kernel (a disk, a file server, a driver) answers (dmesg; `umount -f` of a lost server), or "
-                    "with a restart of its machine: the job waits for it",
-                    rank->output.rank, (long)rank->pid, (double)since * 1e-9,
-                    where[0] == '\0' ? "/proc says nothing of it" : where);
+    even_job_tell_unending(job, i, since, "the job waits for it");
   }
 }
 

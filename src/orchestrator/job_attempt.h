@@ -25,6 +25,8 @@ even_status even_job_finish_attempt(even_job *job, even_status status) EVEN_MUST
 /* The ending goes on to the next stage when its time is over. */
 void even_job_check_deadline(even_job *job);
 void even_job_end_by_user(even_job *job, int number);
+/* A rank was killed so long ago, and has not ended: where it waits in the kernel, and what happens `then`. */
+void even_job_tell_unending(even_job *job, size_t rank, uint64_t since_ns, const char *then);
 /* es.prepare waits for all ranks, and one that has ended cannot come any more: no matter how slow they are, ranks that
  * wait there would do so for ever. Scripts in which nobody waits are let be. */
 void even_job_check_awaited(even_job *job);

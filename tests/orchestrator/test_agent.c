@@ -3,8 +3,10 @@
 #include "job_fixture.h"
 #include "os/listener.h"
 #include "os/signals.h"
+#include "support/clock_ahead.h"
 #include "support/fault.h"
 
+#include <errno.h>
 #include <math.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -51,10 +53,58 @@ static void who_runs_it_may_end_it_by_an_error(void **state) {
   int code = -1;
   job->check = refuse_once_started;
   job->max_restarts = 3;
-  const char *script = "trap '' TERM; echo up; while :; do sleep 1; done";
+  job->hang_seconds = 600; /* whoever looks for hangs is told of each line, until the last */
+  const char *script = "trap '' TERM; printf half >&2; echo up; while :; do sleep 1; done";
   assert_int_equal(job_fixture_run(job, script, &code), EVEN_ERR_IN_USE);
   assert_string_equal(even_error_last()->what, "the folder is another's");
+  assert_true(job_fixture_saw(job, "line 1 half|"));
   assert_false(job_fixture_saw(job, "attempt 1|")); /* and no rank is left: the fixture looks */
+}
+
+static const job_fixture *with_unending;
+static bool held;
+static bool waited_without_end;
+
+static int kill_not_the_first(pid_t pid, int signal) {
+  if (pid == -with_unending->pids[0] && signal == SIGKILL) {
+    held = true;
+    return 0;
+  }
+  return even_os_real.kill(pid, signal);
+}
+
+static int no_descriptor_of_the_first(pid_t pid, unsigned flags) {
+  if (held && pid == with_unending->pids[0]) {
+    errno = ENOSYS;
+    return -1;
+  }
+  return even_os_real.pidfd_open(pid, flags);
+}
+
+static pid_t wait_and_see(pid_t pid, int *status, int options, struct rusage *usage) {
+  if (held && pid == with_unending->pids[0] && (options & WNOHANG) == 0) {
+    waited_without_end = true;
+    (void)even_os_real.kill(pid, SIGKILL);
+  } else if (held && pid == with_unending->pids[0]) {
+    clock_ahead_add(1000000000u);
+  }
+  return even_os_real.wait4(pid, status, options, usage);
+}
+
+/* As one does that waits for a file server which is gone: the others are killed all the same, and the agent ends. */
+static void a_rank_that_cannot_be_ended_holds_up_nobody(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->check = refuse_once_started;
+  with_unending = job;
+  even_os.kill = kill_not_the_first;
+  even_os.pidfd_open = no_descriptor_of_the_first;
+  even_os.wait4 = wait_and_see;
+  const char *script = "trap '' TERM; echo up; while :; do sleep 1; done";
+  assert_int_equal(job_fixture_run(job, script, &code), EVEN_ERR_IN_USE);
+  assert_true(held);
+  assert_false(waited_without_end);
+  assert_true(job_fixture_saw(job, "has not ended: ") && job_fixture_saw(job, ": evenstep ends without it|"));
 }
 
 static void a_signal_is_128_and_more(void **state) {
@@ -404,6 +454,7 @@ int main(void) {
       JOB_TEST(all_well_is_zero),
       JOB_TEST(the_first_failure_ends_the_others),
       JOB_TEST(who_runs_it_may_end_it_by_an_error),
+      JOB_TEST(a_rank_that_cannot_be_ended_holds_up_nobody),
       JOB_TEST(a_signal_is_128_and_more),
       JOB_TEST(a_rank_that_ignores_sigterm_is_killed),
       JOB_TEST(restarts_from_the_newest_whole_checkpoint),
