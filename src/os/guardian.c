@@ -19,7 +19,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { MOST_SESSIONS = 16384, MOST_GROUPS = 4096, SWEEP_MS = 5000, LOOK_MS = 250 };
+enum { MOST_SESSIONS = 16384, MOST_GROUPS = 4096, SWEEP_MS = 5000, LOOK_MS = 250, ROOM_MS = 5000 };
 static const uint64_t STOP_NS = 20000000000u;
 
 typedef enum message_kind { ADD_SESSION, DROP_SESSION, ADD_GROUP, LIMIT, BEGIN } message_kind;
@@ -174,7 +174,13 @@ static even_status fork_guardian(duty *now, even_guardian *out) {
   if (even_os.pipe2(ends, O_CLOEXEC) != 0) {
     return even_fail_errno(errno, "a pipe could not be made");
   }
-  even_status status = even_process_fork(guard, now, ends[0], false, &out->pid);
+  even_status status = EVEN_OK;
+  if (even_os.fcntl(ends[1], F_SETFL, O_NONBLOCK) != 0) {
+    status = even_fail_errno(errno, "a pipe could not be made non-blocking");
+  }
+  if (status == EVEN_OK) {
+    status = even_process_fork(guard, now, ends[0], false, &out->pid);
+  }
   (void)even_os.close(ends[0]);
   if (status != EVEN_OK) {
     (void)even_os.close(ends[1]);
@@ -209,6 +215,35 @@ even_status even_guardian_start(const char *mark, even_guardian *out) {
   return status;
 }
 
+static bool awaits_room(const even_guardian *guardian, int limit_ms) {
+  struct pollfd end = {.fd = guardian->pipe, .events = POLLOUT};
+  /* a pipe is written to in pages: where one is free, a message fits; that nobody reads, the write says */
+  return even_os.poll(&end, 1, limit_ms) == 1 && (end.revents & (POLLOUT | POLLERR)) != 0;
+}
+
+static bool has_written(const even_guardian *guardian, const message *told) {
+  return even_os.write(guardian->pipe, told, sizeof *told) == (ssize_t)sizeof *told;
+}
+
+/* It reads at once what it is told, unless somebody has stopped it: then it goes on. One that does not read all the
+ * same is of no use to anybody; its number is its own, for as long as it lives it alone has the pipe's other end. */
+static bool can_tell(const even_guardian *guardian, const message *told) {
+  bool told_now = has_written(guardian, told);
+  if (told_now || errno != EAGAIN) {
+    return told_now;
+  }
+  if (told->kind == LIMIT) {
+    return true; /* it has that to read which wakes it as well */
+  }
+  (void)even_process_signal(guardian->pid, SIGCONT);
+  if (awaits_room(guardian, ROOM_MS)) {
+    return has_written(guardian, told);
+  }
+  (void)even_process_signal(guardian->pid, SIGKILL);
+  errno = EPIPE; /* as of any that is gone */
+  return false;
+}
+
 static even_status tell(even_guardian *guardian, message_kind kind, pid_t session, const char *folder) {
   message told;
   memset(&told, 0, sizeof told);
@@ -218,7 +253,7 @@ static even_status tell(even_guardian *guardian, message_kind kind, pid_t sessio
   if (guardian->pid < 0) {
     return EVEN_OK;
   }
-  if (even_os.write(guardian->pipe, &told, sizeof told) != (ssize_t)sizeof told) {
+  if (!can_tell(guardian, &told)) {
     return even_fail_errno(errno, "the job's guardian (process %ld) cannot be told", (long)guardian->pid);
   }
   return EVEN_OK;
@@ -237,9 +272,7 @@ even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder
 }
 
 bool even_guardian_has_room(const even_guardian *guardian) {
-  struct pollfd end = {.fd = guardian->pipe, .events = POLLOUT};
-  /* a pipe is written to in pages: where one is free, a message fits; that nobody reads, the write says */
-  return guardian->pid < 0 || (even_os.poll(&end, 1, 0) == 1 && (end.revents & (POLLOUT | POLLERR)) != 0);
+  return guardian->pid < 0 || awaits_room(guardian, 0);
 }
 
 even_status even_guardian_limit(even_guardian *guardian, uint64_t until_ns, uint64_t kill_ns) {
@@ -278,10 +311,15 @@ void even_guardian_take(pid_t pid, int pipe, even_guardian *out) {
 void even_guardian_stop(even_guardian *guardian) {
   const even_error kept = *even_error_last();
   if (guardian->pid >= 0) {
-    (void)!tell(guardian, BEGIN, 0, ""); /* one that has ended hears nothing */
+    bool lives = tell(guardian, BEGIN, 0, "") == EVEN_OK; /* one that has ended hears nothing */
+    if (lives) {
+      (void)even_process_signal(guardian->pid, SIGCONT); /* somebody may have stopped it */
+    }
     (void)even_os.close(guardian->pipe);
-    even_process_await(guardian->pid, STOP_NS); /* one that is no child of this process */
-    even_process_wait(guardian->pid);
+    if (!even_process_wait_within(guardian->pid, STOP_NS) && lives) { /* a child: its number is its own */
+      (void)even_process_signal(guardian->pid, SIGKILL);
+      (void)!even_process_wait_within(guardian->pid, STOP_NS);
+    }
   }
   (void)even_error_restore(&kept);
   unmap_page(guardian);

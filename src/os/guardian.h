@@ -19,7 +19,9 @@ typedef struct even_guardian {
  * its own, cannot be ended by a terminal or a plain `kill`, and holds no descriptor of this process but the
  * standard ones. */
 even_status even_guardian_start(const char *mark, even_guardian *out) EVEN_MUST_USE;
-/* Tells it of a session to kill, of one that is no more, of a control group to remove. Waits where there is no room: */
+/* Tells it of a session to kill, of one that is no more, of a control group to remove. Where there is no room, for it
+ * stands still and has heard nothing for long, it is let go on (SIGCONT), and waited for some seconds; then it is
+ * killed, and gone as any that is: EPIPE. */
 even_status even_guardian_add_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
 even_status even_guardian_drop_session(even_guardian *guardian, pid_t leader) EVEN_MUST_USE;
 even_status even_guardian_add_cgroup(even_guardian *guardian, const char *folder) EVEN_MUST_USE;
@@ -39,7 +41,8 @@ even_status even_guardian_inherit(even_guardian *guardian, const even_guardian *
 /* Of one that an earlier process has started, whose end of the pipe is `pipe`, and who is gone: it is this one's from
  * now on. The limit that it may have been told stays. */
 void even_guardian_take(pid_t pid, int pipe, even_guardian *out);
-/* Lets it do its work now and waits until it has ended, also where others hold the pipe, too. */
+/* Lets it do its work now, also where somebody has stopped it, and waits until it has ended, also where others hold the
+ * pipe, too; for 20 s: then it is killed. */
 void even_guardian_stop(even_guardian *guardian);
 
 #endif

@@ -1,6 +1,7 @@
 /* The guardian and the sweep: marked processes end, others do not; a killed parent is avenged. */
 #include "os/guardian.h"
 
+#include "base/fail.h"
 #include "os/clock.h"
 #include "os/custody.h"
 #include "os/process_stat.h"
@@ -11,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -436,6 +438,73 @@ static void is_taken_over(void **state) {
   even_custody_close(&custody);
 }
 
+static int no_word_goes_on(pid_t pid, int signal) {
+  if (signal == SIGKILL) { /* its end is waited for in earnest */
+    even_os.nanosleep = even_os_real.nanosleep;
+  }
+  return signal == SIGCONT ? 0 : even_os_real.kill(pid, signal);
+}
+
+static int polls_at_once(struct pollfd *descriptors, nfds_t count, int timeout_ms) {
+  (void)timeout_ms;
+  return even_os_real.poll(descriptors, count, 0);
+}
+
+static int sleeps_a_second(const struct timespec *time) {
+  (void)time;
+  clock_ahead_add(1000000000u);
+  return 0;
+}
+
+/* Somebody has stopped it: it goes on, and does all that it was told. */
+static void one_that_was_stopped_goes_on(void **state) {
+  even_guardian guardian;
+  (void)state;
+  pid_t session = start_sleeper("A=b", 10, true);
+  (void)alarm(120); /* it is waited for without end otherwise */
+  for (int often = 0; often < 2; often++) {
+    assert_int_equal(even_guardian_start(mark, &guardian), EVEN_OK);
+    assert_int_equal(kill(guardian.pid, SIGSTOP), 0);
+    for (int i = 0; often == 1 && i < 1000; i++) { /* more than its pipe has room for */
+      assert_int_equal(even_guardian_drop_session(&guardian, session), EVEN_OK);
+    }
+    assert_int_equal(even_guardian_add_session(&guardian, session), EVEN_OK);
+    assert_int_equal(kill(guardian.pid, SIGSTOP), 0);
+    even_guardian_stop(&guardian);
+    assert_int_equal(waitpid(session, NULL, 0), session);
+    session = start_sleeper("A=b", 10, true);
+  }
+  (void)alarm(0);
+  end(session);
+}
+
+/* And where it does not go on, it is killed: whoever tells it is told that it is gone. */
+static void one_that_does_not_go_on_is_given_up(void **state) {
+  even_guardian guardian;
+  (void)state;
+  (void)alarm(120);
+  even_os.kill = no_word_goes_on;
+  even_os.poll = polls_at_once;
+  assert_int_equal(even_guardian_start(mark, &guardian), EVEN_OK);
+  assert_int_equal(kill(guardian.pid, SIGSTOP), 0);
+  int told = 0;
+  while (told < 1000 && even_guardian_add_session(&guardian, 99999999) == EVEN_OK) {
+    told++;
+  }
+  assert_in_range(told, 1, 999);
+  assert_int_equal(even_error_last()->system_error, EPIPE);
+  even_guardian_stop(&guardian);
+  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+  assert_int_equal(even_guardian_start(mark, &guardian), EVEN_OK);
+  assert_int_equal(kill(guardian.pid, SIGSTOP), 0);
+  fault_os_from(FAULT_pidfd_open, 1, ENOSYS);
+  even_os.nanosleep = sleeps_a_second;
+  even_guardian_stop(&guardian);
+  assert_int_equal(waitpid(-1, NULL, WNOHANG), -1);
+  fault_reset();
+  (void)alarm(0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup(sweeps_the_marked_alone, make_mark),
@@ -450,6 +519,8 @@ int main(void) {
       cmocka_unit_test_setup(a_limit_is_over_when_the_machine_has_slept, make_mark),
       cmocka_unit_test_setup(another_one_goes_on_with_what_it_held, make_mark),
       cmocka_unit_test_setup(is_taken_over, make_mark),
+      cmocka_unit_test_setup(one_that_was_stopped_goes_on, make_mark),
+      cmocka_unit_test_setup(one_that_does_not_go_on_is_given_up, make_mark),
       cmocka_unit_test_setup(survives_every_fault, make_mark),
   };
   (void)signal(SIGPIPE, SIG_IGN);
