@@ -61,7 +61,8 @@ class StoredFiles:
         return name in self._entries
 
     def pass_over(self, file: str, names: Set[str]) -> None:
-        """Nobody asks for these tensors here, other ranks do: chunks that have no others are neither read nor compared."""
+        """Nobody asks for these tensors here, other ranks do: chunks that have no others are neither read nor compared. Who asks
+        for one after all (ranks are others since) has the whole file read."""
         if names:
             self._not_asked[file] = names
 
@@ -133,6 +134,10 @@ class StoredFiles:
         """What gives the tensors of a file, a copy each (or to look at only): it may be asked for again."""
 
         def give(name: str) -> torch.Tensor:
+            if name in self._not_asked.get(file, ()):
+                del self._not_asked[file]
+                self._read.pop(file, None)
+                self._right.discard(file)
             self.read([file])
             if name not in self._read[file]:
                 raise self.damage(f"{file} has no tensor {name!r}")

@@ -39,7 +39,7 @@ def asked_for(environment: Environment, parameters_on: str) -> bool:
 
 # Of a step's peak: by so much gaps between blocks may make it grow before what is kept goes back once.
 _GROWTH, _GROWTH_BYTES = 1.25, 32 << 20
-_LOOKS, _LOOKS_AGAIN = 4, 2  # of peaks that tell what steps need: at first, and after all went back
+_STEPS = 128  # whose peaks tell what steps need, at first and after all went back: a whole of MemoryWatch's 64 among them
 
 
 class PeakGrowth:
@@ -48,19 +48,18 @@ class PeakGrowth:
     with."""
 
     def __init__(self) -> None:
-        self._samples, self._most, self._looks = -1, 0, 0
+        self._samples, self._most, self._until = -1, 0, 0
 
-    def seen(self, samples: int, peak: int) -> bool:
+    def seen(self, step: int, samples: int, peak: int) -> bool:
         """The peak of a step, or of all since the last look; True: what is kept is to go back."""
         if samples > self._samples:
-            self._samples, self._most, self._looks = samples, 0, _LOOKS
-        if self._looks > 0:
-            self._looks -= 1
+            self._samples, self._most, self._until = samples, 0, step + _STEPS
+        if step <= self._until:
             self._most = max(self._most, peak)
             return False
         if peak <= self._most * _GROWTH + _GROWTH_BYTES:
             return False
-        self._most, self._looks = 0, _LOOKS_AGAIN
+        self._most, self._until = 0, step + _STEPS
         return True
 
 

@@ -180,20 +180,20 @@ class MemoryWatch:
             use = self._source.read()
             self._learn(samples, use)
             self._judge(samples, use, emptied)
-            self._keep(samples, use)
+            self._keep(step, samples, use)
         if self._short:
             self._source.give_back()
         if look or not self._measures:
             self.begin()
         self._measures = True
 
-    def _keep(self, samples: int, use: Use) -> None:
+    def _keep(self, step: int, samples: int, use: Use) -> None:
         """What is kept for the next step leaves others their room, and gaps between its blocks do not pile up."""
         if not kept_memory.on:
             return
         if kept_memory.half_stays_free and use.available < use.limit // 2:
             kept_memory.end("less than half of the memory is free")
-        elif self._peaks.seen(samples, use.peak):
+        elif self._peaks.seen(step, samples, use.peak):
             kept_memory.give_back()
             self._look_again = True
 
