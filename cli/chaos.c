@@ -180,6 +180,7 @@ static even_chaos_job job_of(const even_chaos_command *on, int which) {
                           .network = on->namespaces ? &on->network : NULL,
                           .succeeds = on->replace_leader,
                           .outlasts = on->restart_agent,
+                          .sets_aside = on->job.set_aside,
                           .patience_ns = UINT64_MAX};
 }
 
@@ -317,7 +318,7 @@ static even_status compare(even_chaos_command *on) {
     break_promise(on, why);
   } else if (status == EVEN_OK && verdict->different > 0 && !(verdict->largest <= on->tolerance)) {
     const char *hint =
-        on->recovers && on->tolerance <= 0
+        (on->recovers || on->job.set_aside) && on->tolerance <= 0
             ? "; those that are left add in another order: give --tolerance 1e-5 (fp32) or 1e-12 (fp64), or "
               "train with exact=\"bitwise\""
             : "";

@@ -193,6 +193,7 @@ typedef struct even_chaos_job {
   const even_chaos_network *network; /* NULL: one host */
   bool succeeds;                     /* another host takes a killed leader's place, once */
   bool outlasts;                     /* with --restart-agent: another agent goes on with a killed one's ranks */
+  bool sets_aside;                   /* with --set-aside: attempts may have fewer ranks */
   /* ---- its own ---- */
   even_text folder;
   even_dialogue agent;
@@ -290,7 +291,8 @@ bool even_chaos_is_superseded(even_chaos_job *job);
 even_status even_chaos_hear_leader(even_chaos_job *job, int64_t timeout_ms, const char **line) EVEN_MUST_USE;
 /* Ends it where it still runs. Also where there is none. */
 void even_chaos_end_leader(even_chaos_job *job);
-/* Of the ranks that there were, how many there are where all have begun anew without the lost host. */
+/* Of the ranks that there were, how many there are where all have begun anew without the lost host, or without places
+ * that were set aside. */
 int even_chaos_ranks_led(const even_chaos_job *job);
 
 /* ---- what is told of them (chaos_outcome.c) ---- */

@@ -32,7 +32,8 @@ bool even_chaos_is_voted_for(const even_chaos_job *job) {
 }
 
 int even_chaos_ranks_led(const even_chaos_job *job) {
-  int known = job->succeeded && !job->recovers && job->history != NULL ? even_history_state(job->history)->ranks : 0;
+  bool fewer = (job->succeeded && !job->recovers) || job->sets_aside;
+  int known = fewer && job->history != NULL ? even_history_state(job->history)->ranks : 0;
   return known > 0 && known < job->ranks ? known : job->ranks;
 }
 

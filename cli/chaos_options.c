@@ -7,15 +7,15 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_FAULTS = 1000, MOST_OWN_WORDS = 56 };
+enum { MOST_FAULTS = 1000, MOST_OWN_WORDS = 64 };
 
 size_t even_chaos_declare(even_chaos_command *on, even_option *table) {
   static const char *const kept[] = {"ranks",         "devices",          "name",      "runs-dir", "policy",
                                      "profile",       "checkpoint-every", "cpu-quota", "no-pin",   "python",
                                      "recovery",      "spares",           "min-ranks", "module",   "checkpoint-memory",
-                                     "memory-copies", "max-ranks"};
+                                     "memory-copies", "max-ranks",        "set-aside"};
   /* known, so that the reason is said, and not in the help */
-  static const char *const refused[] = {"set-aside", "checkpoint-copies", "witness"};
+  static const char *const refused[] = {"checkpoint-copies", "witness"};
   size_t count = even_job_options_declare_some(&on->job, kept, sizeof kept / sizeof kept[0], table);
   const even_option own[] = {
       {0, "seed", EVEN_OPTION_INTEGER, &on->seed, "N", "of the faults (default: another each time, printed)", 0,
@@ -54,12 +54,6 @@ size_t even_chaos_declare(even_chaos_command *on, even_option *table) {
 }
 
 even_status even_chaos_check_options(const even_chaos_command *on) {
-  if (on->job.set_aside) {
-    (void)even_fail(EVEN_ERR_USAGE,
-                    "chaos: --set-aside: two faults that come to one place would leave it out for a minute or longer, "
-                    "and most others wait until all ranks train");
-    return even_error_fix("leave it out; the faults are not the places' own");
-  }
   if (on->job.checkpoint_copies > 0) {
     (void)even_fail(EVEN_ERR_USAGE,
                     "chaos: --checkpoint-copies: the hosts of --namespaces share this machine's disk, so none is made");
@@ -127,6 +121,9 @@ even_status even_chaos_make_words(even_chaos_command *on, size_t count, char **w
   add_pair(on, "--log-rank", "none");
   add(on, "--quiet");
   add(on, "--json");
+  if (on->job.set_aside) {
+    add(on, "--set-aside");
+  }
   if (on->job.no_pin || on->namespaces) { /* all hosts are this machine */
     add(on, "--no-pin");
   }

@@ -62,6 +62,15 @@ static bool passes(const char *option, const char *value) {
   return false;
 }
 
+static bool has(const char *option) {
+  for (size_t i = 0; i < on->script; i++) {
+    if (strcmp(on->words[i], option) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
 static void what_a_job_has_is_passed_on(void **state) {
   (void)state;
   assert_int_equal(take("-n 3 --checkpoint-memory 5 --max-ranks 4"), EVEN_OK);
@@ -70,12 +79,14 @@ static void what_a_job_has_is_passed_on(void **state) {
   assert_true(passes("--max-ranks", "4"));
   assert_string_equal(on->words[on->script], "train.py");
   assert_string_equal(on->words[on->script + 1], "--ranks-of-its-own");
+  assert_int_equal(take("-n 2 --set-aside"), EVEN_OK);
+  assert_true(has("--set-aside"));
   assert_int_equal(take("--namespaces --checkpoint-memory 5 --memory-copies 0"), EVEN_OK);
   assert_true(passes("--memory-copies", "0"));
 }
 
 static void what_was_not_given_is_not_passed_on(void **state) {
-  static const char *const options[] = {"--checkpoint-memory", "--memory-copies", "--max-ranks"};
+  static const char *const options[] = {"--checkpoint-memory", "--memory-copies", "--max-ranks", "--set-aside"};
   (void)state;
   assert_int_equal(take("-n 2"), EVEN_OK);
   for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
@@ -87,7 +98,6 @@ static void what_was_not_given_is_not_passed_on(void **state) {
 
 static void what_cannot_be_is_refused_with_the_reason(void **state) {
   static const char *const lines[][3] = {
-      {"--set-aside", "--set-aside: two faults", "leave it out"},
       {"--checkpoint-copies 1", "share this machine's disk", "--checkpoint-memory"},
       {"--witness yonder", "--witness yonder: none of the hosts", "--replace-leader"},
       {"--checkpoint-memory 5 --memory-copies 1", "--memory-copies is of several hosts", "--namespaces"},
