@@ -89,6 +89,14 @@ void even_follower_yield(even_follower *follower, const json_t *asks) {
   even_follower_end_ranks(follower);
 }
 
+/* What was on its way to an agent that was killed nobody has read: the records are in their rings still. */
+static void send_again(void *context, int rank, uint64_t place) {
+  const even_follower *follower = context;
+  if (follower->reader != NULL) {
+    even_telemetry_reader_go_on(follower->reader, rank, place);
+  }
+}
+
 even_status even_follower_adopted(even_follower *follower, const json_t *content) {
   const json_t *number = json_object_get(content, "host");
   if (!follower->held || !json_is_integer(number)) {
@@ -101,6 +109,7 @@ even_status even_follower_adopted(even_follower *follower, const json_t *content
   even_gifts_close(&follower->job); /* of an agent that has taken a killed one's place */
   EVEN_TRY(even_gifts_open(&follower->job));
   EVEN_TRY(even_gifts_begin(&follower->job));
+  even_remote_each_place(json_object_get(content, "places"), send_again, follower);
   follower->held = false;
   follower->wait_until_ns = 0;
   follower->taken = true;

@@ -129,11 +129,9 @@ void even_follower_forward_records(even_follower *follower) {
   while (got == EVEN_FOLLOWER_RECORDS && even_link_has_room(&follower->link)) {
     even_text text = EVEN_TEXT_EMPTY;
     got = even_telemetry_reader_drain(follower->reader, follower->records, EVEN_FOLLOWER_RECORDS, NULL);
-    even_text_add(&text, "{}");
     if (got > 0) {
+      even_remote_write_places(follower->reader, follower->records, got, &text);
       even_follower_tell(follower, EVEN_MESSAGE_RECORDS, &text, follower->records, got * sizeof follower->records[0]);
-    } else {
-      even_text_free(&text);
     }
   }
   even_outlast_part_note(&follower->part, follower->reader);

@@ -199,8 +199,13 @@ static even_status tell_stage(const even_host_agent *agent) {
   return even_link_send(agent->link, EVEN_MESSAGE_SIGNAL, text, NULL, 0);
 }
 
+static even_status say_adopt(const even_host_agent *agent) {
+  even_text text = EVEN_TEXT_EMPTY;
+  even_remote_write_adopt(agent->hosts->job, agent, &text);
+  return even_link_send_text(agent->link, EVEN_MESSAGE_ADOPT, &text, NULL, 0);
+}
+
 static even_status go_on(even_host_agent *agent) {
-  char text[64];
   even_job *job = agent->hosts->job;
   if (!is_number(agent->runs, "first", agent->first) || !is_number(agent->runs, "count", agent->count) ||
       !is_number(agent->runs, "world", job->count) || number_of(agent->runs, "spares") != agent->spares ||
@@ -210,8 +215,7 @@ static even_status go_on(even_host_agent *agent) {
   agent->fits = true;
   agent->renewed = false;
   agent->waiting_ns = 0;
-  (void)snprintf(text, sizeof text, "{\"host\":%zu}", agent->index);
-  EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_ADOPT, text, NULL, 0));
+  EVEN_TRY(say_adopt(agent));
   EVEN_TRY(even_boards_catch_up(job, agent, even_boards_newest_of(agent->runs)));
   EVEN_TRY(tell_stage(agent));
   EVEN_TRY(even_hosts_say_signals(agent, (uint64_t)json_integer_value(json_object_get(agent->runs, "signals"))));
@@ -303,14 +307,12 @@ even_status even_outlast_hosts_adopt(even_job *job) {
   EVEN_TRY(even_gifts_begin(job));
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
-    char text[64];
     agent->busy = agent->follows = true;
     if (agent->link == NULL) {
       even_hosts_job_lost(agent);
       continue;
     }
-    (void)snprintf(text, sizeof text, "{\"host\":%zu}", i);
-    EVEN_TRY(even_link_send(agent->link, EVEN_MESSAGE_ADOPT, text, NULL, 0));
+    EVEN_TRY(say_adopt(agent));
     EVEN_TRY(even_boards_catch_up(job, agent, even_boards_newest_of(agent->runs)));
   }
   return EVEN_OK;

@@ -33,6 +33,14 @@ bool even_job_is_here(const even_job *job, size_t rank);
 bool even_job_is_nobodys(const even_job *job, size_t rank);
 /* Whether it is of that host. */
 bool even_host_agent_has(const even_host_agent *agent, size_t rank);
+/* What tells a host that its attempt goes on (ADOPT): which number it has, and how far the telemetry of its ranks was
+ * taken here, by this agent or one that was killed: the host sends again what comes behind (remote_records.c). */
+void even_remote_write_adopt(const even_job *job, const even_host_agent *agent, even_text *out);
+/* How far the rings were read from which the records of one drain are, those of a rank together (RECORDS). */
+void even_remote_write_places(const even_telemetry_reader *reader, const even_record *records, size_t count,
+                              even_text *out);
+/* Each of `places`, as ADOPT and RECORDS have them. What is none is left out. */
+void even_remote_each_place(const json_t *places, void (*take)(void *context, int rank, uint64_t place), void *context);
 /* Telemetry of a host's ranks (remote_records.c). EVEN_ERR_INPUT. */
 even_status even_remote_take_records(even_job *job, const even_host_agent *agent,
                                      const even_message *message) EVEN_MUST_USE;

@@ -39,7 +39,8 @@ typedef struct even_ring {
   _Atomic uint64_t totals[EVEN_RING_TOTALS]; /* as even_call_totals */
   _Atomic uint64_t steps;                    /* done, by the last step record */
   _Atomic uint64_t activity;                 /* as EVEN_RING_STEPPED_BIT below says */
-  uint8_t unused_too[56];
+  _Atomic uint64_t source; /* of copies (copy.h): how far the ring they are from was taken, 0: no copies */
+  uint8_t unused_too[48];
   even_ring_slot slots[];
 } even_ring;
 

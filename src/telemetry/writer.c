@@ -1,6 +1,7 @@
 /* The writer's side: take a ticket, claim its slot, fill it, publish it. */
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "telemetry/copy.h"
 #include "telemetry/record.h"
 
 #include <stddef.h>
@@ -215,4 +216,14 @@ int even_telemetry_row(void) {
     own_row = row < EVEN_ROW_GPU ? row : EVEN_ROW_GPU - 1;
   }
   return own_row;
+}
+
+void even_telemetry_copied(even_telemetry *ring, uint64_t place) {
+  if (ring != NULL) {
+    atomic_store_explicit(&ring->ring->source, place, memory_order_relaxed);
+  }
+}
+
+uint64_t even_telemetry_source(const even_telemetry *ring) {
+  return ring == NULL ? 0 : atomic_load_explicit(&ring->ring->source, memory_order_relaxed);
 }
