@@ -39,7 +39,9 @@ def asked_for(environment: Environment, parameters_on: str) -> bool:
 
 # Of a step's peak: by so much gaps between blocks may make it grow before what is kept goes back once.
 _GROWTH, _GROWTH_BYTES = 1.25, 32 << 20
-_STEPS = 128  # whose peaks tell what steps need, at first and after all went back: a whole of MemoryWatch's 64 among them
+_STEPS = (
+    128  # whose peaks tell what steps need, at first and after all went back: a whole of MemoryWatch's 64 among them
+)
 
 
 class PeakGrowth:
