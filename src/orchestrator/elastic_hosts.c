@@ -152,15 +152,23 @@ static size_t count_next(const even_hosts *hosts) {
   return count;
 }
 
-static void fill(even_hosts *hosts, even_host_agent *list, size_t room) {
-  size_t count = 1;
-  list[0] = hosts->agents[0];
+/* Those that stay: with ranks, or a witness. */
+static size_t fill_staying(even_hosts *hosts, even_host_agent *list, size_t count, bool witness) {
   for (size_t i = 1; i < hosts->count; i++) {
-    if (!hosts->agents[i].parted) {
+    if (!hosts->agents[i].parted && hosts->agents[i].witness == witness) {
       move(&hosts->agents[i], &list[count], count);
       count++;
     }
   }
+  return count;
+}
+
+/* A witness stays the last. */
+static void fill(even_hosts *hosts, even_host_agent *list, size_t room) {
+  list[0] = hosts->agents[0];
+  size_t count = fill_staying(hosts, list, 1, false);
+  bool witness = hosts->agents[hosts->count - 1].witness && !hosts->agents[hosts->count - 1].parted;
+  room -= witness ? 1 : 0;
   for (size_t i = 0; i < EVEN_GUESTS_MOST && count < room; i++) {
     even_host_agent *guest = hosts->elastic->guests[i];
     if (comes_in(guest)) {
@@ -170,6 +178,7 @@ static void fill(even_hosts *hosts, even_host_agent *list, size_t room) {
       leave_guests(hosts, guest);
     }
   }
+  (void)fill_staying(hosts, list, count, true);
 }
 
 even_status even_elastic_rearrange(even_job *job) {
