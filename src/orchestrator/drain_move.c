@@ -158,9 +158,12 @@ static bool all_have_joined(even_job *job) {
 
 even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *command) {
   even_move *move = move_of(job);
+  if (job->hosts->hands_over) {
+    (void)even_fail(EVEN_ERR_STATE, "host %s, which leads the job, is being drained", move->from);
+    return even_error_fix("drain this one where another host leads then");
+  }
   if (move->stage != EVEN_MOVE_NONE) {
-    (void)even_fail(EVEN_ERR_STATE, "host %s is being drained", move->from);
-    return even_error_fix("drain this one when that is done");
+    return even_drain_queue_add(job->hosts, from->name, command);
   }
   if (even_aside_hosts_any(job->hosts)) {
     (void)even_fail(EVEN_ERR_STATE, "places of the job are, or were, set aside, and ranks do not move then");

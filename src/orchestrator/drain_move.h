@@ -31,7 +31,8 @@ typedef struct even_move {
 
 /* Whether one is under way, and the training has not been asked to end yet. */
 bool even_move_prepares(const even_job *job);
-/* The command, whose words are "to" (a list of {"host","ranks"}), "stay" (no rank goes elsewhere) and "cold". */
+/* The command, whose words are "to" (a list of {"host","ranks"}), "stay" (no rank goes elsewhere) and "cold". While
+ * another one is under way it is kept until that is done (drain_queue.h). */
 even_status even_move_begin(even_job *job, even_host_agent *from, const json_t *command) EVEN_MUST_USE;
 /* About ten times a second, while an attempt runs. */
 void even_move_tick(even_job *job);

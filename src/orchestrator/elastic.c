@@ -47,6 +47,7 @@ void even_elastic_close(even_hosts *hosts) {
     for (size_t i = 0; hosts->agents != NULL && i < hosts->count; i++) {
       even_device_list_free(&hosts->agents[i].next.devices);
     }
+    even_drain_queue_close(hosts);
     even_control_close(&elastic->control, "the job has ended");
     even_text_free(&elastic->past.resume);
     even_text_free(&elastic->past.foreign);
@@ -140,6 +141,18 @@ void even_elastic_ask(even_job *job) {
   job->hosts->elastic->told_ns = even_clock_ns();
 }
 
+even_status even_elastic_drain(even_job *job, const char *name, const json_t *command) {
+  even_host_agent *agent = find(job->hosts, name);
+  if (agent == NULL) {
+    return no_such_host(job->hosts, name);
+  }
+  const even_move *move = &job->hosts->elastic->move;
+  bool known = agent->leaves || even_drain_queue_has(job->hosts, name) ||
+               (move->stage != EVEN_MOVE_NONE && strcmp(move->from, name) == 0);
+  EVEN_TRY(may_leave(job, agent));
+  return known ? EVEN_OK : even_move_begin(job, agent, command);
+}
+
 static even_status take_command(void *context, const json_t *command, char subject[EVEN_CONTROL_SUBJECT]) {
   even_job *job = ((even_hosts *)context)->job;
   const char *host = even_json_text(command, "host");
@@ -153,17 +166,8 @@ static even_status take_command(void *context, const json_t *command, char subje
   if (strcmp(even_json_text(command, "command"), "drain") != 0) {
     return even_fail(EVEN_ERR_INPUT, "no such command");
   }
-  even_host_agent *agent = find(job->hosts, host);
-  if (agent == NULL) {
-    return no_such_host(job->hosts, host);
-  }
-  const even_move *move = &job->hosts->elastic->move;
-  bool known = agent->leaves || (move->stage != EVEN_MOVE_NONE && strcmp(move->from, agent->name) == 0);
-  EVEN_TRY(may_leave(job, agent));
-  if (!known) {
-    EVEN_TRY(even_move_begin(job, agent, command));
-  }
-  (void)snprintf(subject, EVEN_CONTROL_SUBJECT, "%s", agent->name);
+  EVEN_TRY(even_elastic_drain(job, host, command));
+  (void)snprintf(subject, EVEN_CONTROL_SUBJECT, "%s", host);
   return EVEN_OK;
 }
 
@@ -195,6 +199,7 @@ void even_elastic_tick(even_job *job) {
   }
   even_elastic *elastic = job->hosts->elastic;
   even_move_tick(job);
+  even_drain_queue_tick(job);
   even_elastic_heed(job);
   even_elastic_look_back(job);
   even_elastic_ask(job);

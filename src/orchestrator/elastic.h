@@ -9,6 +9,7 @@
 
 #include "orchestrator/control.h"
 #include "orchestrator/drain_move.h"
+#include "orchestrator/drain_queue.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 
@@ -49,6 +50,7 @@ typedef struct even_elastic {
   uint64_t told_ns;  /* when the ranks were asked; 0: the user was told that they take their time */
   even_elastic_past past;
   even_move move;
+  even_drain_queue queue;
   even_elastic_left left[EVEN_GUESTS_MOST];
   size_t left_count;
   bool grown;             /* hosts have come into an attempt that runs: ranks are numbered anew after it */
@@ -62,6 +64,8 @@ void even_elastic_close(even_hosts *hosts);
 /* ---- while an attempt runs ---- */
 /* The job is open: commands are heard from now on. */
 void even_elastic_begin(even_job *job);
+/* The command `drain` for that host: begins with it, or keeps it until the one that is being drained is out. */
+even_status even_elastic_drain(even_job *job, const char *name, const json_t *command) EVEN_MUST_USE;
 /* Asks the ranks to save their state and end, where something shall change and they were not asked yet. */
 void even_elastic_ask(even_job *job);
 /* The same, and looks after the time; about ten times a second. */
