@@ -77,7 +77,8 @@ typedef struct ways {
 } ways;
 
 static pid_t repeats; /* who does; 0: nobody */
-static ways counted[] = {{.number = SIGINT}, {.number = SIGTERM}, {.number = SIGHUP}};
+static ways counted[] = {
+    {.number = SIGINT}, {.number = SIGTERM}, {.number = SIGHUP}, {.number = SIGUSR1}, {.number = SIGUSR2}};
 
 void even_signals_repeated_by(pid_t repeater) {
   repeats = repeater;

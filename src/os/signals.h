@@ -34,8 +34,9 @@ void even_signals_close(even_signals *signals);
 /* In a child that was forked meanwhile: closes its descriptor and restores handlers; the mask stays, and so does what
  * has come and was not read. */
 void even_signals_leave(even_signals *signals);
-/* From now on process `repeater` passes on to this one the INT, TERM and HUP that it gets (os/supervisor.h): of those
- * that are sent to both, by a terminal or to a whole group, even_signals_next tells one, not two. */
+/* From now on process `repeater` passes on to this one the INT, TERM, HUP, USR1 and USR2 that it gets
+ * (os/supervisor.h): of those that are sent to both, by a terminal or to a whole group, even_signals_next tells one,
+ * not two. */
 void even_signals_repeated_by(pid_t repeater);
 /* "SIGKILL"; "" for those that have no name here. A static string. */
 const char *even_signal_name(int signal);

@@ -25,8 +25,8 @@ typedef struct even_supervisor {
  * and no children. */
 even_status even_supervisor_open(even_supervisor *out) EVEN_MUST_USE;
 /* Forks: *is_child true in the new process, which goes on where it was called, in the same session and group. It is
- * killed when its parent ends; the signals that jobs handle are blocked in it (even_signals_block), and of INT, TERM
- * and HUP those that reach both count once there. */
+ * killed when its parent ends; the signals that jobs handle are blocked in it (even_signals_block), and those that
+ * reach both count once there. */
 even_status even_supervisor_start(even_supervisor *supervisor, bool *is_child) EVEN_MUST_USE;
 /* Passes on to the child what comes, and tells it how those end that it watches, until it has ended. */
 even_status even_supervisor_wait(even_supervisor *supervisor, even_process_end *end) EVEN_MUST_USE;

@@ -98,6 +98,23 @@ static void each_signal_is_told_once(void **state) {
   even_supervisor_close(&supervisor);
 }
 
+/* Whichever of those that are passed on it is. */
+static void any_signal_to_both_is_told_once(void **state) {
+  static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+  (void)state;
+  even_signals signals;
+  assert_int_equal(even_signals_open(&signals), EVEN_OK);
+  even_signals_repeated_by(getpid());
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    assert_int_equal(raise(numbers[i]), 0); /* the kernel tells it from kill's */
+    assert_int_equal(even_signals_next(&signals), numbers[i]);
+    assert_int_equal(kill(getpid(), numbers[i]), 0);
+    assert_int_equal(even_signals_next(&signals), 0);
+  }
+  even_signals_repeated_by(0);
+  even_signals_close(&signals);
+}
+
 /* One with no repeater hears all, as ever. */
 static void without_a_repeater_all_are_told(void **state) {
   (void)state;
@@ -306,6 +323,7 @@ static void survives_every_fault(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(each_signal_is_told_once, let_signals_come),
+      cmocka_unit_test_teardown(any_signal_to_both_is_told_once, let_signals_come),
       cmocka_unit_test_teardown(without_a_repeater_all_are_told, let_signals_come),
       cmocka_unit_test_teardown(waits_for_what_a_killed_child_leaves, let_signals_come),
       cmocka_unit_test_teardown(its_child_goes_with_it, let_signals_come),
