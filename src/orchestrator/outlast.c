@@ -534,7 +534,7 @@ even_status even_outlast_adopt(even_job *job) {
   const roll_head *head = outlast->head;
   even_job_begin_watch(job);
   job->adopted = false;
-  job->progress.since_ns = head->since_ns;
+  job->progress.since_ns = job->began_ns = head->since_ns; /* of the same clock */
   job->suspected = head->suspected;
   job->did_without = head->did_without;
   job->master_port = head->master_port;
