@@ -63,24 +63,27 @@ static void note_shares(even_legacy *legacy, bool shares) {
 }
 
 void even_legacy_progress(even_legacy *legacy, const even_progress *progress) {
-  uint64_t steps = atomic_load(&legacy->page->steps);
+  uint64_t furthest = 0;
   int64_t saved = atomic_load(&legacy->page->saved);
   for (size_t i = 0; i < progress->count; i++) {
     const even_rank_progress *its = &progress->ranks[i];
-    steps = its->stepped && its->last_step + 1 > steps ? its->last_step + 1 : steps;
+    furthest = its->stepped && its->last_step + 1 > furthest ? its->last_step + 1 : furthest;
     saved = its->saved > saved ? its->saved : saved;
   }
   note_shares(legacy, even_progress_shares(progress));
-  atomic_store(&legacy->page->steps, steps);
+  if (furthest != 0 && furthest != legacy->page->furthest) { /* also below it, from an older checkpoint */
+    legacy->page->furthest = furthest;
+    atomic_fetch_add(&legacy->page->advances, 1);
+  }
   atomic_store(&legacy->page->saved, saved);
 }
 
 bool even_legacy_advanced(even_legacy *legacy, bool lives) {
-  uint64_t steps = atomic_load(&legacy->page->steps);
+  uint64_t advances = atomic_load(&legacy->page->advances);
   int64_t saved = atomic_load(&legacy->page->saved);
-  bool advanced = saved > legacy->saved || (lives && steps > legacy->steps) || legacy->page->taken;
+  bool advanced = saved > legacy->saved || (lives && advances != legacy->advances) || legacy->page->taken;
   legacy->page->taken = false;
-  legacy->steps = steps;
+  legacy->advances = advances;
   legacy->saved = saved;
   return advanced;
 }

@@ -55,7 +55,8 @@ typedef struct even_legacy_page {
   char run_name[EVEN_LEGACY_NAME];
   _Atomic uint32_t left; /* how often; the last one lies in jobs[left % 2]: who is killed while it writes spoils none */
   even_legacy_job jobs[2];
-  _Atomic uint64_t steps;    /* that the ranks have made, as far as the agent has seen */
+  uint64_t furthest;         /* how many steps the ranks had made when one was seen last, */
+  _Atomic uint64_t advances; /* and how often that was seen to change */
   _Atomic int64_t saved;     /* the furthest step of which it has seen a checkpoint be whole */
   _Atomic bool shares;       /* ranks were seen to step with a global batch */
   char key[EVEN_LEGACY_KEY]; /* of a job of several hosts: its digits */
@@ -75,8 +76,8 @@ typedef struct even_legacy {
   long starter;          /* the process that starts agents; 0: it cannot be told */
   uint64_t starter_start;
   uint64_t since_ns; /* when the job began */
-  uint64_t steps;    /* how far it was when even_legacy_advanced was asked last, */
-  int64_t saved;     /* and of its checkpoints */
+  uint64_t advances; /* as it was when even_legacy_advanced was asked last, */
+  int64_t saved;     /* and how far its checkpoints were */
 } even_legacy;
 
 /* Before the first agent is started, in the process that starts them. */

@@ -146,6 +146,27 @@ static void the_next_one_knows_of_a_global_batch(void **state) {
   }
 }
 
+/* Also of a training that has begun again from a checkpoint long before its furthest step. */
+static void each_step_is_an_advance(void **state) {
+  static const uint64_t last[] = {999, 500, 501};
+  (void)state;
+  even_rank_progress rank = {.stepped = true};
+  const even_progress progress = {.ranks = &rank, .count = 1};
+  even_legacy legacy;
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) {
+    rank.stepped = false; /* the next agent has not heard of them yet */
+    even_legacy_progress(&legacy, &progress);
+    assert_false(even_legacy_advanced(&legacy, true));
+    rank = (even_rank_progress){.stepped = true, .last_step = last[i]};
+    even_legacy_progress(&legacy, &progress);
+    assert_true(even_legacy_advanced(&legacy, true));
+    even_legacy_progress(&legacy, &progress);
+    assert_false(even_legacy_advanced(&legacy, true));
+  }
+  even_legacy_close(&legacy);
+}
+
 static void what_is_not_whole_takes_nothing_away(void **state) {
   (void)state;
   char longer[EVEN_LEGACY_TEXT + 1];
@@ -279,6 +300,7 @@ int main(void) {
       cmocka_unit_test_teardown(the_next_one_is_the_same_job, reset),
       cmocka_unit_test_teardown(its_processes_are_known_by_a_mark, reset),
       cmocka_unit_test_teardown(the_next_one_knows_of_a_global_batch, reset),
+      cmocka_unit_test_teardown(each_step_is_an_advance, reset),
       cmocka_unit_test_teardown(the_next_one_knows_the_hosts, reset),
       cmocka_unit_test_teardown(it_does_without_the_same_places, reset),
       cmocka_unit_test_teardown(what_is_not_whole_takes_nothing_away, reset),
