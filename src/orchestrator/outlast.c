@@ -332,12 +332,17 @@ static void write_rank(const even_job *job, size_t rank, roll_rank *out) {
   out->order = 0;
 }
 
+/* No process could be started there, and another one is due later: the next agent starts it. */
+static bool is_awaited(const even_job *job, size_t rank) {
+  return even_job_is_outside(job, rank) && !job->ranks[rank].alive && job->places[rank].again_ns != 0;
+}
+
 /* And none that lives here would end with this agent. One that serves a leader knows its own host's alone. */
 static bool are_all_there(const even_job *job) {
   for (size_t i = 0; i < job->count; i++) {
     const even_job_rank *own = &job->ranks[i];
     bool unseen = job->follower != NULL && own->elsewhere;
-    if ((own->pid == 0 && !unseen) || (own->alive && own->started_early)) {
+    if ((own->pid == 0 && !unseen && !is_awaited(job, i)) || (own->alive && own->started_early)) {
       return false;
     }
   }
