@@ -76,6 +76,17 @@ void even_job_reap(even_job *job) {
   }
 }
 
+/* Notice that nobody can be told now, while ranks start or are ended: of the next attempt's it is asked. */
+static bool keeps_notice(even_job *job, int number) {
+  bool runs = job->stage == EVEN_JOB_RUNS && job->alive > 0;
+  bool kept =
+      number == SIGUSR1 && job->params->notice_seconds > 0 && job->follower == NULL && job->draining == 0 && !runs;
+  if (kept && job->own_notice.signal == 0) {
+    job->own_notice = (even_host_notice){.signal = number, .at_ns = even_clock_ns()};
+  }
+  return kept;
+}
+
 void even_job_signals_ready(void *context, int fd) {
   even_job *job = context;
   int number = 0;
@@ -98,8 +109,10 @@ void even_job_signals_ready(void *context, int fd) {
         }
         break;
       default:
-        even_job_signal_ranks(job, number, false);
-        even_job_hosts_signal(job, number, false, false);
+        if (!keeps_notice(job, number)) {
+          even_job_signal_ranks(job, number, false);
+          even_job_hosts_signal(job, number, false, false);
+        }
         break;
     }
   }
