@@ -116,8 +116,24 @@ static void replace(even_job *job) {
   (void)even_error_restore(&kept);
 }
 
+/* There is none, as it could not be replaced, which was told: once more. */
+static void try_again(even_job *job) {
+  const even_error kept = *even_error_last();
+  if (start_guardian(job) == EVEN_OK) {
+    even_status status = tell_all(job);
+    even_outlast_guarded(job);
+    even_job_notice(
+        job, "the job has a guardian again (process %ld)%s%s", (long)job->guardian.pid,
+        status == EVEN_OK ? "" : ", which was not told of all: ", status == EVEN_OK ? "" : even_error_last()->what);
+  }
+  (void)even_error_restore(&kept);
+}
+
 even_status even_job_guard_rank(even_job *job, pid_t pid) {
   const even_error kept = *even_error_last();
+  if (job->guardian.pid < 0) {
+    try_again(job);
+  }
   even_status status = even_guardian_add_session(&job->guardian, pid);
   if (status == EVEN_OK || even_error_last()->system_error != EPIPE) {
     return status;

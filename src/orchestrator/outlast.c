@@ -314,6 +314,9 @@ void even_outlast_guarded(even_job *job) {
   if (job->outlast != NULL) {
     drop(job, 0, (size_t)job->outlast->head->guardian); /* 0 at first: nobody's number */
     job->outlast->head->guardian = (int32_t)job->guardian.pid;
+    if (job->guardian.pid < 0) {
+      drop(job, EVEN_OUTLAST_GUARDIAN, 0); /* of the one that is gone */
+    }
     keep(job, EVEN_OUTLAST_GUARDIAN, 0, job->guardian.pipe);
     watch(job, job->guardian.pid);
   }
@@ -427,7 +430,9 @@ int even_outlast_listener(const even_legacy *legacy) {
 /* Once the roll is called. */
 void even_outlast_guardian(even_job *job) {
   int pipe = even_custody_claim(custody_of(job), EVEN_OUTLAST_GUARDIAN, 0);
-  if (pipe >= 0) {
+  if (job->outlast->head->guardian < 0) { /* none could be started */
+    even_pipe_close(pipe);
+  } else if (pipe >= 0) {
     even_guardian_take((pid_t)job->outlast->head->guardian, pipe, &job->guardian);
   }
 }

@@ -72,9 +72,39 @@ static void a_place_whose_next_process_is_due_later_takes_nobody_along(void **st
   close_left(&it);
 }
 
+static bool guardian_is_kept(left *it) {
+  bool any = false;
+  even_custody_hear(&it->keeps);
+  for (size_t i = 0; i < it->keeps.count; i++) {
+    any = any || it->keeps.items[i].kind == EVEN_OUTLAST_GUARDIAN;
+  }
+  return any;
+}
+
+static void a_guardian_that_could_not_be_replaced_comes_later(void **state) {
+  (void)state;
+  left it;
+  int ends[2];
+  open_left(&it);
+  assert_int_equal(pipe(ends), 0);
+  it.job.guardian = (even_guardian){.pid = NOBODY, .pipe = ends[1]};
+  even_outlast_guarded(&it.job);
+  assert_true(guardian_is_kept(&it));
+  it.job.guardian = (even_guardian){.pid = -1, .pipe = -1};
+  even_outlast_guarded(&it.job);
+  assert_false(guardian_is_kept(&it));
+  assert_int_equal(even_job_guard_rank(&it.job, NOBODY), EVEN_OK);
+  assert_true(it.job.guardian.pid > 0);
+  assert_true(guardian_is_kept(&it));
+  even_guardian_stop(&it.job.guardian);
+  assert_int_equal(close(ends[0]) + close(ends[1]), 0);
+  close_left(&it);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(a_place_whose_next_process_is_due_later_takes_nobody_along),
+      cmocka_unit_test(a_guardian_that_could_not_be_replaced_comes_later),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
