@@ -260,6 +260,24 @@ static even_status look_at_hosts(even_job *job, bool restart, char **path) {
   return status;
 }
 
+/* What hosts could not give the place elsewhere may have: only where it has nothing is that how the job ends. */
+static even_status look_elsewhere_instead(even_job *job, bool restart, char **path) {
+  const even_error hosts = *even_error_last();
+  even_error_clear();
+  even_status status = look_elsewhere(job, restart, path);
+  if (status == EVEN_ERR_INTERRUPTED || status == EVEN_ERR_MEMORY) {
+    return status;
+  }
+  if (*path != NULL) {
+    even_job_notice(job, "warning: %.400s; the job goes on from what another place had", hosts.what);
+    return status;
+  }
+  if (status != EVEN_OK) {
+    even_job_notice(job, "warning: %.400s", even_error_last()->what);
+  }
+  return even_error_restore(&hosts);
+}
+
 static void tell_damaged(even_job *job, const even_names *damaged, size_t first) {
   for (size_t i = first; i < damaged->count; i++) {
     even_job_notice(job, "passed over: %s", damaged->items[i]);
@@ -285,6 +303,8 @@ static even_status find_newest(even_job *job, bool restart) {
   }
   if (status == EVEN_OK && elsewhere) {
     status = look_elsewhere(job, restart, &path);
+  } else if (elsewhere && path == NULL && (status == EVEN_ERR_NOT_FOUND || status == EVEN_ERR_PEER_LOST)) {
+    status = look_elsewhere_instead(job, restart, &path);
   }
   bool refuse = status == EVEN_OK && path == NULL && damaged.count > 0 && !restart;
   tell_damaged(job, &damaged, refuse ? 1 : 0);

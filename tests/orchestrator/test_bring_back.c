@@ -11,6 +11,7 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/parcel_star.h"
+#include "orchestrator/resume.h"
 #include "os/calls.h"
 #include "os/signals.h"
 #include "support/clock_ahead.h"
@@ -418,6 +419,23 @@ static void a_host_that_does_not_answer_is_not_waited_for_without_end(void **sta
   assert_true(was_told("warning: host host2 may have a newer checkpoint than this one, but it did not answer"));
 }
 
+static even_status fetch(void *context, const even_agent_wish *wish, char **path) {
+  (void)wish;
+  return context == NULL ? EVEN_OK : even_duplicate(context, path);
+}
+
+static void what_hosts_cannot_give_another_place_may(void **state) {
+  (void)state;
+  at.sides[2].deaf = true;
+  at.params.elsewhere = (even_agent_elsewhere){.kept = true, .fetch = fetch};
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_PEER_LOST);
+  save(scratch_path("far"), 1);
+  at.params.elsewhere.context = (void *)scratch_path("far/step-1");
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_OK);
+  assert_true(was_told("the job goes on from what another place had"));
+  even_text_free(&at.job.resume);
+}
+
 static void whoever_ends_the_job_need_not_wait(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
@@ -565,6 +583,7 @@ int main(void) {
       BACK_TEST(the_only_copy_that_does_not_come_is_named),
       BACK_TEST(no_room_is_seen_before_anything_is_taken),
       BACK_TEST(a_host_that_does_not_answer_is_not_waited_for_without_end),
+      BACK_TEST(what_hosts_cannot_give_another_place_may),
       BACK_TEST(whoever_ends_the_job_need_not_wait),
       BACK_TEST(names_that_are_taken_here),
       BACK_TEST(what_lies_in_memory_comes_to_memory),
