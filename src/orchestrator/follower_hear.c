@@ -47,8 +47,8 @@ even_status even_follower_open_parcels(even_follower *follower) {
 }
 
 void even_follower_close_parcels(even_follower *follower) {
+  even_bring_give_close(follower->gives); /* parcels go on in it, to whom takes them */
   even_bring_take_close(follower->brings);
-  even_bring_give_close(follower->gives);
   follower->brings = NULL;
   follower->gives = NULL;
   even_parcels_close(follower->parcels);
