@@ -316,7 +316,7 @@ void even_guardian_stop(even_guardian *guardian) {
       (void)even_process_signal(guardian->pid, SIGCONT); /* somebody may have stopped it */
     }
     (void)even_os.close(guardian->pipe);
-    if (!even_process_wait_within(guardian->pid, STOP_NS) && lives) { /* a child: its number is its own */
+    if (!even_process_wait_within(guardian->pid, STOP_NS) && lives) { /* so its number is its own */
       (void)even_process_signal(guardian->pid, SIGKILL);
       (void)!even_process_wait_within(guardian->pid, STOP_NS);
     }

@@ -349,12 +349,17 @@ void even_process_await(pid_t pid, uint64_t limit_ns) {
   (void)ends_within(pid, (int)(limit_ns / 1000000u));
 }
 
+/* One that is another process's child: where pidfds are to be had, also before that one has reaped it. */
+static bool is_gone(pid_t pid) {
+  return ends_within(pid, 0) || (even_os.kill(pid, 0) != 0 && errno == ESRCH);
+}
+
 bool even_process_wait_within(pid_t pid, uint64_t limit_ns) {
   const uint64_t until_ns = even_clock_ns() + limit_ns;
   even_process_await(pid, limit_ns);
   for (;;) {
     pid_t got = even_os.wait4(pid, NULL, WNOHANG, NULL);
-    if (got == pid || (got < 0 && errno != EINTR)) {
+    if (got == pid || (got < 0 && errno != EINTR && is_gone(pid))) {
       return true;
     }
     if (even_clock_ns() >= until_ns) {

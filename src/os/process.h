@@ -52,7 +52,8 @@ typedef struct even_process_end {
 even_status even_process_reap(even_process_end *out, bool *any) EVEN_MUST_USE;
 /* Waits until child `pid` has ended and reaps it; fine when it is no child any more. */
 void even_process_wait(pid_t pid);
-/* The same for at most `limit_ns` (one that the kernel holds may never end): whether it is no child any more. */
+/* The same for at most `limit_ns` (one that the kernel holds may never end): whether it has ended. It need not be a
+ * child: what an agent that was killed had started are its supervisor's. */
 bool even_process_wait_within(pid_t pid, uint64_t limit_ns) EVEN_MUST_USE;
 /* The first; the signal that ended it, 0: none, or it is no child any more. */
 int even_process_end_signal(pid_t pid);

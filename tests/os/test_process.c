@@ -395,6 +395,24 @@ static size_t open_descriptors(void) {
   return count;
 }
 
+/* As the ranks that an agent has taken over, which are its supervisor's. */
+static void waits_for_one_that_is_no_child(void **state) {
+  int status = 0;
+  (void)state;
+  pid_t asks = fork();
+  if (asks == 0) {
+    _exit(even_process_wait_within(getppid(), 1000000u) ? 1 : 0); /* this one lives */
+  }
+  assert_true(asks > 0);
+  assert_int_equal(waitpid(asks, &status, 0), asks);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+  fault_os(FAULT_pidfd_open, 1, EMFILE);
+  assert_true(even_process_wait_within(asks, 1000000u)); /* was reaped */
+  fault_reset();
+  assert_true(even_process_wait_within(asks, 1000000u));
+}
+
 static void signals_exactly_the_one_meant(void **state) {
   (void)state;
   even_process_stat facts;
@@ -476,6 +494,7 @@ int main(void) {
       cmocka_unit_test(dies_with_its_parent),
       cmocka_unit_test(says_by_which_signal_a_child_ended),
       cmocka_unit_test(forks_with_one_descriptor),
+      cmocka_unit_test(waits_for_one_that_is_no_child),
       cmocka_unit_test(signals_exactly_the_one_meant),
       cmocka_unit_test(its_command_may_be_shown),
       cmocka_unit_test(survives_every_fault),
