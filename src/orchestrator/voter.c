@@ -263,8 +263,7 @@ static uint64_t next_voter(even_voter *voter) {
   uint64_t other = 0;
   const struct raft_configuration *all = &voter->log.raft.configuration;
   unsigned own = 0;
-  while (own < all->n && all->servers[own].id != voter->links.own.id) {
-    own++;
+  for (; own < all->n && all->servers[own].id != voter->links.own.id; own++) {
   }
   for (unsigned i = 1; i < all->n; i++) {
     const struct raft_server *server = &all->servers[(own + i) % all->n];
@@ -396,10 +395,15 @@ static void tell_guardian(even_voter *voter, const even_leadership_view *seen) {
   }
 }
 
-/* Its agent could not lead, nor serve: for the others it is as good as gone, where one of them can lead. */
+/* Its agent could not lead, nor serve: it is as good as gone, where those that are heard can elect one of them. */
 static bool rests(even_voter *voter) {
-  bool stands = even_voter_watch_stands(&voter->watch, even_clock_boot_ns());
-  even_voter_links_rest(&voter->links, stands && even_voter_log_voters(&voter->log) > 1);
+  const struct raft_configuration *all = &voter->log.raft.configuration;
+  unsigned others = 0;
+  for (unsigned i = 0; i < all->n; i++) {
+    others += all->servers[i].role == RAFT_VOTER && even_voter_links_find(&voter->links, all->servers[i].id) != NULL;
+  }
+  bool can = voter->links.rests || others > even_voter_log_voters(&voter->log) / 2;
+  even_voter_links_rest(&voter->links, can && even_voter_watch_stands(&voter->watch, even_clock_boot_ns()));
   return voter->links.rests;
 }
 

@@ -368,6 +368,23 @@ static void one_whose_agent_stands_leads_no_more(void **state) {
   clock_slept_end();
 }
 
+/* As where the file server hangs that all use, and another one rests already: who is left could elect nobody. */
+static void one_whose_agent_stands_leads_on_where_no_other_could(void **state) {
+  cluster all;
+  (void)state;
+  assert_true(clock_slept_begin());
+  open_group(&all, 3);
+  assert_int_equal(await_leader(&all, 1), 0);
+  end(&all, 1);
+  await_answered(&all, 0, even_clock_boot_ns()); /* what was asked since then: by now its end is known */
+  even_voter_turns(all.voters[0], true);
+  clock_slept_add(3600000000000u);
+  await_answered(&all, 0, even_clock_boot_ns());
+  assert_int_equal(look(&all, 0).newest.generation, 1);
+  close_group(&all);
+  clock_slept_end();
+}
+
 static void of_five_two_may_die_one_after_the_other(void **state) {
   cluster all;
   (void)state;
@@ -545,6 +562,7 @@ int main(void) {
       cmocka_unit_test(with_any_silence_another_one_succeeds),
       cmocka_unit_test(who_slept_does_not_act_by_what_was_answered_before),
       cmocka_unit_test(one_whose_agent_stands_leads_no_more),
+      cmocka_unit_test(one_whose_agent_stands_leads_on_where_no_other_could),
       cmocka_unit_test(of_five_two_may_die_one_after_the_other),
       cmocka_unit_test(those_that_come_back_are_a_majority_again),
       cmocka_unit_test(after_its_end_nobody_leads_a_job),
