@@ -137,7 +137,8 @@ static even_status find_own(const even_job *job, const char *folder, char **path
   return status;
 }
 
-static even_status find_new(const even_job *job, const copies_of *kind, char **path, even_text *newest) {
+/* *all: each folder could be read. */
+static even_status find_new(const even_job *job, const copies_of *kind, char **path, even_text *newest, bool *all) {
   const char *folders[2];
   size_t count = folders_of(job, kind, folders);
   even_status status = EVEN_OK;
@@ -146,6 +147,7 @@ static even_status find_new(const even_job *job, const copies_of *kind, char **p
     char *own = NULL;
     if (find_own(job, folders[i], &own, &order) != EVEN_OK) {
       even_error_clear(); /* it is being removed, perhaps */
+      *all = false;
     } else if (own != NULL && strcmp(order.data, even_text_string(newest)) > 0) {
       even_free(*path);
       *path = own;
@@ -308,10 +310,15 @@ static void look_for_new(even_job *job, copies_of *kind) {
   char *path = NULL;
   even_text order = EVEN_TEXT_EMPTY;
   bool anew = kind->anew;
-  if (kind->most > 0 && (has_changed(job, kind) || anew) && find_new(job, kind, &path, &order) == EVEN_OK &&
-      path != NULL && (anew || strcmp(path, even_text_string(&kind->newest)) != 0)) {
-    kind->anew = false;
-    begin(job, kind, path, &order);
+  bool all = true;
+  if (kind->most > 0 && (has_changed(job, kind) || anew) && find_new(job, kind, &path, &order, &all) == EVEN_OK) {
+    if (path != NULL && (anew || strcmp(path, even_text_string(&kind->newest)) != 0)) {
+      kind->anew = false;
+      begin(job, kind, path, &order);
+    } else if (path == NULL && anew && all) { /* the newest is another job's: nothing to send until names change */
+      kind->anew = false;
+      even_text_clear(&kind->newest);
+    }
   }
   even_free(path);
   even_text_free(&order);

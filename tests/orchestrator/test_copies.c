@@ -7,6 +7,7 @@
 #include "checkpoint/scratch.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/host_agent.h"
+#include "support/clock_ahead.h"
 #include "support/fault.h"
 
 #include <setjmp.h>
@@ -96,6 +97,26 @@ static void another_agent_of_the_host_gets_it_anew(void **state) {
   assert_string_equal(left.kinds[0].newest, scratch_path("one"));
 }
 
+/* Reading all manifests takes its time. */
+static void what_is_gone_is_looked_for_once(void **state) {
+  long calls[2];
+  (void)state;
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  even_copies_tick(&at.job);
+  even_copies_tick(&at.job);
+  go_on();
+  even_copies_anew(&at.agents[1]);
+  at.params.checkpoint_folder = scratch_path("one"); /* in which there is none */
+  for (size_t i = 0; i < 2; i++) {
+    fault_os_any(0, 0);
+    clock_ahead_set((i + 1) * 60000000000u); /* it looks each half second */
+    even_copies_tick(&at.job);
+    calls[i] = fault_os_calls(FAULT_CALL_COUNT);
+    fault_reset();
+  }
+  assert_true(calls[1] > 0 && calls[1] < calls[0]); /* names alone */
+}
+
 static void what_is_known_stays_known(void **state) {
   (void)state;
   left = (even_copies_left){.host = "there", .folder = "/there/one", .order = "0001", .sent = 3, .sent_bytes = 7};
@@ -139,7 +160,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       COPIES_TEST(what_has_ended_is_not_begun_anew), COPIES_TEST(another_agent_of_the_host_gets_it_anew),
       COPIES_TEST(what_is_known_stays_known),        COPIES_TEST(what_is_damaged_is_not_known),
-      COPIES_TEST(without_memory_nothing_is_taken),
+      COPIES_TEST(without_memory_nothing_is_taken),  COPIES_TEST(what_is_gone_is_looked_for_once),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
