@@ -139,6 +139,7 @@ static void an_announced_end_of_this_machine_ends_a_pause(void **state) {
   assert_int_equal(even_loop_open(&job.loop), EVEN_OK);
   assert_int_equal(even_pace_wait(&job), EVEN_ERR_INTERRUPTED);
   even_job_drain_close(&job);
+  even_guardian_stop(&job.guardian); /* of the command that was asked */
   even_loop_close(&job.loop);
   assert_non_null(strstr(told, "exec announces the machine's end (exit code 0): no ranks run, and the training has "));
   assert_true(even_job_ended_between(&job, &code));

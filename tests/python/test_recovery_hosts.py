@@ -87,6 +87,14 @@ HOST_IS_LOST = cases.PLAIN_LOOP.replace(
 )
 
 
+def _lose_agent(hosts: Hosts, *words: str) -> Job:
+    """A job of which the other host's agent is killed, and the ranks there with it, as where the host is lost."""
+    hosts.environment = hosts.environment | {"EVENSTEP_RESTART_AGENT": "anew"}
+    job = hosts.start(*words, ranks=":2")
+    os.kill(_waiting(job)[0][1], signal.SIGKILL)
+    return job
+
+
 def _on_without_host(hosts: Hosts, text: str) -> None:
     there = hosts.names[1]
     assert f"host {there} is lost" in text
@@ -101,8 +109,7 @@ def _waiting(job: Job) -> list[tuple[int, int]]:
 
 @pytest.mark.more
 def test_an_agent_is_killed_and_the_others_train_on(hosts: Hosts, script: Script) -> None:
-    job = hosts.start(*SHRINK, script(HOST_IS_LOST), "", ranks=":2")
-    os.kill(_waiting(job)[0][1], signal.SIGKILL)
+    job = _lose_agent(hosts, *SHRINK, script(HOST_IS_LOST), "")
     code, text = job.finish()
     assert code == 0, text
     assert_right(text, [0, 1])
@@ -136,8 +143,7 @@ def test_a_host_is_cut_off_and_the_others_train_on(hosts: Hosts, script: Script)
 @pytest.mark.more
 def test_a_lost_host_is_there_again_after_a_restart(hosts: Hosts, script: Script) -> None:
     """Ranks 0 and 1 go on by themselves, and end then: all four begin anew."""
-    job = hosts.start(*SHRINK, script(HOST_IS_LOST), "0@applied:12,1@applied:12", ranks=":2")
-    os.kill(_waiting(job)[0][1], signal.SIGKILL)
+    job = _lose_agent(hosts, *SHRINK, script(HOST_IS_LOST), "0@applied:12,1@applied:12")
     code, text = job.finish()
     assert code == 0, text
     _on_without_host(hosts, text)
@@ -184,8 +190,7 @@ HOST_RETURNS = cases.REPLACED.replace(
 
 def test_a_spare_takes_a_place_until_the_lost_host_is_back(hosts: Hosts, script: Script) -> None:
     here, there = hosts.names
-    job = hosts.start(*REPLACE, "--spares", f"{here}:1", script(HOST_RETURNS), "", "7,7", ranks=":2")
-    os.kill(_waiting(job)[0][1], signal.SIGKILL)
+    job = _lose_agent(hosts, *REPLACE, "--spares", f"{here}:1", script(HOST_RETURNS), "", "7,7")
     code, text = job.finish()
     assert code == 0, text
     assert f"generation 1: ranks 0 and 1 go on without host {there} (ranks 2 and 3)" in text
@@ -197,8 +202,7 @@ def test_a_spare_takes_a_place_until_the_lost_host_is_back(hosts: Hosts, script:
 
 @pytest.mark.more
 def test_a_lost_hosts_agent_is_started_again_while_the_others_go_on(hosts: Hosts, script: Script) -> None:
-    job = hosts.start(*REPLACE, script(HOST_RETURNS), "", "7,7", ranks=":2")
-    os.kill(_waiting(job)[0][1], signal.SIGKILL)
+    job = _lose_agent(hosts, *REPLACE, script(HOST_RETURNS), "", "7,7")
     code, text = job.finish()
     assert code == 0, text
     assert f"host {hosts.names[1]} is back: processes take the places of its 2 ranks" in text
