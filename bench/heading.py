@@ -5,31 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
-import platform
 import shutil
 import sys
-import time
 
-
-def processor() -> str:
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+from evenstep import bench_heading
 
 
 def heading() -> dict[str, str]:
     """date, hardware, software, command of this process."""
-    import torch
-
     program = pathlib.Path(sys.argv[0])
     words = [f"{program.resolve().parent.name}/{program.name}", *sys.argv[1:]]
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "hardware": f"{processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start",
-        "software": f"torch {torch.__version__}, Python {platform.python_version()}",
-        "command": "python " + " ".join(words),
-    }
+    return {**bench_heading.heading(), "software": bench_heading.software(), "command": "python " + " ".join(words)}
 
 
 def print_heading(title: str) -> None:

@@ -13,7 +13,9 @@
 static int version(int argc, char **argv) {
   (void)argc;
   (void)argv;
-  (void)printf("evenstep %s\n", even_version());
+  const char *commit = even_commit();
+  (void)printf("evenstep %s%s%s%s\n", even_version(), commit[0] == '\0' ? "" : " (commit ", commit,
+               commit[0] == '\0' ? "" : ")");
   return 0;
 }
 

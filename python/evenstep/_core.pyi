@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import Self
 
 version: str
+commit: str  # "": not known; with a + behind it: files were changed since
 
 class EvenstepError(RuntimeError):
     status: str  # "": made without one

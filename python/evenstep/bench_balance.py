@@ -14,15 +14,14 @@ import gc
 import json
 import math
 import os
-import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evenstep import bench_balance_report
+from evenstep import bench_balance_report, bench_heading
 from evenstep.bench_awake import awake
 from evenstep.bench_balance_bound import Bound, Lines, best_split, split_seconds
 from evenstep.bench_balance_courses import NAMES, Courses, different
@@ -343,18 +342,6 @@ def change_row(policy: str, runs: Sequence[Turn], fast: Lines, slow: Lines, batc
     }
 
 
-def heading() -> dict[str, str]:
-    processor = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            processor = line.split(":", 1)[1].strip()
-            break
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "hardware": f"{processor}, load {os.getloadavg()[0]:.1f} at the start, {os.cpu_count()} cores",
-    }
-
-
 def finite(value: Any) -> Any:
     """JSON knows no NaN and no infinity."""
     if isinstance(value, dict):
@@ -379,12 +366,6 @@ def report_of(
     return dict(finite(report))
 
 
-def software() -> Iterator[tuple[str, str]]:
-    import torch
-
-    yield "software", f"torch {torch.__version__}, Python {platform.python_version()}"
-
-
 def keep(options: argparse.Namespace, top: dict[str, str], real: dict[str, Any] | None, left: list[str]) -> None:
     """On rank 0 the report of what there is; `left`: what is not measured yet."""
     if os.environ.get("RANK", "0") != "0":
@@ -397,14 +378,14 @@ def keep(options: argparse.Namespace, top: dict[str, str], real: dict[str, Any] 
 
 def main() -> None:
     options = arguments()
-    top = heading()
+    top = bench_heading.heading()
     if options.only == "simulated":
         keep(options, top, None, [])
         return
     with awake() as cores:
         top["hardware"] += f", which {cores}"
         bench = Bench(options)
-        top |= dict(software())
+        top["software"] = bench_heading.software()
         bench.run(functools.partial(keep, options, top))
     import torch.distributed as dist
 

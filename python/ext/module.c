@@ -83,7 +83,8 @@ PyMODINIT_FUNC PyInit__core(void) {
   }
   even_ext_error = make_error();
   if (even_ext_error == NULL || PyModule_AddObject(module, "EvenstepError", new_reference(even_ext_error)) != 0 ||
-      PyModule_AddStringConstant(module, "version", even_version()) != 0 || even_ext_add_comm(module) != 0 ||
+      PyModule_AddStringConstant(module, "version", even_version()) != 0 ||
+      PyModule_AddStringConstant(module, "commit", even_commit()) != 0 || even_ext_add_comm(module) != 0 ||
       even_ext_add_data(module) != 0 || even_ext_add_device_comm(module) != 0 || even_ext_add_telemetry(module) != 0 ||
       even_ext_add_timeline(module) != 0 || even_ext_add_balancer(module) != 0 ||
       even_ext_add_checkpoint(module) != 0 || even_ext_add_sync(module) != 0 || even_ext_add_encode(module) != 0 ||

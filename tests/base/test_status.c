@@ -129,6 +129,9 @@ static void the_version_is_the_same_in_words_and_numbers(void **state) {
   (void)snprintf(words, sizeof words, "%d.%d.%d", EVEN_VERSION_MAJOR, EVEN_VERSION_MINOR, EVEN_VERSION_PATCH);
   assert_string_equal(words, EVEN_VERSION);
   assert_string_equal(even_version(), EVEN_VERSION);
+  const char *commit = even_commit();
+  size_t digits = strspn(commit, "0123456789abcdef");
+  assert_true(commit[digits] == '\0' || (digits > 0 && strcmp(commit + digits, "+") == 0));
 }
 
 int main(void) {

@@ -117,7 +117,9 @@ def test_the_program_says_its_version(program):
     import evenstep
 
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=150, check=True).stdout
-    assert said == f"evenstep {evenstep.__version__}\n"
+    commit = evenstep._core.commit
+    assert re.fullmatch(r"([0-9a-f]{12,}\+?)?", commit)
+    assert said == f"evenstep {evenstep.__version__}" + (f" (commit {commit})" if commit else "") + "\n"
 
 
 def test_a_quick_start_trains_alike():
