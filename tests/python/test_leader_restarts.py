@@ -140,7 +140,8 @@ def test_ranks_that_can_go_on_without_one_outlast_killed_agents(
     assert code == 0 and "restart" not in text and "Traceback" not in text, text
     assert text.count("trains with 2") == (3 if recovery == "replace" else 2), text
     assert "copies of checkpoints were sent" in text and "has no copy" not in text, text
-    assert text.count(f"host {there} has a copy of step-") == 1, text
+    # once, and once more where the leader was killed between saying so and noting that; not by each next agent
+    assert text.count(f"host {there} has a copy of step-") in (1, 2), text
     wait_until(lambda: not hosts.agents() and not list(memory.iterdir()))
 
 
