@@ -373,6 +373,7 @@ const even_transport even_mpi_transport = {
     .arm = arm,
     .sleep = nap,
     .wake = wake,
+    .naps = true,
     .status_text = status_text,
     .cut = cut,
     .stop = stop,

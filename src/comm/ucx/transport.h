@@ -58,6 +58,8 @@ typedef struct even_transport {
   bool (*arm)(even_ucx_group *group);
   void (*sleep)(even_ucx_group *group, uint64_t limit_ns, uint32_t idle);
   void (*wake)(even_ucx_group *group);
+  /* Nothing wakes `sleep`, which is short: any number of threads may be in it, and none has to be woken for another. */
+  bool naps;
   const char *(*status_text)(even_ucx_group *group, signed char status);
 
   /* ---- the end ---- */

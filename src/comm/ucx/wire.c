@@ -82,6 +82,9 @@ bool even_ucx_move(even_ucx_group *group) {
 }
 
 void even_ucx_wake(even_ucx_group *group) {
+  if (group->transport->naps) {
+    return;
+  }
   if (group->sleepers > (group->listens ? 1 : 0)) {
     (void)atomic_fetch_add(&group->turn, 1u);
     even_futex_wake_all(&group->turn);
@@ -92,18 +95,20 @@ void even_ucx_wake(even_ucx_group *group) {
 }
 
 /* One thread at a time listens to the transport: to get ready for it takes away what another one was to hear. The
- * others sleep until that one has heard something, and one of them listens after it. */
+ * others sleep until that one has heard something, and one of them listens after it. Where nothing can be heard in a
+ * sleep, each has its own short ones. */
 static void sleep_unlocked(even_ucx_group *group, uint64_t limit_ns, uint32_t idle) {
   uint64_t limit = limit_ns < EVEN_COMM_LOOK_NS ? limit_ns : EVEN_COMM_LOOK_NS;
   uint32_t turn = atomic_load(&group->turn);
-  bool listens = !group->listens;
-  if (listens && !group->transport->arm(group)) {
+  bool naps = group->transport->naps;
+  bool listens = !naps && !group->listens;
+  if ((listens || naps) && !group->transport->arm(group)) {
     return; /* something came meanwhile, or it cannot be slept */
   }
-  group->listens = true;
+  group->listens = group->listens || listens;
   group->sleepers++;
   (void)pthread_mutex_unlock(&group->lock);
-  if (listens) {
+  if (listens || naps) {
     group->transport->sleep(group, limit, idle);
   } else {
     even_futex_wait(&group->turn, turn, limit);
