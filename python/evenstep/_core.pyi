@@ -521,8 +521,9 @@ class Balancer:
 class Memory:
     """What this process holds, and how much more it may take."""
     def __new__(cls, root: str = "") -> Self: ...
-    def read(self) -> tuple[int, int, int, int, str]:
-        """(resident, peak, available, limit: bytes; folder of the control group whose limit that is)"""
+    def read(self) -> tuple[int, int, int, int, str, float]:
+        """(resident, peak, available, limit: bytes; folder of the control group whose limit that is; the least part that is
+        free of any such limit)"""
     def ask(self, bytes: int, what: str, /) -> None:
         """Raises EVEN_ERR_MEMORY where it may not take so many more and leave an eighth of what is free to others."""
     def reset_peak(self) -> bool: ...

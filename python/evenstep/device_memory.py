@@ -150,7 +150,7 @@ class _OfHost:
     def settle(self) -> None: ...
 
     def limit(self, sharers: int, asked: int | None) -> Limit:
-        held, _, available, _, folder = self._memory.read()
+        held, _, available, _, folder, _ = self._memory.read()
         source = f"the control group {folder}" if folder else "the memory of the host"
         found = [Limit(held + available // sharers, source + _shared(sharers))]
         found += [Limit(held + free, source) for free, source in process_room()]

@@ -73,7 +73,7 @@ class KeptMemory:
         self._sees_forks = self._given_back = False
         self._least = 0  # what the process held right after all had gone back
         self.on = False
-        self.ended_for = ""
+        self.ended_for = self._untold = ""
         self.half_stays_free = (
             False  # what is kept goes back for good where less than half of the memory is free beside it
         )
@@ -94,9 +94,14 @@ class KeptMemory:
     def end(self, why: str = "memory is short") -> None:
         """Nothing is kept any more, and what was kept goes back."""
         if self.on:
-            self.on, self.ended_for = False, why
+            self.on, self.ended_for, self._untold = False, why, why
             self._memory.keep(False)
             self._give_back()
+
+    def take_end(self) -> str:
+        """Why nothing is kept any more, once; "": nothing to say."""
+        why, self._untold = self._untold, ""
+        return why
 
     def give_back(self) -> None:
         """What is kept goes back once; what is freed later is kept again."""
@@ -127,11 +132,12 @@ class KeptMemory:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        was = self.on
+        was, told = self.on, (self.ended_for, self._untold)
         self.end()
         try:
             yield
         finally:
+            self.ended_for, self._untold = told
             if was:
                 self.begin(half_stays_free=self.half_stays_free)
 

@@ -37,6 +37,7 @@ class Use:
     available: int  # beside `held`, if nobody else takes it
     limit: int
     kept: int = 0  # of `held`: freed, and kept for the next step
+    free: float = 1.0  # the least part that is free of the memory itself, and of what limits it
 
 
 class Source(Protocol):
@@ -63,8 +64,8 @@ class HostMemory:
         self._memory = Memory(root)
 
     def read(self) -> Use:
-        held, peak, available, limit, _ = self._memory.read()
-        return Use(held, peak, available, limit, kept_memory.of(held))
+        held, peak, available, limit, _, free = self._memory.read()
+        return Use(held, peak, available, limit, kept_memory.of(held), free)
 
     def reset(self) -> bool:
         return self._memory.reset_peak()
@@ -191,7 +192,7 @@ class MemoryWatch:
         """What is kept for the next step leaves others their room, and gaps between its blocks do not pile up."""
         if not kept_memory.on:
             return
-        if kept_memory.half_stays_free and use.available < use.limit // 2:
+        if kept_memory.half_stays_free and use.free < 0.5:
             kept_memory.end("less than half of the memory is free")
         elif self._peaks.seen(step, samples, use.peak):
             kept_memory.give_back()

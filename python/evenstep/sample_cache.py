@@ -288,7 +288,7 @@ def _memory() -> Memory:
 
 
 def _check_memory(wanted: int) -> None:
-    _, _, available, _, folder = _memory().read()
+    _, _, available, _, folder, _ = _memory().read()
     if wanted > available:
         whose = f"the control group {folder}" if folder else "this host"
         raise EvenstepError(
@@ -300,5 +300,5 @@ def _check_memory(wanted: int) -> None:
 def _left() -> int:
     """Bytes that this process may take without leaving training too few, by its host and by the control groups above it: these do
     not refuse memory, they end processes."""
-    _, _, available, limit, _ = _memory().read()
+    _, _, available, limit, _, _ = _memory().read()
     return available - int(HostMemory.reserve * limit)

@@ -471,10 +471,9 @@ class Steps:
         part = self._part
         self._batches, self._busy = part.batches, busy_ns
         if self.memory is not None and part.batches and self.last_plan is not None:
-            kept = kept_memory.on
             self.memory.watch.stepped(self.step, part.samples // part.batches, self.last_plan.shares)
-            if kept and not kept_memory.on:
-                words = f"{kept_memory.ended_for}: what a step frees is not kept for the next one any more"
+            if why := kept_memory.take_end():
+                words = f"{why}: what a step frees is not kept for the next one any more"
                 self.telemetry.event(_core.EVENT_MESSAGE, self.step, 0, words)
 
     def _settle(self, end: int) -> int:

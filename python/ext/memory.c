@@ -37,10 +37,10 @@ static PyObject *memory_read(PyObject *object, PyObject *unused) {
     return even_ext_raise(status);
   }
   PyObject *folder = PyUnicode_DecodeFSDefault(use.limited_by);
-  return folder == NULL
-             ? NULL
-             : Py_BuildValue("KKKKN", (unsigned long long)use.resident_bytes, (unsigned long long)use.peak_bytes,
-                             (unsigned long long)use.available_bytes, (unsigned long long)use.limit_bytes, folder);
+  return folder == NULL ? NULL
+                        : Py_BuildValue("KKKKNd", (unsigned long long)use.resident_bytes,
+                                        (unsigned long long)use.peak_bytes, (unsigned long long)use.available_bytes,
+                                        (unsigned long long)use.limit_bytes, folder, use.free_part);
 }
 
 static PyObject *memory_ask(PyObject *object, PyObject *arguments) {
@@ -81,7 +81,7 @@ static PyObject *memory_kept(PyObject *object, PyObject *unused) {
 static PyMethodDef memory_methods[] = {
     {"read", memory_read, METH_NOARGS,
      "read() -> (resident, peak, available, limit: bytes; folder of the control group whose limit that is, '': the "
-     "host's memory)"},
+     "host's memory; the least part that is free of any of these limits)"},
     {"ask", memory_ask, METH_VARARGS, "ask(bytes, what): raises EVEN_ERR_MEMORY where it may not take so many more"},
     {"give_back", memory_give_back, METH_NOARGS,
      "give_back(): free memory that the allocator keeps goes to the system"},

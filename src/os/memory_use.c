@@ -24,13 +24,15 @@ static const uint64_t v1_unlimited = UINT64_C(1) << 62;
 /* What the files of one version are called. */
 typedef struct names {
   const char *limit;
+  const char *high; /* NULL: there is none */
   const char *usage;
-  const char *idle_files; /* a line of memory.stat */
+  const char *idle_files; /* lines of memory.stat */
+  const char *active_files;
 } names;
 
 static const names of_version[] = {
-    {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"},
-    {"memory.max", "memory.current", "inactive_file"},
+    {"memory.limit_in_bytes", NULL, "memory.usage_in_bytes", "total_inactive_file", "total_active_file"},
+    {"memory.max", "memory.high", "memory.current", "inactive_file", "active_file"},
 };
 
 /* Under version 2 limits hold also below groups that do not have the controller themselves (evenstep run --cpu-quota
@@ -101,6 +103,7 @@ static even_status host_read(const even_memory_place *place, even_text *text, ev
   }
   out->limit_bytes = total * 1024;
   out->available_bytes = available * 1024;
+  out->free_part = total == 0 ? 0 : (double)available / (double)total;
   return EVEN_OK;
 }
 
@@ -117,13 +120,38 @@ static even_status number_read(const char *folder, const char *name, even_text *
   return status == EVEN_ERR_MEMORY ? status : EVEN_OK;
 }
 
+/* What a group may hold, before it is slowed down or one of it is killed; v1_unlimited: as much as there is. */
+static even_status limit_read(const char *folder, const names *named, even_text *text, uint64_t *out) {
+  uint64_t limits[2] = {v1_unlimited, v1_unlimited};
+  bool found[2] = {false, false};
+  EVEN_TRY(number_read(folder, named->limit, text, &limits[0], &found[0]));
+  if (named->high != NULL) {
+    EVEN_TRY(number_read(folder, named->high, text, &limits[1], &found[1]));
+  }
+  *out = v1_unlimited;
+  for (size_t i = 0; i < 2; i++) {
+    *out = found[i] && limits[i] < *out ? limits[i] : *out;
+  }
+  return EVEN_OK;
+}
+
+static uint64_t files_of(const even_text *stat, const char *name) {
+  uint64_t bytes = 0;
+  return number_of(even_text_string(stat), name, &bytes) ? bytes : 0;
+}
+
+static uint64_t less(uint64_t from, uint64_t taken) {
+  return from > taken ? from - taken : 0;
+}
+
 static even_status group_read(const char *folder, const names *named, even_text *text, even_memory_use *out) {
   uint64_t limit = 0;
   uint64_t usage = 0;
   uint64_t idle = 0;
+  uint64_t active = 0;
   bool found = false;
-  EVEN_TRY(number_read(folder, named->limit, text, &limit, &found));
-  if (!found || limit >= v1_unlimited) {
+  EVEN_TRY(limit_read(folder, named, text, &limit));
+  if (limit >= v1_unlimited) {
     return EVEN_OK;
   }
   EVEN_TRY(number_read(folder, named->usage, text, &usage, &found));
@@ -134,11 +162,14 @@ static even_status group_read(const char *folder, const names *named, even_text 
   if (status == EVEN_ERR_MEMORY) {
     return status;
   }
-  if (status != EVEN_OK || !number_of(even_text_string(text), named->idle_files, &idle)) {
-    idle = 0;
+  if (status == EVEN_OK) {
+    idle = files_of(text, named->idle_files);
+    active = files_of(text, named->active_files);
   }
-  usage -= idle < usage ? idle : usage;
-  uint64_t available = limit > usage ? limit - usage : 0;
+  usage = less(usage, idle);
+  uint64_t available = less(limit, usage);
+  double part = limit == 0 ? 0 : (double)less(limit, less(usage, active)) / (double)limit;
+  out->free_part = part < out->free_part ? part : out->free_part;
   if (available < out->available_bytes) {
     out->available_bytes = available;
     out->limit_bytes = limit;

@@ -108,8 +108,31 @@ static void the_tightest_group_of_version_2_counts(void **state) {
   even_memory_use use = use_here();
   assert_true(use.available_bytes == 9 * MIB && use.limit_bytes == 20 * MIB);
   assert_string_equal(use.limited_by + strlen(root), "/sys/fs/cgroup/job");
+  write_file("sys/fs/cgroup/job/memory.high", "16777216\n"); /* above 16 MiB it is slowed down */
+  use = use_here();
+  assert_true(use.available_bytes == 5 * MIB && use.limit_bytes == 16 * MIB);
+  write_file("sys/fs/cgroup/job/memory.high", "max\n");
+  assert_true(use_here().limit_bytes == 20 * MIB);
   write_file("sys/fs/cgroup/job/memory.max", "max\n");
   assert_true(use_here().available_bytes == 50 * MIB);
+}
+
+/* Of the host half is free; a group that has more free bytes may have a smaller part, and one with fewer a larger. */
+static void the_least_free_part_is_of_any_limit(void **state) {
+  (void)state;
+  a_host();
+  assert_true(use_here().free_part == 0.5);
+  write_file("proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+  write_file("proc/self/cgroup", "0::/job\n");
+  write_file("sys/fs/cgroup/job/cgroup.controllers", "memory\n");
+  write_file("sys/fs/cgroup/job/memory.max", "20971520\n"); /* 20 MiB, of which 16 are taken: */
+  write_file("sys/fs/cgroup/job/memory.current", "16777216\n");
+  write_file("sys/fs/cgroup/job/memory.stat", "anon 5\ninactive_file 1048576\nactive_file 3145728\n"); /* 4 by files */
+  even_memory_use use = use_here();
+  assert_true(use.free_part == 0.4 && use.available_bytes == 5 * MIB);
+  write_file("sys/fs/cgroup/job/memory.stat", "anon 5\nactive_file 12582912\n");
+  use = use_here();
+  assert_true(use.free_part == 0.5 && use.available_bytes == 4 * MIB); /* the host's, as more of the group's is */
 }
 
 static void what_proc_does_not_say_is_an_error(void **state) {
@@ -254,6 +277,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(much_memory_is_asked_for, make_root, remove_root),
       cmocka_unit_test_setup_teardown(the_tightest_group_of_version_1_counts, make_root, remove_root),
       cmocka_unit_test_setup_teardown(the_tightest_group_of_version_2_counts, make_root, remove_root),
+      cmocka_unit_test_setup_teardown(the_least_free_part_is_of_any_limit, make_root, remove_root),
       cmocka_unit_test_setup_teardown(what_proc_does_not_say_is_an_error, make_root, remove_root),
       cmocka_unit_test(the_peak_of_this_process_is_seen),
       cmocka_unit_test(what_the_allocator_keeps_is_given_back),

@@ -78,8 +78,8 @@ def result(run_ranks: Callable[..., list[Any]], **variables: str) -> tuple[int, 
 
 
 def test_a_step_takes_hardly_a_page_fault(run_ranks: Callable[..., list[Any]]) -> None:
-    _, _, available, limit, _ = Memory().read()
-    by_itself = {"EVENSTEP_KEEP_MEMORY": ""} if available > 0.6 * limit else {}
+    *_, free = Memory().read()
+    by_itself = {"EVENSTEP_KEEP_MEMORY": ""} if free > 0.6 else {}
     faults, kept, given, evaluated = result(run_ranks, **by_itself)
     assert kept and faults < 2000
     assert given > 48 * MIB  # when the loader's epoch has ended
@@ -199,7 +199,7 @@ class Invented:
         self.peak, self.available, self.limit = 100 * MIB, 600 * MIB, 1000 * MIB
 
     def read(self) -> Use:
-        return Use(self.peak, self.peak, self.available, self.limit)
+        return Use(self.peak, self.peak, self.available, self.limit, free=self.available / self.limit)
 
     def reset(self) -> bool:
         return True
@@ -221,6 +221,17 @@ def test_half_of_the_memory_stays_free_unless_it_is_asked_for(ended: None, half:
     with kept_memory.paused():
         pass
     assert kept_memory.on == kept and kept_memory.half_stays_free == half
+    assert [kept_memory.take_end() for _ in range(2)] == ["" if kept else kept_memory.ended_for, ""]
+
+
+def test_that_the_rank_ran_out_of_memory_is_said(ended: None) -> None:
+    """Between two looks of the watch, in a step that is made again in pieces."""
+    watch = MemoryWatch(HostMemory())
+    assert kept_memory.begin({})
+    kept_memory.take_end()  # of another test
+    watch.ran_out(2)
+    watch.stepped(1, 4, [4])
+    assert not kept_memory.on and kept_memory.take_end() == "memory is short"
 
 
 def test_gaps_do_not_pile_up(ended: None, monkeypatch: pytest.MonkeyPatch) -> None:
