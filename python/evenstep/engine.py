@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -109,6 +109,22 @@ class Engine(Protocol):
         between rounds, where `asks_once` is True, says what `used` is from then on, and no rank asks the others (None: again
         they do). These three are the same on all ranks.
         """
+
+
+@runtime_checkable
+class LastingEngine(Protocol):
+    """One whose ranks may be lost while the others go on. Each kind makes the communicator of the next generation by its own means:
+    a group of ours in the host's memory, or one of torch's."""
+
+    def revoke(self) -> None:
+        """Ends what the other ranks, and this one, wait for in the generation that is over."""
+
+    def meet_again(self, bootstrap: Bootstrap) -> Any:
+        """The communicator of the generation that begins, by `bootstrap`. Collective; raises what ends it where a rank is lost
+        meanwhile, or there is a newer generation. The engine stays as it is."""
+
+    def again(self, comm: Any) -> Any:
+        """Another engine for the same parameters, over what `meet_again` gave; this one has ended, whatever round was open."""
 
 
 def memory_format_of(parameter: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

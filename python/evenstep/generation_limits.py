@@ -13,6 +13,7 @@ from evenstep.mended_group import MendedGroup
 from evenstep.pass_state import too_large
 from evenstep.regrouping import own_groups
 from evenstep.session import of_sets
+from evenstep.torch_engine import TorchEngine
 
 if TYPE_CHECKING:
     from evenstep.session import Session
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _NO_MODEL = "no model is prepared"
 _NO_LOADER = "it needs a prepared training loader, to give a batch again"
 _NO_OPTIMIZER = "it needs a prepared optimizer, whose step commits"
+ON_GPUS = "gradients are on GPUs, or encoded and then summed by torch"
 LACKS = (_NO_MODEL, _NO_LOADER, _NO_OPTIMIZER)
 """What a later es.prepare may bring."""
 
@@ -44,15 +46,16 @@ def why_no_groups(session: Session) -> str:
 def _of_models(session: Session) -> str:
     for sync in session.steps.syncs:
         if not all(map(_goes_on, sync.engines)):
-            return "gradients are on GPUs, or summed by torch"
+            return ON_GPUS
     return "" if session.steps.syncs else _NO_MODEL
 
 
 def _goes_on(engine: Engine) -> bool:
-    """Whether it adds up in groups of ours, in the memory of hosts."""
+    """Whether it adds up in groups of ours, in the memory of hosts, or in Gloo's."""
     ours = type(engine) in (ExactEngine, SharedEngine, EncodedEngine)
     gathers = isinstance(engine, GatheringEngine) and not isinstance(engine, CompressedEngine)  # Adasum, PowerSGD
-    return (ours or gathers) and engine.plain  # type: ignore[attr-defined]
+    by_gloo = isinstance(engine, TorchEngine)
+    return (ours or gathers or by_gloo) and engine.plain  # type: ignore[attr-defined]
 
 
 def _of_loops(session: Session) -> str:

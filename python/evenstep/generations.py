@@ -31,6 +31,7 @@ from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
 from evenstep.regrouping import (
     end_torch_groups,
+    lasting,
     memory_pool,
     own_adapted,
     own_buckets,
@@ -40,7 +41,7 @@ from evenstep.regrouping import (
     own_workers,
     regroup,
 )
-from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still
+from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still, stop_grace
 from evenstep.shared_states import share_again, take_again
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Recovery(Joins):
         self.has_values = False  # in es.prepare: this rank has what the first one gives to all
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote:
         self._heard = (0, 0)  # that of this turn, in this generation
+        self._stands_since: float | None = None  # another rank, while this one waits for it
         session.scheduler_steps.uncertain = lambda: self.can_go_on and not self.at_rest
 
     # -- before anything is lost --
@@ -91,6 +93,7 @@ class Recovery(Joins):
 
     def watch(self, bootstrap: Bootstrap) -> None:
         """The job's first groups: whoever waits in one of them for a rank of another host hears from the agent that it is lost."""
+        bootstrap.heed = self.heed
         if not self.joining:
             bootstrap.over = self._memory.over(self.number)
 
@@ -208,6 +211,23 @@ class Recovery(Joins):
         if self.calling and not self.joining and self._memory.number != self.number:
             raise error_of("EVEN_ERR_PEER_LOST", "a rank was lost")
 
+    def heed(self) -> None:
+        """Raises where this rank waits for one that is lost."""
+        why = ""
+        if self.joining:  # by itself
+            return
+        if self._memory.number != self.number:
+            why = "the others go on without it"
+        elif has_ended(self.members):
+            why = "its process has ended"
+        elif not stands_still(self.members):
+            self._stands_since = None
+        else:
+            self._stands_since = self._stands_since or time.monotonic()
+            why = "it was stopped" if time.monotonic() - self._stands_since >= stop_grace() else ""
+        if why:
+            raise error_of("EVEN_ERR_PEER_LOST", f"another rank was lost: {why}", "the end of its own output says why")
+
     def mend_call(self, error: EvenstepError, asks: Callable[[], bool]) -> bytes | None:
         """After an error in a call: its result where one of those that are left has it; None: they make it again."""
         if not is_lost(error):
@@ -315,7 +335,7 @@ class Recovery(Joins):
         session.group.revoke()
         for sync in session.steps.syncs:
             for engine in sync.engines:
-                if hasattr(engine, "revoke"):  # those of torch end with its groups
+                if hasattr(engine, "revoke"):
                     engine.revoke()
         end_torch_groups()
 
@@ -414,9 +434,7 @@ class Recovery(Joins):
         undone = self.undo is not None and calls == self._calls
         if self.undo is not None and undone:
             self.undo(self.members, members, told[0].has_values)
-        arenas = []
-        for sync in session.steps.syncs:
-            arenas.append([engine.meet_again(bootstrap) for engine in sync.engines])  # type: ignore[attr-defined]
+        met = [[lasting(engine).meet_again(bootstrap) for engine in sync.engines] for sync in session.steps.syncs]
         sharing = share_again(session, SharedGroup(comm))
         before = self.members
         begun = {one.begun for one in told if one.begun and one.position[0] == committed}
@@ -443,7 +461,7 @@ class Recovery(Joins):
         assert isinstance(group, MendedGroup)
         group.take(comm)
         self._hear_of_closures(closures_due(told, committed))
-        regroup(session, bootstrap.environment, arenas, told, committed)
+        regroup(session, bootstrap.environment, met, told, committed)
         take_again(session, *sharing)
         bootstrap.met()
         if voids == 0:

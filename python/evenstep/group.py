@@ -16,6 +16,7 @@ from evenstep import _core, plain, script_exchanges
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
 from evenstep.environment import Environment
+from evenstep.generation_torch import MAKERS, forget, open_torch_group
 from evenstep.group_end import GroupEnd, closed_peers, raise_instead
 from evenstep.rendezvous import claim, has_ended, open_group
 from evenstep.torch_groups import named_by_ranks
@@ -268,6 +269,10 @@ class Bootstrap:
         self.over: _core.Over | None = None  # tells groups that they are over: there is a newer generation
         self._look: Callable[[], None] | None = None  # raises then, while a group is opened
         self.heeds: Callable[[], None] | None = None  # the same, while they make what they would make again
+        self.heed: Callable[[], None] | None = (
+            None  # where a rank may be lost, and the others go on: raises when one is
+        )
+        self._of_torch: list[Any] = []  # groups of this generation
 
     def start(self) -> None:
         """Makes torch.distributed ready; a group that the user made before is kept. A set's ranks have done so."""
@@ -351,6 +356,8 @@ class Bootstrap:
         self.environment, self._store, self._members = environment, store, list(members)
         self.over, self._look = over, look
         self._name, self._opened = f"generation/{number}", 0
+        forget(self._of_torch)
+        self._of_torch.clear()
 
     def met(self) -> None:
         """All members go on: nobody meets any more."""
@@ -363,10 +370,12 @@ class Bootstrap:
 
     def torch_group(self, backend: str, ranks: Sequence[int] | None = None) -> Any:
         """A new process group of torch. Some ranks make theirs without the others."""
+        if ranks is None and backend in MAKERS and (self.heed is not None or self._store is not None):
+            return self._torch_group_of_generation(backend)
         chosen = self._in_job(ranks)
         if self._store is not None:
             raise EvenstepError(
-                "a process group of torch cannot be made after ranks were lost\n  fix: leave --recovery shrink out"
+                f"a process group of torch ({backend}) cannot be made after ranks were lost\n  fix: leave --recovery out"
             )
         with nullcontext() if chosen is None else named_by_ranks(chosen):
             made = dist.new_group(
@@ -376,6 +385,22 @@ class Bootstrap:
                 use_local_synchronization=chosen is not None,
             )
         script_exchanges.is_ours(made)
+        return made
+
+    def _torch_group_of_generation(self, backend: str) -> Any:
+        """As `shared`, by torch: without its group of all ranks, which knows the job's first ones alone."""
+        self._opened += 1
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        made = open_torch_group(
+            backend,
+            self._store or dist.distributed_c10d._get_default_store(),
+            self.environment.rank,
+            self.environment.world_size,
+            name=f"evenstep/{self._name}/torch/{self._opened}/{restart}",
+            timeout_seconds=self.timeout_seconds,
+            look=self._look or (None if self.heeds is None else self.heed),
+        )
+        self._of_torch.append(made)
         return made
 
     def control(self) -> Group:

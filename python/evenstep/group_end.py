@@ -30,6 +30,7 @@ _GONE = {f"EVEN_ERR_{one}" for one in ("PEER_LOST", "REVOKED", "TIMEOUT", "MISMA
 
 _TAG = 1702260078  # of messages that nobody sends
 _LOOK_SECONDS = 0.5  # who waits for longer looks in the store, and at the processes of its host
+_HEEDS = 10  # of them in a look, where ranks may be lost and the others go on at once
 _ENDED_LOOKS = (
     20  # so often one of these is seen to have ended: it may have ended after this call, in which others are slow
 )
@@ -46,6 +47,7 @@ STORE_SECONDS = 5.0  # beyond these, where the store does not answer; a rank tha
 
 _RAW: Any = getattr(dist, "ProcessGroupGloo", ())
 """Gloo without a group of torch's around it, which some of our own have: for the functions of this file either is a group."""
+_TORCHS: Any = (_RAW, getattr(dist, "ProcessGroup", ()))
 
 
 def _backend(group: Any) -> str:
@@ -53,8 +55,8 @@ def _backend(group: Any) -> str:
 
 
 def _others(group: Any) -> list[int]:
-    raw = isinstance(group, _RAW)
-    ranks, own = (group.size(), group.rank()) if raw else (dist.get_world_size(group), dist.get_rank(group))
+    own_size = isinstance(group, _TORCHS)  # torch's list of groups knows those of its group of all ranks alone
+    ranks, own = (group.size(), group.rank()) if own_size else (dist.get_world_size(group), dist.get_rank(group))
     return [rank for rank in range(ranks) if rank != own]
 
 
@@ -94,14 +96,15 @@ def wait_for(
     group: Any,
     is_over: Callable[[], bool] = lambda: False,
     needed: Callable[[list[int]], list[int]] = lambda closed: closed,
+    heed: Callable[[], None] | None = None,
 ) -> None:
     """Until a call of a process group of torch's is done; raises what it failed with. Any thread.
 
     Where a message is half read when its connection ends, Gloo forgets it: its call goes on until the group's time limit (gloo,
     transport/tcp/pair.cc: `signalException` passes over the operation under way). So a call of Gloo's also fails here when a
     connection of its group has been closed for 30 s, and it goes on; or when is_over(), which is asked twice a second. needed:
-    of ranks whose connections are closed, those that the call may wait for. A thread beside the script's fails when the process
-    ends."""
+    of ranks whose connections are closed, those that the call may wait for. heed: raises, twenty times a second, where the call waits
+    for a rank that is lost; who then leaves the group has to end the call. A thread beside the script's fails when the process ends."""
     group = group or dist.group.WORLD
     if _backend(group) != "gloo" or work.is_completed():
         work.wait()
@@ -116,13 +119,8 @@ def wait_for(
                     "this rank's process ends while a thread of it waits in a call of all ranks",
                     "wait for the thread where the script ends",
                 )
-            try:
-                work.wait(timedelta(seconds=_LOOK_SECONDS))
+            if _ends_within_look(work, heed):
                 return
-            except RuntimeError:
-                if work.is_completed():
-                    work.wait()  # its own error, if it has one
-                    return
             if waiting.ends:
                 continue
             looks += 1
@@ -137,6 +135,21 @@ def wait_for(
             if words:
                 _keep(group)
                 raise RuntimeError(words)
+
+
+def _ends_within_look(work: Any, heed: Callable[[], None] | None) -> bool:
+    times = 1 if heed is None else _HEEDS
+    for _ in range(times):
+        try:
+            work.wait(timedelta(seconds=_LOOK_SECONDS / times))
+            return True
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # its own error, if it has one
+                return True
+        if heed is not None:
+            heed()
+    return False
 
 
 class _Waiting:

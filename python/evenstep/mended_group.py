@@ -56,6 +56,10 @@ class MendedGroup(SharedGroup):
         super().__init__(comm)
         self._recovery = recovery
 
+    def heed(self) -> None:
+        """For who waits for the others by means that say nothing of a loss: raises where one is lost, or stands still for too long."""
+        self._recovery.heed()
+
     def take(self, comm: _core.Comm) -> None:
         """Goes on over another one."""
         self.comm = comm

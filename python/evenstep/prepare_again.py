@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 from evenstep._core import EvenstepError
 from evenstep.call_results import packed
 from evenstep.environment import kind_of_device
-from evenstep.generation_limits import LACKS, why_no_groups
-from evenstep.group import DTYPES
+from evenstep.generation_limits import LACKS, ON_GPUS, why_no_groups
 from evenstep.mended_group import MendedGroup
 from evenstep.optim import InPieces
 from evenstep.sample_cache import has_caches
@@ -65,9 +64,8 @@ def _still(said: str) -> str:
 def _why_not(session: Session, given: Sequence[object], options: EngineOptions, special: str) -> str:
     tensors = [p for model in given if isinstance(model, nn.Module) for p in (*model.parameters(), *model.buffers())]
     elsewhere = any(kind_of_device(device) not in ("", "cpu", "spare") for device in session.devices)
-    ours = all(tensor.is_cpu and (tensor.dtype in DTYPES or not tensor.requires_grad) for tensor in tensors)
-    if elsewhere or not ours or options.engine == "torch":
-        return "gradients are on GPUs, or summed by torch"
+    if elsewhere or not all(tensor.is_cpu for tensor in tensors):
+        return ON_GPUS
     if any(isinstance(one, InPieces) for one in given):
         return "an optimizer of es.optim shares its states"
     if any(isinstance(one, DataLoader) and has_caches(one.dataset) for one in given):

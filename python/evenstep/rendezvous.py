@@ -186,7 +186,7 @@ class Overtaken(Exception):
     """The ranks that meet are no more those that are to: there is a newer generation."""
 
 
-def _stop_grace() -> float:
+def stop_grace() -> float:
     """Seconds, as the engine has them, which has checked the variable."""
     return float(os.environ.get("EVENSTEP_STOP_GRACE") or 0) or 0.15
 
@@ -292,7 +292,7 @@ class _Meeting:
             now, stand = time.monotonic(), [rank for rank, one in self.processes.items() if _state(one) == "T"]
             self._stood = {rank: self._stood.get(rank, now) for rank in stand}
             for rank, since in self._stood.items():
-                if now - since >= _stop_grace():
+                if now - since >= stop_grace():
                     raise _stands(self._members[rank], self.processes[rank], self._name)
 
     def learn(self, rank: int, process: int) -> None:

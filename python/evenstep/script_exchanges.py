@@ -31,6 +31,11 @@ def is_ours(group: Any) -> None:
         _ours.add(name)
 
 
+def is_known(group: Any) -> bool:
+    """Whether it is one of Evenstep's own."""
+    return getattr(group, "group_name", None) in _ours
+
+
 def so_far() -> Moment | None:
     """To be compared with a later moment; None: it cannot be told."""
     if any(name in sys.modules for name in _UNSEEN):

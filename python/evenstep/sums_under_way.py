@@ -7,8 +7,9 @@ rank that adds them up, and sums to all.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Optional, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,10 @@ class SumUnderWay(Protocol):
     def done(self) -> bool:
         """Whether `wait` would not wait; where nothing is left to begin."""
 
+    @property
+    def over(self) -> bool:
+        """Whether none of its calls is under way: all are done, or have failed."""
+
     def wait(self) -> None:
         """Until it is, on the host or on the device's current stream; then it is where the values were."""
 
@@ -36,11 +41,15 @@ class SumUnderWay(Protocol):
         """Begins what is left to begin, whatever comes of it: nobody waits for this sum, and no other rank shall for ever."""
 
 
+Heed = Optional[Callable[[], None]]
+"""Raises where a call waits for a rank that is lost (evenstep.group_end.wait_for)."""
+
+
 class PlainSum:
     """In the values' own type, as torch forms it."""
 
-    def __init__(self, values: torch.Tensor, process_group: Any) -> None:
-        self._group = process_group
+    def __init__(self, values: torch.Tensor, process_group: Any, heed: Heed = None) -> None:
+        self._group, self._heed = process_group, heed
         self._work: Any = dist.all_reduce(values, group=process_group, async_op=True)
 
     def go_on(self, wait: bool = False) -> bool:
@@ -50,8 +59,12 @@ class PlainSum:
     def done(self) -> bool:
         return _is_done(self._work)
 
+    @property
+    def over(self) -> bool:
+        return bool(self._work.is_completed())
+
     def wait(self) -> None:
-        wait_for(self._work, self._group)
+        wait_for(self._work, self._group, heed=self._heed)
 
     def give_up(self) -> None: ...
 
@@ -99,9 +112,15 @@ class NarrowSum:
 
     @torch.no_grad()
     def __init__(
-        self, values: torch.Tensor, wire: torch.dtype, first: Any, second: Any, room: Room | None = None
+        self,
+        values: torch.Tensor,
+        wire: torch.dtype,
+        first: Any,
+        second: Any,
+        room: Room | None = None,
+        heed: Heed = None,
     ) -> None:
-        self._values, self._first, self._second = values, first, second
+        self._values, self._first, self._second, self._heed = values, first, second, heed
         room = room or Room(values.numel(), wire, values.device, dist.get_world_size(first))
         self._room = room.put(values)
         self._work: Any = dist.all_to_all_single(self._room.theirs, self._room.mine, group=first, async_op=True)
@@ -110,7 +129,7 @@ class NarrowSum:
     @torch.no_grad()
     def go_on(self, wait: bool = False) -> bool:
         if not self._added and (wait or _is_done(self._work)):
-            wait_for(self._work, self._first)
+            wait_for(self._work, self._first, heed=self._heed)
             self._send(self._room.add_up())
         return self._added
 
@@ -123,9 +142,13 @@ class NarrowSum:
     def done(self) -> bool:
         return _is_done(self._work)
 
+    @property
+    def over(self) -> bool:
+        return bool(self._work.is_completed())
+
     @torch.no_grad()
     def wait(self) -> None:
-        wait_for(self._work, self._second)
+        wait_for(self._work, self._second, heed=self._heed)
         self._room.take(self._values)
 
     def give_up(self) -> None:
@@ -184,6 +207,10 @@ class NarrowSumBeside:
     @property
     def done(self) -> bool:
         return bool(self._there.query())
+
+    @property
+    def over(self) -> bool:
+        return self.done
 
     def wait(self) -> None:
         self._torch.current(self._device).wait_event(self._there)

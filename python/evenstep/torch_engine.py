@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,14 @@ from evenstep.bucket_engine import BUCKET_BYTES, Bucket, BucketEngine
 from evenstep.compression import WIRES
 from evenstep.device_memory import is_out_of_memory
 from evenstep.engine import EngineOptions, Report
+from evenstep.generation_torch import let_go
 from evenstep.group import DTYPES, Group, TorchGroup
 from evenstep.group_end import closed_peers, end_calls, first_line, is_late, raise_instead
+from evenstep.mended_group import MendedGroup, is_lost
 from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, Room, SideStreams, SumUnderWay
+
+if TYPE_CHECKING:
+    from evenstep.group import Bootstrap
 
 NCCL_BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's: what torch's NCCL is known to be fast with."""
@@ -83,6 +88,7 @@ class TorchEngine(BucketEngine):
         self._nccl, self._over_gloo = backend in ("nccl", "xccl"), backend == "gloo" or self._by_hosts
         super().__init__(parameters, options)
         self._process_group, self._second, self._group, self._telemetry = process_group, second, group, telemetry
+        self._heed = group.heed if isinstance(group, MendedGroup) and backend == "gloo" else None
         self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
         self._recorded = _Recorded(telemetry, process_group, group.rank)
         self._streams = streams or SideStreams()
@@ -109,13 +115,37 @@ class TorchEngine(BucketEngine):
         self._rooms: dict[int, Room] = {}  # for buckets (id of their memory) that are handed on when the round ends
         self._totals: dict[torch.device, torch.Tensor] = {}
 
+    # -- where ranks may be lost --
+
+    @property
+    def plain(self) -> bool:
+        """Whether all parameters, and what adds them up, are in the host's memory."""
+        return self._heed is not None and all(p.is_cpu for p in self._parameters)
+
+    def revoke(self) -> None:
+        """Ends what the other ranks wait for."""
+        self.end_calls()
+
+    def meet_again(self, bootstrap: Bootstrap) -> tuple[Any, Any]:
+        """The process groups in which another one for the same parameters adds up. Collective."""
+        return bootstrap.torch_group("gloo"), None if self._second is None else bootstrap.torch_group("gloo")
+
+    def again(self, comm: tuple[Any, Any]) -> TorchEngine:
+        """Another one for the same parameters; this one has ended, whatever round was open."""
+        let_go((self._process_group, self._second), (one.sum for one in self._handed))
+        process_group, second = comm
+        return TorchEngine(
+            self._parameters, process_group, self._group, self._telemetry, self._options, second, self._streams
+        )
+
     # -- a round --
 
     def begin(self, weight: float, step: int) -> None:
-        if self._error is not None:
+        if self._error is not None and not (self._heed and is_lost(self._error)):
             raise self._error
         super().begin(weight, step)
-        self._forget_round()
+        if self._error is None:  # else nothing is handed on, and the vote says of the loss
+            self._forget_round()
 
     @torch.no_grad()
     def ready(self, index: int, gradient: torch.Tensor) -> None:
@@ -162,10 +192,10 @@ class TorchEngine(BucketEngine):
     def _begin_sum(self, flat: torch.Tensor, narrow: bool) -> SumUnderWay:
         group = self._process_group
         if not narrow or self._wire is None:
-            return PlainSum(flat, group)
+            return PlainSum(flat, group, self._heed)
         room = self._rooms.pop(id(flat), None) or self._make_room(flat, self._wire)
         if self._second is not None:  # the same halves in the same groups on all ranks
-            return NarrowSum(flat, self._wire, group, self._second, room)
+            return NarrowSum(flat, self._wire, group, self._second, room, self._heed)
         return NarrowSumBeside(flat, self._wire, group, self._streams, room)
 
     def _make_room(self, flat: torch.Tensor, wire: torch.dtype) -> Room:
@@ -353,6 +383,8 @@ class TorchEngine(BucketEngine):
             f"rank {self._group.rank}: torch ({backend}) could not add up {what}: {first_line(error)}{closed}\n  fix: {fix}"
         )
         made.__cause__ = error
+        if self._heed is not None and not is_late(error) and not _is_own(error):
+            made.status = "EVEN_ERR_PEER_LOST"  # as the agent will say, or there is no other generation
         return made
 
     def give_up(self) -> None:

@@ -355,11 +355,12 @@ print(f"rank {rank} of {es.world_size()} at step {es.step()}: {far:.1e} apart, r
 """
 )
 
+# Each rank's gradients are encoded, and torch gathers them.
 BY_TORCH = (
     HEAD
     + """
 model, optimizer, scheduler = make()
-model, optimizer, loader = es.prepare(model, optimizer, loader, engine="torch")
+model, optimizer, loader = es.prepare(model, optimizer, loader, engine="torch", compression="int8")
 for epoch in es.epochs(EPOCHS):
     for batch in loader:
         optimizer.zero_grad()

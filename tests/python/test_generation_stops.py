@@ -7,6 +7,7 @@ from typing import Callable
 
 import generation_cases as cases
 import pytest
+from generation_gloo_cases import over_gloo
 from run_jobs import Run
 from test_generations import SHRINK, assert_right
 
@@ -30,6 +31,19 @@ def test_a_stopped_rank_alone_is_lost(run: Run, script: Script, ranks: int, stop
     assert result.returncode == 0, text
     assert_right(text, left)
     assert re.search(r"rank \d \(cpu:\d on \S+, process \d+\) was stopped \(SIGSTOP, SIGTSTP\)", text), text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(("stops", "left"), [("1~summing:3", [0, 2]), ("1^summing:3,0^handed:6", [0, 1, 2])])
+def test_one_that_is_stopped_over_torchs_gloo_holds_nobody_up(
+    run: Run, script: Script, stops: str, left: list[int]
+) -> None:
+    patience = "120" if "^" in stops else "1"
+    source = script(over_gloo(cases.HELD_UP, 2))
+    result = run("-n", "3", *SHRINK, source, stops, env={"EVENSTEP_STOP_PATIENCE": patience})
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, left)
 
 
 @pytest.mark.more

@@ -14,6 +14,7 @@ from typing import Any, Callable
 import generation_cases as cases
 import generation_optimizer_cases as optimizer_cases
 import pytest
+from generation_gloo_cases import over_gloo
 from run_jobs import Run
 
 from evenstep import EvenstepError, generation_joining, generations, plain
@@ -65,6 +66,26 @@ def test_whoever_dies_the_others_train_on(run: Run, script: Script, ranks: int, 
     assert_right(text, left)
     passes = {int(count) for count in re.findall(r"made (\d+) passes", text)}
     assert len(passes) == 1 and 18 < passes.pop() <= 18 + deaths.count("@"), text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "deaths", "options"),
+    [
+        # before the vote, in a sum that the others wait for; workers of the data loader hold a dead rank's connections open
+        (3, "1@summing:3,0@handed:6", ""),
+        pytest.param(4, "0@handing:0,3@summed:5,1@met:5", "", marks=pytest.mark.more),
+        pytest.param(4, "0@vote:3,1@summing:3,3@commit:9", ", compression='bf16'", marks=pytest.mark.more),
+        pytest.param(3, "1@committed:4,0@applied:9", "", marks=pytest.mark.more),
+    ],
+)
+def test_sums_over_torchs_gloo_go_on_among_those_that_are_left(
+    run: Run, script: Script, ranks: int, deaths: str, options: str
+) -> None:
+    source = over_gloo(cases.PLAIN_LOOP, 2, options)
+    result = run("-n", str(ranks), *SHRINK, script(cases.with_workers(source)), deaths)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_right(text, [2])
 
 
 @pytest.mark.more
@@ -175,7 +196,10 @@ def test_what_cannot_go_on_starts_again(run: Run, script: Script) -> None:
     result = run("-n", "2", *SHRINK, script(cases.BY_TORCH), "1@forward:3")
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
-    assert "the others cannot go on without rank 1: rank 0: gradients are on GPUs, or summed by torch" in text
+    assert (
+        "the others cannot go on without rank 1: rank 0: gradients are on GPUs, or encoded and then summed by torch"
+        in text
+    )
     assert "restart 1 of 3" in text and "ended with 2 ranks" in text
 
 

@@ -11,6 +11,7 @@ import generation_cases as cases
 import generation_optimizer_cases as optimizer_cases
 import pytest
 import recovery_form_cases as forms
+from generation_gloo_cases import over_gloo
 from run_jobs import Run
 from test_generations import SHRINK, assert_right, bits
 from test_replacement import REPLACE, assert_replaced
@@ -40,6 +41,7 @@ def _more(*values: object) -> object:
         # a host's first rank, the job's first while others recover, and what is left of a host
         _more("a,a,b,b", optimizer_cases.ADVERSARIAL, "2@ready:5,0@meeting:5,1@fooled:13", [3]),
         _more("a,a,b,b", cases.PLAIN_LOOP, "0@forward:3,1@forward:3", [2, 3]),  # a whole host at once
+        _more("a,b,b", over_gloo(cases.PLAIN_LOOP, 2), "0@summing:3,1@connecting:3", [2]),
         _more("a,b,a", cases.PLAIN_LOOP, "1@commit:4,0@applied:9", [2]),
         _more("a,b,c", cases.PLAIN_LOOP, "1@vote:4,0@committed:9", [2]),  # UCX between all
         _more("a,a,b,b", cases.PLAIN_LOOP, "3@forward:17,0@applied:17", [1, 2]),

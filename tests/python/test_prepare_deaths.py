@@ -9,6 +9,7 @@ from typing import Any, Callable, cast
 
 import generation_cases as cases
 import pytest
+from generation_gloo_cases import over_gloo
 from run_jobs import Run
 from test_generations import SHRINK, assert_right
 from test_generations_hosts import ON_HOSTS, played
@@ -68,6 +69,7 @@ def _with_points(case: str) -> str:
 
 
 PLAIN = _with_points(cases.PLAIN_LOOP)
+OVER_GLOO = _with_points(over_gloo(cases.PLAIN_LOOP, 2))
 NORMS = _with_points(cases.NORMS)
 SECOND = (
     PLAIN.replace(
@@ -167,6 +169,8 @@ def _told(run: Run, *words: str, hosts: str = "", **env: str) -> str:
         (PLAIN, 3, "0@opening:0", [1, 2]),  # the others have got its values
         (SECOND, 3, "0@judged:0", [1, 2]),  # of a loader alone: nobody wants rank 0's values
         (UNLIKE, 3, "1@forward:3", [0, 2]),  # all have prepared as one
+        (OVER_GLOO, 3, "1@connecting:0", [0, 2]),  # Gloo waits for it
+        _more(OVER_GLOO, 4, "1@calling:0,0@connecting:0", [2, 3]),
         _more(PLAIN, 3, "1@described:0,0@forward:5", [2]),
         _more(PLAIN, 3, "1@loading:0", [0, 2]),
         _more(PLAIN, 3, "0@loaded:0", [1, 2]),
@@ -199,7 +203,7 @@ def test_those_that_are_left_prepare_again(
     [
         (["numa:0", "numa:1"], ""),
         (["cpu", "", "spare"], ""),
-        (["numa:0", "cuda:0"], "gradients are on GPUs, or summed by torch"),
+        (["numa:0", "cuda:0"], "gradients are on GPUs, or encoded and then summed by torch"),
     ],
 )
 def test_on_which_devices_they_can(devices: list[str], said: str) -> None:

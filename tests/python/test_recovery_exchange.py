@@ -60,6 +60,26 @@ def test_gradients_that_go_other_ways(
         )
 
 
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("how", "form", "deaths", "waits", "rounds"),
+    [
+        (SHRINK, "sum", "0@backward:6", "", "0.1.2.3*6,1.2.3*12"),
+        (SHRINK, "late2 none", "1@vote:6", "", "0.1.2.3*4,0.1.2.3>0.2.3*2,0.2.3*12"),
+        (REPLACE, "late2 none", "3@forward:5", "5", "0.1.2.3*3,0.1.2.3>0.1.2*2,0.1.2*1,0.1.2.4*12"),
+    ],
+)
+def test_gradients_that_go_these_ways_over_torchs_gloo(
+    run: Run, script: Script, how: tuple[str, ...], form: str, deaths: str, waits: str, rounds: str
+) -> None:
+    source = cases.EXCHANGED.replace("**how)", "engine='torch', **how)")
+    result = run("-n", "4", *how, script(source), deaths, form, waits, rounds)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_as_one_device(text, sorted(map(int, rounds.split(",")[-1].split("*")[0].split("."))), 2e-5)
+    assert len(set(re.findall(r"bits (\S+)", text))) == 1, text
+
+
 @ON_HOSTS
 def test_losses_that_are_sums_on_several_hosts(run: Run, script: Script) -> None:
     words = script(cases.EXCHANGED), "0@backward:6", "sum", "", "0.1.2.3*6,1.2.3*12"

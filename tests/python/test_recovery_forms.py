@@ -16,6 +16,16 @@ SHRINK = (*WATCHED, "--recovery", "shrink")
 REPLACE = (*WATCHED, "--recovery", "replace", "--spares", "1")
 
 
+def over_gloo(source: str) -> str:
+    """The same with the engine of torch's process groups."""
+    assert source.count('policy="equal")') == 1
+    return (
+        source.replace("SharedEngine", "TorchEngine")
+        .replace("evenstep.engine import TorchEngine", "evenstep.torch_engine import TorchEngine")
+        .replace('policy="equal")', 'policy="equal", engine="torch")')
+    )
+
+
 def assert_as_one_device(text: str, left: list[int], nearer: float) -> None:
     found = dict(re.findall(rf"rank (\d) of {len(left)} at step 18: (\S+) apart, rate kept", text))
     assert sorted(map(int, found)) == left and all(float(far) < nearer for far in found.values()), text
@@ -97,6 +107,35 @@ def test_gradients_that_travel_encoded(
     assert len(set(re.findall(r"bits (\S+)", text))) == 1, text
     if form != "fp16":
         assert re.search(rf"what {form} left out of the gradients of rank \d is lost", text), text
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("how", "form", "deaths", "waits", "left"),
+    [
+        (SHRINK, "local:3", "1@forward:4,0@adding:6,3@added:9", "", [2]),
+        (SHRINK, "diloco:3", "0@adding:3,2@forward:8,3@vote:9", "", [1]),
+        (SHRINK, "stale:1", "0@forward:4,1@adding:7,3@commit:9", "", [2]),
+        (REPLACE, "stale:2", "0@forward:5", "6", [1, 2, 3, 4]),
+    ],
+)
+def test_ranks_on_their_own_over_torchs_gloo(
+    run: Run, script: Script, how: tuple[str, ...], form: str, deaths: str, waits: str, left: list[int]
+) -> None:
+    result = run("-n", "4", *how, script(over_gloo(cases.MODES)), deaths, form, waits)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_as_one_device(text, left, 1e-12)
+
+
+@pytest.mark.more
+def test_sums_in_16_bits_over_torchs_gloo(run: Run, script: Script) -> None:
+    words = script(over_gloo(cases.COMPRESSED)), "0@backward:5,1@commit:9", "bf16", "", "3*5,2*4,1*9"
+    result = run("-n", "3", *SHRINK, *words)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and "restart" not in text, text
+    ends = re.findall(r"at step 18: (\S+) apart, rate kept", text)
+    assert len(ends) == 1 and float(ends[0]) < 1e-2, text
 
 
 @pytest.mark.more

@@ -7,6 +7,7 @@ from typing import Callable
 
 import generation_cases as cases
 import pytest
+from generation_gloo_cases import over_gloo
 from run_jobs import Run
 
 Script = Callable[[str], str]
@@ -58,6 +59,16 @@ def test_a_process_takes_the_place_of_a_killed_rank(
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_replaced(text, began)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("deaths", ["1@handed:2,3@connecting:3", "1@summing:2,0@met:3", "2@handed:2,3@summing:3"])
+def test_a_process_joins_those_whose_sums_go_over_torchs_gloo(run: Run, script: Script, deaths: str) -> None:
+    source = over_gloo(cases.with_workers(cases.REPLACED), 2)
+    result = run("-n", "3", "--spares", "1", *REPLACE, script(source), deaths, "2")
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert_replaced(text, [rank for rank in (0, 1, 2) if f"{rank}@" not in deaths])
 
 
 def test_who_comes_evaluates_the_others_samples_no_second_time(run: Run, script: Script) -> None:
