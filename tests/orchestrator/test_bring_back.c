@@ -1,5 +1,4 @@
-/* Copies that come back: a leader that lacks its checkpoints, or has older ones, and two hosts that keep some, joined
- * by real links over loopback. Each host's disk is a folder of its own. */
+/* Copies that come back: a leader that lacks its checkpoints, or has older ones, and two hosts that keep some. */
 #include "orchestrator/bring_back.h"
 
 #include "base/alloc.h"
@@ -7,14 +6,11 @@
 #include "base/stop.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
-#include "orchestrator/bring_give.h"
-#include "orchestrator/elastic.h"
+#include "orchestrator/bring_scene.h"
 #include "orchestrator/host_memory.h"
-#include "orchestrator/parcel_star.h"
 #include "orchestrator/resume.h"
 #include "os/calls.h"
 #include "os/signals.h"
-#include "support/clock_ahead.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -26,226 +22,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cmocka.h>
-
-enum { STILL_TICKS = 2, MOST_NOTICES = 4096 };
-
-#define SECOND_NS UINT64_C(1000000000)
-#define JOB "00000000000000000000000000000001"
-#define OTHER_JOB "00000000000000000000000000000002"
-#define LINEAGE "0000000000000000000000000000000a"
-#define OTHER_LINEAGE "0000000000000000000000000000000b"
-
-typedef struct side { /* of a host */
-  even_bring_kept kept;
-  even_bring_give *give;
-  char disk[160];
-  bool deaf; /* what the leader asks does not reach it */
-} side;
-
-typedef struct scene {
-  star star;
-  side sides[STAR_HOSTS];
-  even_hosts hosts;
-  even_host_agent agents[STAR_HOSTS];
-  even_agent_params params;
-  even_job job;
-  char folder[160]; /* the leader's */
-  char notices[MOST_NOTICES];
-  char after[64];
-  uint64_t moved;
-  int still;
-  int dies_after;  /* host 2, when so many pieces have come to the leader; 0: it does not */
-  int alters_from; /* from that piece on, one is changed on its way */
-  bool stops;
-} scene;
-
-static scene at;
-
-/* ---- the hosts ---- */
-
-static even_status hears(struct star *of, int self, int other, const even_message *message) {
-  json_t *content = NULL;
-  (void)of;
-  if (self != 0 && (message->kind != EVEN_MESSAGE_SEEK || at.sides[self].deaf)) {
-    return EVEN_OK;
-  }
-  even_status status = even_json_parse("a message", message->json, message->json_bytes, &content);
-  if (status == EVEN_OK && self == 0) {
-    status = even_bring_back_hear(&at.agents[other], content);
-  } else if (status == EVEN_OK) {
-    if (json_object_get(content, "folders") != NULL) { /* each looks at a disk of its own */
-      json_t *folders = json_array();
-      (void)json_array_append_new(folders, json_string(at.sides[self].disk));
-      (void)json_object_set_new(content, "folders", folders);
-    }
-    status = even_bring_give_hear(at.sides[self].give, content);
-  }
-  json_decref(content);
-  return status;
-}
-
-static void loses(struct star *of, int self, int other) {
-  (void)of;
-  if (self == 0) {
-    at.agents[other].link = NULL;
-    (void)snprintf(at.agents[other].lost_words, sizeof at.agents[other].lost_words, "its connection has ended");
-  }
-}
-
-static void tell(void *context, even_text *text) {
-  const side *from = context;
-  int self = (int)(from - at.sides);
-  (void)!even_link_send_text(&at.star.hosts[self].ends[0].link, EVEN_MESSAGE_FOUND, text, NULL, 0);
-}
-
-/* ---- the leader ---- */
-
-static void notice(void *context, const char *text) {
-  (void)context;
-  size_t used = strlen(at.notices);
-  (void)snprintf(at.notices + used, sizeof at.notices - used, "%s\n", text);
-}
-
-static void disturb(void) {
-  star_host *leader = &at.star.hosts[0];
-  if (at.dies_after > 0 && leader->pieces >= (uint64_t)at.dies_after) {
-    at.dies_after = 0;
-    even_link_close(&at.star.hosts[2].ends[0].link);
-  }
-  if (at.alters_from > 0 && leader->pieces + 1 >= (uint64_t)at.alters_from) {
-    at.alters_from = 0;
-    leader->alters = true;
-  }
-}
-
-/* Between the leader's own: the hosts' turns, and time where nothing moves. */
-static void tick(void *context) {
-  (void)context;
-  disturb();
-  for (int i = 1; i < STAR_HOSTS; i++) {
-    if (at.star.hosts[i].ends[0].link.fd >= 0) {
-      even_link_tick(&at.star.hosts[i].ends[0].link, false);
-    }
-    even_parcels_tick(at.star.hosts[i].parcels);
-  }
-  at.still = at.star.moved == at.moved ? at.still + 1 : 0;
-  at.moved = at.star.moved;
-  if (at.still >= STILL_TICKS) {
-    clock_ahead_add(20 * SECOND_NS);
-  }
-}
-
-static bool stops(void) {
-  return at.stops;
-}
-
-static void open_leader(void) {
-  at.params = (even_agent_params){.checkpoint_folder = at.folder, .observer = {.notice = notice, .tick = tick}};
-  at.job = (even_job){.params = &at.params, .hosts = &at.hosts, .id = JOB};
-  even_text_add(&at.job.run_folder, scratch_path("run"));
-  at.hosts = (even_hosts){.agents = at.agents,
-                          .count = STAR_HOSTS,
-                          .room = STAR_HOSTS,
-                          .loop = at.star.loop,
-                          .parcels = at.star.hosts[0].parcels,
-                          .listener = -1,
-                          .listener_watch = {.fd = 0}, /* nobody else comes */
-                          .params = {.copies = 1, .memory_copies = 1}};
-  assert_int_equal(even_elastic_open(&at.hosts), EVEN_OK);
-  for (size_t i = 0; i < STAR_HOSTS; i++) {
-    at.agents[i] = (even_host_agent){.hosts = &at.hosts, .index = i, .fits = i > 0, .shell = {.pid = -1}};
-    at.agents[i].link = i > 0 ? &at.star.hosts[0].ends[i].link : NULL;
-    (void)snprintf(at.agents[i].name, sizeof at.agents[i].name, "host%zu", i);
-  }
-}
-
-static void open_scene(void) {
-  memset(&at, 0, sizeof at);
-  assert_int_equal(star_open(&at.star), EVEN_OK);
-  at.star.hears = hears;
-  at.star.loses = loses;
-  at.star.ends_expected = true;
-  (void)snprintf(at.folder, sizeof at.folder, "%s", scratch_path("leader"));
-  for (int i = 1; i < STAR_HOSTS; i++) {
-    char name[16];
-    (void)snprintf(name, sizeof name, "disk%d", i);
-    (void)snprintf(at.sides[i].disk, sizeof at.sides[i].disk, "%s", scratch_path(name));
-    assert_int_equal(
-        even_bring_give_open(at.star.hosts[i].parcels, &at.sides[i].kept, tell, &at.sides[i], &at.sides[i].give),
-        EVEN_OK);
-  }
-  open_leader();
-}
-
-static void close_scene(void) {
-  for (int i = 1; i < STAR_HOSTS; i++) {
-    even_bring_give_close(at.sides[i].give);
-    at.sides[i].give = NULL;
-  }
-  star_close(&at.star);
-  for (int i = 1; i < STAR_HOSTS; i++) {
-    even_bring_kept_free(&at.sides[i].kept);
-  }
-  even_host_memory_close(at.params.memory);
-  even_elastic_close(&at.hosts);
-  even_free(at.hosts.elastic);
-  even_text_free(&at.job.run_folder);
-  even_stop_when(NULL);
-}
-
-static int set_up(void **state) {
-  if (scratch_make(state) != 0) {
-    return -1;
-  }
-  open_scene();
-  return 0;
-}
-
-static int tear_down(void **state) {
-  close_scene();
-  fault_reset();
-  (void)unsetenv("EVENSTEP_MEMORY_DIR");
-  return scratch_remove(state);
-}
-
-/* ---- checkpoints ---- */
-
-/* "step-N" in that folder, of order [1, 0, N]. */
-static void save_of(const char *folder, int step, const char *job, const char *lineage) {
-  even_checkpoint_tensor tensors[3];
-  even_checkpoint_writer *writer = NULL;
-  char path[256];
-  char state[320];
-  (void)mkdir(folder, 0700); /* or it is there */
-  (void)snprintf(path, sizeof path, "%s/step-%d", folder, step);
-  const even_checkpoint_params params = {.size = sizeof params, .folder = path};
-  const even_checkpoint_file file = {
-      .size = sizeof file, .name = "model.safetensors", .tensors = tensors, .tensor_count = 3};
-  sample_tensors(tensors, step);
-  (void)snprintf(state, sizeof state, "{\"step\": %d, \"job\": \"%s\", \"lineage\": \"%s\", \"order\": [1, 0, %d]}",
-                 step, job, lineage, step);
-  assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
-  assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
-  assert_int_equal(even_checkpoint_writer_commit(writer, state), EVEN_OK);
-}
-
-static void save(const char *folder, int step) {
-  save_of(folder, step, JOB, LINEAGE);
-}
-
-static void read_order(const char *folder, int step, char out[64]) {
-  char path[256];
-  even_checkpoint_info info;
-  (void)snprintf(path, sizeof path, "%s/step-%d", folder, step);
-  assert_int_equal(even_checkpoint_inspect(path, &info), EVEN_OK);
-  (void)snprintf(out, 64, "%s", info.order);
-  even_checkpoint_info_free(&info);
-}
 
 static even_bring_back_wish wish_of_job(void) {
   return (even_bring_back_wish){.after = at.after, .job = JOB, .lineage = "", .until = "", .trained = true};
@@ -281,9 +61,9 @@ static bool was_told(const char *words) {
 static void the_newest_of_all_hosts_comes_back(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
-  save(at.sides[1].disk, 2);
-  save(at.sides[2].disk, 1);
-  save(at.sides[2].disk, 3);
+  bring_scene_save(at.sides[1].disk, 2);
+  bring_scene_save(at.sides[2].disk, 1);
+  bring_scene_save(at.sides[2].disk, 3);
   assert_brings(&wish, scratch_path("leader/step-3"));
   assert_true(was_told("host host2 has step-3, newer than all that is whole here: it is brought back"));
   assert_true(was_told("step-3 was brought back from host host2 in "));
@@ -294,13 +74,13 @@ static void the_newest_of_all_hosts_comes_back(void **state) {
 static void what_is_no_newer_stays_where_it_is(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
-  save(at.sides[1].disk, 3);
-  save(at.sides[2].disk, 2);
-  save(at.folder, 3);
-  read_order(at.folder, 3, at.after);
+  bring_scene_save(at.sides[1].disk, 3);
+  bring_scene_save(at.sides[2].disk, 2);
+  bring_scene_save(at.folder, 3);
+  bring_scene_read_order(at.folder, 3, at.after);
   assert_brings(&wish, NULL);
   assert_string_equal(at.notices, "");
-  save(at.sides[1].disk, 4);
+  bring_scene_save(at.sides[1].disk, 4);
   assert_brings(&wish, scratch_path("leader/step-4"));
 }
 
@@ -309,11 +89,11 @@ static void only_what_the_job_may_go_on_from_comes(void **state) {
   (void)state;
   char until[64];
   even_bring_back_wish wish = wish_of_job();
-  save_of(at.sides[1].disk, 2, OTHER_JOB, LINEAGE);
-  save_of(at.sides[1].disk, 3, OTHER_JOB, LINEAGE);
-  save_of(at.sides[2].disk, 4, OTHER_JOB, OTHER_LINEAGE);
+  bring_scene_save_of(at.sides[1].disk, 2, OTHER_JOB, LINEAGE);
+  bring_scene_save_of(at.sides[1].disk, 3, OTHER_JOB, LINEAGE);
+  bring_scene_save_of(at.sides[2].disk, 4, OTHER_JOB, OTHER_LINEAGE);
   assert_brings(&wish, NULL);
-  read_order(at.sides[1].disk, 2, until);
+  bring_scene_read_order(at.sides[1].disk, 2, until);
   wish.lineage = LINEAGE;
   wish.until = until;
   assert_brings(&wish, scratch_path("leader/step-2"));
@@ -326,8 +106,8 @@ static void only_what_the_job_may_go_on_from_comes(void **state) {
 static void a_damaged_copy_is_told_and_the_next_best_is_taken(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
-  save(at.sides[1].disk, 2);
-  save(at.sides[2].disk, 3);
+  bring_scene_save(at.sides[1].disk, 2);
+  bring_scene_save(at.sides[2].disk, 3);
   scratch_flip("disk2/step-3/model.safetensors", scratch_size("disk2/step-3/model.safetensors") - 1, 0);
   assert_brings(&wish, scratch_path("leader/step-2"));
   assert_true(was_told("warning: step-3 could not be brought back from host host2: "));
@@ -338,8 +118,8 @@ static void a_damaged_copy_is_told_and_the_next_best_is_taken(void **state) {
 static void damage_on_the_way_is_found(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
-  save(at.sides[1].disk, 2);
-  save(at.sides[2].disk, 3);
+  bring_scene_save(at.sides[1].disk, 2);
+  bring_scene_save(at.sides[2].disk, 3);
   for (int piece = 1; piece <= 2; piece++) { /* of the manifest, of the tensors */
     char *path = NULL;
     at.star.hosts[0].pieces = 0;
@@ -356,8 +136,8 @@ static void damage_on_the_way_is_found(void **state) {
 static void a_host_that_is_lost_in_the_midst_leaves_the_next_best(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
-  save(at.sides[1].disk, 2);
-  save(at.sides[2].disk, 3);
+  bring_scene_save(at.sides[1].disk, 2);
+  bring_scene_save(at.sides[2].disk, 3);
   at.dies_after = 1;
   assert_brings(&wish, scratch_path("leader/step-2"));
   assert_true(was_told("warning: step-3 could not be brought back from host host2: "));
@@ -369,7 +149,7 @@ static void the_only_copy_that_does_not_come_is_named(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
   char *path = NULL;
-  save(at.sides[2].disk, 3);
+  bring_scene_save(at.sides[2].disk, 3);
   at.dies_after = 1;
   assert_int_equal(look(&wish, &path), EVEN_ERR_NOT_FOUND);
   assert_non_null(strstr(even_error_last()->what, "it is not begun anew, for host host2 has a copy of step-3 ("));
@@ -387,13 +167,13 @@ static void no_room_is_seen_before_anything_is_taken(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
   char *path = NULL;
-  save(at.sides[2].disk, 3);
+  bring_scene_save(at.sides[2].disk, 3);
   even_os.statvfs = full_disk;
   assert_int_equal(look(&wish, &path), EVEN_ERR_NOT_FOUND);
   assert_non_null(strstr(even_error_last()->what, "where 0 are free"));
   assert_int_equal(at.star.hosts[0].pieces, 1); /* the manifest's */
-  save(at.folder, 1);
-  read_order(at.folder, 1, at.after);
+  bring_scene_save(at.folder, 1);
+  bring_scene_read_order(at.folder, 1, at.after);
   assert_brings(&wish, NULL);
   assert_true(was_told("warning: step-3 could not be brought back from host host2: a checkpoint of "));
   even_os.statvfs = even_os_real.statvfs;
@@ -412,9 +192,9 @@ static void a_host_that_does_not_answer_is_not_waited_for_without_end(void **sta
                          "not answer within 60 s"));
   wish.trained = false; /* there is nothing to lose */
   assert_brings(&wish, NULL);
-  save(at.sides[1].disk, 2);
+  bring_scene_save(at.sides[1].disk, 2);
   assert_brings(&wish, scratch_path("leader/step-2"));
-  read_order(at.folder, 2, at.after);
+  bring_scene_read_order(at.folder, 2, at.after);
   assert_brings(&wish, NULL);
   assert_true(was_told("warning: host host2 may have a newer checkpoint than this one, but it did not answer"));
 }
@@ -429,11 +209,15 @@ static void what_hosts_cannot_give_another_place_may(void **state) {
   at.sides[2].deaf = true;
   at.params.elsewhere = (even_agent_elsewhere){.kept = true, .fetch = fetch};
   assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_PEER_LOST);
-  save(scratch_path("far"), 1);
+  bring_scene_save(scratch_path("far"), 1);
   at.params.elsewhere.context = (void *)scratch_path("far/step-1");
   assert_int_equal(even_job_find_resume(&at.job, true), EVEN_OK);
   assert_true(was_told("the job goes on from what another place had"));
   even_text_free(&at.job.resume);
+}
+
+static bool stops(void) {
+  return at.stops;
 }
 
 static void whoever_ends_the_job_need_not_wait(void **state) {
@@ -451,8 +235,8 @@ static void names_that_are_taken_here(void **state) {
   (void)state;
   const even_bring_back_wish wish = wish_of_job();
   char *path = NULL;
-  save(at.sides[1].disk, 3);
-  save(at.folder, 3);
+  bring_scene_save(at.sides[1].disk, 3);
+  bring_scene_save(at.folder, 3);
   /* the same training at the same time writes the same manifest but for `created` */
   assert_int_equal(look(&wish, &path), EVEN_OK);
   assert_non_null(strstr(path, "leader/step-3-"));
@@ -473,7 +257,7 @@ static void open_memories(bool leader) {
   if (leader) {
     assert_int_equal(even_host_memory_open(&at.params.memory), EVEN_OK);
   }
-  save(even_text_string(&at.sides[1].kept.host->folder), 3);
+  bring_scene_save(even_text_string(&at.sides[1].kept.host->folder), 3);
 }
 
 static void what_lies_in_memory_comes_to_memory(void **state) {
@@ -481,7 +265,7 @@ static void what_lies_in_memory_comes_to_memory(void **state) {
   const even_bring_back_wish wish = wish_of_job();
   char place[256];
   open_memories(true);
-  save(at.sides[2].disk, 2);
+  bring_scene_save(at.sides[2].disk, 2);
   (void)snprintf(place, sizeof place, "%s/step-3", even_text_string(&at.params.memory->folder));
   assert_brings(&wish, place);
   assert_true(was_told("host host1 has step-3 in its memory"));
@@ -532,8 +316,7 @@ static bool look_with_fault(fault_call call, long nth) {
   assert_true(!scratch_has("leader/step-3") || even_checkpoint_verify(scratch_path("leader/step-3"), NULL) == EVEN_OK);
   assert_false(scratch_has("leader/step-3" EVEN_CHECKPOINT_PARTIAL));
   (void)scratch_remove_tree(at.folder);
-  close_scene();
-  open_scene();
+  bring_scene_begin_anew();
   return met;
 }
 
@@ -541,8 +324,8 @@ static void whatever_fails_nothing_half_is_left_and_nothing_lost(void **state) {
   static const fault_call calls[] = {FAULT_open,   FAULT_write, FAULT_fsync,
                                      FAULT_rename, FAULT_mkdir, FAULT_CALL_COUNT /* allocations */};
   (void)state;
-  save(at.sides[1].disk, 2);
-  save(at.sides[2].disk, 3);
+  bring_scene_save(at.sides[1].disk, 2);
+  bring_scene_save(at.sides[2].disk, 3);
   for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
     long nth = 1;
     while (look_with_fault(calls[i], nth)) {
@@ -572,7 +355,7 @@ static void what_no_leader_asks_is_refused(void **state) {
 }
 
 int main(void) {
-#define BACK_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define BACK_TEST(name) cmocka_unit_test_setup_teardown(name, bring_scene_set_up, bring_scene_tear_down)
   const struct CMUnitTest tests[] = {
       BACK_TEST(the_newest_of_all_hosts_comes_back),
       BACK_TEST(what_is_no_newer_stays_where_it_is),
