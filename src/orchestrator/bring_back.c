@@ -31,7 +31,8 @@ typedef struct found {
   bool memory; /* in its memory */
 } found;
 
-typedef enum answer { NOT_ASKED, ASKED, ANSWERED, CANNOT } answer;
+/* LACKS: what this agent, or one before it, has sent there is not there any more. */
+typedef enum answer { NOT_ASKED, ASKED, ANSWERED, LACKS, CANNOT } answer;
 
 struct even_bring_back {
   even_job *job;
@@ -41,6 +42,7 @@ struct even_bring_back {
   found *items;
   size_t count;
   size_t from;     /* the host that sends one; 0: none does */
+  even_text copy;  /* where what this agent has sent lies, on a host's disk; empty: it knows of none */
   bool whole;      /* it is here, */
   even_text place; /* at this place; or: */
   bool failed;
@@ -109,7 +111,9 @@ even_status even_bring_back_hear(even_host_agent *agent, const json_t *content) 
     fail_as_said(back, content);
   } else if (back->from == 0 && back->answers[agent->index] == ASKED) {
     EVEN_TRY(take_found(back, agent, list));
-    back->answers[agent->index] = json_is_array(list) ? ANSWERED : CANNOT;
+    back->answers[agent->index] = !json_is_array(list)                              ? CANNOT
+                                  : json_is_false(json_object_get(content, "left")) ? LACKS
+                                                                                    : ANSWERED;
   }
   return EVEN_OK;
 }
@@ -186,6 +190,7 @@ static void write_question(const even_bring_back *back, const char *folder, even
   even_json_string(&json, "lineage", wish->lineage);
   even_json_string(&json, "until", wish->until);
   even_json_bool(&json, "any", wish->any);
+  even_json_string(&json, "copy", even_text_string(&back->copy));
   even_json_object_end(&json);
   even_text_free(&received);
 }
@@ -194,7 +199,13 @@ static void write_question(const even_bring_back *back, const char *folder, even
 even_status even_bring_back_ask(even_bring_back *back) {
   even_hosts *hosts = back->job->hosts;
   even_text folder = EVEN_TEXT_EMPTY;
+  const even_copy *copy = even_copies_newest(back->job);
   even_status status = own_folder(back->job, &folder);
+  even_text_clear(&back->copy);
+  even_text_add(&back->copy, copy == NULL ? "" : even_text_string(&copy->folder));
+  if (status == EVEN_OK) {
+    status = even_text_status(&back->copy);
+  }
   back->serial = ++hosts->brought;
   for (size_t i = 1; i < even_hosts_count(hosts) && status == EVEN_OK; i++) {
     even_host_agent *agent = &hosts->agents[i];
@@ -382,6 +393,35 @@ static even_status bring_somewhere(even_bring_back *back, const found *one) {
 
 /* ---- the newest ---- */
 
+/* Whether all hosts of that name have said so. */
+static bool lack_it(const even_bring_back *back, const char *name) {
+  const even_hosts *hosts = back->job->hosts;
+  bool any = false;
+  for (size_t i = 1; i < even_hosts_count(hosts); i++) {
+    if (strcmp(hosts->agents[i].name, name) == 0 && back->answers[i] != LACKS) {
+      return false;
+    }
+    any = any || strcmp(hosts->agents[i].name, name) == 0;
+  }
+  return any;
+}
+
+/* What this agent has sent, and is not there any more, is no reason to end. Of several copies it knows one host: that
+ * is kept in mind, for another may have its own. */
+static void forget_what_is_gone(const even_bring_back *back) {
+  const even_copy *copy = even_copies_newest(back->job);
+  if (copy == NULL || strcmp(even_text_string(&copy->folder), even_text_string(&back->copy)) != 0 ||
+      back->job->hosts->params.copies > 1 || !lack_it(back, even_text_string(&copy->host))) {
+    return;
+  }
+  if (back->wish->after[0] == '\0') {
+    even_job_notice(back->job, "warning: host %s had a copy of %s (%s there), and has it no more",
+                    even_text_string(&copy->host), even_path_name(even_text_string(&copy->folder)),
+                    even_text_string(&copy->folder));
+  }
+  even_copies_forget(back->job);
+}
+
 static even_status bring_newest(even_bring_back *back, const found **missed) {
   even_job *job = back->job;
   for (size_t i = 0; i < back->count && !back->whole; i++) {
@@ -456,6 +496,7 @@ static even_status find(even_bring_back *back) {
   EVEN_TRY(await_coming(back));
   EVEN_TRY(even_bring_back_ask(back));
   EVEN_TRY(hear_all(back));
+  forget_what_is_gone(back);
   if (back->count > 1) {
     qsort(back->items, back->count, sizeof *back->items, newest_first);
   }
@@ -486,6 +527,7 @@ void even_bring_back_close(even_bring_back *back) {
   even_free(back->items);
   even_free(back->answers);
   even_text_free(&back->place);
+  even_text_free(&back->copy);
   even_free(back);
 }
 

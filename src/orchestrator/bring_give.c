@@ -7,6 +7,7 @@
 #include "base/json_writer.h"
 #include "base/text.h"
 #include "orchestrator/host_memory.h"
+#include "os/folder.h"
 
 #include <evenstep/checkpoint.h>
 #include <stdlib.h>
@@ -138,7 +139,7 @@ static int newest_first(const void *left, const void *right) {
   return strcmp(((const had *)right)->order, ((const had *)left)->order);
 }
 
-static void say_found(even_bring_give *give, const had_list *list) {
+static void say_found(even_bring_give *give, const json_t *wish, const had_list *list) {
   even_text text = EVEN_TEXT_EMPTY;
   even_json json;
   begin_words(give, &text, &json);
@@ -159,6 +160,7 @@ static void say_found(even_bring_give *give, const had_list *list) {
     even_json_object_end(&json);
   }
   even_json_array_end(&json);
+  even_json_bool(&json, "left", even_path_is_folder(even_json_text(wish, "copy")));
   even_json_object_end(&json);
   give->tell(give->context, &text);
 }
@@ -170,7 +172,7 @@ static even_status find(even_bring_give *give, const json_t *wish) {
     if (list.count > 1) {
       qsort(list.items, list.count, sizeof *list.items, newest_first);
     }
-    say_found(give, &list);
+    say_found(give, wish, &list);
   }
   for (size_t i = 0; i < list.count; i++) {
     even_free(list.items[i].folder);

@@ -2,10 +2,11 @@
  * which whole ones of the job it has (on its disk in the folders that the leader names, and what came to its memory),
  * and sends the one that the leader wants. What it sends stays here.
  *
- * SEEK, as JSON: {"serial", "folders": [...], "after", "job", "lineage", "until", "any"}: which have you that are newer
- * than the order "after", and are of that job, or of that training (lineage) and no newer than the order "until" (""
- * says nothing of any of them), or anybody's (any)?
- * FOUND answers: {"serial", "found": [{"folder", "order", "sum", "memory"}, ...]}, EVEN_BRING_BACK_MOST at most.
+ * SEEK, as JSON: {"serial", "folders": [...], "after", "job", "lineage", "until", "any", "copy"}: which have you that
+ * are newer than the order "after", and are of that job, or of that training (lineage) and no newer than the order
+ * "until" ("" says nothing of any of them), or anybody's (any)? Is anything left in the folder "copy", whole or not?
+ * FOUND answers: {"serial", "found": [{"folder", "order", "sum", "memory"}, ...], "left"}: EVEN_BRING_BACK_MOST at
+ * most.
  * SEEK: {"serial", "send": FOLDER, "sum"}: send that one. It comes as parcels (EVEN_BRING_BACK_PARCEL), the manifest
  * first; where it does not, FOUND says why: {"serial", "status", "what", "fix"}. */
 #ifndef EVEN_ORCHESTRATOR_BRING_GIVE_H

@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/host_memory.h"
 #include "support/clock_ahead.h"
@@ -149,6 +150,7 @@ static void close_scene(void) {
     even_bring_kept_free(&at.sides[i].kept);
   }
   even_host_memory_close(at.params.memory);
+  even_copies_close(at.hosts.copies);
   even_elastic_close(&at.hosts);
   even_free(at.hosts.elastic);
   even_text_free(&at.job.run_folder);

@@ -7,6 +7,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "orchestrator/bring_scene.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/resume.h"
 #include "os/calls.h"
@@ -22,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -216,6 +218,34 @@ static void what_hosts_cannot_give_another_place_may(void **state) {
   even_text_free(&at.job.resume);
 }
 
+/* The agent has sent step-3 to host 2, and another one goes on from what it knew. */
+static void have_sent_to_host_2(const char *folder) {
+  even_copies_left left = {.host = "host2", .order = "1"};
+  (void)snprintf(left.folder, sizeof left.folder, "%s", folder);
+  assert_int_equal(even_copies_take(&at.job, &left), EVEN_OK);
+}
+
+/* It would be missed for ever. */
+static void a_copy_that_its_host_has_no_more_does_not_end_the_job(void **state) {
+  (void)state;
+  have_sent_to_host_2(scratch_path("disk2/step-3"));
+  at.sides[2].deaf = true; /* it says nothing of it */
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_PEER_LOST);
+  at.sides[2].deaf = false;
+  at.hosts.params.copies = 2; /* another one may have its own */
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->what, "for host host2 has a copy of step-3"));
+  at.hosts.params.copies = 1;
+  assert_int_equal(mkdir(scratch_path("disk2"), 0700), 0);
+  assert_int_equal(mkdir(scratch_path("disk2/step-3"), 0700), 0); /* something of it is left */
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_NOT_FOUND);
+  assert_int_equal(rmdir(scratch_path("disk2/step-3")), 0);
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_OK);
+  assert_int_equal(at.job.resume.length, 0);
+  assert_true(was_told("warning: host host2 had a copy of step-3 ("));
+  assert_null(even_copies_newest(&at.job));
+}
+
 static bool stops(void) {
   return at.stops;
 }
@@ -367,6 +397,7 @@ int main(void) {
       BACK_TEST(no_room_is_seen_before_anything_is_taken),
       BACK_TEST(a_host_that_does_not_answer_is_not_waited_for_without_end),
       BACK_TEST(what_hosts_cannot_give_another_place_may),
+      BACK_TEST(a_copy_that_its_host_has_no_more_does_not_end_the_job),
       BACK_TEST(whoever_ends_the_job_need_not_wait),
       BACK_TEST(names_that_are_taken_here),
       BACK_TEST(what_lies_in_memory_comes_to_memory),
