@@ -10,6 +10,7 @@
 #include "orchestrator/bring_give.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/host_memory.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/path.h"
 
@@ -131,6 +132,7 @@ static even_status turn(even_bring_back *back) {
   if (even_stop_asked()) {
     return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while a checkpoint is brought back from another host");
   }
+  EVEN_TRY(even_succession_refuse_superseded(hosts));
   EVEN_TRY(even_loop_turn(&hosts->loop, TICK_MS));
   even_hosts_tick(hosts);
   if (observer->tick != NULL) {
@@ -370,7 +372,7 @@ static even_status bring(even_bring_back *back, const found *one, bool memory) {
   }
   if (status != EVEN_OK && status != EVEN_ERR_INTERRUPTED) {
     fail(back);
-    status = EVEN_OK;
+    status = even_succession_refuse_superseded(back->job->hosts);
   }
   const even_error kept_error = *even_error_last();
   even_parcels_withdraw(parcels, EVEN_BRING_BACK_PARCEL);

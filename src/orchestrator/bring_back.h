@@ -25,7 +25,8 @@ typedef struct even_bring_back_wish {
  * something is here). Waits for an answer for a minute, and for a host for as long as it moves; others are heard
  * meanwhile.
  * Errors, where nothing is here: EVEN_ERR_NOT_FOUND: there is one, and it could not be brought; EVEN_ERR_PEER_LOST: a
- * host that may have one is lost, or does not answer, meanwhile. EVEN_ERR_INTERRUPTED (the thread's question),
+ * host that may have one is lost, or does not answer, meanwhile. EVEN_ERR_PEER_LOST also where another host leads by now
+ * (even_succession_is_superseded): whatever is here, this one asks no more. EVEN_ERR_INTERRUPTED (the thread's question),
  * EVEN_ERR_MEMORY. */
 even_status even_bring_back_newest(even_job *job, const even_bring_back_wish *wish, char **path) EVEN_MUST_USE;
 /* Of these: what hosts say is heard until it is closed; each that is here is asked once. */

@@ -10,6 +10,7 @@
 #include "orchestrator/copies.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/host_memory.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/folder.h"
 #include "os/path.h"
@@ -140,6 +141,7 @@ static bool ends_the_looking(even_status status) {
 
 static even_status pause_before_asking(even_job *job) {
   for (int i = 0; i < PAUSE_TURNS; i++) {
+    EVEN_TRY(even_succession_refuse_superseded(job->hosts));
     if (even_stop_asked()) {
       return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while a place with checkpoints was waited for");
     }
@@ -303,7 +305,8 @@ static even_status find_newest(even_job *job, bool restart) {
   }
   if (status == EVEN_OK && elsewhere) {
     status = look_elsewhere(job, restart, &path);
-  } else if (elsewhere && path == NULL && (status == EVEN_ERR_NOT_FOUND || status == EVEN_ERR_PEER_LOST)) {
+  } else if (elsewhere && path == NULL && (status == EVEN_ERR_NOT_FOUND || status == EVEN_ERR_PEER_LOST) &&
+             !even_succession_is_superseded(job->hosts)) {
     status = look_elsewhere_instead(job, restart, &path);
   }
   bool refuse = status == EVEN_OK && path == NULL && damaged.count > 0 && !restart;

@@ -30,6 +30,8 @@ void even_succession_check(even_job *job);
 bool even_succession_acts(const even_job *job);
 /* Whether another one leads: this one says nothing to any agent any more. */
 bool even_succession_is_superseded(const even_hosts *hosts);
+/* EVEN_ERR_PEER_LOST where that is so: it says who leads. */
+even_status even_succession_refuse_superseded(const even_hosts *hosts) EVEN_MUST_USE;
 /* Whether the voter tells this job's guardian until when its ranks may run; before that one is stopped, it must not. */
 void even_succession_guard(even_job *job, bool guards);
 /* A turn of the job's loop begins, or is over: this host's member of the group hears it (even_voter_turns), whether the

@@ -91,6 +91,15 @@ bool even_succession_is_superseded(const even_hosts *hosts) {
   return even_succession_is_over(hosts, &view);
 }
 
+even_status even_succession_refuse_superseded(const even_hosts *hosts) {
+  even_voter_view view;
+  if (hosts == NULL || hosts->voter == NULL) {
+    return EVEN_OK;
+  }
+  even_voter_look(hosts->voter, &view);
+  return even_succession_is_over(hosts, &view) ? even_succession_fail_over(&view) : EVEN_OK;
+}
+
 bool even_succession_acts(const even_job *job) {
   const even_hosts *hosts = job->hosts;
   even_voter_view view;

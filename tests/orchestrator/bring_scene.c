@@ -79,6 +79,9 @@ static void disturb(void) {
     at.dies_after = 0;
     even_link_close(&at.star.hosts[2].ends[0].link);
   }
+  if (at.voter != NULL && leader->pieces >= (uint64_t)at.superseded_from) {
+    at.hosts.voter = at.voter;
+  }
   if (at.alters_from > 0 && leader->pieces + 1 >= (uint64_t)at.alters_from) {
     at.alters_from = 0;
     leader->alters = true;

@@ -36,6 +36,8 @@ typedef struct bring_scene {
   int dies_after;  /* host 2, when so many pieces have come to the leader; 0: it does not */
   int alters_from; /* from that piece on, one is changed on its way */
   bool stops;
+  struct even_voter *voter; /* from that piece on the leader has it: another one leads by now; NULL: it has none */
+  int superseded_from;
 } bring_scene;
 
 /* The one that there is. */

@@ -10,7 +10,10 @@
 #include "orchestrator/copies.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/resume.h"
+#include "orchestrator/voter.h"
 #include "os/calls.h"
+#include "os/clock.h"
+#include "os/listener.h"
 #include "os/signals.h"
 #include "support/fault.h"
 
@@ -218,6 +221,56 @@ static void what_hosts_cannot_give_another_place_may(void **state) {
   even_text_free(&at.job.resume);
 }
 
+/* Of one that votes alone, a newer generation than the leader's. */
+static even_voter *open_voter(void) {
+  enum { ONE = 1 };
+  int port = 0;
+  even_voter *voter = NULL;
+  even_voter_view view;
+  even_voter_member self = {.id = ONE};
+  even_voter_params params = {.size = sizeof params, .self = ONE, .members = &self, .count = 1, .first = ONE};
+  assert_int_equal(even_listener_open("127.0.0.1", &port, &params.listener), EVEN_OK);
+  (void)snprintf(self.address, sizeof self.address, "127.0.0.1:%d", port);
+  assert_int_equal(even_voter_open(&params, &voter), EVEN_OK);
+  for (even_voter_look(voter, &view); view.newest.generation == 0; even_voter_look(voter, &view)) {
+    even_clock_sleep_ns(1000000);
+  }
+  return voter;
+}
+
+static even_status fetch_nothing(void *context, const even_agent_wish *wish, char **path) {
+  (void)wish;
+  (void)path;
+  *(bool *)context = true;
+  return EVEN_OK;
+}
+
+/* Neither by asking, nor in the midst of a checkpoint that comes; nor is it looked for elsewhere. */
+static void a_leader_in_whose_place_another_one_leads_ends(void **state) {
+  (void)state;
+  const even_bring_back_wish wish = wish_of_job();
+  char *path = NULL;
+  bool fetched = false;
+  if (even_voter_library() == NULL) {
+    skip();
+  }
+  at.params.elsewhere = (even_agent_elsewhere){.kept = true, .fetch = fetch_nothing, .context = &fetched};
+  bring_scene_save(at.sides[1].disk, 2);
+  bring_scene_save(at.sides[2].disk, 3);
+  at.voter = open_voter();
+  for (at.superseded_from = 0; at.superseded_from <= 1; at.superseded_from++) {
+    at.hosts.voter = NULL;
+    assert_int_equal(look(&wish, &path), EVEN_ERR_PEER_LOST);
+    assert_non_null(strstr(even_error_last()->what, "leads this job since generation 1"));
+    assert_false(scratch_has("leader/step-2") || scratch_has("leader/step-3"));
+  }
+  at.hosts.voter = NULL;
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_PEER_LOST);
+  assert_false(fetched);
+  even_voter_close(at.voter, true);
+  at.hosts.voter = at.voter = NULL;
+}
+
 /* The agent has sent step-3 to host 2, and another one goes on from what it knew. */
 static void have_sent_to_host_2(const char *folder) {
   even_copies_left left = {.host = "host2", .order = "1"};
@@ -398,6 +451,7 @@ int main(void) {
       BACK_TEST(a_host_that_does_not_answer_is_not_waited_for_without_end),
       BACK_TEST(what_hosts_cannot_give_another_place_may),
       BACK_TEST(a_copy_that_its_host_has_no_more_does_not_end_the_job),
+      BACK_TEST(a_leader_in_whose_place_another_one_leads_ends),
       BACK_TEST(whoever_ends_the_job_need_not_wait),
       BACK_TEST(names_that_are_taken_here),
       BACK_TEST(what_lies_in_memory_comes_to_memory),
