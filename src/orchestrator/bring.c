@@ -8,6 +8,7 @@
 #include "base/stop.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/host_memory.h"
+#include "os/clock.h"
 
 #include <evenstep/checkpoint.h>
 #include <string.h>
@@ -22,6 +23,7 @@ typedef struct even_bring {
   bool memory; /* to the host's */
   bool came;   /* what the host has of it came there */
   uint64_t serial;
+  uint64_t asked_ns; /* since when the host's own word is awaited; 0: a file is on its way */
   even_bring_files files;
   even_error why;
 } even_bring;
@@ -66,8 +68,12 @@ static void sent(void *context, const even_parcel *parcel, const even_error *why
 }
 
 static even_status send_next(even_host_agent *agent) {
-  return even_bring_files_send_next(&agent->bring->files, agent->hosts->parcels, (int)agent->index, EVEN_BRING_PARCEL,
-                                    agent->bring->serial, sent, agent);
+  even_bring *bring = agent->bring;
+  const uint64_t before = bring->files.sent_bytes;
+  EVEN_TRY(even_bring_files_send_next(&bring->files, agent->hosts->parcels, (int)agent->index, EVEN_BRING_PARCEL,
+                                      bring->serial, sent, agent));
+  bring->asked_ns = bring->files.sent_bytes > before ? 0 : even_clock_ns();
+  return EVEN_OK;
 }
 
 /* ---- asking ---- */
@@ -134,6 +140,7 @@ even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *
   even_bring_drop(agent);
   agent->bring = bring;
   bring->serial = ++agent->hosts->brought;
+  bring->asked_ns = even_clock_ns();
   return ask(agent, job);
 }
 
@@ -147,6 +154,11 @@ even_bring_step even_bring_state(const even_host_agent *agent, const even_error 
   return agent->bring->state == HOLDS    ? EVEN_BRING_HOLDS
          : agent->bring->state == FAILED ? EVEN_BRING_FAILED
                                          : EVEN_BRING_UNDER_WAY;
+}
+
+uint64_t even_bring_awaited_ns(const even_host_agent *agent) {
+  bool awaited = even_bring_state(agent, NULL) == EVEN_BRING_UNDER_WAY && agent->bring->asked_ns > 0;
+  return awaited ? even_clock_ns() - agent->bring->asked_ns : 0;
 }
 
 bool even_bring_was_sent(const even_host_agent *agent) {

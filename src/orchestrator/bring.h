@@ -31,6 +31,9 @@ even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *
                              bool memory) EVEN_MUST_USE;
 /* How far the last one is; of one that FAILED *why, where `why` is not NULL. */
 even_bring_step even_bring_state(const even_host_agent *agent, const even_error **why);
+/* Of one that is under way, for how long nothing but the host's own word has been awaited; 0 while a file is on its
+ * way, which is given up by itself (parcel.h). */
+uint64_t even_bring_awaited_ns(const even_host_agent *agent);
 /* Whether the last one had to be sent. */
 bool even_bring_was_sent(const even_host_agent *agent);
 /* Whether the last one had not to be, and is no folder that this host sees, too: it came before, from whichever agent

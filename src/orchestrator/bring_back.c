@@ -22,6 +22,8 @@ enum { TICK_MS = 50, WORDS = 320 };
 
 /* For an answer, and between two files of one that comes. */
 static const uint64_t PATIENCE_NS = 60000000000u;
+/* For a host that has all files of one, and is to compare and to sync them: a disk may take its time for that. */
+static const uint64_t WRITING_NS = 300000000000u;
 
 /* One that a host has. */
 typedef struct found {
@@ -43,6 +45,7 @@ struct even_bring_back {
   found *items;
   size_t count;
   size_t from;     /* the host that sends one; 0: none does */
+  size_t stuck;    /* a host to which one was on its way that did not come to its end; 0: none */
   even_text copy;  /* where what this agent has sent lies, on a host's disk; empty: it knows of none */
   bool whole;      /* it is here, */
   even_text place; /* at this place; or: */
@@ -145,19 +148,27 @@ static bool is_here(const even_host_agent *agent) {
   return agent->link != NULL && agent->fits;
 }
 
+/* Whether one is on its way to any host, but for one of which nothing is heard: the disk hangs there, perhaps. */
+static bool any_comes(even_bring_back *back) {
+  const even_hosts *hosts = back->job->hosts;
+  bool any = false;
+  back->stuck = 0;
+  for (size_t i = 1; i < even_hosts_count(hosts); i++) {
+    const even_host_agent *agent = &hosts->agents[i];
+    bool stuck = even_bring_awaited_ns(agent) > WRITING_NS;
+    any = any || (even_bring_state(agent, NULL) == EVEN_BRING_UNDER_WAY && !stuck);
+    back->stuck = stuck ? i : back->stuck;
+  }
+  return any;
+}
+
 /* One that is on its way there, and newer than all that is whole here, shall be there first. */
 static even_status await_coming(even_bring_back *back) {
   const even_hosts *hosts = back->job->hosts;
   const char *coming = even_copies_coming(hosts->copies);
-  bool under_way = coming != NULL && strcmp(coming, back->wish->after) > 0;
-  while (under_way) {
-    under_way = false;
-    for (size_t i = 1; i < even_hosts_count(hosts); i++) {
-      under_way = under_way || even_bring_state(&hosts->agents[i], NULL) == EVEN_BRING_UNDER_WAY;
-    }
-    if (under_way) {
-      EVEN_TRY(turn(back));
-    }
+  bool newer = coming != NULL && strcmp(coming, back->wish->after) > 0;
+  while (newer && any_comes(back)) {
+    EVEN_TRY(turn(back));
   }
   return EVEN_OK;
 }
@@ -228,7 +239,10 @@ static const even_host_agent *unheard(const even_bring_back *back, char why[WORD
   const even_hosts *hosts = back->job->hosts;
   for (size_t i = 1; i < even_hosts_count(hosts); i++) {
     const even_host_agent *agent = &hosts->agents[i];
-    if (back->answers[i] == CANNOT) {
+    if (back->stuck == i && is_here(agent)) {
+      (void)snprintf(why, WORDS, "what was on its way there has not come to its end within %g s: its disk may hang",
+                     (double)WRITING_NS * 1e-9);
+    } else if (back->answers[i] == CANNOT) {
       (void)snprintf(why, WORDS, "it cannot say what it has");
     } else if (back->answers[i] == ASKED && is_here(agent)) {
       (void)snprintf(why, WORDS, "it did not answer within %g s", (double)PATIENCE_NS * 1e-9);

@@ -115,6 +115,7 @@ static void open_leader(void) {
                           .loop = at.star.loop,
                           .parcels = at.star.hosts[0].parcels,
                           .listener = -1,
+                          .job = &at.job,
                           .listener_watch = {.fd = 0}, /* nobody else comes */
                           .params = {.copies = 1, .memory_copies = 1}};
   assert_int_equal(even_elastic_open(&at.hosts), EVEN_OK);

@@ -221,6 +221,33 @@ static void what_hosts_cannot_give_another_place_may(void **state) {
   even_text_free(&at.job.resume);
 }
 
+/* The hosts here take no copy: what is on its way there does not come to its end. */
+static void a_copy_that_does_not_come_to_its_end_is_not_waited_for_without_end(void **state) {
+  (void)state;
+  const even_bring_back_wish wish = wish_of_job();
+  char *path = NULL;
+  bring_scene_save(at.folder, 3);
+  at.job.alive = 1;
+  even_copies_tick(&at.job);
+  assert_non_null(even_copies_coming(at.hosts.copies));
+  at.job.alive = 0;
+  bring_scene_save(at.folder, 2);
+  bring_scene_read_order(at.folder, 2, at.after);
+  assert_brings(&wish, NULL);
+  assert_true(
+      was_told("warning: host host1 may have a newer checkpoint than this one, but what was on its way there "
+               "has not come to its end within 300 s"));
+  assert_int_equal(even_checkpoint_remove(scratch_path("leader/step-3")), EVEN_OK);
+  at.after[0] = '\0';
+  assert_int_equal(look(&wish, &path), EVEN_ERR_PEER_LOST);
+  assert_non_null(strstr(even_error_last()->what, "has not come to its end within 300 s: its disk may hang"));
+  bring_scene_save(at.sides[1].disk, 3); /* it has, but does not say it */
+  assert_brings(&wish, scratch_path("leader/step-3"));
+  for (size_t i = 1; i < STAR_HOSTS; i++) {
+    even_bring_drop(&at.agents[i]);
+  }
+}
+
 /* Of one that votes alone, a newer generation than the leader's. */
 static even_voter *open_voter(void) {
   enum { ONE = 1 };
@@ -451,6 +478,7 @@ int main(void) {
       BACK_TEST(a_host_that_does_not_answer_is_not_waited_for_without_end),
       BACK_TEST(what_hosts_cannot_give_another_place_may),
       BACK_TEST(a_copy_that_its_host_has_no_more_does_not_end_the_job),
+      BACK_TEST(a_copy_that_does_not_come_to_its_end_is_not_waited_for_without_end),
       BACK_TEST(a_leader_in_whose_place_another_one_leads_ends),
       BACK_TEST(whoever_ends_the_job_need_not_wait),
       BACK_TEST(names_that_are_taken_here),
