@@ -438,6 +438,11 @@ static void forget_what_is_gone(const even_bring_back *back) {
   even_copies_forget(back->job);
 }
 
+/* Of what could not be brought the newest is named, but one that outlives the job before one that does not. */
+static const found *worse_missed(const found *before, const found *now) {
+  return before == NULL || (before->memory && !now->memory) ? now : before;
+}
+
 static even_status bring_newest(even_bring_back *back, const found **missed) {
   even_job *job = back->job;
   for (size_t i = 0; i < back->count && !back->whole; i++) {
@@ -446,7 +451,7 @@ static even_status bring_newest(even_bring_back *back, const found **missed) {
     const char *name = even_path_name(one->folder);
     uint64_t since_ns = even_clock_ns();
     if (!is_here(agent)) {
-      *missed = *missed == NULL ? one : *missed;
+      *missed = worse_missed(*missed, one);
       continue;
     }
     even_job_notice(job, "host %s has %s%s, newer than all that is whole here: it is brought back", agent->name, name,
@@ -456,7 +461,7 @@ static even_status bring_newest(even_bring_back *back, const found **missed) {
       even_job_notice(job, "%s was brought back from host %s in %.1f s", name, agent->name,
                       (double)(even_clock_ns() - since_ns) * 1e-9);
     } else {
-      *missed = *missed == NULL ? one : *missed;
+      *missed = worse_missed(*missed, one);
       even_job_notice(job, "warning: %s could not be brought back from host %s: %.300s", name, agent->name,
                       back->why.what);
     }
@@ -464,29 +469,22 @@ static even_status bring_newest(even_bring_back *back, const found **missed) {
   return EVEN_OK;
 }
 
-even_status even_bring_back_refuse_anew(const even_job *job, const char *host, const char *folder, const char *why) {
-  const char *own =
-      job->params->checkpoint_folder == NULL ? "the folder of checkpoints" : job->params->checkpoint_folder;
-  (void)even_fail(EVEN_ERR_NOT_FOUND,
-                  "no whole checkpoint of the job is left here, and it is not begun anew, for host %s has a copy of "
-                  "%s (%s there)%.200s",
-                  host, even_path_name(folder), folder, why);
-  return even_error_fix(
-      "copy it back into %s (rsync -a %s:%s %s/); then --name NAME --resume auto goes on from it, and without --resume "
-      "training begins anew",
-      own, host, folder, own);
+/* There are some, and none of them could be brought. */
+static even_status refuse(const even_bring_back *back, const found *missed) {
+  const char *host = back->job->hosts->agents[missed->host].name;
+  char words[WORDS];
+  (void)snprintf(words, sizeof words, ", which could not be brought back: %.250s",
+                 back->failed ? back->why.what : "the host is lost");
+  return missed->memory ? even_bring_back_refuse_memory(back->job, host, missed->folder, words)
+                        : even_bring_back_refuse_anew(back->job, host, missed->folder, words);
 }
 
 /* None was brought: what is here is gone on from, where anything is. */
 static even_status conclude_without(const even_bring_back *back, const found *missed) {
-  const even_hosts *hosts = back->job->hosts;
   char why[WORDS] = "";
   const even_host_agent *silent = unheard(back, why);
   if (back->wish->after[0] == '\0' && missed != NULL) {
-    char words[WORDS];
-    (void)snprintf(words, sizeof words, ", which could not be brought back: %.250s",
-                   back->failed ? back->why.what : "the host is lost");
-    return even_bring_back_refuse_anew(back->job, hosts->agents[missed->host].name, missed->folder, words);
+    return refuse(back, missed);
   }
   if (silent == NULL || (back->wish->after[0] == '\0' && !back->wish->trained)) {
     return EVEN_OK;

@@ -37,8 +37,12 @@ void even_bring_back_close(even_bring_back *back);
 even_status even_bring_back_hear(even_host_agent *agent, const json_t *content) EVEN_MUST_USE;
 /* Whether that host's word is waited for. */
 bool even_bring_back_awaits(const even_host_agent *agent);
+
+/* ---- bring_back_refuse.c ---- */
 /* EVEN_ERR_NOT_FOUND: the job is not begun anew, for that host has a checkpoint of it, `folder` there. `why`: it could
  * not be brought, with a leading separator, or "". */
 even_status even_bring_back_refuse_anew(const even_job *job, const char *host, const char *folder, const char *why);
+/* The same of one in that host's memory: of that nothing is left to be copied once the job has ended. */
+even_status even_bring_back_refuse_memory(const even_job *job, const char *host, const char *folder, const char *why);
 
 #endif

@@ -388,6 +388,19 @@ static void to_the_disk_where_there_is_no_memory_for_it(void **state) {
   assert_brings(&wish, scratch_path("leader/step-3"));
 }
 
+/* Nothing is left there to be copied by hand once the job has ended. */
+static void the_only_copy_in_a_memory_is_said_to_go_with_the_job(void **state) {
+  (void)state;
+  const even_bring_back_wish wish = wish_of_job();
+  char *path = NULL;
+  open_memories(false);
+  even_os.statvfs = full_disk;
+  assert_int_equal(look(&wish, &path), EVEN_ERR_NOT_FOUND);
+  even_os.statvfs = even_os_real.statvfs;
+  assert_non_null(strstr(even_error_last()->what, "host host1 has step-3 in its memory alone"));
+  assert_null(strstr(even_error_last()->fix, "rsync"));
+}
+
 /* Nor any that can be written to. */
 static void to_the_disk_where_memory_does_not_take_it(void **state) {
   (void)state;
@@ -485,6 +498,7 @@ int main(void) {
       BACK_TEST(what_lies_in_memory_comes_to_memory),
       BACK_TEST(to_the_disk_where_there_is_no_memory_for_it),
       BACK_TEST(to_the_disk_where_memory_does_not_take_it),
+      BACK_TEST(the_only_copy_in_a_memory_is_said_to_go_with_the_job),
       BACK_TEST(whatever_fails_nothing_half_is_left_and_nothing_lost),
       BACK_TEST(what_no_leader_asks_is_refused),
   };
