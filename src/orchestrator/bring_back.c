@@ -32,6 +32,8 @@ typedef struct found {
   char *order;
   uint64_t sum;
   bool memory; /* in its memory */
+  char mark[EVEN_FILE_MARK];
+  bool damaged; /* it came, and was */
 } found;
 
 /* LACKS: what this agent, or one before it, has sent there is not there any more. */
@@ -65,6 +67,7 @@ static even_status take_one(even_bring_back *back, const even_host_agent *agent,
   if (strcmp(order, back->wish->after) <= 0) {
     return EVEN_OK;
   }
+  (void)snprintf(new.mark, sizeof new.mark, "%s", even_json_text(one, "mark"));
   EVEN_TRY(even_realloc((void **)&back->items, back->count + 1, sizeof *back->items));
   even_status status = even_duplicate(folder, &new.folder);
   if (status == EVEN_OK) {
@@ -443,13 +446,39 @@ static const found *worse_missed(const found *before, const found *now) {
   return before == NULL || (before->memory && !now->memory) ? now : before;
 }
 
+/* Another host sees the same files, which were damaged. */
+static bool is_known_damaged(const even_bring_back *back, size_t at) {
+  const found *one = &back->items[at];
+  for (size_t i = 0; i < at && one->mark[0] != '\0'; i++) {
+    const found *before = &back->items[i];
+    if (before->damaged && before->sum == one->sum && strcmp(before->mark, one->mark) == 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Whether each could be read there, and was damaged: `count` of them. */
+static bool all_damaged(const even_bring_back *back) {
+  for (size_t i = 0; i < back->count; i++) {
+    if (!back->items[i].damaged) {
+      return false;
+    }
+  }
+  return true;
+}
+
 static even_status bring_newest(even_bring_back *back, const found **missed) {
   even_job *job = back->job;
   for (size_t i = 0; i < back->count && !back->whole; i++) {
-    const found *one = &back->items[i];
+    found *one = &back->items[i];
     const even_host_agent *agent = &job->hosts->agents[one->host];
     const char *name = even_path_name(one->folder);
     uint64_t since_ns = even_clock_ns();
+    one->damaged = is_known_damaged(back, i);
+    if (one->damaged) {
+      continue;
+    }
     if (!is_here(agent)) {
       *missed = worse_missed(*missed, one);
       continue;
@@ -461,6 +490,7 @@ static even_status bring_newest(even_bring_back *back, const found **missed) {
       even_job_notice(job, "%s was brought back from host %s in %.1f s", name, agent->name,
                       (double)(even_clock_ns() - since_ns) * 1e-9);
     } else {
+      one->damaged = back->why.status == EVEN_ERR_CORRUPT;
       *missed = worse_missed(*missed, one);
       even_job_notice(job, "warning: %s could not be brought back from host %s: %.300s", name, agent->name,
                       back->why.what);
@@ -475,6 +505,9 @@ static even_status refuse(const even_bring_back *back, const found *missed) {
   char words[WORDS];
   (void)snprintf(words, sizeof words, ", which could not be brought back: %.250s",
                  back->failed ? back->why.what : "the host is lost");
+  if (all_damaged(back)) {
+    return even_bring_back_refuse_damaged(host, missed->folder, words);
+  }
   return missed->memory ? even_bring_back_refuse_memory(back->job, host, missed->folder, words)
                         : even_bring_back_refuse_anew(back->job, host, missed->folder, words);
 }

@@ -24,10 +24,11 @@ typedef struct even_bring_back_wish {
  * brought is told, and the next best is taken. *path NULL: none is newer, or none could be brought (told, where
  * something is here). Waits for an answer for a minute, for what is on its way to a host now for as long as it moves,
  * and for a host that has all of it for five minutes; others are heard meanwhile.
- * Errors, where nothing is here: EVEN_ERR_NOT_FOUND: there is one, and it could not be brought; EVEN_ERR_PEER_LOST: a
- * host that may have one is lost, or does not answer, or not come to the end of what it gets, meanwhile.
- * EVEN_ERR_PEER_LOST also where another host leads by now (even_succession_is_superseded): whatever is here, this one
- * asks no more. EVEN_ERR_INTERRUPTED (the thread's question), EVEN_ERR_MEMORY. */
+ * Errors, where nothing is here: EVEN_ERR_NOT_FOUND: there is one, and it could not be brought; EVEN_ERR_CORRUPT: all
+ * that there are are damaged; EVEN_ERR_PEER_LOST: a host that may have one is lost, or does not answer, or not come to
+ * the end of what it gets, meanwhile. EVEN_ERR_PEER_LOST also where another host leads by now
+ * (even_succession_is_superseded): whatever is here, this one asks no more. EVEN_ERR_INTERRUPTED (the thread's
+ * question), EVEN_ERR_MEMORY. */
 even_status even_bring_back_newest(even_job *job, const even_bring_back_wish *wish, char **path) EVEN_MUST_USE;
 /* Of these: what hosts say is heard until it is closed; each that is here is asked once. */
 even_status even_bring_back_open(even_job *job, const even_bring_back_wish *wish, even_bring_back **out) EVEN_MUST_USE;
@@ -44,5 +45,7 @@ bool even_bring_back_awaits(const even_host_agent *agent);
 even_status even_bring_back_refuse_anew(const even_job *job, const char *host, const char *folder, const char *why);
 /* The same of one in that host's memory: of that nothing is left to be copied once the job has ended. */
 even_status even_bring_back_refuse_memory(const even_job *job, const char *host, const char *folder, const char *why);
+/* EVEN_ERR_CORRUPT: all that hosts have are damaged, this one among them. */
+even_status even_bring_back_refuse_damaged(const char *host, const char *folder, const char *why);
 
 #endif

@@ -26,3 +26,13 @@ even_status even_bring_back_refuse_memory(const even_job *job, const char *host,
       "(--checkpoint-copies), which outlive a job",
       own_folder(job));
 }
+
+even_status even_bring_back_refuse_damaged(const char *host, const char *folder, const char *why) {
+  (void)even_fail(EVEN_ERR_CORRUPT,
+                  "no whole checkpoint of the job is left here, and it is not begun anew, for those of other hosts are "
+                  "damaged: host %s has %s (%s there)%.200s",
+                  host, even_path_name(folder), folder, why);
+  return even_error_fix(
+      "`evenstep ckpt verify` there names every damage; --resume PATH goes on from a checkpoint elsewhere, without "
+      "--resume training begins anew");
+}

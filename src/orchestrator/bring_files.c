@@ -39,6 +39,16 @@ bool even_bring_sum_read(const char *digits, uint64_t *sum) {
   return strlen(digits) == EVEN_BRING_SUM_DIGITS && strspn(digits, "0123456789abcdef") == EVEN_BRING_SUM_DIGITS;
 }
 
+void even_bring_mark_of(const char *folder, char mark[EVEN_FILE_MARK]) {
+  even_text path = EVEN_TEXT_EMPTY;
+  even_text_format(&path, "%s/%s", folder, EVEN_CHECKPOINT_MANIFEST);
+  if (even_text_status(&path) != EVEN_OK || even_file_mark(path.data, mark) != EVEN_OK) {
+    mark[0] = '\0';
+  }
+  even_text_free(&path);
+  even_error_clear();
+}
+
 /* ---- its files ---- */
 
 void even_bring_files_free(even_bring_files *files) {

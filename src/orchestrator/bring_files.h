@@ -5,6 +5,7 @@
 
 #include "checkpoint/reader.h"
 #include "orchestrator/parcel.h"
+#include "os/file.h"
 
 /* Of the numbers of parcels of checkpoints: SERIAL * EVEN_BRING_FILES + FILE, where 0 is the manifest. */
 enum { EVEN_BRING_FILES = 4096 };
@@ -15,6 +16,9 @@ bool even_bring_sum_of(const char *folder, uint64_t *sum);
 enum { EVEN_BRING_SUM_DIGITS = 16 };
 void even_bring_sum_write(uint64_t sum, char digits[EVEN_BRING_SUM_DIGITS + 1]);
 bool even_bring_sum_read(const char *digits, uint64_t *sum);
+
+/* By which hosts know that they see the same one (even_file_mark, of its manifest); "": it cannot be told. */
+void even_bring_mark_of(const char *folder, char mark[EVEN_FILE_MARK]);
 
 typedef struct even_bring_files {
   even_text folder; /* the checkpoint, here */

@@ -147,6 +147,7 @@ static void say_found(even_bring_give *give, const json_t *wish, const had_list 
   for (size_t i = 0; i < list->count && i < EVEN_BRING_BACK_MOST; i++) {
     const had *one = &list->items[i];
     char digits[EVEN_BRING_SUM_DIGITS + 1];
+    char mark[EVEN_FILE_MARK];
     uint64_t sum = 0;
     if (!even_bring_sum_of(one->folder, &sum)) {
       continue;
@@ -157,6 +158,8 @@ static void say_found(even_bring_give *give, const json_t *wish, const had_list 
     even_json_string(&json, "order", one->order);
     even_json_string(&json, "sum", digits);
     even_json_bool(&json, "memory", one->memory);
+    even_bring_mark_of(one->folder, mark);
+    even_json_string(&json, "mark", mark);
     even_json_object_end(&json);
   }
   even_json_array_end(&json);

@@ -5,8 +5,8 @@
  * SEEK, as JSON: {"serial", "folders": [...], "after", "job", "lineage", "until", "any", "copy"}: which have you that
  * are newer than the order "after", and are of that job, or of that training (lineage) and no newer than the order
  * "until" ("" says nothing of any of them), or anybody's (any)? Is anything left in the folder "copy", whole or not?
- * FOUND answers: {"serial", "found": [{"folder", "order", "sum", "memory"}, ...], "left"}: EVEN_BRING_BACK_MOST at
- * most.
+ * FOUND answers: {"serial", "found": [{"folder", "order", "sum", "memory", "mark"}, ...], "left"}: EVEN_BRING_BACK_MOST
+ * at most. The mark is the same where hosts see the same folder, and "" where that cannot be told.
  * SEEK: {"serial", "send": FOLDER, "sum"}: send that one. It comes as parcels (EVEN_BRING_BACK_PARCEL), the manifest
  * first; where it does not, FOUND says why: {"serial", "status", "what", "fix"}. */
 #ifndef EVEN_ORCHESTRATOR_BRING_GIVE_H

@@ -85,9 +85,9 @@ static bool is_own(const void *context, const even_checkpoint_info *info) {
 }
 
 /* A training of which something is left, none of it whole, is not quietly begun anew. */
-static even_status refuse_all_damaged(const even_job *job, const even_names *damaged) {
-  (void)even_fail(EVEN_ERR_CORRUPT, "--resume auto: none of the %zu checkpoints in %s can be read whole: %s",
-                  damaged->count, job->params->checkpoint_folder, damaged->items[0]);
+static even_status refuse_all_damaged(const even_job *job, bool restart, const even_names *damaged) {
+  (void)even_fail(EVEN_ERR_CORRUPT, "%snone of the %zu checkpoints in %s can be read whole: %s",
+                  restart ? "" : "--resume auto: ", damaged->count, job->params->checkpoint_folder, damaged->items[0]);
   return even_error_fix(
       "`evenstep ckpt verify` names every damage; --resume PATH goes on from a checkpoint elsewhere, without --resume "
       "training begins anew");
@@ -303,16 +303,19 @@ static even_status find_newest(even_job *job, bool restart) {
   if (status == EVEN_OK) {
     status = look_at_hosts(job, restart, &path);
   }
+  const bool theirs_damaged = path == NULL && status == EVEN_ERR_CORRUPT;
   if (status == EVEN_OK && elsewhere) {
     status = look_elsewhere(job, restart, &path);
-  } else if (elsewhere && path == NULL && (status == EVEN_ERR_NOT_FOUND || status == EVEN_ERR_PEER_LOST) &&
+  } else if (elsewhere && path == NULL &&
+             (theirs_damaged || status == EVEN_ERR_NOT_FOUND || status == EVEN_ERR_PEER_LOST) &&
              !even_succession_is_superseded(job->hosts)) {
     status = look_elsewhere_instead(job, restart, &path);
   }
-  bool refuse = status == EVEN_OK && path == NULL && damaged.count > 0 && !restart;
+  bool refuse = path == NULL && damaged.count > 0 &&
+                ((status == EVEN_OK && !restart) || (theirs_damaged && status == EVEN_ERR_CORRUPT));
   tell_damaged(job, &damaged, refuse ? 1 : 0);
   if (refuse) {
-    status = refuse_all_damaged(job, &damaged);
+    status = refuse_all_damaged(job, restart, &damaged);
   }
   even_names_free(&damaged);
   if (status == EVEN_OK && restart) {

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -68,6 +69,21 @@ even_status even_file_read(const char *path, size_t limit_bytes, even_text *out)
   int fd = -1;
   EVEN_TRY(open_file(path, 0, &fd));
   return read_all(path, fd, limit_bytes, out);
+}
+
+even_status even_file_mark(const char *path, char out[EVEN_FILE_MARK]) {
+  struct stat facts;
+  int fd = -1;
+  EVEN_TRY(open_file(path, 0, &fd));
+  bool told = even_os.fstat(fd, &facts) == 0;
+  int error = errno;
+  (void)even_os.close(fd);
+  if (!told) {
+    return even_fail_errno(error, "%s cannot be looked at", path);
+  }
+  (void)snprintf(out, EVEN_FILE_MARK, "%" PRIu64 "-%" PRId64 ".%09ld", (uint64_t)facts.st_ino,
+                 (int64_t)facts.st_mtim.tv_sec, facts.st_mtim.tv_nsec);
+  return EVEN_OK;
 }
 
 static even_status check_private(const char *path, int fd) {

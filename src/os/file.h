@@ -28,6 +28,10 @@ even_status even_file_link(const char *from, const char *to) EVEN_MUST_USE;
 even_status even_file_remove(const char *path) EVEN_MUST_USE;
 /* Writes all of `data` to fd, through EINTR and short writes. */
 even_status even_file_write_all(int fd, const void *data, size_t bytes) EVEN_MUST_USE;
+/* What tells a file from a copy of it, also where several hosts see the same one: its number on its file system, and
+ * when it was written last. */
+enum { EVEN_FILE_MARK = 64 };
+even_status even_file_mark(const char *path, char out[EVEN_FILE_MARK]) EVEN_MUST_USE;
 /* Makes a folder and those above it, each new one's name synced in its parent; one that exists is fine. Mode 0777 less
  * umask. */
 even_status even_folder_make(const char *path) EVEN_MUST_USE;

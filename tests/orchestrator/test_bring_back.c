@@ -13,6 +13,8 @@
 #include "orchestrator/voter.h"
 #include "os/calls.h"
 #include "os/clock.h"
+#include "os/file.h"
+#include "os/folder.h"
 #include "os/listener.h"
 #include "os/signals.h"
 #include "support/fault.h"
@@ -118,6 +120,56 @@ static void a_damaged_copy_is_told_and_the_next_best_is_taken(void **state) {
   assert_true(was_told("warning: step-3 could not be brought back from host host2: "));
   assert_true(was_told("is altered"));
   assert_false(scratch_has("leader/step-3") || scratch_has("leader/step-3" EVEN_CHECKPOINT_PARTIAL));
+}
+
+static size_t times_told(const char *words) {
+  size_t times = 0;
+  for (const char *found = strstr(at.notices, words); found != NULL; found = strstr(found + 1, words)) {
+    times++;
+  }
+  return times;
+}
+
+/* As rsync does it, file by file. */
+static void copy_folder(const char *from, const char *to) {
+  even_names names = {NULL, 0};
+  assert_int_equal(even_folder_make(to), EVEN_OK);
+  assert_int_equal(even_folder_names(from, &names), EVEN_OK);
+  for (size_t i = 0; i < names.count; i++) {
+    char path[256];
+    even_text content = EVEN_TEXT_EMPTY;
+    (void)snprintf(path, sizeof path, "%s/%s", from, names.items[i]);
+    assert_int_equal(even_file_read(path, SIZE_MAX, &content), EVEN_OK);
+    (void)snprintf(path, sizeof path, "%s/%s", to, names.items[i]);
+    assert_int_equal(even_file_replace(path, content.data, content.length), EVEN_OK);
+    even_text_free(&content);
+  }
+  even_names_free(&names);
+}
+
+/* A copy on another disk is another one. */
+static void what_hosts_see_in_common_is_looked_at_once(void **state) {
+  static const char words[] = "could not be brought back";
+  (void)state;
+  at.params.checkpoint_folder = at.sides[1].disk; /* the leader sees it, too */
+  at.params.resume = "auto";
+  bring_scene_save(at.sides[1].disk, 3);
+  scratch_flip("disk1/step-3/model.safetensors", scratch_size("disk1/step-3/model.safetensors") - 1, 0);
+  (void)snprintf(at.sides[2].disk, sizeof at.sides[2].disk, "%s", at.sides[1].disk);
+  for (int restart = 0; restart <= 1; restart++) {
+    at.notices[0] = '\0';
+    assert_int_equal(even_job_find_resume(&at.job, restart), EVEN_ERR_CORRUPT);
+    assert_non_null(strstr(even_error_last()->what, "none of the 1 checkpoints in "));
+    assert_int_equal(times_told(words), 1);
+  }
+  at.params.checkpoint_folder = at.folder; /* or does not: */
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_CORRUPT);
+  assert_non_null(strstr(even_error_last()->what, "for those of other hosts are damaged: host host"));
+  (void)snprintf(at.sides[2].disk, sizeof at.sides[2].disk, "%s", scratch_path("disk2"));
+  copy_folder(scratch_path("disk1/step-3"), scratch_path("disk2/step-3"));
+  at.notices[0] = '\0';
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_CORRUPT);
+  assert_int_equal(times_told(words), 2);
 }
 
 static void damage_on_the_way_is_found(void **state) {
@@ -484,6 +536,7 @@ int main(void) {
       BACK_TEST(what_is_no_newer_stays_where_it_is),
       BACK_TEST(only_what_the_job_may_go_on_from_comes),
       BACK_TEST(a_damaged_copy_is_told_and_the_next_best_is_taken),
+      BACK_TEST(what_hosts_see_in_common_is_looked_at_once),
       BACK_TEST(damage_on_the_way_is_found),
       BACK_TEST(a_host_that_is_lost_in_the_midst_leaves_the_next_best),
       BACK_TEST(the_only_copy_that_does_not_come_is_named),
