@@ -71,7 +71,8 @@ void even_elastic_ask(even_job *job);
 /* The same, and looks after the time; about ten times a second. */
 void even_elastic_tick(even_job *job);
 /* A host has notice that it must end soon, or one that has joined is asked to leave (Ctrl-C there): the others go on
- * without it, or, where they cannot, all save their state and end. While no ranks run it is kept: */
+ * without it, or, where they cannot, all save their state and end. While no ranks run it is kept, and also while the
+ * job is not there yet (NULL): its leader gathers hosts, or looks for a checkpoint: */
 void even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice);
 /* before the next attempt is made up, the host leaves, if the others can go on without it; */
 void even_elastic_heed_between(even_job *job);

@@ -71,17 +71,21 @@ static void heed(even_job *job, even_host_agent *agent, const even_notice *notic
 }
 
 static void keep(even_job *job, even_host_agent *agent, const even_notice *notice) {
-  if (agent->notice.signal != 0 || !(job->params->notice_seconds > 0) || !even_notice_is_one(notice)) {
+  if (agent->notice.signal != 0 || (job != NULL && !(job->params->notice_seconds > 0)) || !even_notice_is_one(notice)) {
     return;
   }
   agent->notice = (even_host_notice){.signal = notice->signal, .seconds = notice->seconds, .at_ns = even_clock_ns()};
   (void)snprintf(agent->notice.what, sizeof agent->notice.what, "%s", notice->what);
-  even_job_notice(job, "host %s: %s: no ranks run now, and it is heeded before the next ones do", agent->name,
-                  even_notice_words(notice));
+  if (job != NULL) {
+    even_job_notice(job, "host %s: %s: no ranks run now, and it is heeded before the next ones do", agent->name,
+                    even_notice_words(notice));
+  }
 }
 
 void even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice) {
-  if (agent->came && notice->signal == SIGINT) {
+  if (job == NULL) {
+    keep(job, agent, notice);
+  } else if (agent->came && notice->signal == SIGINT) {
     let_go(job, agent);
   } else if (is_running(job)) {
     heed(job, agent, notice, even_clock_ns());
@@ -93,7 +97,8 @@ void even_elastic_notice(even_job *job, even_host_agent *agent, const even_notic
 void even_elastic_heed_between(even_job *job) {
   for (size_t i = 1; i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
-    if (agent->notice.signal == 0 || job->hosts->params.least_ranks == 0) {
+    bool heeds = job->params->notice_seconds > 0 && job->hosts->params.least_ranks > 0;
+    if (agent->notice.signal == 0 || !heeds) {
       continue;
     }
     if (even_elastic_may_go(job, agent) != EVEN_OK) {

@@ -235,8 +235,8 @@ static even_status take_content(even_job *job, even_host_agent *agent, const eve
 even_status even_hosts_job_message(even_host_agent *agent, const even_message *message) {
   even_job *job = agent->hosts->job;
   json_t *content = NULL;
-  bool sought = message->kind == EVEN_MESSAGE_FOUND; /* also before the job is there */
-  if (job == NULL && !sought) {
+  bool early = message->kind == EVEN_MESSAGE_FOUND || message->kind == EVEN_MESSAGE_DRAIN; /* before the job is there */
+  if (job == NULL && !early) {
     return EVEN_OK; /* it comes too late for anybody */
   }
   if (message->kind == EVEN_MESSAGE_RECORDS) {

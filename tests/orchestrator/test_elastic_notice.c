@@ -115,6 +115,25 @@ static void who_has_notice_between_two_attempts_has_no_part_in_the_next(void **s
   assert_false(changed);
 }
 
+/* While its leader looks for a checkpoint to begin with. */
+static void what_comes_before_the_job_is_there_is_kept(void **state) {
+  static const char text[] = "{\"signal\":15,\"seconds\":20,\"what\":\"\"}";
+  const even_message message = {.kind = EVEN_MESSAGE_DRAIN, .json = text, .json_bytes = sizeof text - 1};
+  scene *at = *state;
+  bool changed = false;
+  at->hosts.params.least_ranks = 1;
+  for (int heeds = 0; heeds <= 1; heeds++) { /* without --notice nobody does */
+    at->hosts.job = NULL;
+    assert_int_equal(even_hosts_job_message(host(at, "x"), &message), EVEN_OK);
+    at->hosts.job = &at->job;
+    at->params.notice_seconds = heeds ? 60 : 0;
+    assert_int_equal(even_elastic_settle(&at->job, &changed), EVEN_OK);
+    assert_int_equal(changed, heeds);
+  }
+  assert_null(host(at, "x"));
+  assert_true(was_told(at, "host x has notice: the job goes on with 2 ranks without that host|"));
+}
+
 /* So it is, too, where the ranks of an attempt are being ended. */
 static void what_comes_while_an_attempt_ends_is_kept(void **state) {
   scene *at = *state;
@@ -360,6 +379,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_notice_between_two_attempts_has_no_part_in_the_next, open_scene,
                                       close_scene),
+      cmocka_unit_test_setup_teardown(what_comes_before_the_job_is_there_is_kept, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(what_comes_while_an_attempt_ends_is_kept, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(without_whom_the_job_cannot_go_on_it_ends, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(an_announcement_is_kept_as_it_came, open_scene, close_scene),
