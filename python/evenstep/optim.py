@@ -268,7 +268,7 @@ class InPieces(torch.optim.Optimizer):
                 raise
             for parameter, state in before.items():
                 self.state[parameter] = state
-            _ask_for_own(named)
+            _ask_for_own(named, comm.ranks)
             return _Store(named, None, False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -282,13 +282,16 @@ class InPieces(torch.optim.Optimizer):
                     self.state[parameter][name] = value.clone()
 
 
-def _ask_for_own(named: Sequence[tuple[torch.Tensor, tuple[str, ...]]]) -> None:
-    """Raises where a store of this rank's own has no room, before the kernel ends a rank for it."""
+def _ask_for_own(named: Sequence[tuple[torch.Tensor, tuple[str, ...]]], ranks: int) -> None:
+    """Raises where stores of their own have no room, before the kernel ends a rank for it: each of the host's ranks makes one at the
+    same time, but for the one that was lost."""
+    copies = max(ranks - 1, 1)
     numbers = [
         (p.numel() * (8 if p.dtype == torch.float64 else 4), len(names) + (p.dtype in _SHORT)) for p, names in named
     ]
     try:
-        _core.Memory().ask(sum(size * states for size, states in numbers), "a copy of the optimizer's states")
+        what = "a copy of the optimizer's states" if copies == 1 else f"{copies} copies of the optimizer's states"
+        _core.Memory().ask(copies * sum(size * states for size, states in numbers), what)
     except EvenstepError as error:
         if error.status == "EVEN_ERR_MEMORY":  # else nobody can say
             what = (

@@ -129,7 +129,7 @@ before = memory.read()[0]
 child = os.fork()
 gone = before - memory.read()[0]
 later = given_of(1, 256)  # more than the heap has free anywhere, which is taken first, by whatever rule
-os.write(1, f"{kept_memory.on} {given} {gone} {later}\n".encode())  # a line of each, not pieces of both
+os.write(1, f"{kept_memory.on} {given} {gone} {later}\\n".encode())  # a line of each, not pieces of both
 if child == 0:
     os._exit(0)
 os.waitpid(child, 0)

@@ -337,7 +337,12 @@ def test_a_closure_under_recovery_is_refused() -> None:
         optimizer.step(lambda: torch.tensor(0.0))
 
 
-def test_a_copy_of_states_is_asked_for_where_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ranks", "copies"), [(2, 1), (4, 3)])
+def test_copies_of_states_are_asked_for_where_a_rank_is_lost(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, copies: int
+) -> None:
+    """All that are left on the host make one at the same time."""
+
     def lose() -> None:
         raise error_of("EVEN_ERR_PEER_LOST", "a rank was lost")
 
@@ -350,7 +355,7 @@ def test_a_copy_of_states_is_asked_for_where_a_rank_is_lost(monkeypatch: pytest.
 
     segment = _core.Comm.create_segment(1, 1 << 16)
     comm = _core.Comm(segment, 0, 1, 1 << 16)
-    proxy = SimpleNamespace(ranks=2, barrier=lose)
+    proxy = SimpleNamespace(ranks=ranks, barrier=lose)
     monkeypatch.setattr(_core, "Memory", Memory)
     store = optim._Store
     monkeypatch.setattr(optim, "_Store", lambda named, group, survives: store(named, group and comm, survives))
@@ -360,13 +365,14 @@ def test_a_copy_of_states_is_asked_for_where_a_rank_is_lost(monkeypatch: pytest.
         p.grad = torch.ones_like(p)
     before = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]
     optimizer.__dict__.update(_comm=proxy, _survives=True)
-    with pytest.raises(EvenstepError, match=r"a copy of the optimizer's states needs \d+ bytes .* host box") as raised:
+    name = "a copy" if copies == 1 else f"{copies} copies"
+    with pytest.raises(EvenstepError, match=rf"{name} of the optimizer's states needs \d+ bytes .* host box") as raised:
         optimizer.step()
     assert raised.value.status == "EVEN_ERR_MEMORY" and "fewer ranks" in str(raised.value)
     assert all(torch.equal(a, b) for a, b in zip(before, optimizer.param_groups[0]["params"]))
     statuses.pop()  # nobody can say
     optimizer.step()
-    assert asked == [2 * sum(p.numel() * max(4, p.element_size()) for p in before)] * 2
+    assert asked == [copies * 2 * sum(p.numel() * max(4, p.element_size()) for p in before)] * 2
 
 
 def test_who_waits_in_a_step_for_one_that_stands_still_says_so() -> None:
