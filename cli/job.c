@@ -344,8 +344,8 @@ static even_status open_monitor(running_job *job) {
   const char **gpus = NULL;
   even_text command = EVEN_TEXT_EMPTY;
   size_t records = calls_kept(job->options) > 0 ? TIMELINE_RECORDS : 0;
-  /* and those of ranks that may join, or be back */
-  size_t rings = job->setup.devices.count + even_hosts_absent_ranks(job->setup.hosts);
+  /* and those of ranks that may join, or be back, or whose places take part again */
+  size_t rings = job->setup.devices.count + even_hosts_absent_ranks(job->setup.hosts) + job->setup.aside.count;
   rings = (size_t)job->options->max_ranks > rings ? (size_t)job->options->max_ranks : rings;
   if (even_adopt_due(job->setup.hosts)) { /* the ranks that run write where they did */
     job->telemetry_fd = even_adopt_telemetry(job->setup.hosts);

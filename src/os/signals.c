@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "os/calls.h"
+#include "os/clock.h"
 
 #include <errno.h>
 #include <string.h>
@@ -69,12 +70,17 @@ void even_signals_pipe_restore(const struct sigaction *before) {
   (void)even_os.sigaction(SIGPIPE, before, NULL);
 }
 
-/* How often each way has told of a signal; what one tells that the other has told already is the same once more. */
+/* How often each way has told of a signal; what one tells that the other has told already is the same once more. One
+ * that is much later is another one: what came one way alone (kill of one process) would take another's word for ever.
+ */
 typedef struct ways {
   int number;
   uint32_t directly;
   uint32_t repeated;
+  uint64_t last_ns; /* when either did */
 } ways;
+
+static const uint64_t same_ns = 10000000000u; /* a repeater that has no processor may be late */
 
 static pid_t repeats; /* who does; 0: nobody */
 static ways counted[] = {
@@ -90,6 +96,11 @@ void even_signals_repeated_by(pid_t repeater) {
 static bool was_told(const struct signalfd_siginfo *facts) {
   for (size_t i = 0; repeats != 0 && i < sizeof counted / sizeof counted[0]; i++) {
     if (counted[i].number == (int)facts->ssi_signo) {
+      uint64_t now = even_clock_ns();
+      if (now - counted[i].last_ns > same_ns) {
+        counted[i].directly = counted[i].repeated = 0;
+      }
+      counted[i].last_ns = now;
       bool its = facts->ssi_code == SI_USER && (pid_t)facts->ssi_pid == repeats;
       uint32_t *count = its ? &counted[i].repeated : &counted[i].directly;
       return ++*count <= (its ? counted[i].directly : counted[i].repeated);

@@ -2,6 +2,7 @@
 #include "os/supervisor.h"
 
 #include "base/fail.h"
+#include "support/clock_ahead.h"
 #include "support/fault.h"
 
 #include <errno.h>
@@ -111,6 +112,26 @@ static void any_signal_to_both_is_told_once(void **state) {
     assert_int_equal(kill(getpid(), numbers[i]), 0);
     assert_int_equal(even_signals_next(&signals), 0);
   }
+  even_signals_repeated_by(0);
+  even_signals_close(&signals);
+}
+
+/* One that only one process got takes none of the other's much later. */
+static void what_came_one_way_alone_does_not_count_for_ever(void **state) {
+  (void)state;
+  even_signals signals;
+  assert_int_equal(even_signals_open(&signals), EVEN_OK);
+  even_signals_repeated_by(getpid());
+  assert_int_equal(kill(getpid(), SIGUSR2), 0);
+  assert_int_equal(even_signals_next(&signals), SIGUSR2);
+  assert_int_equal(raise(SIGUSR2), 0);
+  assert_int_equal(even_signals_next(&signals), 0); /* the same */
+  assert_int_equal(kill(getpid(), SIGUSR2), 0);
+  assert_int_equal(even_signals_next(&signals), SIGUSR2);
+  clock_ahead_set(60000000000u);
+  assert_int_equal(raise(SIGUSR2), 0);
+  assert_int_equal(even_signals_next(&signals), SIGUSR2);
+  even_os = even_os_real;
   even_signals_repeated_by(0);
   even_signals_close(&signals);
 }
@@ -324,6 +345,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(each_signal_is_told_once, let_signals_come),
       cmocka_unit_test_teardown(any_signal_to_both_is_told_once, let_signals_come),
+      cmocka_unit_test_teardown(what_came_one_way_alone_does_not_count_for_ever, let_signals_come),
       cmocka_unit_test_teardown(without_a_repeater_all_are_told, let_signals_come),
       cmocka_unit_test_teardown(waits_for_what_a_killed_child_leaves, let_signals_come),
       cmocka_unit_test_teardown(its_child_goes_with_it, let_signals_come),

@@ -78,6 +78,34 @@ print("alone at the end", flush=True)
     assert "restart 3 of 5" in text and "alone at the end" in text, text
 
 
+@pytest.mark.more
+def test_a_place_takes_part_again_under_another_agent(start: Any, script: Any) -> None:
+    """That began without it: the ranks had ended with the one before."""
+    waits = (
+        AGENT
+        + """
+import signal, time
+world, attempt = os.environ["WORLD_SIZE"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+if world == "2" and attempt in "01":
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGBUS)
+    signal.pause()
+if attempt == "2":
+    os.kill(agent(), signal.SIGKILL)
+    signal.pause()
+if world == "1":
+    time.sleep(61)  # so long it is set aside
+    os.kill(os.getpid(), signal.SIGKILL)
+print("again with", world, flush=True)
+"""
+    )
+    words = ("-n", "2", "--no-pin", "--set-aside", "--max-restarts", "5", "--log-rank", "all", "--name", "a")
+    before = ["env", "EVENSTEP_RESTART_AGENT=anew"]
+    code, text = start(*words, script(waits), before=before, monitor=True).finish()
+    assert code == 0 and "stays set aside for another" in text, text
+    assert "takes part again" in text and text.count("again with 2") == 2, text
+
+
 def test_where_it_does_not_go(run: Run, script: Any) -> None:
     done = run("-n", "2", "--set-aside", "--max-ranks", "4", script(DIES), "1")
     assert done.returncode == 2 and "not with --max-ranks" in done.stderr
