@@ -51,17 +51,19 @@ typedef struct duty {
 } duty;
 
 static void take(duty *now, const message *told) {
+  size_t at = 0;
+  while (at < now->session_count && now->sessions[at] != told->session) {
+    at++;
+  }
   switch ((message_kind)told->kind) {
-    case ADD_SESSION:
-      if (now->session_count < MOST_SESSIONS) {
+    case ADD_SESSION: /* it may have been told of all before: once, or a dead one's number would stay */
+      if (at == now->session_count && at < MOST_SESSIONS) {
         now->sessions[now->session_count++] = told->session;
       }
       break;
     case DROP_SESSION:
-      for (size_t i = 0; i < now->session_count; i++) {
-        if (now->sessions[i] == told->session) {
-          now->sessions[i] = now->sessions[--now->session_count];
-        }
+      if (at < now->session_count) {
+        now->sessions[at] = now->sessions[--now->session_count];
       }
       break;
     case LIMIT: /* it stands in the page: this ends a wait without any */

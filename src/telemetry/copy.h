@@ -1,6 +1,6 @@
 /* Rings that are copies of those of another host. How far the other ring was taken lies beside the records, in the same
- * memory: whoever goes on with this one after its copier was killed asks for what comes behind, and nothing is missing,
- * or there twice. */
+ * memory: whoever goes on with this one after its copier was killed asks for what comes behind, and nothing is missing.
+ * A batch that was being copied is there twice. */
 #ifndef EVEN_TELEMETRY_COPY_H
 #define EVEN_TELEMETRY_COPY_H
 

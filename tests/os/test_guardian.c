@@ -210,6 +210,7 @@ static void works_when_told_to_stop(void **state) {
   assert_int_equal(even_guardian_start(mark, &guardian), EVEN_OK);
   assert_int_equal(even_guardian_add_session(&guardian, session), EVEN_OK);
   assert_int_equal(even_guardian_add_session(&guardian, dropped), EVEN_OK);
+  assert_int_equal(even_guardian_add_session(&guardian, dropped), EVEN_OK); /* once all the same */
   assert_int_equal(even_guardian_drop_session(&guardian, dropped), EVEN_OK);
   assert_int_equal(even_guardian_add_cgroup(&guardian, folder), EVEN_OK);
   assert_int_equal(kill(guardian.pid, SIGTERM), 0); /* what ends others does not end it */
