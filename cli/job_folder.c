@@ -170,13 +170,18 @@ static even_status tell_in_use(const char *folder) {
 
 /* Among jobs of this host. */
 static even_status lock_here(const even_job_options *options, even_job_setup *setup) {
-  even_status locked = even_folder_lock(setup->run_folder.data, &setup->lock);
+  const char *folder = setup->run_folder.data;
+  int held = even_legacy_lock(options->legacy);
+  even_status locked = held < 0 ? EVEN_OK : even_folder_lock_again(folder, held, &setup->lock);
+  if (locked == EVEN_OK && setup->lock < 0) { /* nobody has, or of another folder */
+    locked = even_folder_lock(folder, &setup->lock);
+  }
   if (locked == EVEN_ERR_UNSUPPORTED) {
     even_error_clear(); /* the job runs without */
     return goes_on(options) ? EVEN_OK : check_unlocked(setup);
   }
   EVEN_TRY(locked);
-  return setup->lock < 0 ? tell_in_use(setup->run_folder.data) : EVEN_OK;
+  return setup->lock < 0 ? tell_in_use(folder) : EVEN_OK;
 }
 
 static even_status start_lease(const even_job_options *options, even_job_setup *setup) {
@@ -297,6 +302,9 @@ even_status even_job_set_sign(even_job_setup *setup) {
 
 even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
   even_status status = open_folder(options, script, setup);
+  if (status == EVEN_OK) {
+    even_legacy_keep_lock(options->legacy, setup->lock);
+  }
   if (status != EVEN_OK && even_error_last()->fix[0] == '\0') {
     (void)even_error_fix("--runs-dir DIR names a folder that you may write to");
   }

@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { FOLDER_LOCK = EVEN_CUSTODY_STAYS }; /* a kind in custody: ranks that are yet to end write into the folder */
+
 even_status even_legacy_open(even_legacy *out) {
   even_process_stat self;
   *out = (even_legacy){.memory = {.fd = -1}, .since_ns = even_clock_ns()};
@@ -36,6 +38,20 @@ void even_legacy_name(even_legacy *legacy, const char *run_name) {
     memcpy(legacy->page->run_name, run_name, bytes);
     atomic_store(&legacy->page->named, true);
   }
+}
+
+static bool is_kept(const even_legacy *legacy) {
+  return legacy != NULL && legacy->custody != NULL;
+}
+
+void even_legacy_keep_lock(const even_legacy *legacy, int lock) {
+  if (is_kept(legacy) && lock >= 0 && even_custody_keep(legacy->custody, FOLDER_LOCK, 0, lock) != EVEN_OK) {
+    even_error_clear(); /* it goes with this agent */
+  }
+}
+
+int even_legacy_lock(const even_legacy *legacy) {
+  return is_kept(legacy) ? even_custody_claim(legacy->custody, FOLDER_LOCK, 0) : -1;
 }
 
 const char *even_legacy_run_name(const even_legacy *legacy) {

@@ -86,6 +86,11 @@ void even_legacy_close(even_legacy *legacy);
 
 /* The name of the run folder, which there is from now on. */
 void even_legacy_name(even_legacy *legacy, const char *run_name);
+/* That folder's lock, which nobody else has from now on until the job is over, also while there is no agent. `legacy`
+ * NULL: nobody keeps it. */
+void even_legacy_keep_lock(const even_legacy *legacy, int lock);
+/* The one that an agent before this one had, the caller's from now on; -1: there is none. `legacy` may be NULL. */
+int even_legacy_lock(const even_legacy *legacy);
 /* NULL: there is no folder yet. */
 const char *even_legacy_run_name(const even_legacy *legacy);
 /* Of the job's attempts so far those that count among --max-restarts: none where a checkpoint that is further was

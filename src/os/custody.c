@@ -36,18 +36,28 @@ static void close_one(int *fd) {
   *fd = -1;
 }
 
-void even_custody_release(even_custody *custody) {
+/* All of a lower kind. */
+static void release_below(even_custody *custody, uint32_t kind) {
+  size_t left = 0;
   for (size_t i = 0; i < custody->count; i++) {
-    close_one(&custody->items[i].fd);
+    if (custody->items[i].kind >= kind) {
+      custody->items[left++] = custody->items[i];
+    } else {
+      close_one(&custody->items[i].fd);
+    }
   }
-  even_free(custody->items);
-  custody->items = NULL;
-  custody->count = 0;
+  custody->count = left;
   custody->broken = false;
 }
 
+void even_custody_release(even_custody *custody) {
+  release_below(custody, EVEN_CUSTODY_STAYS);
+}
+
 void even_custody_close(even_custody *custody) {
-  even_custody_release(custody);
+  release_below(custody, UINT32_MAX);
+  even_free(custody->items);
+  custody->items = NULL;
   close_one(&custody->socket);
 }
 

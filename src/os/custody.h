@@ -12,6 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* What is kept under this kind, or a greater one, is kept where all else is dropped, too: until it is dropped by its
+ * numbers, or the custody is closed. */
+enum { EVEN_CUSTODY_STAYS = 1 << 16 };
+
 typedef struct even_custody_item {
   uint32_t kind;   /* 0: a process, whose number is `number` */
   uint32_t number; /* of its kind */
@@ -40,7 +44,7 @@ even_status even_custody_begin(even_custody *custody, int *child) EVEN_MUST_USE;
 void even_custody_hear(even_custody *custody);
 /* A process that is no child's has ended, was stopped or goes on. */
 void even_custody_tell(even_custody *custody, const even_process_end *end);
-/* Keeps nothing any more. */
+/* Keeps nothing any more but what stays. */
 void even_custody_release(even_custody *custody);
 
 /* ---- a child. Where the socket is full its parent is waited for, a tenth of a second at most: then keeping fails ----

@@ -240,12 +240,7 @@ static even_status locking_failed(const char *path, int reason) {
   return reason == EWOULDBLOCK ? EVEN_OK : even_fail_errno(reason, "folder %s cannot be locked", path);
 }
 
-static even_status lock(const char *path, int flags, int *fd) {
-  *fd = -1;
-  int opened = open_for_reading(path, flags);
-  if (opened < 0) {
-    return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
-  }
+static even_status lock_opened(const char *path, int flags, int opened, int *fd) {
   int reason = even_lock_take(opened);
   if (reason != 0) {
     (void)even_os.close(opened);
@@ -257,6 +252,20 @@ static even_status lock(const char *path, int flags, int *fd) {
   }
   *fd = opened;
   return EVEN_OK;
+}
+
+static even_status lock(const char *path, int flags, int *fd) {
+  *fd = -1;
+  int opened = open_for_reading(path, flags);
+  if (opened < 0) {
+    return errno == ENOENT ? EVEN_OK : even_fail_errno(errno, "folder %s cannot be opened", path);
+  }
+  return lock_opened(path, flags, opened, fd);
+}
+
+even_status even_folder_lock_again(const char *path, int held, int *fd) {
+  *fd = -1;
+  return lock_opened(path, 0, held, fd);
 }
 
 even_status even_folder_lock(const char *path, int *fd) {

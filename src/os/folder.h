@@ -45,6 +45,9 @@ even_status even_path_is_link(const char *path, bool *out) EVEN_MUST_USE;
  * hosts do not see it (even_is_shared in locks.h). *fd = -1 without an error where a living process holds it, or where
  * the folder was removed or renamed away meanwhile. EVEN_ERR_UNSUPPORTED where the file system has no locks. */
 even_status even_folder_lock(const char *path, int *fd) EVEN_MUST_USE;
+/* The same by `held`, of a folder that this process, or one that has ended since, had locked, and that may hold the
+ * lock still. Owns `held`. */
+even_status even_folder_lock_again(const char *path, int held, int *fd) EVEN_MUST_USE;
 /* Whether a living process holds that lock; who asks is in nobody's way. false where there is no such folder.
  * EVEN_ERR_UNSUPPORTED where the file system has no locks. */
 even_status even_folder_is_locked(const char *path, bool *out) EVEN_MUST_USE;

@@ -213,6 +213,36 @@ static void a_parent_that_stands_still_is_not_waited_for(void **state) {
   even_custody_close(&parent);
 }
 
+/* Whoever starts children lets go of the rest first, and waits for what the last one has left. */
+static void what_stays_is_kept_where_all_else_is_dropped(void **state) {
+  (void)state;
+  even_custody parent;
+  even_custody child;
+  int before = open_descriptors();
+  int ends[2];
+  even_custody_open(&parent);
+  start_child(&parent, &child);
+  assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+  assert_int_equal(even_custody_keep(&child, 1, 0, ends[0]), EVEN_OK);
+  assert_int_equal(even_custody_keep(&child, EVEN_CUSTODY_STAYS, 0, ends[0]), EVEN_OK);
+  assert_int_equal(even_custody_keep(&child, 2, 0, ends[0]), EVEN_OK);
+  assert_int_equal(even_custody_drop_all(&child), EVEN_OK);
+  even_custody_hear(&parent);
+  even_custody_release(&parent);
+  assert_int_equal(parent.count, 1);
+  assert_int_equal(parent.items[0].kind, EVEN_CUSTODY_STAYS);
+  (void)close(ends[0]);
+  write_and_close(ends[1], 's');
+  even_custody_close(&child);
+  start_child(&parent, &child);
+  int found = even_custody_claim(&child, EVEN_CUSTODY_STAYS, 0);
+  assert_int_equal(fcntl(found, F_SETFD, FD_CLOEXEC), 0);
+  expect_byte(found, 's');
+  even_custody_close(&child);
+  even_custody_close(&parent);
+  assert_int_equal(open_descriptors(), before);
+}
+
 static void what_cannot_be_kept_is_known(void **state) {
   (void)state;
   even_custody parent;
@@ -282,6 +312,7 @@ int main(void) {
       cmocka_unit_test_teardown(ends_are_told_to_whoever_is_there, reset),
       cmocka_unit_test_teardown(a_full_socket_loses_no_end, reset),
       cmocka_unit_test_teardown(a_parent_that_stands_still_is_not_waited_for, reset),
+      cmocka_unit_test_teardown(what_stays_is_kept_where_all_else_is_dropped, reset),
       cmocka_unit_test_teardown(what_cannot_be_kept_is_known, reset),
       cmocka_unit_test_teardown(survives_every_fault, reset),
   };
