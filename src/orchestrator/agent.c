@@ -536,7 +536,7 @@ void even_job_close(even_job *job) {
   even_job_generations_close(job);
   even_job_standing_close(job);
   even_loop_close(&job->loop);
-  even_signals_close(&job->signals);
+  (job->reopens ? even_signals_leave : even_signals_close)(&job->signals); /* unread ones are the next one's */
   if (job->descriptors_before != 0) {
     (void)even_descriptors_limit(job->descriptors_before);
   }
@@ -563,6 +563,7 @@ static even_status open_and_run(even_job *job, even_status opened, int *exit_cod
   }
   if (status == EVEN_OK && changed) {
     even_elastic_keep(job);
+    job->reopens = true;
   } else {
     even_copies_tell(job);
   }

@@ -176,6 +176,7 @@ typedef struct even_job {
   even_loop_watch asking_watch;
   bool unannounced;   /* nobody can be: that was told */
   bool changing;      /* the ranks were asked to save their state and end, for the hosts to change (elastic.h) */
+  bool reopens;       /* it is closed for another one to go on with it */
   size_t saved;       /* ranks that ended for either, their state saved */
   int interrupted;    /* the signal by which the user ended the job, 0 */
   int interrupts;     /* how often Ctrl-C was pressed */

@@ -82,7 +82,11 @@ static void on_tick(void *context) {
 }
 
 static void on_notice(void *context, const char *text) {
-  even_text_format(&((job_fixture *)context)->seen, "notice %s|", text);
+  job_fixture *job = context;
+  even_text_format(&job->seen, "notice %s|", text);
+  if (job->on_notice != NULL) {
+    job->on_notice(job, text);
+  }
 }
 
 static void on_hang(void *context, int rank, bool over, const char *words) {
@@ -128,6 +132,7 @@ even_status job_fixture_run(job_fixture *job, const char *script, int *exit_code
                                     .shrink = job->shrink,
                                     .replace = job->replace,
                                     .legacy = job->legacy,
+                                    .aside = job->aside,
                                     .checkpoint_folder = job->checkpoints,
                                     .resume = job->resume,
                                     .elsewhere = job->elsewhere,

@@ -17,6 +17,7 @@ typedef struct job_fixture {
   void (*on_attempt)(struct job_fixture *job, int attempt);             /* may be NULL */
   void (*on_line)(struct job_fixture *job, int rank, const char *text); /* may be NULL */
   void (*on_tick)(struct job_fixture *job);                             /* may be NULL */
+  void (*on_notice)(struct job_fixture *job, const char *text);         /* may be NULL */
   even_status (*check)(void *job);                                      /* may be NULL */
   int telemetry_fd;                                                     /* of open; -1 for none */
   pid_t pids[2];
@@ -33,6 +34,7 @@ typedef struct job_fixture {
   bool shrink;
   bool replace;
   struct even_legacy *legacy;
+  struct even_aside *aside;
 } job_fixture;
 
 void job_fixture_open(job_fixture *job);

@@ -1,6 +1,7 @@
 /* Whole jobs: their ends, restarts and leftovers. */
 #include "base/fail.h"
 #include "job_fixture.h"
+#include "orchestrator/aside.h"
 #include "os/listener.h"
 #include "os/signals.h"
 #include "support/clock_ahead.h"
@@ -448,6 +449,36 @@ static void a_signal_before_the_ranks_start_starts_none(void **state) {
   assert_int_equal(sigprocmask(SIG_SETMASK, &before, NULL), 0);
 }
 
+static void interrupt_once_aside(job_fixture *job, const char *text) {
+  (void)job;
+  if (strstr(text, "is set aside") != NULL) {
+    assert_int_equal(raise(SIGINT), 0); /* it is not read any more */
+  }
+}
+
+/* Between two calls of the agent, for the places that take part to change. */
+static void a_signal_while_the_job_is_opened_anew_is_not_lost(void **state) {
+  job_fixture *job = *state;
+  even_aside aside = {.count = 0};
+  int code = 0;
+  sigset_t before;
+  assert_int_equal(sigprocmask(SIG_SETMASK, NULL, &before), 0);
+  assert_int_equal(even_signals_block(), EVEN_OK);
+  job->aside = &aside;
+  job->max_restarts = 3;
+  job->on_notice = interrupt_once_aside;
+  assert_int_equal(job_fixture_run(job, "[ $RANK = 1 ] && kill -BUS $$; exec sleep 600", &code), EVEN_OK);
+  assert_true(aside.changed);
+  assert_int_equal(even_signals_end_pending(), SIGINT);
+  aside.changed = false;
+  job->list.count = 1;
+  assert_int_equal(job_fixture_run(job, "exit 0", &code), EVEN_OK);
+  assert_int_equal(code, 128 + SIGINT);
+  assert_int_equal(even_signals_end_pending(), 0);
+  even_aside_close(&aside);
+  assert_int_equal(sigprocmask(SIG_SETMASK, &before, NULL), 0);
+}
+
 int main(void) {
 #define JOB_TEST(test) cmocka_unit_test_setup_teardown(test, job_fixture_setup, job_fixture_teardown)
   const struct CMUnitTest tests[] = {
@@ -466,6 +497,7 @@ int main(void) {
       JOB_TEST(restarts_end),
       JOB_TEST(an_interrupt_is_130_and_no_restart),
       JOB_TEST(a_signal_before_the_ranks_start_starts_none),
+      JOB_TEST(a_signal_while_the_job_is_opened_anew_is_not_lost),
       JOB_TEST(a_second_interrupt_kills),
       JOB_TEST(nothing_is_left),
       JOB_TEST(a_program_that_cannot_start_is_an_error),
