@@ -487,6 +487,7 @@ void even_elastic_keep(even_job *job) {
   past->shares = job->shares;
   past->trained = job->trained;
   past->shortages = job->shortages;
+  past->notice = job->own_notice;
   past->era =
       job->hosts == NULL ? job->era : job->era + 1; /* what an agent that left sweeps behind it is nobody's any more */
   hand_over(&job->resume, &past->resume);
@@ -509,6 +510,7 @@ bool even_elastic_take(even_job *job) {
   job->shares = past->shares;
   job->trained = past->trained;
   job->shortages = past->shortages;
+  job->own_notice = past->notice;
   job->era = past->era;
   hand_over(&past->resume, &job->resume);
   hand_over(&past->foreign, &job->foreign);

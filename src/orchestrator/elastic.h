@@ -27,6 +27,7 @@ typedef struct even_elastic_past {
   bool shares;
   bool trained;
   even_shortages shortages;
+  even_host_notice notice; /* of this host, which nobody was told yet */
   even_text resume;
   even_text foreign;
   even_text lineage;

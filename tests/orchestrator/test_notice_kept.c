@@ -1,4 +1,5 @@
 /* Notice that comes while no ranks run. */
+#include "orchestrator/aside.h"
 #include "orchestrator/job.h"
 #include "orchestrator/job_attempt.h"
 
@@ -29,7 +30,22 @@ static void notice_while_an_attempt_ends_is_kept(void **state) {
   }
 }
 
+/* For other places to take part. */
+static void it_is_kept_where_the_job_is_opened_anew(void **state) {
+  even_aside aside = {.count = 0};
+  const even_agent_params params = {.notice_seconds = 60, .aside = &aside};
+  even_job job = {.params = &params, .own_notice = {.signal = SIGUSR1, .at_ns = 5}};
+  even_job next = {.params = &params};
+  (void)state;
+  even_elastic_keep(&job);
+  assert_true(even_elastic_take(&next));
+  assert_int_equal(next.own_notice.signal, SIGUSR1);
+  assert_int_equal(next.own_notice.at_ns, 5);
+  even_aside_close(&aside);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(notice_while_an_attempt_ends_is_kept)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(notice_while_an_attempt_ends_is_kept),
+                                     cmocka_unit_test(it_is_kept_where_the_job_is_opened_anew)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
