@@ -116,10 +116,10 @@ static void replace(even_job *job) {
   (void)even_error_restore(&kept);
 }
 
-/* There is none, as it could not be replaced, which was told: once more. */
-static void try_again(even_job *job) {
+/* It was told that there is none. */
+void even_job_guard_again(even_job *job) {
   const even_error kept = *even_error_last();
-  if (start_guardian(job) == EVEN_OK) {
+  if (job->guardian.pid < 0 && start_guardian(job) == EVEN_OK) {
     even_status status = tell_all(job);
     even_outlast_guarded(job);
     even_job_notice(
@@ -131,9 +131,7 @@ static void try_again(even_job *job) {
 
 even_status even_job_guard_rank(even_job *job, pid_t pid) {
   const even_error kept = *even_error_last();
-  if (job->guardian.pid < 0) {
-    try_again(job);
-  }
+  even_job_guard_again(job);
   even_status status = even_guardian_add_session(&job->guardian, pid);
   if (status == EVEN_OK || even_error_last()->system_error != EPIPE) {
     return status;

@@ -268,7 +268,9 @@ void even_job_signal_ranks(even_job *job, int number, bool groups);
 even_fault_facts even_job_facts(const even_job *job, size_t rank);
 /* Starts the guardian and what slows ranks down. */
 even_status even_job_guard_open(even_job *job) EVEN_MUST_USE;
-/* Tells the guardian of a rank's process; one that is gone is replaced. */
+/* Where there is no guardian, as one that has ended could not be replaced: tries it again, and tells it all. */
+void even_job_guard_again(even_job *job);
+/* Tells the guardian of a rank's process; one that is gone is replaced, or is looked for again. */
 even_status even_job_guard_rank(even_job *job, pid_t pid) EVEN_MUST_USE;
 /* Tells it of the session of the command that says whether this machine ends, or, `begins` false, that it is no more:
  * it ends with the agent, however that does. A guardian that stands still is not waited for: then it is told later that

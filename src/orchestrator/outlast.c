@@ -575,5 +575,6 @@ even_status even_outlast_adopt(even_job *job) {
   }
   news_ready(job, -1);
   miss(job);
+  even_job_guard_again(job);
   return EVEN_OK;
 }

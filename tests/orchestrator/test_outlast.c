@@ -389,6 +389,48 @@ static void a_guardian_that_is_killed_alone_is_replaced(void **state) {
   assert_true(job_fixture_saw(job, "another one watches now|"));
 }
 
+static job_fixture *unguarded;
+
+/* Once both ranks run, the first agent gets no other guardian. */
+static pid_t refuse_guardian(void) {
+  if (unguarded != NULL && getpid() != starter && there_is(unguarded, "both")) {
+    job_fixture_touch(unguarded, "refused");
+    errno = EAGAIN;
+    return -1;
+  }
+  return note_guardian();
+}
+
+static void allow_guardian(long nth) {
+  (void)nth;
+  unguarded = NULL;
+}
+
+/* An agent whose guardian could not be replaced: it has drawn all conclusions of that by then. */
+static void say_who_once_refused(job_fixture *job) {
+  if (there_is(job, "refused")) {
+    say_who(job);
+  }
+}
+
+static void the_next_agent_starts_the_guardian_that_the_one_before_could_not(void **state) {
+  job_fixture *job = *state;
+  agents run = {.started = 0, .spoil = allow_guardian};
+  (void)snprintf(guardians_file, sizeof guardians_file, "%s/guardian", job->folder);
+  starter = getpid();
+  unguarded = job;
+  job->on_tick = say_who_once_refused;
+  even_os.fork = refuse_guardian;
+  run_agents(job,
+             "[ $RANK = 1 ] && touch $FOLDER/up; [ $RANK = 0 ] && { " AWAIT("up") "touch $FOLDER/both; kill -9 $(cat "
+             "$FOLDER/guardian); " KILL_AGENT("1") "}; " AWAIT("agent-2") "echo on $RANK",
+             &run);
+  even_os.fork = even_os_real.fork;
+  assert_int_equal(run.code, 0);
+  assert_int_equal(run.kept, 1);
+  assert_true(job_fixture_saw(job, "notice the job has a guardian again (process "));
+}
+
 /* Where the process that starts agents cannot be told what to keep, the job runs as without it. */
 static void what_cannot_be_kept_ends_with_its_agent(void **state) {
   job_fixture *job = *state;
@@ -455,6 +497,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(who_ended_before_stays_ended, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(a_guardian_that_is_killed_alone_is_replaced, job_fixture_setup,
                                       job_fixture_teardown),
+      cmocka_unit_test_setup_teardown(the_next_agent_starts_the_guardian_that_the_one_before_could_not,
+                                      job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(what_cannot_be_kept_ends_with_its_agent, job_fixture_setup, job_fixture_teardown),
       cmocka_unit_test_setup_teardown(what_the_next_one_cannot_do_leaves_nothing, job_fixture_setup,
                                       job_fixture_teardown),
