@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "cli/job_setup.h"
 #include "cli/python.h"
+#include "orchestrator/outlast.h"
 #include "os/file.h"
 #include "os/folder.h"
 #include "os/path.h"
@@ -75,7 +76,7 @@ even_status even_job_command(const even_job_options *options, size_t count, char
   }
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->command, count + 4));
   if (!options->no_python) {
-    if (!options->module) {
+    if (!options->module && !even_outlast_due(options->legacy)) { /* which has read it, and it may be gone since */
       EVEN_TRY(check_script(words[0]));
     }
     EVEN_TRY(even_cli_python(options->python, &setup->python));

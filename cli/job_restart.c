@@ -136,6 +136,9 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     *code = end.signal == 0 ? end.code : 128 + end.signal;
     bool asks = even_legacy_asks_again(&on->legacy); /* also one that was killed since */
     if (end.signal == 0 && !asks) {
+      if (even_legacy_is_whole(&on->legacy)) { /* it has refused, and the ranks that it was to go on with live */
+        end_rest(on);
+      }
       return EVEN_OK;
     }
     if (even_legacy_is_over(&on->legacy, code)) {
@@ -188,6 +191,9 @@ static bool supervise(supervised *on, int *code) {
   }
   if (status != EVEN_OK) {
     *code = even_cli_fail_of(status);
+  }
+  if (status != EVEN_OK && !is_agent && on->supervisor.child < 0) { /* an agent that lives ends with this process */
+    end_rest(on);
   }
   if (!is_agent) {
     even_supervisor_close(&on->supervisor);

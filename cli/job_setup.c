@@ -125,78 +125,6 @@ static even_status read_shown(const char *text, size_t ranks, bool left, bool *s
   }
 }
 
-/* -1: none. */
-static int first_unknown(const double *speeds, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    if (!isfinite(speeds[i])) {
-      return (int)i;
-    }
-  }
-  return -1;
-}
-
-/* The others begin with equal shares. */
-static bool begins_from_speeds(const even_job_options *options) {
-  even_policy policy;
-  return even_policy_parse(options->policy, &policy) == EVEN_OK &&
-         (policy == EVEN_POLICY_PROPORTIONAL || policy == EVEN_POLICY_HYBRID || policy == EVEN_POLICY_AUTO);
-}
-
-static bool one_model(const even_device_list *devices) {
-  for (size_t i = 1; i < devices->count; i++) {
-    if (devices->items[i].kind != devices->items[0].kind ||
-        strcmp(devices->items[i].model, devices->items[0].model) != 0 ||
-        devices->items[i].cpu_count != devices->items[0].cpu_count) {
-      return false;
-    }
-  }
-  return true;
-}
-
-/* The prior: the profile's score of each device, times its quota. Without a score of each the quotas alone say
- * something only where the devices are alike, so all are then left unknown unless every device is of one model. */
-even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) {
-  const char *path = options->profile != NULL ? options->profile : "gpu_profiles.json";
-  size_t count = setup->devices.count;
-  bool known = false;
-  EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
-  if (options->profile != NULL || even_path_exists(path)) {
-    EVEN_TRY(even_profile_speeds(path, &setup->devices, setup->speeds));
-    int unknown = first_unknown(setup->speeds, count);
-    known = unknown < 0;
-    setup->no_score = begins_from_speeds(options) ? unknown : -1;
-  }
-  if (!known && setup->quota != NULL && one_model(&setup->devices)) {
-    for (size_t i = 0; i < count; i++) {
-      setup->speeds[i] = 1;
-    }
-    known = true;
-  }
-  for (size_t i = 0; known && i < count; i++) {
-    if (setup->quota != NULL && isfinite(setup->quota[i])) {
-      setup->speeds[i] *= setup->quota[i];
-    }
-  }
-  if (!known) {
-    even_free(setup->speeds);
-    setup->speeds = NULL;
-  }
-  return EVEN_OK;
-}
-
-even_status even_job_set_speeds(even_job_setup *setup, size_t ranks) {
-  even_text list = EVEN_TEXT_EMPTY;
-  for (size_t i = 0; i < ranks; i++) {
-    even_text_format(&list, "%s%.6g", i > 0 ? "," : "", setup->speeds[i]);
-  }
-  even_status status = even_text_status(&list);
-  if (status == EVEN_OK) {
-    status = even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", list.data);
-  }
-  even_text_free(&list);
-  return status;
-}
-
 static even_status build_environment(const even_job_options *options, char *const *extra, even_job_setup *setup) {
   char keep[24];
   (void)snprintf(keep, sizeof keep, "%lld", (long long)options->keep);
@@ -463,7 +391,7 @@ static even_status open_setup(const even_job_options *options, char *const *envi
   EVEN_TRY(read_watch(options, setup));
   setup->max_restarts = options->max_restarts < 0 ? 3 : (int)options->max_restarts;
   setup->restart_always = options->max_restarts >= 0;
-  if (options->port != 0) { /* before a folder is made that would hold nothing */
+  if (options->port != 0 && !even_outlast_due(options->legacy)) { /* before a folder is made that would hold nothing */
     EVEN_TRY(even_monitor_check_port((int)options->port));
   }
   EVEN_TRY(even_job_run_folder(options, words[0], setup));

@@ -39,7 +39,8 @@ typedef struct even_monitor_params {
   int ranks;
   const even_monitor_rank *rank_facts;
   int telemetry_fd;    /* the rings; duplicated */
-  int port;            /* on 127.0.0.1; 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix */
+  int port;            /* on 127.0.0.1; 0: any free one; -1: no server. A port in use: EVEN_ERR_IN_USE with the fix, or,
+                          where it `continues`, any free one */
   long long step_rows; /* of steps kept in run.db, one a rank and step: 0: 32768, at least 256 a rank; -1: all */
   double loss_spike;   /* deviations above the median at which a loss jumps; 0: 10; INFINITY: none is told */
   even_monitor_limits limits;

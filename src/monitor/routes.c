@@ -59,9 +59,15 @@ even_status even_monitor_serve(even_monitor *monitor, const even_monitor_params 
   if (params->port < 0) {
     return EVEN_OK;
   }
-  const even_server_params server = {
+  even_server_params server = {
       .address = address, .port = params->port, .token = monitor->token, .answer = answer, .context = monitor};
-  EVEN_TRY(even_server_open(&server, &monitor->server));
+  even_status status = even_server_open(&server, &monitor->server);
+  if (status == EVEN_ERR_IN_USE && params->continues) {
+    even_error_clear();
+    server.port = 0;
+    status = even_server_open(&server, &monitor->server);
+  }
+  EVEN_TRY(status);
   (void)snprintf(monitor->url, sizeof monitor->url, "http://%s:%d/?token=%s", address,
                  even_server_port(monitor->server), monitor->token);
   return EVEN_OK;

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
+import sys
 
 import pytest
-from run_jobs import Run, alive, wait_until, write_checkpoint
+from run_jobs import Run, alive, end_soon, wait_until, write_checkpoint
 from script_parts import AGENT
 
 # Rank 0 says who its agent is in step 8, and so on as often as it is to, and waits there for the next one. RANK@STEP: that
@@ -349,7 +352,22 @@ def test_ctrl_c_while_it_is_to_start(start, script) -> None:
     assert code == 130, text
 
 
-def test_a_signal_while_there_is_no_agent_ends_ranks_that_live_as_ever(start, script, tmp_path: pathlib.Path) -> None:
+def is_locked(folder: pathlib.Path) -> bool:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def test_what_only_a_start_needs_ends_no_ranks_that_live(start, script, tmp_path: pathlib.Path) -> None:
+    """Script, profile and port are gone when the next agent begins. A signal while there is none ends them as ever.
+
+    Nobody else has the run folder meanwhile.
+    """
     name = script("""
         import signal, sys, time
 
@@ -361,16 +379,33 @@ def test_a_signal_while_there_is_no_agent_ends_ranks_that_live_as_ever(start, sc
         print("up", flush=True)
         time.sleep(600)
     """)
-    job = start("-n", "1", "--name", "a", name, monitor=True)
+    device = {"name": "cpu", "cpus": [0], "relative_score": 1, "model": "another machine's"}
+    (tmp_path / "profile").write_text(json.dumps({"format": "evenstep-profile-1", "devices": [device]}))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+    job = start("-n", "1", "--name", "a", "--profile", "profile", "--port", str(address[1]), name, monitor=True)
     job.wait_for("up")
+    first = job.process.pid
     for number in (1, 2):
-        os.kill(json.loads((tmp_path / "runs/a/agent.json").read_text())["pid"], signal.SIGKILL)
+        agent = json.loads((tmp_path / "runs/a/agent.json").read_text())["pid"]
+        if number == 1:
+            os.kill(first, signal.SIGSTOP)
+        os.kill(agent, signal.SIGKILL)
+        if number == 1:
+            assert end_soon([agent])
+            assert is_locked(tmp_path / "runs/a")
+            taken = socket.create_server(address)
+            (tmp_path / name).unlink()
+            (tmp_path / "profile").write_text("half")
+            os.kill(first, signal.SIGCONT)
         job.wait_for("another one is started now" if number == 1 else "another one is started in 2 s")
         if number == 1:
             job.wait_for("rank 0 trains on")
     job.process.send_signal(signal.SIGTERM)
     code, text = job.finish()
+    taken.close()
     assert code == 128 + signal.SIGTERM and "told" in text, text
+    assert "evenstep: profile: " in text and not is_locked(tmp_path / "runs/a"), text
 
 
 @pytest.mark.more
@@ -408,25 +443,30 @@ while agent() in (0, first):
     assert "restart" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_ranks_end_without_their_guardian(start, script, asked: bool) -> None:
+@pytest.mark.parametrize("why", ["asked", "no restart", "refused"])
+def test_ranks_end_without_their_guardian(start, script, tmp_path: pathlib.Path, why: str) -> None:
     """The agent and the guardian are killed, and nobody goes on with the ranks: the first process ends them."""
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
     name = script("""
         import os, time
         print("rank", os.getpid(), "agent", os.getppid(), flush=True)
         time.sleep(600)
     """)
-    job = start("-n", "1", "--max-restarts", "0", name)
+    job = start("-n", "1", "--max-restarts", "1" if why == "refused" else "0", "--python", str(python), name)
     rank, agent = map(int, job.wait_for(r"rank (\d+ agent \d+)\n")[0].split(" agent "))
     first = job.process.pid
     os.kill(first, signal.SIGSTOP)
     for pid in (children(first) | children(agent)) - {rank, agent}:
         os.kill(pid, signal.SIGKILL)
     os.kill(agent, signal.SIGKILL)
-    if asked:
+    if why == "asked":
         os.kill(first, signal.SIGTERM)
+    python.unlink()  # the next agent's first question
     os.kill(first, signal.SIGCONT)
-    assert job.finish()[0] == 128 + (signal.SIGTERM if asked else signal.SIGKILL)
+    codes = {"asked": 128 + signal.SIGTERM, "no restart": 128 + signal.SIGKILL}
+    code, text = job.finish()
+    assert (code == codes[why]) if why in codes else code not in (0, *codes.values()), text
     assert not alive(rank)
 
 

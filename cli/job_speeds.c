@@ -1,0 +1,96 @@
+/* How fast the devices of a job are before they are measured: by a profile, and by quotas. */
+#include "base/alloc.h"
+#include "base/fail.h"
+#include "cli/command.h"
+#include "cli/job_setup.h"
+#include "orchestrator/outlast.h"
+#include "os/folder.h"
+
+#include <evenstep/balancer.h>
+#include <math.h>
+#include <string.h>
+
+/* -1: none. */
+static int first_unknown(const double *speeds, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (!isfinite(speeds[i])) {
+      return (int)i;
+    }
+  }
+  return -1;
+}
+
+/* The others begin with equal shares. */
+static bool begins_from_speeds(const even_job_options *options) {
+  even_policy policy;
+  return even_policy_parse(options->policy, &policy) == EVEN_OK &&
+         (policy == EVEN_POLICY_PROPORTIONAL || policy == EVEN_POLICY_HYBRID || policy == EVEN_POLICY_AUTO);
+}
+
+static bool one_model(const even_device_list *devices) {
+  for (size_t i = 1; i < devices->count; i++) {
+    if (devices->items[i].kind != devices->items[0].kind ||
+        strcmp(devices->items[i].model, devices->items[0].model) != 0 ||
+        devices->items[i].cpu_count != devices->items[0].cpu_count) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* *read: it could be. Ranks that run have theirs: for a file that is spoilt, or gone, by now none of them is ended. */
+static even_status read_profile(const even_job_options *options, const char *path, even_job_setup *setup, bool *read) {
+  even_status status = even_profile_speeds(path, &setup->devices, setup->speeds);
+  *read = status == EVEN_OK;
+  if (*read || !even_outlast_due(options->legacy)) {
+    return status;
+  }
+  even_cli_say(NULL, even_error_last()->what);
+  even_error_clear();
+  return EVEN_OK;
+}
+
+/* The prior: the profile's score of each device, times its quota. Without a score of each the quotas alone say
+ * something only where the devices are alike, so all are then left unknown unless every device is of one model. */
+even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) {
+  const char *path = options->profile != NULL ? options->profile : "gpu_profiles.json";
+  size_t count = setup->devices.count;
+  bool known = false;
+  EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
+  if (options->profile != NULL || even_path_exists(path)) {
+    bool read = false;
+    EVEN_TRY(read_profile(options, path, setup, &read));
+    int unknown = read ? first_unknown(setup->speeds, count) : -1;
+    known = read && unknown < 0;
+    setup->no_score = begins_from_speeds(options) ? unknown : -1;
+  }
+  if (!known && setup->quota != NULL && one_model(&setup->devices)) {
+    for (size_t i = 0; i < count; i++) {
+      setup->speeds[i] = 1;
+    }
+    known = true;
+  }
+  for (size_t i = 0; known && i < count; i++) {
+    if (setup->quota != NULL && isfinite(setup->quota[i])) {
+      setup->speeds[i] *= setup->quota[i];
+    }
+  }
+  if (!known) {
+    even_free(setup->speeds);
+    setup->speeds = NULL;
+  }
+  return EVEN_OK;
+}
+
+even_status even_job_set_speeds(even_job_setup *setup, size_t ranks) {
+  even_text list = EVEN_TEXT_EMPTY;
+  for (size_t i = 0; i < ranks; i++) {
+    even_text_format(&list, "%s%.6g", i > 0 ? "," : "", setup->speeds[i]);
+  }
+  even_status status = even_text_status(&list);
+  if (status == EVEN_OK) {
+    status = even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", list.data);
+  }
+  even_text_free(&list);
+  return status;
+}
