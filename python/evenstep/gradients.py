@@ -204,7 +204,7 @@ class GradientSync:
     def _fired_again(self, index: int, parameter: torch.Tensor) -> None:
         if index not in self._submitted:
             return  # it has not been handed over, so all of it will be
-        if parameter.grad is self.engine.views[index]:
+        if self._kept.has(index, parameter.grad):
             raise EvenstepError(
                 f"parameter {self._names[index]!r} got a second gradient in one backward (reentrant "
                 "checkpointing) after its first was already being reduced\n"
@@ -383,8 +383,7 @@ class GradientSync:
                 self._begin(0.0)
             self._fired.add(index)
             if parameter.grad is None:
-                own = index in self._kept.own
-                parameter.grad = torch.zeros_like(parameter) if own else self.engine.views[index]
+                parameter.grad = torch.zeros_like(parameter) if index in self._kept.own else self.engine.views[index]
             self._submit(index, parameter)
 
     @property
@@ -443,9 +442,10 @@ class GradientSync:
             self.engine.discard()
         used, report = self._close_round()
         if again:
+            sums = self._kept.in_memory(self.parameters[: self._dense])
             if hasattr(self.engine, "keep"):  # the first round's sums are gradients of the second
-                self.engine.keep(self._kept.are_views(self.parameters[: self._dense]))
-            self.wholes.divide_sums(self.engine.views)
+                self.engine.keep(sums)
+            self.wholes.divide_sums(sums, self.engine.views)
             self._begin(weight)
             used, second = self._close_round()
             report.goes_on(second)

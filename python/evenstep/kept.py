@@ -44,12 +44,12 @@ class KeptGradients:
             self._move(kept, {id(p.grad) for p in parameters if p.grad is not None})
 
     def in_memory(self, parameters: Sequence[torch.Tensor]) -> list[int]:
-        """Those whose gradient lies in the engine's memory."""
-        return [index for index, p in enumerate(parameters) if _storage(p.grad) == self._addresses[index]]
+        """Those whose gradient lies in the engine's memory: as its own tensor, or as another one of it (p.grad.detach(), say)."""
+        return [index for index, p in enumerate(parameters) if self.has(index, p.grad)]
 
-    def are_views(self, parameters: Sequence[torch.Tensor]) -> list[int]:
-        """Those whose gradient is the engine's own tensor."""
-        return [index for index, p in enumerate(parameters) if p.grad is self._views[index]]
+    def has(self, index: int, gradient: torch.Tensor | None) -> bool:
+        """Whether this gradient of the parameter lies there."""
+        return gradient is self._views[index] or _storage(gradient) == self._addresses[index]
 
     def _move(self, kept: list[int], added_to: set[int]) -> None:
         copies = {self._addresses[index]: self._storages[index].clone() for index in kept}

@@ -45,11 +45,10 @@ class WholeSums:
             self._divide(index)
 
     @torch.no_grad()
-    def divide_sums(self, views: Sequence[torch.Tensor]) -> None:
-        """Before a second round of the same pass: where the first has put its sum in p.grad itself."""
-        for parameter, view in zip(self._parameters if self.on else (), views):
-            if parameter.grad is view:
-                view.mul_(self._part())
+    def divide_sums(self, sums: Sequence[int], views: Sequence[torch.Tensor]) -> None:
+        """Before a second round of the same pass: where the first has put its sum in p.grad itself (`sums`)."""
+        for index in sums if self.on else ():
+            views[index].mul_(self._part())
 
     def leave(self) -> None:
         """The pass has ended and made nothing for this model: what is whole stays, also where torch.autograd.grad calls the hooks."""
