@@ -33,6 +33,7 @@ even_status device_rank_begin(const device_setup *setup, int rank, const even_de
                                     .ranks = setup->ranks,
                                     .device = rank,
                                     .blocking = setup->blocking,
+                                    .numbers = setup->numbers,
                                     .timeout_seconds = setup->timeout_seconds};
   *out = (device_rank){.rank = rank, .ranks = setup->ranks, .stream = fake_gpu_stream(rank)};
   even_status status = even_device_comm_open(&params, id, &out->comm);

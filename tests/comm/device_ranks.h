@@ -16,6 +16,7 @@ typedef struct device_rank {
 typedef struct device_setup {
   int ranks;
   bool blocking;
+  const int *numbers; /* what the ranks are called; NULL: as they are */
   double timeout_seconds;
 } device_setup;
 

@@ -289,12 +289,13 @@ static void abort_does_not_wait_for_another_thread_s_group(void **state) {
 typedef struct attempts {
   device_rank *at;
   even_status summed, closed;
-  even_error error;
+  even_error sum_error, error;
 } attempts;
 
 static void *sum_and_close(void *argument) {
   attempts *tried = argument;
   tried->summed = sum_alone(tried->at, NULL);
+  tried->sum_error = *even_error_last();
   tried->closed = even_device_comm_close(tried->at->comm);
   tried->error = *even_error_last();
   return NULL;
@@ -305,18 +306,26 @@ static void try_beside_an_open_group(attempts *tried) {
   assert_int_equal(pthread_create(&thread, NULL, sum_and_close, tried), 0);
   (void)pthread_join(thread, NULL);
   assert_int_equal(tried->closed, EVEN_ERR_TIMEOUT);
-  assert_non_null(strstr(tried->error.what, "close on rank 0 of 1 (cuda:0): another thread has a group"));
+  assert_non_null(strstr(tried->error.what, "close on rank 7 of 1 (cuda:0): another thread has a group"));
+  assert_int_equal(tried->error.rank, 7);
+  assert_non_null(strstr(tried->error.fix, "then close again; until then the communicator keeps its memory"));
 }
 
 /* Which it perhaps never ends: the communicator stays, and is as it was. */
 static void close_waits_for_another_thread_s_group_within_the_limit(void **state) {
+  static const int number = 7; /* what rank 0 is called */
+  const device_setup setup = {.ranks = 1, .timeout_seconds = 0.05, .numbers = &number};
   device_rank at;
+  even_device_comm_id id;
   attempts tried = {.at = &at};
   (void)state;
-  open_alone(&at, 0.05);
+  assert_int_equal(even_device_comm_make_id(NULL, &id), EVEN_OK);
+  assert_int_equal(device_rank_begin(&setup, 0, &id, &at), EVEN_OK);
   assert_int_equal(even_device_comm_group_begin(at.comm), EVEN_OK);
   try_beside_an_open_group(&tried);
   assert_int_equal(tried.summed, EVEN_ERR_TIMEOUT);
+  assert_string_equal(tried.sum_error.fix, "end the group on the thread that began it, then all_reduce again");
+  assert_null(strstr(tried.error.what, "has ended"));
   assert_int_equal(even_device_comm_group_end(at.comm), EVEN_OK);
   assert_int_equal(sum_alone(&at, NULL), EVEN_OK);
   device_rank_wait(&at);
@@ -325,6 +334,7 @@ static void close_waits_for_another_thread_s_group_within_the_limit(void **state
   even_device_comm_abort(at.comm);
   try_beside_an_open_group(&tried);
   assert_int_equal(tried.summed, EVEN_ERR_REVOKED);
+  assert_non_null(strstr(tried.error.what, ", though the communicator has ended"));
   assert_int_equal(even_device_comm_group_end(at.comm), EVEN_ERR_REVOKED);
   assert_int_equal(device_rank_end(&at), EVEN_OK);
 }

@@ -20,7 +20,7 @@ bool even_device_in_group(const even_device_comm *comm) {
 static even_status too_late(const even_device_comm *comm, const even_device_call *call, double seconds) {
   (void)even_fail(EVEN_ERR_TIMEOUT,
                   "%s on rank %d of %d (cuda:%d): NCCL was not ready after %.3g s: a rank did not come", call->name,
-                  comm->rank, comm->ranks, comm->device, seconds);
+                  even_device_number(comm, comm->rank), comm->ranks, comm->device, seconds);
   (void)even_device_place(comm);
   return even_error_fix("see what the other ranks do; NCCL_DEBUG=INFO on all of them says whom NCCL waits for");
 }
@@ -156,14 +156,19 @@ static even_status ready(even_device_comm *comm, const even_device_call *call, b
   return even_device_context_push(comm);
 }
 
-static even_status group_is_open(const even_device_comm *comm, const even_device_call *call) {
-  (void)even_fail(
-      EVEN_ERR_TIMEOUT,
-      "%s on rank %d of %d (cuda:%d): another thread has a group of this communicator's calls open, and has "
-      "not ended it within the time limit",
-      call->name, comm->rank, comm->ranks, comm->device);
+/* `ended`: the communicator has, and is to be closed, or to be made anew. */
+static even_status group_is_open(const even_device_comm *comm, const even_device_call *call, double seconds,
+                                 bool ended) {
+  (void)even_fail(EVEN_ERR_TIMEOUT,
+                  "%s on rank %d of %d (cuda:%d): another thread has a group of this communicator's calls open, and "
+                  "has not ended it within %.3g s%s",
+                  call->name, even_device_number(comm, comm->rank), comm->ranks, comm->device, seconds,
+                  ended ? ", though the communicator has ended" : "");
   (void)even_device_place(comm);
-  return even_error_fix("end the group on the thread that began it; until then the communicator stays open");
+  return even_error_fix(call->revives ? "end the group on the thread that began it, then %s again; until then the "
+                                        "communicator keeps its memory on the GPU"
+                                      : "end the group on the thread that began it, then %s again",
+                        call->name);
 }
 
 even_status even_device_lock(even_device_comm *comm, const even_device_call *call) {
@@ -176,7 +181,8 @@ even_status even_device_lock(even_device_comm *comm, const even_device_call *cal
     bool ended = atomic_load(&comm->ending) != EVEN_DEVICE_WHOLE;
     bool late = (double)(even_clock_ns() - begun) > limit * 1e9;
     if (atomic_load(&comm->depth) > 0 && (ended || late)) {
-      return ended && !call->revives ? even_device_ended(comm, call) : group_is_open(comm, call);
+      return ended && !call->revives ? even_device_ended(comm, call)
+                                     : group_is_open(comm, call, (double)(even_clock_ns() - begun) * 1e-9, ended);
     }
   }
   return EVEN_OK;
