@@ -21,6 +21,7 @@ typedef struct even_optim_process {
 typedef struct even_optim_kept {
   _Alignas(64) _Atomic uint64_t name; /* of the piece and the step, once all is there (even_optim_round_name) */
   _Atomic uint64_t came;              /* the step that it has come to, and whether it looks who else has (step.c) */
+  _Atomic uint64_t copied;            /* bytes of what all share, where it makes a copy of its own */
 } even_optim_kept;
 
 /* Where the numbers of one parameter lie in the memory. */

@@ -143,18 +143,28 @@ static even_status await_looks(const even_optim_work *of) {
   return EVEN_OK;
 }
 
-/* Before the kernel ends a rank for it. Whoever looks may make a copy, too, at the same time: each asks for those of
- * all that it sees, so that the last to look has asked for all. */
+/* What the copy of another rank that looks may still take: what is copied is no longer free. */
+static size_t still_to_copy(const even_optim *optim, int rank) {
+  const even_optim_kept *its = even_optim_kept_of(optim, rank);
+  if ((atomic_load(&its->came) & LOOKS) == 0 || has_ended(&optim->processes[rank])) {
+    return 0;
+  }
+  uint64_t copied = atomic_load(&its->copied);
+  return copied < optim->memory.bytes ? optim->memory.bytes - (size_t)copied : 0;
+}
+
+/* Before the kernel ends a rank for it. Whoever looks may make a copy, too, at the same time: each asks for what those
+ * of all that it sees still take, so that the last to look has asked for all. */
 static even_status ask_for_copy(const even_optim_work *of) {
   const even_optim *optim = of->optim;
   size_t copies = 1;
-  size_t bytes = 0;
+  size_t bytes = optim->memory.bytes;
   for (int r = 0; r < optim->ranks; r++) {
-    bool looks = (atomic_load(&even_optim_kept_of(optim, r)->came) & LOOKS) != 0;
-    copies += r != optim->rank && looks && !has_ended(&optim->processes[r]) ? 1 : 0;
-  }
-  if (!even_multiply_size(optim->memory.bytes, copies, &bytes)) {
-    bytes = SIZE_MAX;
+    size_t more = r == optim->rank ? 0 : still_to_copy(optim, r);
+    copies += more > 0;
+    if (!even_add_size(bytes, more, &bytes)) {
+      bytes = SIZE_MAX;
+    }
   }
   even_status status = even_memory_ask(
       NULL, bytes, copies == 1 ? "a copy of the optimizer's states" : "copies of the optimizer's states");
@@ -172,10 +182,12 @@ static even_status ask_for_copy(const even_optim_work *of) {
 static even_status leave(even_optim_work *of) {
   even_optim *optim = of->optim;
   even_shared_memory shared;
-  size_t word = (size_t)((char *)&even_optim_kept_of(optim, optim->rank)->came - (char *)optim->memory.address);
+  even_optim_kept *own = even_optim_kept_of(optim, optim->rank);
+  size_t word = (size_t)((char *)&own->came - (char *)optim->memory.address);
+  size_t copied = (size_t)((char *)&own->copied - (char *)optim->memory.address);
   even_status status = ask_for_copy(of);
   if (status == EVEN_OK) {
-    status = even_shared_memory_leave(&optim->memory, &shared);
+    status = even_shared_memory_leave(&optim->memory, copied, &shared);
   }
   char *memory = status == EVEN_OK ? shared.address : optim->memory.address;
   atomic_store((_Atomic uint64_t *)(void *)(memory + word), HAS_LEFT);

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -260,7 +261,19 @@ even_status even_shared_memory_each(pid_t pid, const char *label,
   return even_folder_each(path, offer_segment, &segments);
 }
 
-even_status even_shared_memory_leave(even_shared_memory *memory, even_shared_memory *was) {
+/* In parts, which take memory one after the other. */
+static void copy_saying(const even_shared_memory *from, char *to, size_t said_at) {
+  enum { PART = 1 << 22 };
+  _Atomic uint64_t *said = (_Atomic uint64_t *)(void *)((char *)from->address + said_at);
+  for (size_t done = 0; done < from->bytes;) {
+    size_t part = from->bytes - done < PART ? from->bytes - done : PART;
+    memcpy(to + done, (const char *)from->address + done, part);
+    done += part;
+    atomic_store(said, done);
+  }
+}
+
+even_status even_shared_memory_leave(even_shared_memory *memory, size_t said_at, even_shared_memory *was) {
   enum { READ_WRITE = PROT_READ | PROT_WRITE };
   *was = (even_shared_memory){.fd = memory->fd, .bytes = memory->bytes};
   even_status status = map(was);
@@ -275,7 +288,7 @@ even_status even_shared_memory_leave(even_shared_memory *memory, even_shared_mem
     even_shared_memory_close(was);
     return status;
   }
-  memcpy(memory->address, was->address, memory->bytes);
+  copy_saying(was, memory->address, said_at);
   memory->fd = -1;
   return EVEN_OK;
 }

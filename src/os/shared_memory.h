@@ -45,8 +45,8 @@ even_status even_shared_memory_each(pid_t pid, const char *label,
                                     void *context) EVEN_MUST_USE;
 /* What it holds is this process's own from here on, at the same address, and nobody else's. `was` is the segment,
  * mapped elsewhere: for a last word to the others; close it. On failure it is shared as before, and `was` is not open.
- */
-even_status even_shared_memory_leave(even_shared_memory *memory, even_shared_memory *was) EVEN_MUST_USE;
+ * `said_at`: where in the segment the others see how many bytes are copied, a uint64_t, which is nothing but that. */
+even_status even_shared_memory_leave(even_shared_memory *memory, size_t said_at, even_shared_memory *was) EVEN_MUST_USE;
 /* Writes through `fd` begin at the segment's start again. */
 void even_shared_memory_rewind(const even_shared_memory *memory);
 void even_shared_memory_close(even_shared_memory *memory);

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -244,8 +245,20 @@ static int take_a_step_back(even_comm *comm, void *argument) {
     if (step == 3 && own == 0 && *is_short) {
       real_open = even_os.open;
       even_os.open = open_where_memory_is_short;
+      char needs[96];
+      even_optim_kept *late = even_optim_kept_of(optim, 2);
+      size_t bytes = optim->memory.bytes;
+      (void)atomic_fetch_or(&late->came, 1); /* it looks, and has copied 64 bytes */
+      late->copied = 64;
       RANKS_EXPECT(comm, model_step(optim, mine, step, NULL) == EVEN_ERR_MEMORY);
-      RANKS_EXPECT(comm, strstr(even_error_last()->what, "a copy of the optimizer's states needs ") != NULL);
+      (void)snprintf(needs, sizeof needs, "copies of the optimizer's states needs %zu bytes", 2 * bytes - 64);
+      RANKS_EXPECT(comm, strstr(even_error_last()->what, needs) != NULL);
+      late->copied = bytes; /* all: only this rank's own is wanted */
+      RANKS_EXPECT(comm, model_step(optim, mine, step, NULL) == EVEN_ERR_MEMORY);
+      (void)atomic_fetch_and(&late->came, ~(uint64_t)1);
+      late->copied = 0;
+      (void)snprintf(needs, sizeof needs, "a copy of the optimizer's states needs %zu bytes", bytes);
+      RANKS_EXPECT(comm, strstr(even_error_last()->what, needs) != NULL);
       RANKS_EXPECT(comm, strstr(even_error_last()->what, "1024 are free on host ") != NULL);
       RANKS_EXPECT(comm, strstr(even_error_last()->fix, "fewer ranks") != NULL && even_error_last()->rank == 0);
       die();

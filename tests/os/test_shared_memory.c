@@ -57,13 +57,14 @@ static void who_leaves_has_a_copy(void **state) {
   memcpy(at, "hello", 6);
   for (int call = 1; call <= 2; call++) { /* each may fail: then it is shared as before */
     fault_os(FAULT_mmap, call, ENOMEM);
-    assert_int_equal(even_shared_memory_leave(&mine, &was), EVEN_ERR_MEMORY);
+    assert_int_equal(even_shared_memory_leave(&mine, 4096, &was), EVEN_ERR_MEMORY);
     fault_reset();
     assert_int_equal(was.fd, -1);
     at[0]++;
     assert_int_equal(at[0], ((char *)theirs.address)[0]);
   }
-  assert_int_equal(even_shared_memory_leave(&mine, &was), EVEN_OK);
+  assert_int_equal(even_shared_memory_leave(&mine, 4096, &was), EVEN_OK);
+  assert_int_equal(((const uint64_t *)theirs.address)[512], 10000); /* the others see how far it has come */
   assert_ptr_equal(mine.address, at);
   assert_string_equal(at, "jello");
   at[1] = 'u';
