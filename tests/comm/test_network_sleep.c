@@ -2,7 +2,10 @@
 #include "comm/engine.h"
 #include "comm/ranks.h"
 #include "comm/ucx/group.h"
+#include "os/calls.h"
 
+#include <errno.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -75,6 +78,23 @@ static void who_is_stirred_while_it_looks_does_not_sleep(void **state) {
 static atomic_int listeners;
 static atomic_bool crowded;
 static int looks_beside;
+static long (*real_futex)(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout);
+static _Atomic(uint32_t *) turn; /* on which who does not listen sleeps */
+static atomic_int woken;
+static atomic_bool unwoken;
+
+/* Whoever sleeps there without a wake sleeps for very long. */
+static long sleep_until_woken(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
+  static const struct timespec very_long = {.tv_sec = 20};
+  bool its = operation == FUTEX_WAIT && word == turn && !unwoken;
+  long result = real_futex(word, operation, value, its ? &very_long : timeout);
+  if (its && result == 0) {
+    woken++;
+  } else if (its && errno == ETIMEDOUT) {
+    unwoken = true;
+  }
+  return result;
+}
 
 static bool arm_alone(even_ucx_group *group) {
   crowded = crowded || listeners > 0; /* what that thread is to hear would be taken away */
@@ -91,7 +111,7 @@ static void sleep_alone(even_ucx_group *group, uint64_t limit_ns, uint32_t idle)
 static bool has_looked_beside_another(even_ucx_group *group, const void *context) {
   (void)context;
   looks_beside += group->sleepers > 0;
-  return is_mpi ? crowded || looks_beside >= 5000 : looks_beside >= 5;
+  return is_mpi ? crowded || looks_beside >= 5000 : unwoken || (looks_beside >= 5 && woken >= 3);
 }
 
 static void *wait_for_message(void *request) {
@@ -109,6 +129,11 @@ static int sleep_beside_another(even_comm *comm, void *argument) {
   (void)argument;
   crowded = false;
   looks_beside = 0;
+  woken = 0;
+  unwoken = false;
+  turn = (uint32_t *)&group->turn;
+  real_futex = even_os.futex;
+  even_os.futex = sleep_until_woken;
   beneath = group->transport;
   watched.arm = arm_alone;
   watched.sleep = sleep_alone;
@@ -122,11 +147,13 @@ static int sleep_beside_another(even_comm *comm, void *argument) {
   even_comm_request_free(send);
   even_comm_request_free(receive);
   go_over(group, beneath, NULL);
-  RANKS_EXPECT(comm, came != NULL && crowded == is_mpi);
+  even_os.futex = real_futex;
+  RANKS_EXPECT(comm, came != NULL && crowded == is_mpi && !unwoken);
   return 0;
 }
 
-/* Over MPI, where nothing is heard in a sleep, each sleeps for itself. */
+/* Who does not listen is woken after each sleep of the one that does. Over MPI, where nothing is heard in a sleep, each
+ * sleeps for itself. */
 static void one_thread_at_a_time_listens(void **state) {
   run_alone(*state, sleep_beside_another);
 }
