@@ -257,6 +257,8 @@ class InPieces(torch.optim.Optimizer):
         comm = self.__dict__["_comm"]
         before = {p: dict(self.state[p]) for p, _ in named if p in self.state}
         try:
+            if before and comm.rank == 0:  # the others' is the same memory; the one before stays until they have moved
+                _ask(named, 1, "optimizers' states are shared anew")
             store = _Store(named, comm, True)
             for number, (parameter, names) in enumerate(named):
                 if any(self.state.get(parameter, {}).get(name) is not None for name in names):
@@ -268,7 +270,8 @@ class InPieces(torch.optim.Optimizer):
                 raise
             for parameter, state in before.items():
                 self.state[parameter] = state
-            _ask_for_own(named, comm.ranks)
+            # Each of the host's ranks makes one at the same time, but for the one that was lost.
+            _ask(named, max(comm.ranks - 1, 1), "a rank was lost while optimizers' states were shared anew")
             return _Store(named, None, False)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -282,10 +285,8 @@ class InPieces(torch.optim.Optimizer):
                     self.state[parameter][name] = value.clone()
 
 
-def _ask_for_own(named: Sequence[tuple[torch.Tensor, tuple[str, ...]]], ranks: int) -> None:
-    """Raises where stores of their own have no room, before the kernel ends a rank for it: each of the host's ranks makes one at the
-    same time, but for the one that was lost."""
-    copies = max(ranks - 1, 1)
+def _ask(named: Sequence[tuple[torch.Tensor, tuple[str, ...]]], copies: int, why: str) -> None:
+    """Raises where so many stores have no room, before the kernel ends a rank for it."""
     numbers = [
         (p.numel() * (8 if p.dtype == torch.float64 else 4), len(names) + (p.dtype in _SHORT)) for p, names in named
     ]
@@ -294,9 +295,7 @@ def _ask_for_own(named: Sequence[tuple[torch.Tensor, tuple[str, ...]]], ranks: i
         _core.Memory().ask(copies * sum(size * states for size, states in numbers), what)
     except EvenstepError as error:
         if error.status == "EVEN_ERR_MEMORY":  # else nobody can say
-            what = (
-                f"a rank was lost while optimizers' states were shared anew: {str(error).partition(' (EVEN_ERR_')[0]}"
-            )
+            what = f"{why}: {str(error).partition(' (EVEN_ERR_')[0]}"
             fix = "start fewer ranks on this host, or give the job more memory; --recovery restart makes no copies"
             raise error_of("EVEN_ERR_MEMORY", what, fix) from None
 

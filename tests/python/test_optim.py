@@ -355,7 +355,7 @@ def test_copies_of_states_are_asked_for_where_a_rank_is_lost(
 
     segment = _core.Comm.create_segment(1, 1 << 16)
     comm = _core.Comm(segment, 0, 1, 1 << 16)
-    proxy = SimpleNamespace(ranks=ranks, barrier=lose)
+    proxy = SimpleNamespace(rank=0, ranks=ranks, barrier=lose)
     monkeypatch.setattr(_core, "Memory", Memory)
     store = optim._Store
     monkeypatch.setattr(optim, "_Store", lambda named, group, survives: store(named, group and comm, survives))
@@ -372,7 +372,18 @@ def test_copies_of_states_are_asked_for_where_a_rank_is_lost(
     assert all(torch.equal(a, b) for a, b in zip(before, optimizer.param_groups[0]["params"]))
     statuses.pop()  # nobody can say
     optimizer.step()
-    assert asked == [copies * 2 * sum(p.numel() * max(4, p.element_size()) for p in before)] * 2
+    size = 2 * sum(p.numel() * max(4, p.element_size()) for p in before)
+    assert asked == [copies * size] * 2
+    # The next group's, beside the one that is there: the group's first rank asks.
+    next_one = SimpleNamespace(rank=0, ranks=ranks, barrier=comm.barrier)
+    optimizer.__dict__.update(_comm=next_one, _store=None)
+    statuses.append("EVEN_ERR_MEMORY")
+    with pytest.raises(EvenstepError, match=r"shared anew: a copy of the optimizer's states needs \d+ bytes") as raised:
+        optimizer.step()
+    assert raised.value.status == "EVEN_ERR_MEMORY"
+    next_one.rank = 1
+    optimizer.step()
+    assert asked == [copies * size] * 2 + [size]
 
 
 def test_who_waits_in_a_step_for_one_that_stands_still_says_so() -> None:
