@@ -16,8 +16,8 @@ extern "C" {
 
 /* A static string. Any thread. */
 EVEN_PUBLIC const char *even_version(void);
-/* The commit of which the library was built, in hexadecimal; with a + behind it where files were changed since; "" where
- * there was no repository to ask. A static string. Any thread. */
+/* The commit of which the library was built, in hexadecimal; with a + behind it where files were changed since; ""
+ * where there was no repository to ask. A static string. Any thread. */
 EVEN_PUBLIC const char *even_commit(void);
 
 #ifdef __cplusplus
