@@ -39,6 +39,9 @@ static even_status start(even_chaos_job *job) {
   }
   words[count] = NULL;
   (void)setenv("EVENSTEP_RESTART_PAUSE", "0", 0); /* its faults come as often as was asked for */
+  if (job->succeeds) {
+    (void)setenv("EVENSTEP_RESTART_AGENT", "0", 1); /* whom it kills is to be replaced by another host */
+  }
   job->started_ns = even_clock_ns();
   EVEN_TRY(even_dialogue_start((char *const *)(uintptr_t)words, &job->agent));
   job->open = true;

@@ -88,8 +88,9 @@ void even_job_options_tell_two_ranks(even_option *table, size_t count);
 int even_job_start(const even_job_options *options, char *const *environment, size_t count, char **words);
 /* Before even_job_start: the agent is a child of this process, and another one is started when it is killed
  * (job_restart.c), of one that does not lead, too. True in each agent, whose `options` are changed for it; false in the
- * calling process once the job is over, with its exit code. Where another host takes a killed one's place, and with
- * EVENSTEP_RESTART_AGENT=0: true, in the calling process; =anew: no rank outlasts its agent. */
+ * calling process once the job is over, with its exit code. Where another host takes a killed one's place and its ranks
+ * could not live on with one that is started here, and with EVENSTEP_RESTART_AGENT=0: true, in the calling process;
+ * =anew: no rank outlasts its agent. */
 bool even_job_supervise(even_job_options *options, int *code);
 /* The same of an agent that a leader has started over ssh (cli/agent.c): *legacy is what those before it have left. It
  * is not started again where its ranks have ended with it: the leader sees to that. The calling process keeps nothing

@@ -25,7 +25,8 @@ typedef struct supervised {
   even_supervisor supervisor;
   even_legacy legacy;
   const char *whose; /* agent it is */
-  bool only_lives;   /* where its ranks end with it, whoever leads starts another one */
+  bool only_lives;   /* where its ranks end with it, whoever leads starts another one, */
+  bool replaced;     /* or leads in its place */
   char *secret;      /* of the first agent alone; NULL: none */
   int most;
   int starts;    /* of an agent, without the first, */
@@ -41,9 +42,15 @@ static const char *variable(void) {
   return value == NULL || getenv("EVENSTEP_JOB") != NULL ? "" : value;
 }
 
-/* Whether another host takes this one's place when its agent is lost. */
-static bool others_see_to_it(const even_job_options *options) {
+/* Whether another host takes this one's place when its agent is lost; */
+static bool is_replaced(const even_job_options *options) {
   return options->hosts != NULL && even_job_replaces_leader(options);
+}
+
+/* also where its ranks could live on with another one here (outlast_hosts.c). */
+static bool others_see_to_it(const even_job_options *options) {
+  bool settled = strcmp(options->recovery, "restart") == 0 && options->max_ranks == 0 && options->witness == NULL;
+  return is_replaced(options) && !settled;
 }
 
 static bool follows(const even_job_options *options) {
@@ -88,6 +95,15 @@ static bool may_again(supervised *on, const even_process_end *end, bool lives) {
 static void say_over(const even_process_end *end) {
   char words[160];
   (void)snprintf(words, sizeof words, "the job's agent (process %ld) was ended by %s when the job was over",
+                 (long)end->pid, even_signal_name(end->signal));
+  even_cli_say(NULL, words);
+}
+
+static void say_replaced(const even_process_end *end) {
+  char words[200];
+  (void)snprintf(words, sizeof words,
+                 "the job's agent (process %ld) was ended by %s: another host leads from now on, if they had agreed on "
+                 "that (logs/leader.log there)",
                  (long)end->pid, even_signal_name(end->signal));
   even_cli_say(NULL, words);
 }
@@ -149,6 +165,9 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
     bool lives = even_legacy_is_whole(&on->legacy) && !on->supervisor.custody.broken;
     bool may = on->supervisor.asked == 0 && (lives || !on->only_lives);
     bool again = may && may_again(on, &end, lives);
+    if (!again && on->replaced && end.signal != 0 && on->supervisor.asked == 0) {
+      say_replaced(&end);
+    }
     if (again) {
       even_legacy_whole(&on->legacy, lives);
       EVEN_TRY(await_turn(on, lives));
@@ -207,8 +226,11 @@ bool even_job_supervise(even_job_options *options, int *code) {
   if (strcmp(variable(), "0") == 0 || others_see_to_it(options)) {
     return true;
   }
+  bool replaced = is_replaced(options);
   on = (supervised){.whose = follows(options) ? "this host's" : "the job's",
-                    .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
+                    .only_lives = replaced,
+                    .replaced = replaced,
+                    .most = replaced || options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
   if (!supervise(&on, code)) {
     return false;
   }

@@ -228,7 +228,7 @@ even_status even_candidate_take(even_candidate *candidate, even_link *link, cons
 
 /* ---- the next leader ---- */
 
-bool even_candidate_superseded(even_candidate *candidate) {
+bool even_candidate_superseded(const even_candidate *candidate) {
   even_voter_view view;
   if (candidate->voter == NULL) {
     return false;

@@ -37,7 +37,7 @@ void even_candidate_settle(even_candidate *candidate);
 /* What the leader says: who the members are (the answer goes out over `link`), and what it leaves. */
 even_status even_candidate_take(even_candidate *candidate, even_link *link, const even_message *message) EVEN_MUST_USE;
 /* Whether somebody leads a newer generation than that of the leader that it serves, which must not be obeyed then. */
-bool even_candidate_superseded(even_candidate *candidate);
+bool even_candidate_superseded(const even_candidate *candidate);
 /* The leader is gone, and nothing of the attempt is left here, or its ranks wait (`pause`). Waits for the next one: for
  * as long as no majority of the hosts is heard, up to what the leader said (EVEN_MAJORITY_PATIENCE), and says so in
  * logs/leader.log. `calls` and `link` as for even_invitation_accept. */

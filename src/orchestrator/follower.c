@@ -24,6 +24,7 @@ static void on_ready(void *context, even_link *link) {
 static void on_ended(void *context, even_link *link) {
   even_follower *follower = context;
   follower->gone = true;
+  follower->closed = even_link_was_closed(link);
   even_follower_unlink(follower);
   even_parcels_lost(follower->parcels, 0);
   if (!follower->refused) {
@@ -69,6 +70,8 @@ static even_status find_next(even_follower *follower, even_candidate_turn *turn)
   even_warm_part_close(&follower->next);
   even_follower_close_job(follower);
   even_follower_close_parcels(follower);
+  follower->wait_until_ns = 0;
+  follower->waited = false;
   EVEN_TRY(even_candidate_await(&follower->candidate, &follower->loop, &follower->calls, &follower->link, turn));
   follower->gone = *turn != EVEN_CANDIDATE_SERVE;
   return EVEN_OK;

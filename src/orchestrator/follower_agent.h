@@ -29,6 +29,7 @@ struct even_follower {
   const char *invitation;      /* as it was written to this host */
   const even_join_wish *joins; /* a job that runs already; NULL: it was waited for */
   bool gone;
+  bool closed;              /* by the other end, or the kernel there */
   bool ended;               /* the leader said so */
   bool refused;             /* and why: `why` */
   bool taken;               /* the leader has begun to look at this host: it waited for it; */

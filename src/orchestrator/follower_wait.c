@@ -12,17 +12,32 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { CONNECT_MS = 3000 };
+enum { CONNECT_MS = 3000, CONNECT_VOTED_MS = 1000 };
 
 /* Between two tries. */
 static const uint64_t PAUSE_NS = 200000000u;
+
+/* Where another host may take the leader's place they do for a moment, but where the agent was killed, and its host
+ * lives. With --recovery the ranks are held meanwhile (follower_hold.c). */
+static bool voters_wait(const even_follower *follower) {
+  return follower->candidate.voter == NULL ||
+         ((follower->closed || follower->wait_until_ns != 0) && follower->job.generation == NULL &&
+          !even_candidate_superseded(&follower->candidate));
+}
+
+/* Then ranks of the killed agent's host have ended (leadership.h), and another host leads, or none can. */
+static uint64_t longest_ns(const even_follower *follower) {
+  uint64_t patience_ns = (uint64_t)(follower->start.outlast_seconds * 1e9);
+  uint64_t kill_ns = even_leadership_times_of(even_socket_silence()).kill_ns;
+  return follower->candidate.voter != NULL && kill_ns < patience_ns ? kill_ns : patience_ns;
+}
 
 bool even_follower_may_wait(const even_follower *follower) {
   const even_job *job = &follower->job;
   bool due = follower->gone || follower->wait_until_ns != 0;
   bool has = follower->running || follower->settled; /* that all have ended the leader may not have heard */
   return due && has && follower->start.outlast_seconds > 0 && !follower->waited && !follower->ended &&
-         !follower->refused && follower->checks == NULL && follower->candidate.voter == NULL &&
+         !follower->refused && follower->checks == NULL && voters_wait(follower) &&
          even_outlast_hosts_have_state(job) && job->stage == EVEN_JOB_RUNS &&
          (job->draining == 0 || job->ended == 0); /* else its ranks save their state and end */
 }
@@ -34,7 +49,7 @@ static void begin(even_follower *follower) {
   follower->job.parcels = NULL;
   even_follower_untell_notice(follower);
   follower->held = true;
-  follower->wait_until_ns = even_clock_ns() + (uint64_t)(follower->start.outlast_seconds * 1e9);
+  follower->wait_until_ns = even_clock_ns() + longest_ns(follower);
   follower->look_ns = 0;
 }
 
@@ -51,7 +66,8 @@ static even_status connect_again(even_follower *follower, const char *address, c
   int port = (int)json_integer_value(json_object_get(invitation, "port"));
   int fd = -1;
   EVEN_TRY(even_tls_key_read(even_json_text(invitation, "key"), key));
-  even_status status = even_socket_connect(address, port, CONNECT_MS, &fd);
+  bool voted = follower->candidate.voter != NULL; /* on who is reached instead */
+  even_status status = even_socket_connect(address, port, voted ? CONNECT_VOTED_MS : CONNECT_MS, &fd);
   if (status == EVEN_OK) {
     status = even_link_open(&follower->link, &follower->loop, fd, false, key, &follower->calls);
   }

@@ -126,6 +126,7 @@ struct even_hosts {
   struct even_voter *voter; /* this host's, succession.c; NULL: nobody takes this one's place */
   uint64_t self;            /* its number in the group */
   int voter_port;
+  int voter_listener;           /* which is the voter's */
   uint64_t brought;             /* checkpoints, to any host */
   struct even_copies *copies;   /* of checkpoints, on other hosts (copies.h); NULL: nothing of them yet */
   struct even_bring_back *back; /* while one is looked for on other hosts (bring_back.h); else NULL */

@@ -125,8 +125,11 @@ static even_status dismiss(const even_hosts *hosts, even_link *link) {
 
 static even_status take_greeting(even_hosts *hosts, even_link *link, const json_t *greeting) {
   json_int_t index = index_of(hosts, greeting);
+  bool holds = json_is_true(json_object_get(greeting, "holds"));
   if (!hosts->gathering && json_integer_value(json_object_get(greeting, "member")) != 0) { /* who starts has none yet */
-    return even_fail(EVEN_ERR_INPUT, "%s served another leader, and comes too late to this one", link->peer);
+    even_status late =
+        even_fail(EVEN_ERR_INPUT, "%s served another leader, and comes too late to this one", link->peer);
+    return holds ? dismiss(hosts, link) : late;
   }
   even_host_agent *guest = hosts->gathering ? NULL : even_guests_launched(hosts, index);
   if (guest != NULL) {
@@ -139,7 +142,7 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
   if (!known || hosts->agents[index].link != NULL || hosts->agents[index].lost) {
     even_status unknown = even_fail(EVEN_ERR_INPUT, "%s says that it is host %lld, which is none that is waited for",
                                     link->peer, (long long)index);
-    return json_is_true(json_object_get(greeting, "holds")) ? dismiss(hosts, link) : unknown;
+    return holds ? dismiss(hosts, link) : unknown;
   }
   even_host_agent *agent = &hosts->agents[index];
   even_status status = even_hosts_check_version(hosts, greeting, agent->name);
@@ -154,7 +157,7 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
   agent->voter_port = (int)json_integer_value(json_object_get(greeting, "voter_port"));
   json_decref(agent->runs);
   agent->runs = NULL;
-  agent->holds = json_is_true(json_object_get(greeting, "holds"));
+  agent->holds = holds;
   return hosts->gathering ? EVEN_OK : even_hosts_ask_facts(agent);
 }
 
@@ -401,8 +404,11 @@ static even_status open_all(even_hosts *hosts) {
   hosts->places = SPARE_PLACES + 2 * hosts->count;
   EVEN_TRY(EVEN_NEW_ARRAY(&hosts->strangers, hosts->places));
   EVEN_TRY(even_hosts_open_parcels(hosts));
-  EVEN_TRY(even_hosts_read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
   EVEN_TRY(even_hosts_make_key(hosts));
+  if (even_outlast_due(hosts->params.before)) {
+    EVEN_TRY(even_succession_return(hosts)); /* at once: another host may take its place else */
+  }
+  EVEN_TRY(even_hosts_read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
   EVEN_TRY(even_loop_open(&hosts->loop));
   EVEN_TRY(even_hosts_listen(hosts));
   EVEN_TRY(watch_listener(hosts));
@@ -452,6 +458,9 @@ even_status even_hosts_open(const even_hosts_params *params, even_hosts **out) {
   even_status status = open_all(hosts);
   if (status != EVEN_OK) {
     const even_error kept = *even_error_last();
+    if (even_outlast_due(params->before) && status != EVEN_ERR_INTERRUPTED) {
+      even_succession_leave_to_others(hosts);
+    }
     even_hosts_close(hosts);
     return even_error_restore(&kept);
   }

@@ -60,7 +60,8 @@ even_leadership_times even_leadership_times_of(int silence_ms) {
 
 static bool leader_is_lost(const even_leadership_view *view) {
   uint64_t since = view->now_ns - view->leader_ns;
-  return since > (view->leader_linked ? view->times.silent_ns : view->times.gone_ns);
+  bool may_speak = view->leader_linked || view->leader_awaited;
+  return since > (may_speak ? view->times.silent_ns : view->times.gone_ns);
 }
 
 static bool has_lease(const even_leadership_view *view) {

@@ -55,7 +55,7 @@ bool even_leadership_log_apply(even_leadership_log *log, const even_leadership_e
 /* How long what takes, by the silence S after which hosts are lost (os/socket.h), which is the same on all. */
 typedef struct even_leadership_times {
   uint64_t gone_ns;   /* a leader without connection for so long is lost: 3/8 S, */
-  uint64_t silent_ns; /* as is one that says nothing at all for so long though there is one: 2.5 S */
+  uint64_t silent_ns; /* as is one that says nothing at all for so long though there is one, or is awaited: 2.5 S */
   uint64_t lease_ns;  /* for so long after it sent what a majority has answered, the leader acts: 3/4 S */
   uint64_t guard_ns;  /* then its guardian (os/guardian.h) holds its ranks (SIGSTOP), for the leader has not said by now
                          that it may act: S/8 after the lease, at least 0.5 s. When it says so again, they go on; */
@@ -79,16 +79,18 @@ typedef struct even_leadership_view {
   even_leadership newest; /* that it has heard of, by the log or otherwise */
   uint64_t applied;       /* the generation that the log surely says here */
   uint64_t self;
-  uint64_t first;     /* the member that leads at first */
-  bool witness;       /* it votes, and cannot lead the job */
-  bool raft_leads;    /* it leads the log: it alone can add to it, */
-  bool raft_own;      /* and an entry of its term is committed */
-  bool leader_linked; /* there is a connection to the member that leads; before any does, to the first */
-  uint64_t leader_ns; /* when anything came from it last, or since when there is no connection */
-  uint64_t lease_ns;  /* see even_leadership_answered */
-  bool proposed;      /* an entry of its own is on its way */
-  bool ends;          /* its agent ends the job, */
-  bool hands;         /* or has another one lead it from now on */
+  uint64_t first;      /* the member that leads at first */
+  bool witness;        /* it votes, and cannot lead the job */
+  bool raft_leads;     /* it leads the log: it alone can add to it, */
+  bool raft_own;       /* and an entry of its term is committed */
+  bool leader_linked;  /* there is a connection to the member that leads; before any does, to the first */
+  bool leader_awaited; /* there is none, and its host takes calls for it, which nobody answers yet: its agent was
+                          killed, and another one may come in its place, as the same member */
+  uint64_t leader_ns;  /* when anything came from it last, or since when there is no connection */
+  uint64_t lease_ns;   /* see even_leadership_answered */
+  bool proposed;       /* an entry of its own is on its way */
+  bool ends;           /* its agent ends the job, */
+  bool hands;          /* or has another one lead it from now on */
   uint64_t now_ns;
 } even_leadership_view;
 

@@ -8,6 +8,7 @@
 #include "orchestrator/progress.h"
 #include "orchestrator/restarts.h"
 #include "orchestrator/shortages.h"
+#include "orchestrator/voter.h"
 #include "os/custody.h"
 #include "os/shared_memory.h"
 #include "os/sweep.h"
@@ -50,6 +51,16 @@ typedef struct even_legacy_job {
   char began[EVEN_LEGACY_TEXT];
 } even_legacy_job;
 
+/* The voters' group of a leader whose place another host may take (succession.h), as it is while `whole` is so. */
+typedef struct even_legacy_votes {
+  size_t count;                                 /* of its members; 0: there is none */
+  even_voter_member members[EVEN_LEGACY_HOSTS]; /* the leader's own first, then those of the hosts */
+  uint64_t generation;
+  uint64_t next_member;
+  int port;
+  char folder[EVEN_LEGACY_TEXT]; /* in which they keep their logs */
+} even_legacy_votes;
+
 typedef struct even_legacy_page {
   _Atomic bool named;
   char run_name[EVEN_LEGACY_NAME];
@@ -62,10 +73,11 @@ typedef struct even_legacy_page {
   char key[EVEN_LEGACY_KEY]; /* of a job of several hosts: its digits */
   bool again;                /* this agent cannot go on with the ranks that run: another one begins without them */
   _Atomic bool whole;        /* the next agent can go on with the ranks that run (outlast.h) */
-  bool taken;                /* an agent that does not lead was taken by its leader */
-  _Atomic uint64_t signals;  /* that it has passed on to its ranks in this attempt, of those that its leader forwards */
-  _Atomic int over;          /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
-  pid_t keeper;              /* of the folder in which they keep checkpoints in memory; */
+  even_legacy_votes votes;
+  bool taken;               /* an agent that does not lead was taken by its leader */
+  _Atomic uint64_t signals; /* that it has passed on to its ranks in this attempt, of those that its leader forwards */
+  _Atomic int over;         /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
+  pid_t keeper;             /* of the folder in which they keep checkpoints in memory; */
   char memory[EVEN_LEGACY_TEXT]; /* "": there is none */
 } even_legacy_page;
 

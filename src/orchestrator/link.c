@@ -382,6 +382,12 @@ const even_error *even_link_why(const even_link *link) {
   return &link->why;
 }
 
+bool even_link_was_closed(const even_link *link) {
+  const even_error *why = &link->why;
+  return why->status != EVEN_ERR_TIMEOUT &&
+         (why->system_error == 0 || why->system_error == ECONNRESET || why->system_error == EPIPE);
+}
+
 void even_link_close(even_link *link) {
   if (link->fd >= 0) {
     if (link->tls != NULL && !link->failed) {

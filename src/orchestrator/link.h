@@ -82,6 +82,9 @@ void even_link_read(even_link *link);
 void even_link_flush(even_link *link, int timeout_ms);
 /* Why it ended. */
 const even_error *even_link_why(const even_link *link);
+/* Of one that has ended: whether the other end, or its kernel in the place of a process that has ended, has closed it;
+ * else nothing came back any more. */
+bool even_link_was_closed(const even_link *link);
 /* Says goodbye and frees everything; calls nobody. A zeroed link with fd -1 is allowed. */
 void even_link_close(even_link *link);
 

@@ -9,6 +9,7 @@
 #include "orchestrator/job_attempt.h"
 #include "orchestrator/place.h"
 #include "orchestrator/standing.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/pipe.h"
 #include "os/process_stat.h"
@@ -372,6 +373,17 @@ static void write_roll(const even_job *job, roll_head *head, bool *fits) {
   memcpy(head->resume, *fits ? even_text_string(&job->resume) : "", *fits ? job->resume.length + 1 : 1);
 }
 
+/* The place of this host among those that vote on who leads. */
+static void leave_vote(even_job *job) {
+  even_legacy_votes *votes = &job->outlast->legacy->page->votes;
+  votes->count = 0;
+  if (job->hosts != NULL && even_succession_leave(job->hosts, votes) != EVEN_OK) {
+    even_outlast_forgo(job);
+  } else if (votes->count > 0) {
+    keep(job, EVEN_OUTLAST_VOTER, 0, job->hosts->voter_listener);
+  }
+}
+
 void even_outlast_settle(even_job *job) {
   even_outlast *outlast = job->outlast;
   bool fits = false;
@@ -389,9 +401,10 @@ void even_outlast_settle(even_job *job) {
   }
   atomic_store(&outlast->page->written, next);
   place_parts(outlast);
-  if (whole) {
-    even_legacy_whole(outlast->legacy, true);
+  if (whole && !even_legacy_is_whole(outlast->legacy)) {
+    leave_vote(job);
   }
+  even_legacy_whole(outlast->legacy, whole && !outlast->failed);
 }
 
 /* ---- what was left ---- */

@@ -50,10 +50,11 @@ typedef enum even_outlast_kind {
   EVEN_OUTLAST_KEEPER,
   EVEN_OUTLAST_LISTENER,
   EVEN_OUTLAST_STANDING,
-  EVEN_OUTLAST_PORT,     /* what keeps the attempt's from other jobs */
-  EVEN_OUTLAST_PART,     /* of an agent that serves a leader (outlast_part.h), */
-  EVEN_OUTLAST_LINK,     /* and its connections to that one */
-  EVEN_OUTLAST_UNWRITTEN /* as a snapshot, of a rank that has ended: rank + turn * ranks */
+  EVEN_OUTLAST_PORT,      /* what keeps the attempt's from other jobs */
+  EVEN_OUTLAST_PART,      /* of an agent that serves a leader (outlast_part.h), */
+  EVEN_OUTLAST_LINK,      /* and its connections to that one */
+  EVEN_OUTLAST_UNWRITTEN, /* as a snapshot, of a rank that has ended: rank + turn * ranks */
+  EVEN_OUTLAST_VOTER      /* at which the leader's member of the voters' group listens */
 } even_outlast_kind;
 
 /* ---- the agent before may have been killed ---- */

@@ -10,6 +10,8 @@
 #include "orchestrator/host_agent.h"
 #include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
+#include "orchestrator/succession.h"
+#include "orchestrator/succession_members.h"
 #include "os/clock.h"
 
 #include <stdio.h>
@@ -24,17 +26,23 @@ static const uint64_t ASKED_NS = 2000000000u;
 
 /* ---- while the agent lives ---- */
 
-/* Hosts that change, states that go from rank to rank, votes: the next agent would have to know how far all that is. */
+/* Hosts that change, states that go from rank to rank: the next agent would have to know how far all that is. */
 static bool are_settled(const even_hosts_params *hosts) {
-  return hosts->most_ranks == 0 && hosts->estate == NULL && !hosts->replaces_leader;
+  return hosts->most_ranks == 0 && hosts->estate == NULL;
 }
 
 bool even_outlast_hosts_would(const even_hosts *hosts) {
-  return hosts->params.before != NULL && hosts->params.before->custody != NULL && are_settled(&hosts->params);
+  return hosts->params.before != NULL && hosts->params.before->custody != NULL && are_settled(&hosts->params) &&
+         !hosts->params.replaces_leader;
 }
 
 bool even_outlast_hosts_may(const even_job *job) {
-  return job->hosts == NULL || (!job->params->grows && are_settled(&job->hosts->params));
+  if (job->hosts == NULL) {
+    return true;
+  }
+  bool recovers =
+      job->params->shrink || job->params->replace; /* then ranks outlast it under another leader (adopt.h) */
+  return !job->params->grows && are_settled(&job->hosts->params) && !(job->hosts->params.replaces_leader && recovers);
 }
 
 /* Spares, whose processes are there and are nobody's before a rank is lost. */
@@ -70,7 +78,8 @@ bool even_outlast_hosts_calm(const even_job *job) {
   if (hosts == NULL) {
     return true;
   }
-  bool calm = hosts->elastic->move.stage == EVEN_MOVE_NONE && hosts->elastic->left_count == 0;
+  bool calm = hosts->elastic->move.stage == EVEN_MOVE_NONE && hosts->elastic->left_count == 0 &&
+              even_succession_may_return(hosts);
   for (size_t i = 1; calm && i < hosts->count; i++) {
     const even_host_agent *agent = &hosts->agents[i];
     calm = agent->link != NULL && agent->fits && agent->busy && !agent->lost && !agent->leaves && !agent->came &&
@@ -114,6 +123,9 @@ static even_status await_all(even_hosts *hosts) {
   while ((missing = find_missing(hosts, &over)) != NULL) {
     if (over) {
       return even_fail(EVEN_ERR_PEER_LOST, "the ranks of host %s have ended meanwhile", missing->name);
+    }
+    if (even_succession_is_superseded(hosts)) {
+      return even_fail(EVEN_ERR_PEER_LOST, "another host leads this job by now");
     }
     uint64_t now = even_clock_ns();
     if (!asked && even_stop_asked()) {
@@ -263,9 +275,13 @@ even_status even_outlast_hosts_meet(even_hosts *hosts) {
     return EVEN_OK; /* the others were drained */
   }
   hosts->gathering = true;
-  even_status status = await_all(hosts);
+  even_status status = even_succession_await_return(hosts); /* first: who may not act asks nobody for anything */
+  status = status == EVEN_OK ? await_all(hosts) : status;
   hosts->gathering = false;
   status = status == EVEN_OK ? take_all(hosts) : status;
+  if (status == EVEN_OK && hosts->voter != NULL) {
+    status = even_succession_want(hosts); /* as before */
+  }
   if (status == EVEN_OK && hosts->params.returns) {
     status = even_hosts_announce(hosts); /* the same words again, to be removed at the end */
   }
@@ -273,6 +289,7 @@ even_status even_outlast_hosts_meet(even_hosts *hosts) {
     const even_error kept = *even_error_last();
     let_go(hosts);
     if (status != EVEN_ERR_INTERRUPTED) {
+      even_succession_leave_to_others(hosts);
       even_legacy_ask_again(hosts->params.before);
     }
     return even_error_restore(&kept);

@@ -26,19 +26,27 @@ static uint64_t patience_ns(const even_hosts *hosts) {
 
 /* ---- the group begins ---- */
 
-static even_status begin_voting(even_job *job, const even_voter_member *members, size_t count, int listener) {
-  even_hosts *hosts = job->hosts;
+even_status even_succession_vote(even_hosts *hosts, const even_voter_member *members, size_t count, int listener,
+                                 bool returns) {
   even_voter_params params = {.size = sizeof params,
                               .self = hosts->self,
                               .listener = listener,
                               .members = members,
                               .count = count,
                               .first = hosts->self,
+                              .returns = returns,
                               .folder = even_text_string(&hosts->members_folder),
                               .silence_ms = even_socket_silence()};
   memcpy(params.key, hosts->key, sizeof params.key);
   even_status status = even_voter_open(&params, &hosts->voter);
   explicit_bzero(params.key, sizeof params.key);
+  hosts->voter_listener = listener;
+  return status;
+}
+
+static even_status begin_voting(even_job *job, const even_voter_member *members, size_t count, int listener) {
+  even_hosts *hosts = job->hosts;
+  even_status status = even_succession_vote(hosts, members, count, listener, false);
   if (status == EVEN_OK) {
     even_voter_announce(hosts->voter, hosts->port); /* for who would join, and came to another host */
   }

@@ -7,11 +7,27 @@
 #include "orchestrator/estate.h"
 #include "orchestrator/host_agent.h"
 
+struct even_legacy_votes;
+
 /* Before the first attempt, all agents fit: they and this one become the group, of which this one leads. Waits for
  * nobody: where they do not reach one another the job runs without, and is told so after a while. */
 even_status even_succession_open(even_job *job) EVEN_MUST_USE;
 /* In a host that takes a leader's place: waits for the agents of the others, and goes on with those that come. */
 even_status even_succession_take(even_hosts *hosts) EVEN_MUST_USE;
+/* ---- succession_return.c: the leader's agent is killed, and the next one on its host leads on (outlast.h) ---- */
+/* Whether that one could: this host leads in the first generation, may act, and all hosts are members. True of a job
+ * whose leader nobody replaces. */
+bool even_succession_may_return(const even_hosts *hosts);
+/* Leaves it what it needs for that, while that is so, but for the listener (EVEN_OUTLAST_VOTER). */
+even_status even_succession_leave(const even_hosts *hosts, struct even_legacy_votes *out) EVEN_MUST_USE;
+/* In the next agent, before all that takes its time: it is the member that the one before was. Nothing where none was
+ * left. */
+even_status even_succession_return(even_hosts *hosts) EVEN_MUST_USE;
+/* Waits until it may act. EVEN_ERR_PEER_LOST: another host leads by now, or too few are heard. */
+even_status even_succession_await_return(even_hosts *hosts) EVEN_MUST_USE;
+/* It does not go on: another host may. */
+void even_succession_leave_to_others(even_hosts *hosts);
+
 /* Of a job that ends, for whatever reason: nobody shall lead it after this one. Asks for it, and does not wait. */
 void even_succession_finish(even_hosts *hosts);
 /* Waits until that is so, for a moment. */

@@ -31,6 +31,9 @@ void even_succession_name_missing(const even_hosts *hosts, even_text *out);
 void even_succession_tell_cut_off(even_job *job);
 /* A majority is heard: nobody is given up for lost (even_succession_go_alone), and who asked for it is told. */
 void even_succession_stay(even_hosts *hosts);
+/* This host's member of the group, which takes the listener over. EVEN_ERR_NOT_FOUND: see even_voter_open. */
+even_status even_succession_vote(even_hosts *hosts, const even_voter_member *members, size_t count, int listener,
+                                 bool returns) EVEN_MUST_USE;
 /* Leaves all agents what they need to take this one's place, and waits until each that is here has it: what a leader
  * says is not heard any more once there is another one. EVEN_ERR_TIMEOUT: one does not answer. */
 even_status even_succession_confirm(even_job *job) EVEN_MUST_USE;

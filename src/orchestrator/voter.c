@@ -218,18 +218,20 @@ static void see(even_voter *voter, uint64_t now, even_leadership_view *out) {
   if (link != NULL) {
     voter->leader_ns = now - (even_clock_ns() - link->link.heard_ns); /* links reckon without the machine's sleep */
   }
-  *out = (even_leadership_view){.times = voter->times,
-                                .newest = own->newest,
-                                .applied = voter->log.says.sure.generation,
-                                .self = own->id,
-                                .first = voter->first,
-                                .raft_leads = leads,
-                                .raft_own = voter->log.says.sure_term == voter->log.raft.current_term,
-                                .leader_linked = link != NULL,
-                                .leader_ns = voter->leader_ns < now ? voter->leader_ns : now,
-                                .lease_ns = voter->lease_ns,
-                                .proposed = voter->log.proposed,
-                                .now_ns = now};
+  *out =
+      (even_leadership_view){.times = voter->times,
+                             .newest = own->newest,
+                             .applied = voter->log.says.sure.generation,
+                             .self = own->id,
+                             .first = voter->first,
+                             .raft_leads = leads,
+                             .raft_own = voter->log.says.sure_term == voter->log.raft.current_term,
+                             .leader_linked = link != NULL,
+                             .leader_awaited = even_voter_links_awaits(&voter->links, whom, now, voter->times.call_ns),
+                             .leader_ns = voter->leader_ns < now ? voter->leader_ns : now,
+                             .lease_ns = voter->lease_ns,
+                             .proposed = voter->log.proposed,
+                             .now_ns = now};
   (void)pthread_mutex_lock(&voter->lock);
   out->ends = voter->ends;
   out->hands = voter->hands;
@@ -363,10 +365,7 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
       .untold = even_leadership_ended(&view->newest) && !even_voter_links_delivered(&voter->links)};
   memcpy(out->missing, missing == NULL ? "" : missing->address, missing == NULL ? 1 : sizeof out->missing);
   address_of(voter, view->newest.leader, out->address);
-  char *colon = strrchr(out->address, ':');
-  if (colon != NULL) {
-    *colon = '\0';
-  }
+  out->address[strcspn(out->address, ":")] = '\0';
   (void)pthread_mutex_unlock(&voter->lock);
   if (announced != own->port) {
     own->port = announced;

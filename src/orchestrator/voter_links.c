@@ -237,8 +237,7 @@ static bool has_end(const even_voter_link *link) {
 static void on_ended(void *context, even_link *link) {
   even_voter_link *from = context;
   const even_error *why = even_link_why(link);
-  bool closed = why->status != EVEN_ERR_TIMEOUT &&
-                (why->system_error == 0 || why->system_error == ECONNRESET || why->system_error == EPIPE);
+  bool closed = even_link_was_closed(link);
   bool left = from->over; /* for another one */
   from->over = true;
   if (from->called && !from->told) {
@@ -449,6 +448,17 @@ even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id) {
     }
   }
   return NULL;
+}
+
+/* Such a call is given up now and then, and made again. */
+bool even_voter_links_awaits(even_voter_links *links, uint64_t id, uint64_t now_ns, uint64_t call_ns) {
+  for (even_voter_link *link = links->open; link != NULL; link = link->next) {
+    bool taken = link->called && link->id == id && !link->over && link->link.fd >= 0 && !link->link.was_ready &&
+                 !link->link.failed && even_link_waiting(&link->link) == 0 && even_socket_delivered(link->link.fd);
+    links->awaited_ns = taken ? now_ns : links->awaited_ns;
+    links->awaited = taken ? id : links->awaited;
+  }
+  return links->awaited == id && refused_since(links, id) == 0 && now_ns < links->awaited_ns + 2 * call_ns;
 }
 
 bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *bytes, size_t count) {

@@ -65,7 +65,9 @@ typedef struct even_voter_links {
   uint64_t alone_ns;                                /* since when no member is connected; 0: one is */
   size_t unknown;                                   /* open ones that others made, and have not said who they are */
   bool rests;                                       /* see even_voter_links_rest */
-  bool closed; /* a connection was, since the owner looked: whoever that was shall be called at once */
+  uint64_t awaited;    /* the member whose host was seen last to take a call that nobody answers, */
+  uint64_t awaited_ns; /* and when */
+  bool closed;         /* a connection was, since the owner looked: whoever that was shall be called at once */
   void *context;
   uint64_t (*term)(void *context); /* of Raft's, now */
   void (*word)(void *context, const even_voter_word *word);
@@ -100,6 +102,10 @@ uint64_t even_voter_links_deserted(const even_voter_links *links, const uint64_t
 bool even_voter_links_delivered(even_voter_links *links);
 /* The connection to a member whose word came; NULL: none. */
 even_voter_link *even_voter_links_find(even_voter_links *links, uint64_t id);
+/* Of one that is not connected: whether its host took the last call for it, and nobody has answered that yet. Where its
+ * agent stands still, or was killed beside a process that keeps its listener (outlast.h), that is so. It is called each
+ * `call_ns`. */
+bool even_voter_links_awaits(even_voter_links *links, uint64_t id, uint64_t now_ns, uint64_t call_ns);
 bool even_voter_links_send(even_voter_links *links, uint64_t id, const void *bytes, size_t count);
 /* Tells all what `own` says now. */
 void even_voter_links_tell(even_voter_links *links);

@@ -201,6 +201,21 @@ static void slow_is_not_lost(void **state) {
   assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST);
 }
 
+/* Another agent may come in a killed one's place: for as long as one that stands still it leads. */
+static void one_that_is_awaited_is_not_lost(void **state) {
+  even_leadership_view view = usual();
+  (void)state;
+  view.leader_linked = false;
+  view.leader_awaited = true;
+  view.now_ns += view.times.silent_ns;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_REST); /* nobody is there to be given the log */
+  view.now_ns++;
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_SUCCEED);
+  view.now_ns -= view.times.silent_ns - view.times.gone_ns;
+  view.leader_awaited = false; /* nobody listens there any more */
+  assert_int_equal(even_leadership_next(&view), EVEN_LEADERSHIP_SUCCEED);
+}
+
 static void its_own_entry_comes_first(void **state) {
   even_leadership_view view = usual();
   (void)state;
@@ -393,6 +408,7 @@ int main(void) {
       cmocka_unit_test(no_two_act_in_one_generation),
       cmocka_unit_test(the_search_finds_what_is_broken),
       cmocka_unit_test(slow_is_not_lost),
+      cmocka_unit_test(one_that_is_awaited_is_not_lost),
       cmocka_unit_test(its_own_entry_comes_first),
       cmocka_unit_test(the_first_leads_by_its_own_word),
       cmocka_unit_test(who_only_votes_gives_the_log_away),

@@ -383,6 +383,27 @@ static void one_that_was_called_and_says_no_word_is_missed(void **state) {
   assert_false(even_voter_links_missing(&one.links)->closed);
 }
 
+/* Its process is gone, and another one keeps its listener, at which the next one is to be. */
+static void one_whose_listener_is_kept_is_awaited(void **state) {
+  enum { CALL_NS = 1000000 };
+  uint64_t until = even_clock_ns() + LIMIT_NS;
+  (void)state;
+  even_loop_remove(&loop, &one.links.watch); /* nobody accepts */
+  assert_false(even_voter_links_awaits(&other.links, 2, even_clock_ns(), CALL_NS));
+  call(&other, &one);
+  while (!even_voter_links_awaits(&other.links, 2, even_clock_ns(), CALL_NS)) {
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+  assert_false(even_voter_links_awaits(&other.links, 3, even_clock_ns(), CALL_NS));
+  assert_int_equal(even_voter_links_open(&one.links), EVEN_OK); /* the next one */
+  await_met();
+  while (even_voter_links_awaits(&other.links, 2, even_clock_ns(), CALL_NS)) { /* it is there */
+    assert_true(even_clock_ns() < until);
+    turn();
+  }
+}
+
 static void await_delivered(void) {
   uint64_t until = even_clock_ns() + LIMIT_NS;
   while (!even_voter_links_delivered(&one.links)) {
@@ -507,6 +528,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(one_that_closed_and_does_not_answer_is_missed_for_seconds_alone, cut, finish),
       cmocka_unit_test_setup_teardown(one_that_has_closed_takes_no_place_of_one_that_is_cut_off, met, finish),
       cmocka_unit_test_setup_teardown(one_that_was_called_and_says_no_word_is_missed, apart, finish),
+      cmocka_unit_test_setup_teardown(one_whose_listener_is_kept_is_awaited, apart, finish),
       cmocka_unit_test_setup_teardown(what_was_told_is_delivered_once_the_other_host_has_it, met, finish),
       cmocka_unit_test_setup_teardown(one_that_is_connected_otherwise_need_say_no_word, met, finish),
       cmocka_unit_test_setup_teardown(one_that_stands_still_has_not_ended, met, finish),

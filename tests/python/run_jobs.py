@@ -112,6 +112,20 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+def children(pid: int) -> set[int]:
+    return set(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def supervised(job: Job) -> int:
+    """The agent that the job's process has started, and starts again."""
+    (agent,) = (
+        process
+        for process in children(job.process.pid)
+        if b"guardian" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
+    )
+    return agent
+
+
 def end_soon(pids: Iterable[int]) -> bool:
     """Whether all of them end: who was killed may be on its way out."""
     deadline = time.monotonic() + 300

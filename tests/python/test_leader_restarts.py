@@ -10,11 +10,11 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 import pytest
-from run_jobs import Job, wait_until
+from run_jobs import Job, children, supervised, wait_until
 from test_checkpoint_copies import _disk as disk_of_its_own
 from test_elastic import drain_of
 from test_restart_agent import TRAINING as KILLED
-from test_restart_agent import children, expect_same_end, expect_same_processes
+from test_restart_agent import expect_same_end, expect_same_processes
 from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
 from test_run_hosts import names as names  # a fixture
@@ -61,12 +61,7 @@ def start(
 
 
 def kill_leader(job: Job) -> None:
-    (leader,) = (
-        process
-        for process in children(job.process.pid)
-        if b"guardian" not in pathlib.Path(f"/proc/{process}/cmdline").read_bytes()
-    )
-    os.kill(leader, signal.SIGKILL)
+    os.kill(supervised(job), signal.SIGKILL)
 
 
 @pytest.mark.more

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from run_jobs import Run, alive, end_soon, wait_until, write_checkpoint
+from run_jobs import Run, alive, children, end_soon, wait_until, write_checkpoint
 from script_parts import AGENT
 
 # Rank 0 says who its agent is in step 8, and so on as often as it is to, and waits there for the next one. RANK@STEP: that
@@ -103,10 +103,6 @@ def expect_same_processes(folder: pathlib.Path, tag: str, ranks: int) -> None:
     assert sorted(line.split()[0] for line in (folder / f"ranks-{tag}").read_text().splitlines()) == [
         str(rank) for rank in range(ranks)
     ]
-
-
-def children(pid: int) -> set[int]:
-    return set(map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ import subprocess
 from collections.abc import Callable, Iterator, Set
 
 import pytest
-from run_jobs import Job, alive, end_all, end_soon
+from run_jobs import Job, alive, children, end_all, end_soon
 from test_mpi import FOUND, NONE, QUIET, TORCHRUN
-from test_restart_agent import children
 from test_run_hosts import SAYS_ITS_PLACE
 
 Script = Callable[..., str]

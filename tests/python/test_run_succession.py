@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_all, end_soon, go_without, wait_until
+from run_jobs import Job, alive, end_all, end_soon, go_without, supervised, wait_until
+from test_restart_agent import TRAINING as KILLED
+from test_restart_agent import expect_same_end, expect_same_processes
 from test_run_hosts import _ip, _missing, await_link
 
 Script = Callable[[str], str]
@@ -150,6 +152,18 @@ def _wait(hosts: Hosts, folder: pathlib.Path, *words: str, script: str = WAITING
     return job, ranks
 
 
+def _later(agent: int) -> int:
+    """That agent, some turns later: what it leaves to the next one is whole then."""
+
+    def turns() -> int:
+        status = pathlib.Path(f"/proc/{agent}/status").read_text()
+        return int(re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)[0])
+
+    now = turns()
+    wait_until(lambda: turns() > now + 20)
+    return agent
+
+
 @contextlib.contextmanager
 def _cut_off(first: str) -> Iterator[None]:
     """The first host's cable is out meanwhile."""
@@ -169,13 +183,39 @@ def _goes_on(hosts: Hosts) -> None:
 
 
 def test_another_host_takes_a_killed_leaders_place(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """Where another agent is started on the leader's host, that one leads on; where that is killed beside the process
+    that starts agents, nobody is waited for."""
     job, ranks = _wait(hosts, tmp_path)
+    os.kill(_later(supervised(job)), signal.SIGKILL)  # not the process that has started it
+    job.wait_for("the agent before was killed: ranks 0, 1 and 2 train on")
+    job.wait_for(STANDS, times=2)
+    assert all(alive(rank) for rank in ranks)
     os.kill(job.process.pid, signal.SIGKILL)  # ip and env have become evenstep
     _goes_on(hosts)
     assert end_soon(ranks)
     wait_until(lambda: not hosts.agents())
     _, text = job.finish()
     assert "vote); --no-replace-leader turns that off\n" in text, text
+
+
+@pytest.mark.more
+def test_training_outlasts_agents_of_the_leader(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    """Killed twice in the midst of it: the same processes come to the result of a run in which nobody was."""
+    name = script(KILLED)
+    whole = hosts.start(name, "whole", "0")
+    code, text = whole.finish()
+    assert code == 0, text
+    job = hosts.start("--name", "a", "--log-rank", "all", name, "a", "2")
+    for number, step in enumerate((8, 9), 1):
+        agent = int(job.wait_for(rf"in step {step} agent (\d+)")[0])
+        job.wait_for(STANDS, times=number)
+        os.kill(_later(agent), signal.SIGKILL)
+    code, text = job.finish()
+    assert code == 0, text
+    assert text.count("the agent before was killed: ranks 0, 1 and 2 train on\n") == 2, text
+    expect_same_end(tmp_path, "a")
+    expect_same_processes(tmp_path, "a", 3)
+    wait_until(lambda: not hosts.agents())
 
 
 @pytest.mark.more
@@ -265,16 +305,37 @@ def stands(pid: int) -> bool:
 def test_a_leader_that_stands_still_has_no_ranks_when_another_one_begins(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     """Its guardian does not stand still: it holds them, and ends them where nobody lets them go."""
     job, ranks = _wait(hosts, tmp_path)
-    os.kill(job.process.pid, signal.SIGSTOP)
+    agent = supervised(job)
+    os.kill(agent, signal.SIGSTOP)
     try:
         wait_until(lambda: stands(ranks[0]))
         assert "leads now" not in hosts.log("a")
         _goes_on(hosts)
         wait_until(lambda: not alive(ranks[0]))
     finally:
-        os.kill(job.process.pid, signal.SIGCONT)
+        os.kill(agent, signal.SIGCONT)
     code, text = job.finish()
     assert code == 7 and re.search("another host .* leads this job|the job has ended on other hosts", text), text
+    wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
+def test_an_agent_that_comes_too_late_in_a_killed_leaders_place(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """The ranks there are held meanwhile, and another host leads; the next agent hears of that one, and ends them."""
+    job, ranks = _wait(hosts, tmp_path)
+    agent = _later(supervised(job))
+    os.kill(job.process.pid, signal.SIGSTOP)
+    try:
+        os.kill(agent, signal.SIGKILL)
+        wait_until(lambda: stands(ranks[0]))
+        assert "leads now" not in hosts.log("a") and all(alive(rank) for rank in ranks)
+        wait_until(lambda: "this host leads now (generation 2)" in hosts.log("a"))
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+    _goes_on(hosts)
+    code, text = job.finish()
+    assert code == 7 and "the agent before was killed: ranks" not in text, text
+    assert not any(alive(rank) for rank in ranks)
     wait_until(lambda: not hosts.agents())
 
 
@@ -319,7 +380,7 @@ def test_a_leader_that_stands_in_a_write_is_replaced(hosts: Hosts, tmp_path: pat
 def test_a_leader_that_stood_still_for_a_moment_loses_nothing(hosts: Hosts, tmp_path: pathlib.Path, stops: str) -> None:
     """Longer than it may act, and not so long that another one leads."""
     job, ranks = _wait(hosts, tmp_path)
-    stopped = [job.process.pid] if stops == "the agent" else [*hosts.agents_of(hosts.names[0]), ranks[0]]
+    stopped = [supervised(job)] if stops == "the agent" else [*hosts.agents_of(hosts.names[0]), ranks[0]]
     for process in stopped:
         os.kill(process, signal.SIGSTOP)
     begun = time.monotonic()
