@@ -55,7 +55,7 @@ static even_status slow_own(even_job *job) {
 
 even_status even_job_guard_open(even_job *job) {
   if (job->outlast != NULL && job->adopted) {
-    even_outlast_guardian(job);
+    EVEN_TRY(even_outlast_guardian(job));
   } else {
     EVEN_TRY(start_guardian(job));
   }

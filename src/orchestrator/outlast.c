@@ -319,6 +319,7 @@ void even_outlast_guarded(even_job *job) {
       drop(job, EVEN_OUTLAST_GUARDIAN, 0); /* of the one that is gone */
     }
     keep(job, EVEN_OUTLAST_GUARDIAN, 0, job->guardian.pipe);
+    keep(job, EVEN_OUTLAST_LIMIT, 0, job->guardian.page == NULL ? -1 : job->guardian.page_fd);
     watch(job, job->guardian.pid);
   }
 }
@@ -441,13 +442,15 @@ int even_outlast_listener(const even_legacy *legacy) {
 }
 
 /* Once the roll is called. */
-void even_outlast_guardian(even_job *job) {
+even_status even_outlast_guardian(even_job *job) {
   int pipe = even_custody_claim(custody_of(job), EVEN_OUTLAST_GUARDIAN, 0);
-  if (job->outlast->head->guardian < 0) { /* none could be started */
-    even_pipe_close(pipe);
-  } else if (pipe >= 0) {
-    even_guardian_take((pid_t)job->outlast->head->guardian, pipe, &job->guardian);
+  int limit = even_custody_claim(custody_of(job), EVEN_OUTLAST_LIMIT, 0);
+  if (job->outlast->head->guardian >= 0 && pipe >= 0) { /* else none could be started */
+    return even_guardian_take((pid_t)job->outlast->head->guardian, pipe, limit, &job->guardian);
   }
+  even_pipe_close(pipe);
+  even_pipe_close(limit);
+  return EVEN_OK;
 }
 
 static void take_facts(even_job *job, size_t rank, const roll_rank *from) {

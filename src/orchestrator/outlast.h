@@ -54,6 +54,7 @@ typedef enum even_outlast_kind {
   EVEN_OUTLAST_PART,      /* of an agent that serves a leader (outlast_part.h), */
   EVEN_OUTLAST_LINK,      /* and its connections to that one */
   EVEN_OUTLAST_UNWRITTEN, /* as a snapshot, of a rank that has ended: rank + turn * ranks */
+  EVEN_OUTLAST_LIMIT,     /* the guardian's page */
   EVEN_OUTLAST_VOTER      /* at which the leader's member of the voters' group listens */
 } even_outlast_kind;
 
@@ -70,7 +71,7 @@ int even_outlast_generation(even_job *job);
 /* What the ranks look at for those that stand still on other hosts; the caller's from now on; -1: there is none. */
 int even_outlast_standing(even_job *job);
 /* The guardian that was started before. */
-void even_outlast_guardian(even_job *job);
+even_status even_outlast_guardian(even_job *job) EVEN_MUST_USE;
 /* In place of the start of the ranks: those that run, and those that have ended meanwhile. */
 even_status even_outlast_adopt(even_job *job) EVEN_MUST_USE;
 

@@ -8,6 +8,7 @@
 #include "os/cgroup.h"
 #include "os/clock.h"
 #include "os/process.h"
+#include "os/shared_memory.h"
 #include "os/sweep.h"
 
 #include <errno.h>
@@ -17,7 +18,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum { MOST_SESSIONS = 16384, MOST_GROUPS = 4096, SWEEP_MS = 5000, LOOK_MS = 250, ROOM_MS = 5000 };
 static const uint64_t STOP_NS = 20000000000u;
@@ -158,15 +158,22 @@ static void guard(void *context, int pipe) {
   }
 }
 
-static even_status map_page(struct even_guardian_page **out) {
-  void *page = even_os.mmap(NULL, sizeof **out, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  *out = page == MAP_FAILED ? NULL : page;
-  return *out == NULL ? even_fail_errno(errno, "no memory for the job's guardian") : EVEN_OK;
+static void give_page(const even_shared_memory *memory, even_guardian *out) {
+  out->page = memory->address;
+  out->page_fd = memory->fd;
+}
+
+static even_status map_page(even_guardian *out) {
+  even_shared_memory memory = {.fd = -1};
+  EVEN_TRY(even_shared_memory_create("evenstep-guardian", sizeof *out->page, &memory));
+  give_page(&memory, out);
+  return EVEN_OK;
 }
 
 static void unmap_page(even_guardian *guardian) {
+  even_shared_memory memory = {.fd = guardian->page_fd, .address = guardian->page, .bytes = sizeof *guardian->page};
   if (guardian->page != NULL) {
-    (void)even_os.munmap(guardian->page, sizeof *guardian->page);
+    even_shared_memory_close(&memory);
   }
   guardian->page = NULL;
 }
@@ -203,7 +210,7 @@ even_status even_guardian_start(const char *mark, even_guardian *out) {
   even_status status = even_alloc(MOST_GROUPS, EVEN_CGROUP_PATH, (void **)&now->groups);
   if (status == EVEN_OK) {
     (void)snprintf(now->mark, sizeof now->mark, "%s", mark);
-    status = map_page(&out->page);
+    status = map_page(out);
   }
   if (status == EVEN_OK) {
     now->page = out->page;
@@ -306,8 +313,19 @@ even_status even_guardian_inherit(even_guardian *guardian, const even_guardian *
   return tell(guardian, LIMIT, 0, ""); /* so that it looks now, also where there is no limit */
 }
 
-void even_guardian_take(pid_t pid, int pipe, even_guardian *out) {
+even_status even_guardian_take(pid_t pid, int pipe, int page_fd, even_guardian *out) {
+  even_shared_memory memory = {.fd = -1};
   *out = (even_guardian){.pid = pid, .pipe = pipe};
+  if (page_fd < 0) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_shared_memory_adopt(page_fd, &memory));
+  if (memory.bytes < sizeof *out->page) {
+    even_shared_memory_close(&memory);
+    return even_fail(EVEN_ERR_MISMATCH, "the agent before has left a guardian whose limit this one cannot read");
+  }
+  give_page(&memory, out);
+  return EVEN_OK;
 }
 
 void even_guardian_stop(even_guardian *guardian) {

@@ -12,7 +12,8 @@ struct even_guardian_page;
 typedef struct even_guardian {
   pid_t pid;                       /* -1: none */
   int pipe;                        /* its other end; the guardian begins when nobody holds it any more */
-  struct even_guardian_page *page; /* that both see; NULL: it was started by another process */
+  struct even_guardian_page *page; /* that both see; NULL: it was started by another process, which has left none */
+  int page_fd;                     /* of that, where there is one */
 } even_guardian;
 
 /* Forks the guardian of the job whose processes carry `mark` ("NAME=value") in their environment. It has a session of
@@ -39,8 +40,8 @@ bool even_guardian_holds(const even_guardian *guardian, uint64_t *held_ns);
  * what that one held it holds, and lets go. `gone` is stopped afterwards, not before. */
 even_status even_guardian_inherit(even_guardian *guardian, const even_guardian *gone) EVEN_MUST_USE;
 /* Of one that an earlier process has started, whose end of the pipe is `pipe`, and who is gone: it is this one's from
- * now on. The limit that it may have been told stays. */
-void even_guardian_take(pid_t pid, int pipe, even_guardian *out);
+ * now on, as is page_fd, that process's; -1: there is none, and the limit that it may have been told stays. */
+even_status even_guardian_take(pid_t pid, int pipe, int page_fd, even_guardian *out) EVEN_MUST_USE;
 /* Lets it do its work now, also where somebody has stopped it, and waits until it has ended, also where others hold the
  * pipe, too; for 20 s: then it is killed. */
 void even_guardian_stop(even_guardian *guardian);

@@ -412,7 +412,9 @@ static void is_taken_over(void **state) {
   if (parent == 0) {
     even_custody_join(&custody, childs);
     if (even_guardian_start(mark, &guardian) == EVEN_OK && even_guardian_add_session(&guardian, session) == EVEN_OK &&
-        even_custody_keep(&custody, 1, 0, guardian.pipe) == EVEN_OK) {
+        even_guardian_limit(&guardian, UINT64_MAX, UINT64_MAX) == EVEN_OK &&
+        even_custody_keep(&custody, 1, 0, guardian.pipe) == EVEN_OK &&
+        even_custody_keep(&custody, 2, 0, guardian.page_fd) == EVEN_OK) {
       (void)!write(ends[1], &guardian.pid, sizeof guardian.pid);
     }
     (void)raise(SIGKILL);
@@ -425,9 +427,18 @@ static void is_taken_over(void **state) {
   int pipe = even_custody_claim(&custody, 1, 0);
   assert_true(pipe >= 0);
   int held = dup(pipe);
-  even_guardian_take(number, pipe, &guardian);
+  assert_int_equal(even_guardian_take(number, pipe, even_custody_claim(&custody, 2, 0), &guardian), EVEN_OK);
   assert_int_equal(even_guardian_add_session(&guardian, later), EVEN_OK);
   assert_true(is_alive(session));
+  uint64_t since = 0;
+  assert_int_equal(even_guardian_limit(&guardian, 1, UINT64_MAX), EVEN_OK); /* it hears of another limit, too */
+  while (!even_guardian_holds(&guardian, &since)) {
+    even_clock_sleep_ns(1000000);
+  }
+  assert_int_equal(even_guardian_limit(&guardian, UINT64_MAX, UINT64_MAX), EVEN_OK);
+  while (even_guardian_holds(&guardian, &since)) {
+    even_clock_sleep_ns(1000000);
+  }
   even_guardian_stop(&guardian);
   even_process_stat stat;
   assert_true(even_process_stat_read(number, &stat) != 0 || even_process_stat_ended(&stat));
