@@ -265,11 +265,6 @@ even_status even_job_check_hosts(const even_job_options *options) {
     (void)even_fail(EVEN_ERR_USAGE, "--join-port is of --max-ranks");
     return even_error_fix("say up to how many ranks hosts may join");
   }
-  if (options->witness != NULL && (options->max_ranks > 0 || options->min_ranks > 0)) {
-    (void)even_fail(EVEN_ERR_USAGE, "--witness is of two hosts that stay, and --%s-ranks of such that change",
-                    options->max_ranks > 0 ? "max" : "min");
-    return even_error_fix("leave out one of the two");
-  }
   if (options->replace_leader && options->keep_leader) {
     (void)even_fail(EVEN_ERR_USAGE, "--replace-leader and --no-replace-leader");
     return even_error_fix("leave out one of the two");

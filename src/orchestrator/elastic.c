@@ -85,8 +85,12 @@ static bool is_over(const even_job *job) {
 
 /* Whether a host may be drained, whatever becomes of its ranks. */
 static even_status may_leave(const even_job *job, const even_host_agent *agent) {
-  if (job->hosts->agents[job->hosts->count - 1].witness) {
-    return even_fail(EVEN_ERR_UNSUPPORTED, "hosts of a job with --witness cannot be drained");
+  if (agent->witness) {
+    (void)even_fail(EVEN_ERR_UNSUPPORTED, "host %s only votes (--witness): it has no ranks, and cannot be drained",
+                    agent->name);
+    return even_error_fix(
+        "its machine may go: the job goes on, and starts its agent again when it is back. For another "
+        "witness: end the job, and --witness OTHER --name NAME --resume auto");
   }
   EVEN_TRY(agent->index == 0 ? even_hand_over_may(job) : EVEN_OK);
   if (is_over(job)) {
@@ -255,7 +259,7 @@ static even_status launch(even_job *job, bool *any) {
   *any = false;
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
-    if (!agent->lost || agent->leaves) {
+    if (!agent->lost || agent->leaves || agent->witness) { /* a witness is started again by and by */
       continue;
     }
     if (agent->came) {
@@ -298,7 +302,8 @@ static void say_absent(even_host_agent *agent, const even_error *error, bool end
 
 bool even_elastic_is_absent(even_host_agent *agent, const even_error *error, char *why, size_t bytes) {
   bool ended = agent->hosts->params.shell != NULL && agent->link == NULL && even_host_agent_shell_ended(agent);
-  bool absent = !agent->leaves && !agent->fits && (error->status == EVEN_ERR_TIMEOUT || ended || agent->lost);
+  bool absent =
+      !agent->witness && !agent->leaves && !agent->fits && (error->status == EVEN_ERR_TIMEOUT || ended || agent->lost);
   if (absent) {
     say_absent(agent, error, ended, why, bytes);
   }
@@ -344,6 +349,23 @@ static bool may_change(const even_job *job) {
   return params->least_ranks > 0 || params->most_ranks > 0;
 }
 
+/* Who leaves votes no more before it is gone; nor, first, does who is missing: else those that are left might have no
+ * majority. */
+static even_status take_votes(even_job *job) {
+  even_hosts *hosts = job->hosts;
+  if (hosts->voter == NULL || !any_leaves(job)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(even_succession_join(job));
+  for (size_t i = 1; i < hosts->count; i++) {
+    if (hosts->agents[i].leaves) {
+      hosts->agents[i].member = 0;
+      hosts->agents[i].cannot_vote = true;
+    }
+  }
+  return even_succession_join(job);
+}
+
 even_status even_elastic_settle(even_job *job, bool *changed) {
   *changed = false;
   if (job->hosts != NULL) {
@@ -375,6 +397,7 @@ even_status even_elastic_settle(even_job *job, bool *changed) {
   if (!*changed) {
     return EVEN_OK;
   }
+  EVEN_TRY(take_votes(job));
   EVEN_TRY(even_elastic_rearrange(job));
   const even_device_list own = {job->params->devices->items + job->first, job->local};
   return job->params->aside == NULL ? EVEN_OK : even_aside_hosts_cut(job->hosts, job->params->aside, &own);
@@ -398,7 +421,7 @@ static bool bears(even_job *job, even_host_agent *agent) {
 bool even_elastic_may_leave_out(const even_job *job, even_status status) {
   bool lost = false;
   for (size_t i = 1; job->hosts != NULL && i < job->hosts->count; i++) {
-    lost = lost || job->hosts->agents[i].lost;
+    lost = lost || (job->hosts->agents[i].lost && !job->hosts->agents[i].witness);
   }
   return lost && (may_change(job) || even_succession_is_alone(job->hosts)) && job->failure.status == EVEN_OK &&
          (status == EVEN_ERR_PEER_LOST || status == EVEN_ERR_TIMEOUT);
@@ -456,7 +479,7 @@ bool even_elastic_tries_again(even_job *job, even_status status) {
   bool borne = even_elastic_may_leave_out(job, status);
   for (size_t i = 1; borne && i < job->hosts->count; i++) {
     even_host_agent *agent = &job->hosts->agents[i];
-    borne = !agent->lost || agent->leaves || bears(job, agent);
+    borne = !agent->lost || agent->leaves || agent->witness || bears(job, agent);
   }
   return borne;
 }

@@ -177,7 +177,8 @@ void even_guests_dismiss(even_hosts *hosts);
 /* ---- elastic_hosts.c: the list of hosts ---- */
 /* How long the list of so many is: with what may be added while an attempt runs. */
 size_t even_elastic_room(const even_hosts *hosts, size_t count);
-/* Takes a guest to the end of the list, where it is from then on; NULL: there is no room. Outside of the loop's calls.
+/* Takes a guest to the end of the list, before a witness, where it is from then on; NULL: there is no room. Outside of
+ * the loop's calls.
  */
 even_host_agent *even_elastic_take_in(even_hosts *hosts, even_host_agent *guest);
 /* Whether it has a part in the next attempt, or may have: one that came by itself and is lost does not come again. */

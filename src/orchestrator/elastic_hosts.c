@@ -94,13 +94,15 @@ static void part_all(even_job *job) {
 
 /* ---- the new list: from here on the loop does not turn until it is the hosts' ---- */
 
-/* What watches its shell knows where it lies. */
+/* What watches its shell knows where it lies. A witness that is just being started was told another number: it is
+ * started once more, by and by. */
 static void move(even_host_agent *from, even_host_agent *to, size_t index) {
   even_loop *loop = &from->hosts->loop;
   even_loop_watch before[2] = {from->watches[0], from->watches[1]};
   for (int i = 0; i < 2; i++) {
     even_loop_remove(loop, &from->watches[i]);
   }
+  bool renumbered = from->index != index;
   *to = *from;
   to->index = index;
   for (int i = 0; i < 2; i++) {
@@ -108,6 +110,10 @@ static void move(even_host_agent *from, even_host_agent *to, size_t index) {
       even_pipe_close(before[i].fd); /* its last words are not heard then */
       even_error_clear();
     }
+  }
+  if (renumbered && to->witness && to->link == NULL && !to->lost) {
+    even_host_agent_drop(to);
+    to->lost = true;
   }
 }
 
@@ -133,8 +139,12 @@ even_host_agent *even_elastic_take_in(even_hosts *hosts, even_host_agent *guest)
   if (hosts->count >= hosts->room) {
     return NULL;
   }
-  even_host_agent *agent = &hosts->agents[hosts->count];
-  move(guest, agent, hosts->count);
+  even_host_agent *last = &hosts->agents[hosts->count - 1];
+  even_host_agent *agent = last->witness ? last : last + 1;
+  if (last->witness) {
+    move(last, last + 1, hosts->count);
+  }
+  move(guest, agent, (size_t)(agent - hosts->agents));
   hosts->count++;
   hosts->elastic->grown = true;
   leave_guests(hosts, guest);

@@ -83,6 +83,9 @@ static void keep(even_job *job, even_host_agent *agent, const even_notice *notic
 }
 
 void even_elastic_notice(even_job *job, even_host_agent *agent, const even_notice *notice) {
+  if (agent->witness) { /* it has no ranks: when it is gone it is started again */
+    return;
+  }
   if (job == NULL) {
     keep(job, agent, notice);
   } else if (agent->came && notice->signal == SIGINT) {

@@ -5,6 +5,7 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/pauses.h"
 #include "orchestrator/succession.h"
+#include "orchestrator/succession_members.h"
 #include "os/clock.h"
 
 #include <math.h>
@@ -211,6 +212,7 @@ static even_status turn(even_job *job) {
   for (size_t i = 1; i < hosts->count; i++) {
     look_at(job, &hosts->agents[i]);
   }
+  even_succession_keep_witness(job);
   if (observer->tick != NULL) {
     observer->tick(observer->context);
   }

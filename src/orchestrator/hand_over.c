@@ -138,14 +138,17 @@ static even_status say_done(even_hosts *hosts, const even_voter_view *view) {
   return even_error_fix("it goes on there: what it says is in logs/leader.log of the run folder of the same name");
 }
 
-/* To a host that has all that it needs, and stays. */
+/* To a host that has all that it needs, and stays; else to one that leaves, too, and to no witness. */
 static void give(even_hosts *hosts) {
   uint64_t heirs[EVEN_VOTER_MOST];
   size_t count = 0;
-  for (size_t i = 1; i < hosts->count && count < EVEN_VOTER_MOST; i++) {
-    const even_host_agent *agent = &hosts->agents[i];
-    if (takes_ranks(agent) && agent->member != 0 && agent->confirms == 0) {
-      heirs[count++] = agent->member;
+  for (int round = 0; round < 2; round++) {
+    for (size_t i = 1; i < hosts->count && count < EVEN_VOTER_MOST; i++) {
+      const even_host_agent *agent = &hosts->agents[i];
+      bool able = agent->link != NULL && !agent->witness && agent->member != 0 && agent->confirms == 0;
+      if (able && takes_ranks(agent) == (round == 0)) {
+        heirs[count++] = agent->member;
+      }
     }
   }
   even_voter_hand_over(hosts->voter, heirs, count);

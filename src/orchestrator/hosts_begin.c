@@ -75,7 +75,7 @@ static bool mark_absent(even_hosts *hosts) {
   for (size_t i = 1; i < hosts->count; i++) {
     even_host_agent *agent = &hosts->agents[i];
     char why[512];
-    if (agent->lacked == 0 && !agent->witness && even_elastic_is_absent(agent, &error, why, sizeof why)) {
+    if (agent->lacked == 0 && even_elastic_is_absent(agent, &error, why, sizeof why)) {
       even_host_agent_drop(agent);
       even_aside_host_close(agent);
       even_device_list_free(&agent->devices); /* of one that came, and was lost again */

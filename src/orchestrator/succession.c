@@ -228,7 +228,7 @@ even_status even_succession_add(even_job *job, even_host_agent *agent) {
 void even_succession_keep_witness(even_job *job) {
   even_hosts *hosts = job->hosts;
   even_host_agent *agent = &hosts->agents[hosts->count - 1];
-  if (!agent->witness) {
+  if (!agent->witness || hosts->voter == NULL) {
     return;
   }
   bring_back(job, true);

@@ -250,19 +250,21 @@ static void change_members(even_voter *voter, uint64_t now) {
   even_voter_log_change(&voter->log, wanted, count, now);
 }
 
-static bool is_heir(even_voter *voter, uint64_t id) {
-  bool found = false;
+/* Among those to whom the job is handed over; SIZE_MAX: it is none. */
+static size_t place_of(even_voter *voter, uint64_t id) {
+  size_t place = SIZE_MAX;
   (void)pthread_mutex_lock(&voter->lock);
-  for (size_t i = 0; i < voter->heir_count; i++) {
-    found = found || voter->heirs[i] == id;
+  for (size_t i = voter->heir_count; i-- > 0;) {
+    place = voter->heirs[i] == id ? i : place;
   }
   (void)pthread_mutex_unlock(&voter->lock);
-  return found;
+  return place;
 }
 
-/* The next voter that is there: in a circle, so that each has its turn; an heir before others. 0: none is. */
-static uint64_t next_voter(even_voter *voter) {
-  uint64_t other = 0;
+/* The next voter that is there: in a circle, so that each has its turn; or of heirs the first. 0: none is. */
+static uint64_t next_voter(even_voter *voter, bool heirs) {
+  uint64_t next = 0;
+  size_t least = SIZE_MAX;
   const struct raft_configuration *all = &voter->log.raft.configuration;
   unsigned own = 0;
   for (; own < all->n && all->servers[own].id != voter->links.own.id; own++) {
@@ -272,12 +274,11 @@ static uint64_t next_voter(even_voter *voter) {
     if (server->role != RAFT_VOTER || even_voter_links_find(&voter->links, server->id) == NULL) {
       continue;
     }
-    if (is_heir(voter, server->id)) {
-      return server->id;
-    }
-    other = other == 0 ? server->id : other;
+    size_t place = heirs ? place_of(voter, server->id) : 0;
+    next = place < least ? server->id : next;
+    least = place < least ? place : least;
   }
-  return other;
+  return next;
 }
 
 static void act(even_voter *voter, const even_leadership_view *view) {
@@ -293,7 +294,7 @@ static void act(even_voter *voter, const even_leadership_view *view) {
       even_voter_log_propose(&voter->log, view->self);
       break;
     case EVEN_LEADERSHIP_HAND:
-      next = next_voter(voter);
+      next = next_voter(voter, true);
       if (next != 0) {
         even_voter_log_propose(&voter->log, next);
       }
@@ -305,7 +306,7 @@ static void act(even_voter *voter, const even_leadership_view *view) {
       even_voter_log_yield(&voter->log, view->newest.generation == 0 ? voter->first : view->newest.leader);
       break;
     case EVEN_LEADERSHIP_PASS:
-      next = next_voter(voter);
+      next = next_voter(voter, false);
       if (next != 0) {
         even_voter_log_yield(&voter->log, next);
       }

@@ -86,8 +86,9 @@ void even_voter_lead(even_voter *voter);
 /* While this member leads, this guardian holds the ranks where it may not act, and kills them when that lasts: the
  * thread tells it, whatever else the agent does meanwhile. The caller's, until it gives another one; NULL: none. */
 void even_voter_guard(even_voter *voter, even_guardian *guardian);
-/* Of the one that leads: another voter, with which it is connected, shall lead the job from now on, one of `heirs`
- * where any of these is. The caller has no ranks, and starts none any more. `newest` says when that is so. */
+/* Of the one that leads: another voter, with which it is connected, shall lead the job from now on: the first of
+ * `heirs` that is one, and nobody else. The caller has no ranks, and starts none any more. `newest` says when that is
+ * so. */
 void even_voter_hand_over(even_voter *voter, const uint64_t *heirs, size_t count);
 /* Of the one that leads: the job ends, and nobody may lead it after this one. `newest` says when that is so. */
 void even_voter_finish(even_voter *voter);

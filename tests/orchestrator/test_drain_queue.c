@@ -8,6 +8,7 @@
 #include "orchestrator/elastic.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -116,11 +117,22 @@ static void hosts_are_drained_one_after_the_other(void **state) {
   at->job.progress.reader = NULL;
 }
 
-/* A host that is reached for those of one that is drained comes before it. */
+/* A host that is reached for those of one that is drained comes before it. Others may be drained, it may not. One that
+ * is being started by a number that it has no more is started anew. */
 static void a_witness_stays_the_last(void **state) {
   scene *at = *state;
   at->hosts.agents[3].witness = true;
   at->hosts.agents[3].count = 0;
+  at->job.progress.reader = (even_telemetry_reader *)at;
+  assert_int_equal(even_elastic_may_go(&at->job, &at->hosts.agents[1]), EVEN_OK);
+  assert_int_equal(even_elastic_drain(&at->job, "z", NULL), EVEN_ERR_UNSUPPORTED);
+  assert_string_equal(even_error_last()->what, "host z only votes (--witness): it has no ranks, and cannot be drained");
+  assert_non_null(strstr(even_error_last()->fix, "its machine may go"));
+  even_error_clear();
+  at->job.progress.reader = NULL;
+  at->params.notice_seconds = 60;
+  even_elastic_notice(&at->job, &at->hosts.agents[3], &(even_notice){.signal = SIGTERM, .what = ""});
+  assert_int_equal(at->hosts.agents[3].notice.signal, 0);
   at->hosts.agents[1].leaves = true;
   even_host_agent **guest = &at->hosts.elastic->guests[0];
   assert_int_equal(EVEN_NEW(guest), EVEN_OK);
@@ -134,10 +146,11 @@ static void a_witness_stays_the_last(void **state) {
   for (size_t i = 1; i < 4; i++) {
     assert_int_equal(at->hosts.agents[i].index, i);
   }
+  assert_false(at->hosts.agents[3].lost);
   at->hosts.agents[2].leaves = true;
   assert_int_equal(even_elastic_rearrange(&at->job), EVEN_OK);
   assert_int_equal(at->hosts.count, 3);
-  assert_true(at->hosts.agents[2].witness);
+  assert_true(at->hosts.agents[2].witness && at->hosts.agents[2].lost);
 }
 
 int main(void) {

@@ -1,6 +1,7 @@
 /* Hosts that join while the others train, as the leader's job sees it: no agent, and no process, plays any of them. */
 #include "orchestrator/growth.h"
 
+#include "an_agent.h"
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "fault/generation.h"
@@ -238,6 +239,23 @@ static void it_waits_until_the_ranks_have_said_that_they_can(void **state) {
   assert_int_equal(even_job_members(&at.job), BEGAN); /* so far */
 }
 
+static void it_comes_before_a_witness(void **state) {
+  (void)state;
+  at.hosts.agents[1] = an_agent(&at.hosts, 1, "w");
+  at.hosts.agents[1].count = 0;
+  at.hosts.agents[1].witness = at.hosts.agents[1].lost = true;
+  at.hosts.count = 2;
+  comes(2);
+  all_can();
+  even_growth_tick(&at.job);
+  assert_int_equal(at.hosts.count, 3);
+  assert_string_equal(at.hosts.agents[1].name, "u");
+  assert_int_equal(at.hosts.agents[1].index, 1);
+  assert_true(at.hosts.agents[2].witness);
+  assert_int_equal(at.hosts.agents[2].index, 2);
+  assert_int_equal(even_hosts_count(&at.hosts), 2);
+}
+
 static void where_the_ranks_cannot_the_job_restarts_with_it(void **state) {
   (void)state;
   comes(2);
@@ -303,6 +321,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_host_that_no_network_of_ours_reaches_is_refused, set_up, tear_down),
       cmocka_unit_test_setup_teardown(places_are_given_in_rows_and_given_again, set_up, tear_down),
       cmocka_unit_test_setup_teardown(it_waits_until_the_ranks_have_said_that_they_can, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(it_comes_before_a_witness, set_up, tear_down),
       cmocka_unit_test_setup_teardown(where_the_ranks_cannot_the_job_restarts_with_it, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_generation_has_more_ranks_than_the_job_began_with, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_newcomer_that_ends_harms_nobody_and_is_started_again, set_up, tear_down),

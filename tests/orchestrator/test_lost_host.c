@@ -103,6 +103,20 @@ static void who_was_not_told_to_wait_does_not_wait_for_ever(void **state) {
   expect_patience(at, EVEN_LOST_GO_ON, 2, 0, 0);
 }
 
+static void nobody_goes_on_without_a_witness_that_is_lost(void **state) {
+  scene *at = *state;
+  char why[64];
+  const even_error late = {.status = EVEN_ERR_TIMEOUT};
+  at->hosts.params.least_ranks = 1;
+  at->agents[3].lost = true;
+  at->agents[3].fits = false;
+  assert_true(even_elastic_is_absent(&at->agents[3], &late, why, sizeof why));
+  assert_true(even_elastic_may_leave_out(&at->job, EVEN_ERR_PEER_LOST));
+  at->agents[3].witness = true;
+  assert_false(even_elastic_is_absent(&at->agents[3], &late, why, sizeof why));
+  assert_false(even_elastic_may_leave_out(&at->job, EVEN_ERR_PEER_LOST));
+}
+
 /* Ranks that do not step in es.prepare would never save their state for it. */
 static void a_lost_host_is_looked_for_where_ranks_can_be_asked_to_save(void **state) {
   scene *at = *state;
@@ -199,6 +213,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(who_has_a_global_batch_goes_on_and_others_wait, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(who_was_not_told_to_wait_does_not_wait_for_ever, open_scene, close_scene),
+      cmocka_unit_test_setup_teardown(nobody_goes_on_without_a_witness_that_is_lost, open_scene, close_scene),
       cmocka_unit_test_setup_teardown(a_lost_host_is_looked_for_where_ranks_can_be_asked_to_save, open_scene,
                                       close_scene),
       cmocka_unit_test_setup_teardown(a_host_is_not_started_before_the_time_of_its_notice_is_over, open_scene,

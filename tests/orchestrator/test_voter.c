@@ -494,11 +494,12 @@ static void after_its_end_nobody_leads_a_job(void **state) {
   close_group(&all);
 }
 
-/* The leader gives the job to another one, which it names and which is not the next in turn; that one dies in that
- * moment: a third one leads once it can, and not the first again, which ends. */
+/* The leader gives the job to the first of those that it names, which is not the next in turn, and to nobody else; that
+ * one dies in that moment: a third one leads once it can, and not the first again, which ends. */
 static void what_was_handed_over_is_not_taken_back(void **state) {
   cluster all;
-  const uint64_t heir = 3;
+  const uint64_t nobody = 77;
+  const uint64_t heirs[] = {3, 2};
   uint64_t until = even_clock_ns() + LIMIT_NS;
   (void)state;
   memset(&all, 0, sizeof all);
@@ -515,7 +516,12 @@ static void what_was_handed_over_is_not_taken_back(void **state) {
     assert_true(even_clock_ns() < until);
     even_clock_sleep_ns(1000000);
   }
-  even_voter_hand_over(all.voters[0], &heir, 1);
+  even_voter_hand_over(all.voters[0], &nobody, 1); /* a witness would be named else */
+  for (int i = 0; i < 3; i++) {
+    await_answered(&all, 0, even_clock_boot_ns());
+  }
+  assert_int_equal(look(&all, 0).newest.generation, 1);
+  even_voter_hand_over(all.voters[0], heirs, 2);
   while (look(&all, 0).newest.generation < 2) {
     assert_true(even_clock_ns() < until);
     even_clock_sleep_ns(1000000);

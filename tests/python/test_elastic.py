@@ -426,10 +426,6 @@ def test_hosts_get_the_checkpoint_under_the_number_that_they_have_then(alone: Al
     ("words", "said"),
     [
         (["--max-ranks", "2", "-n", "1", "t.py"], "--max-ranks lets hosts join that have the job's key"),
-        (
-            ["--max-ranks", "3", "--witness", "c", "--hosts", "a,b", "t.py"],
-            "--witness is of two hosts that stay",
-        ),
         (["--join-port", "7000", "t.py"], "--join-port is of several hosts"),
         (["--min-ranks", "2", "-n", "2", "t.py"], "--min-ranks is of --recovery shrink and replace, and of several"),
     ],

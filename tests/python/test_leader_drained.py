@@ -103,6 +103,48 @@ def test_a_host_is_drained_while_the_leader_can_be_replaced(
     wait_until(lambda: not hosts.agents())
 
 
+# Holds in the first three attempts, each at a later step.
+HOLDS = TRAINING.replace('attempt == "0" and es.step() == 6', 'attempt in "012" and es.step() == 6 + 3 * int(attempt)')
+HOLDS = HOLDS.replace('print("at step 6"', 'print("holds in", attempt').replace('"told"', 'f"told-{attempt}"')
+
+
+@pytest.mark.more
+def test_hosts_change_beside_a_witness(hosts: Hosts, script: Script, tmp_path: pathlib.Path) -> None:
+    """One is drained, and joins again: with it and the witness another one leads where the first is lost."""
+    assert "3 * int" in HOLDS and "holds in" in HOLDS and "told-{attempt}" in HOLDS
+    first, second, witness = hosts.names
+    hosts.environment = hosts.environment | {"EVENSTEP_JOB_KEY": "ab" * 32}
+    words = ("--max-restarts", "1", "--max-ranks", "2", "--min-ranks", "1", "--log-rank", "all")
+    job = hosts.start("--name", "a", *words, script(HOLDS), witness=True)
+    (port,) = job.wait_for(r"hosts join at \S+:(\d+) ")
+    job.wait_for("holds in 0", times=2)
+    job.wait_for(r"takes its place \(3 of 3 vote\)")
+    code, text = _drain(hosts, witness).finish()
+    assert code == 8 and f"host {witness} only votes (--witness)" in text, text
+    drain = _drain(hosts, "--no-move", "--cold", second)
+    job.wait_for(f"host {second} is drained")
+    (tmp_path / "told-0").touch()
+    code, text = drain.finish()
+    assert code == 0 and f"host {second} is out of the job" in text, text
+    wait_until(lambda: not hosts.agents_of(second))
+    job.wait_for("holds in 1")
+    code, text = _drain(hosts, first).finish()
+    assert code == 9 and "no other host can take its place any more: too few are left" in text, text
+    command = ["ip", "netns", "exec", second, "env", f"EVENSTEP_HOST_ID={second}", str(hosts.program)]
+    hosts.jobs.append(Job([*command, "join", "-n", "1", f"10.80.0.2:{port}"], hosts.folder, hosts.environment))
+    job.wait_for("has come with 1 rank")
+    (tmp_path / "told-1").touch()
+    job.wait_for("holds in 2", times=2)
+    job.wait_for(r"takes its place \(3 of 3 vote\)", times=2)
+    os.kill(job.process.pid, signal.SIGKILL)
+    wait_until(lambda: "a ended well" in hosts.log("a"))
+    said = hosts.log("a")
+    assert "this host leads now (generation 2): restart 1 of 1" in said, said
+    assert len(re.findall(r"steps 1[01] to 18 process", said)) == 1 and "Traceback" not in said, said
+    wait_until(lambda: not hosts.agents())
+    job.finish()
+
+
 @pytest.mark.more
 def test_a_host_that_cannot_be_started_again_is_left_out(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     """Two are left, of which the leader alone votes."""
