@@ -41,6 +41,7 @@ static const even_usage usage = {
         "  nan         a gradient of a rank is NaN in one backward; the runs have --on-nonfinite stop\n"
         "  twin        a second process claims to be a rank, and must be refused\n"
         "  partition   the link of a host of --namespaces is cut for 8 s, of the one that leads, too\n"
+        "  With --hosts here,there all but full-disk, clock, nan (this host's) and partition come to any host.\n"
         "\n"
         "exit codes:\n"
         "  0 the promise was kept; 11 it was not: other parameters, a failed or hanging run; else as of `evenstep "
@@ -49,7 +50,8 @@ static const even_usage usage = {
         "examples:\n"
         "  evenstep chaos -n 2 --faults 5 train.py\n"
         "  evenstep chaos -n 2 --seed 7 --kinds kill,agent --policy auto --tolerance 1e-5 train.py\n"
-        "  evenstep chaos -n 3 --recovery replace --spares 1 --kinds kill,stop --tolerance 1e-5 train.py",
+        "  evenstep chaos -n 3 --recovery replace --spares 1 --kinds kill,stop --tolerance 1e-5 train.py\n"
+        "  evenstep chaos --hosts here:2,there:2 --kinds kill,stop,agent train.py",
     .stop_at_operand = true,
 };
 
@@ -106,14 +108,19 @@ static even_status check_beside(const even_chaos_command *on) {
   return status;
 }
 
-/* Of a job on one host. */
+static const char *why_without_cuts(const even_chaos_command *on) {
+  return even_chaos_has_own_hosts(on) ? "links of hosts of your own are not cut, by which they may be reached"
+                                      : "one host has no link that could be cut";
+}
+
+/* Of a job on one host, or on hosts of the user's own. */
 static even_status leave_out_cuts(even_chaos_command *on) {
   const uint32_t cut = (uint32_t)1 << EVEN_CHAOS_CUT;
   if (on->namespaces || (on->kinds_set & cut) == 0) {
     return EVEN_OK;
   }
   if (on->kinds_set == cut) {
-    (void)even_fail(EVEN_ERR_USAGE, "chaos: one host has no link that could be cut");
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: %s", why_without_cuts(on));
     return even_error_fix("--namespaces runs the job on several hosts of this machine (root)");
   }
   on->kinds_set &= ~cut;
@@ -121,21 +128,24 @@ static even_status leave_out_cuts(even_chaos_command *on) {
   return EVEN_OK;
 }
 
+/* -n, 0 where it is no number. */
+static int said_ranks(const even_chaos_command *on) {
+  char *end = NULL;
+  long said = on->job.ranks == NULL ? 0 : strtol(on->job.ranks, &end, 10);
+  return said < 1 || said > INT_MAX / EVEN_CHAOS_HOSTS || *end != '\0' ? 0 : (int)said;
+}
+
 static even_status prepare(even_chaos_command *on, size_t count, char **words) {
   uint64_t now = even_clock_wall_ns();
   char chosen[32];
   EVEN_TRY(even_chaos_parse(on->kinds, &on->kinds_set));
-  EVEN_TRY(leave_out_cuts(on));
   EVEN_TRY(even_chaos_check_options(on));
+  EVEN_TRY(leave_out_cuts(on));
   if (!(on->hold > 0 && on->hold <= 3600)) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --hold must be more than 0 s, and an hour at most");
   }
   if (!(on->tolerance >= 0)) {
     return even_fail(EVEN_ERR_USAGE, "chaos: --tolerance must not be negative");
-  }
-  if (on->hosts != 0 && !on->namespaces && !on->replace_leader) {
-    (void)even_fail(EVEN_ERR_USAGE, "chaos: --hosts is of --namespaces: it disturbs no hosts of your own");
-    return even_error_fix("add --namespaces (root), which makes them on this machine, or leave --hosts out");
   }
   on->hosts = on->hosts == 0 ? 2 : on->hosts;
   if (on->replace_leader && !(on->namespaces && on->hosts == EVEN_CHAOS_HOSTS)) {
@@ -165,13 +175,18 @@ static even_status prepare(even_chaos_command *on, size_t count, char **words) {
   if (on->namespaces) {
     EVEN_TRY(even_chaos_network_open(&on->network, (int)on->hosts));
   }
+  if (even_chaos_has_own_hosts(on)) { /* one that cannot be reached is told before a whole training is made */
+    EVEN_TRY(even_chaos_hosts_read(&on->job, said_ranks(on), &on->own));
+    EVEN_TRY(even_chaos_hosts_open(&on->job, &on->own));
+    even_chaos_hosts_end(&on->own);
+  }
   EVEN_TRY(make_more(on));
   EVEN_TRY(even_chaos_make_words(on, count, words));
   EVEN_TRY(EVEN_NEW_ARRAY(&on->plan, (size_t)on->count));
   return EVEN_NEW_ARRAY(&on->done, (size_t)on->count);
 }
 
-static even_chaos_job job_of(const even_chaos_command *on, int which) {
+static even_chaos_job job_of(even_chaos_command *on, int which) {
   return (even_chaos_job){.words = on->words,
                           .word_count = on->word_count,
                           .script = on->script,
@@ -179,19 +194,20 @@ static even_chaos_job job_of(const even_chaos_command *on, int which) {
                           .runs_folder = on->job.runs_folder,
                           .network = on->namespaces ? &on->network : NULL,
                           .succeeds = on->replace_leader,
+                          .hosts = which == 1 && even_chaos_has_own_hosts(on) ? &on->own : NULL,
+                          .votes = on->job.witness != NULL,
                           .outlasts = on->restart_agent,
                           .sets_aside = on->job.set_aside,
                           .patience_ns = UINT64_MAX};
 }
 
-/* A run of before may have had another number of them than -n says. */
+/* A run of before may have had another number of them than -n says, or --hosts does. */
 static int own_ranks(const even_chaos_command *on, int ranks) {
-  char *end = NULL;
-  long said = on->job.ranks == NULL ? 0 : strtol(on->job.ranks, &end, 10);
-  if (said < 1 || said > INT_MAX / EVEN_CHAOS_HOSTS || *end != '\0') {
-    return ranks;
+  const int said = said_ranks(on);
+  if (even_chaos_has_own_hosts(on)) {
+    return on->own.ranks > 0 ? on->own.ranks : ranks;
   }
-  return on->namespaces ? (int)(on->hosts * said) : (int)said;
+  return said == 0 ? ranks : on->namespaces ? (int)on->hosts * said : said;
 }
 
 /* One of before, which has ended well. */
@@ -262,6 +278,9 @@ static even_status run_disturbed(even_chaos_command *on, int ranks, long steps) 
   job.usual_ns = (uint64_t)(on->seconds[0] * 1e9);
   job.hold_ns = (uint64_t)(on->hold * 1e9);
   job.patience_ns = (uint64_t)(patience * 1e9);
+  if (job.hosts != NULL) {
+    EVEN_TRY(even_chaos_hosts_open(&on->job, job.hosts));
+  }
   uint64_t began = even_clock_ns();
   even_status status = even_chaos_run(&job);
   on->seconds[1] = (double)(even_clock_ns() - began) * 1e-9;
@@ -276,6 +295,7 @@ static even_status run_disturbed(even_chaos_command *on, int ranks, long steps) 
     break_promise(on, job.wrong);
   }
   even_chaos_close(&job);
+  even_chaos_hosts_end(&on->own);
   for (int64_t i = 0; i < on->count; i++) {
     if (on->done[i].broken) {
       (void)snprintf(why, sizeof why, "%s: %s", even_chaos_name(on->plan[i].kind), on->done[i].words);
@@ -344,12 +364,29 @@ static void lose_leader_first(even_chaos_fault *plan, size_t count) {
   }
 }
 
+/* Which of the kinds come to this host alone, and why. */
+static void tell_of_this_host(const even_chaos_command *on) {
+  const uint32_t shared = (uint32_t)1 << EVEN_CHAOS_CLOCK | (uint32_t)1 << EVEN_CHAOS_NAN;
+  const uint32_t disk = (uint32_t)1 << EVEN_CHAOS_DISK;
+  if (!even_chaos_has_own_hosts(on)) {
+    return;
+  }
+  if ((on->kinds_set & shared) != 0) {
+    even_chaos_say(on,
+                   "clock and nan come to ranks and agent of this host: processes of others do not see its memory\n");
+  }
+  if ((on->kinds_set & disk) != 0) {
+    even_chaos_say(on, "full-disk comes to this host, whose disk has the run\n");
+  }
+}
+
 static even_status disturb(even_chaos_command *on) {
   int ranks = 0;
   long steps = 0;
   if (on->without_cuts) {
-    even_chaos_say(on, "partition is left out: one host has no link that could be cut (--namespaces makes several)\n");
+    even_chaos_say(on, "partition is left out: %s (--namespaces makes several)\n", why_without_cuts(on));
   }
+  tell_of_this_host(on);
   EVEN_TRY(on->against == NULL ? run_undisturbed(on, &ranks, &steps) : look_at_undisturbed(on, &ranks, &steps));
   ranks = own_ranks(on, ranks);
   even_chaos_say(on, "undisturbed: %ld steps on %d rank%s, %.1f s\n", steps, ranks, ranks == 1 ? "" : "s",
@@ -375,6 +412,7 @@ static int run(even_chaos_command *on, size_t count, char **words) {
   even_free(on->verdict.paths[0]);
   even_free(on->verdict.paths[1]);
   even_chaos_network_close(&on->network);
+  even_chaos_hosts_close(&on->own);
   even_free(on->plan);
   even_free(on->done);
   even_text_free(&on->program);
@@ -393,6 +431,9 @@ int even_cli_chaos(int argc, char **argv) {
   size_t count = even_chaos_declare(&on, table);
   if (!even_cli_begin(&usage, table, count, argc, argv, -1, NULL, &operand, &code)) {
     return code;
+  }
+  if (on.part) {
+    return even_chaos_serve();
   }
   if (operand >= argc) {
     (void)even_fail(EVEN_ERR_USAGE, "chaos: no script was given");

@@ -170,6 +170,9 @@ typedef struct even_chaos_agent {
   bool calm;           /* all ranks lived, and nothing else had come to one lately */
 } even_chaos_agent;
 
+/* Hosts of the user's own (chaos_hosts.h). */
+typedef struct even_chaos_hosts even_chaos_hosts;
+
 /* A job of this program, in a process of its own, and what is done to it. Zeroed but for the first part. */
 typedef struct even_chaos_job {
   const char *const *words; /* of `evenstep run`, from the program on, without the run's name; NULL-terminated */
@@ -190,7 +193,10 @@ typedef struct even_chaos_job {
   uint64_t usual_ns;                 /* that it takes undisturbed */
   uint64_t patience_ns;              /* longer than this it hangs */
   uint64_t hold_ns;                  /* so long what can be ended lasts: stops, neighbours, lack */
-  const even_chaos_network *network; /* NULL: one host */
+  const even_chaos_network *network; /* NULL: one host, or */
+  even_chaos_hosts *hosts;           /* hosts of the user's own; NULL: none */
+  bool votes;                        /* with a witness: a killed leader's place is taken where chaos does not see it */
+  bool apart;                        /* no job: its part on another host (chaos_part.c), without a history */
   bool succeeds;                     /* another host takes a killed leader's place, once */
   bool outlasts;                     /* with --restart-agent: another agent goes on with a killed one's ranks */
   bool sets_aside;                   /* with --set-aside: attempts may have fewer ranks */
@@ -230,6 +236,7 @@ typedef struct even_chaos_job {
   size_t leader_taken;   /* so much of its words was handed out, */
   even_text leader_line; /* and the last line of them */
   int starts;            /* of the agent */
+  char run[64];          /* of hosts of the user's own: TORCHELASTIC_RUN_ID of the ranks; "": not known */
   int exit_code;
   char complaint[512]; /* the agent's last words, */
   char fix[512];       /* and what it said to do; "": nothing */
@@ -249,6 +256,8 @@ long even_chaos_last_step(const even_chaos_job *job);
 /* Injects job->plan[job->next] and goes on to the next one, or leaves it for later where it cannot be yet (no rank
  * runs, there are no checkpoints). An error is one of this program's own. */
 even_status even_chaos_inject(even_chaos_job *job) EVEN_MUST_USE;
+/* The same at once, to that process of this host. */
+even_status even_chaos_inject_to(even_chaos_job *job, const even_process_stat *rank) EVEN_MUST_USE;
 /* Ends what is over: stops and neighbours; `all` of them. */
 void even_chaos_relent(even_chaos_job *job, bool all);
 
@@ -329,11 +338,14 @@ void even_chaos_tell(even_chaos_job *job, const char *words);
 void even_chaos_tell_not(even_chaos_job *job, const char *why);
 /* It cannot be yet, and why: those that are due as well go first, so that it holds none of them up. */
 void even_chaos_postpone(even_chaos_job *job, const char *why);
-/* The value of a variable of the process's environment, as a port; 0: none. */
+/* The value of a variable of the process's environment, cut to fit: whether there is one; as a port; 0: none. */
+bool even_chaos_variable_of(pid_t pid, const char *name, char *out, size_t bytes);
 int even_chaos_port_of(pid_t pid, const char *name);
 /* An agent (chaos_agent.c). At each look: whether another one goes on with its ranks. */
 void even_chaos_kill_agent(even_chaos_job *job);
 void even_chaos_agent_look(even_chaos_job *job);
+/* The parent of a rank, or, where ranks have outlasted one, what that has started; 0: nobody. */
+pid_t even_chaos_agent_over(pid_t rank);
 /* Faults of the host; `rank`: the victim. They leave job->next where they cannot be yet. */
 even_status even_chaos_fill_disk(even_chaos_job *job) EVEN_MUST_USE;
 even_status even_chaos_turn_clock(even_chaos_job *job) EVEN_MUST_USE;

@@ -2,7 +2,7 @@
  * --restart-agent, the ranks train on, and the process that chaos has started starts another one that goes on with
  * them. Another host's: so does the process that started it there, or the host is lost. */
 #include "base/fail.h"
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "os/clock.h"
 #include "os/file.h"
 
@@ -36,31 +36,37 @@ static bool is_calm(const even_chaos_job *job) {
   return job->ended_ns == 0 || even_clock_ns() - job->ended_ns > CALM_NS;
 }
 
-/* One that another one follows. */
-static void kill_followed(even_chaos_job *job, const even_chaos_process *agent, int host) {
-  char words[96];
+static bool kill_here(const even_chaos_job *job, const even_chaos_process *agent, int host, char *words, size_t bytes) {
+  (void)snprintf(words, bytes, host == 0 ? "process %ld" : "process %ld, of host %s", (long)agent->pid,
+                 host == 0 ? "" : even_chaos_host_called(job, host));
+  return even_process_signal_exactly(agent->pid, agent->start_time, SIGKILL);
+}
+
+/* One that another one follows. Whether it was. `agent`: not of a host of the user's own that is another one. */
+static bool kill_followed(even_chaos_job *job, const even_chaos_process *agent, int host) {
+  char words[128];
   size_t fault = job->next;
   const size_t victims = job->members.count;
   bool calm = is_calm(job);
   if (host > 0) { /* nobody sees to its host's ranks, but for the next one: they may be gone as soon as it is */
     even_chaos_add_ranks_on(job, host);
   }
-  (void)snprintf(words, sizeof words, host == 0 ? "process %ld" : "process %ld, of host %s", (long)agent->pid,
-                 even_chaos_host_name(host));
-  if (!even_process_signal_exactly(agent->pid, agent->start_time, SIGKILL)) {
+  if (!(host > 0 && job->hosts != NULL ? even_chaos_kill_agent_there(job, host, words, sizeof words)
+                                       : kill_here(job, agent, host, words, sizeof words))) {
     job->members.count = victims;
-    return;
+    return false;
   }
   job->victim = host > 0 ? -1 : job->victim;
   even_chaos_tell(job, words);
   job->successor = (even_chaos_agent){
       .of = &job->done[fault], .host = host, .killed = host == 0 ? agent->pid : job->successor.killed, .calm = calm};
+  return true;
 }
 
 static void kill_one_of_many(even_chaos_job *job) {
   const even_chaos_process now = even_chaos_owner_of(even_text_string(&job->folder), job->successor.killed);
   if (now.pid != 0) { /* else the next one is not there yet */
-    kill_followed(job, &now, 0);
+    (void)kill_followed(job, &now, 0);
   }
 }
 
@@ -104,16 +110,23 @@ static pid_t started_by(pid_t starter) {
   return found;
 }
 
-/* The parent of the host's ranks, or, where ranks have outlasted one, what that has started; pid 0: nobody. */
+pid_t even_chaos_agent_over(pid_t rank) {
+  pid_t parent = even_chaos_parent_of(rank);
+  if (parent <= 1 || !is_called_agent(parent)) {
+    return 0;
+  }
+  pid_t started = started_by(parent);
+  return started != 0 ? started : parent;
+}
+
+/* Of a host of --namespaces; pid 0: none. */
 static even_chaos_process agent_of(const even_chaos_job *job, int host) {
   const even_state *state = even_history_state(job->history);
   even_process_stat facts;
   for (int rank = 0; rank < state->ranks; rank++) {
-    pid_t parent = even_chaos_find_rank(job, rank, &facts) && even_chaos_is_on(job, facts.pid, host)
-                       ? even_chaos_parent_of(facts.pid)
-                       : 0;
-    pid_t agent = parent > 1 && is_called_agent(parent) ? started_by(parent) : 0;
-    agent = agent != 0 || parent <= 1 || !is_called_agent(parent) ? agent : parent;
+    pid_t agent = even_chaos_find_rank(job, rank, &facts) && even_chaos_is_on(job, facts.pid, host)
+                      ? even_chaos_agent_over(facts.pid)
+                      : 0;
     if (agent != 0 && even_process_stat_read(agent, &facts) == 0) {
       return (even_chaos_process){.pid = agent, .start_time = facts.start_time};
     }
@@ -122,16 +135,20 @@ static even_chaos_process agent_of(const even_chaos_job *job, int host) {
 }
 
 static void kill_elsewhere(even_chaos_job *job, int host) {
-  const even_chaos_process now = agent_of(job, host);
-  if (now.pid == 0) {
+  const even_chaos_process now = job->hosts != NULL ? (even_chaos_process){.pid = 0} : agent_of(job, host);
+  if (job->hosts != NULL ? !kill_followed(job, &now, host) : now.pid == 0) {
     even_chaos_postpone(job, "no rank of that host lived any more");
-  } else {
-    kill_followed(job, &now, host);
+  } else if (job->hosts == NULL) {
+    (void)kill_followed(job, &now, host);
   }
 }
 
 /* Any of them; where another one takes the leader's place, that one's. */
 static int choose_host(const even_chaos_job *job) {
+  if (job->hosts != NULL) {
+    const size_t first = job->votes ? 1 : 0; /* whoever took the leader's place could not be seen from here */
+    return (int)(first + (size_t)(job->plan[job->next].dice >> 8) % (job->hosts->count + 1 - first));
+  }
   bool any = job->network != NULL && !job->succeeds;
   return any ? (int)((job->plan[job->next].dice >> 8) % (uint64_t)job->network->hosts) : 0;
 }
@@ -175,8 +192,9 @@ static const char *said_since(const even_chaos_job *job, const char *words) {
 }
 
 /* What is said once it is known whether another one goes on, and once it is known that it does. */
-static void name_words(const even_chaos_agent *agent, char follows[2][96]) {
-  const char *host = agent->host == 0 ? "" : even_chaos_host_name(agent->host);
+static void name_words(const even_chaos_job *job, char follows[2][224]) {
+  const even_chaos_agent *agent = &job->successor;
+  const char *host = agent->host == 0 ? "" : even_chaos_host_called(job, agent->host);
   if (agent->host == 0) {
     (void)snprintf(follows[0], sizeof follows[0], "%s", goes_on);
     (void)snprintf(follows[1], sizeof follows[1], "%s", trains_on);
@@ -203,13 +221,13 @@ static void tell_follower(even_chaos_job *job, uint64_t now, bool train) {
 
 void even_chaos_agent_look(even_chaos_job *job) {
   char words[96];
-  char follows[2][96];
+  char follows[2][224];
   even_chaos_done *done = job->successor.of;
   if (done == NULL) {
     return;
   }
   uint64_t now = even_clock_ns();
-  name_words(&job->successor, follows);
+  name_words(job, follows);
   bool train = said_since(job, follows[1]) != NULL;
   if (said_since(job, follows[0]) != NULL || (train && job->successor.host > 0)) {
     tell_follower(job, now, train);

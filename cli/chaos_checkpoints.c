@@ -2,13 +2,12 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "checkpoint/reader.h"
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "os/changed_copy.h"
 #include "os/clock.h"
 #include "os/path.h"
 
 #include <evenstep/checkpoint.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -199,7 +198,7 @@ even_status even_chaos_damage(even_chaos_job *job, const even_process_stat *rank
   if (status == EVEN_OK) {
     mark_damaged(job, name);
     (void)snprintf(whole, sizeof whole, "%.40s: %.100s; rank %d killed", name, words, job->victim);
-    (void)even_process_signal_exactly(rank->pid, rank->start_time, SIGKILL);
+    (void)even_chaos_kill_victim(job, rank);
     even_chaos_tell(job, whole);
   } else {
     tell_not_damaged(job, chosen, status);

@@ -1,6 +1,6 @@
 /* The faults of `evenstep chaos`. All are real: signals, busy neighbours, damaged files, bytes on sockets. */
 #include "base/fail.h"
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "os/clock.h"
 
 #include <signal.h>
@@ -121,7 +121,7 @@ static bool is_time(even_chaos_job *job) {
   enum { ONE_IN = 8 };
   const even_chaos_fault *fault = &job->plan[job->next];
   bool ends = even_chaos_ends_attempt(fault->kind);
-  if (ends && job->rank.twin.pid != 0) {
+  if (ends && even_chaos_has_twin(job)) {
     return false; /* what ends it must be known */
   }
   if (fault->kind == EVEN_CHAOS_AGENT && job->host.full_until_ns != 0) {
@@ -155,43 +155,50 @@ static bool is_of_training(even_chaos_kind kind) {
 
 even_status even_chaos_inject(even_chaos_job *job) {
   even_process_stat rank;
-  if (!is_time(job) || !even_chaos_find_victim(job, is_of_training(job->plan[job->next].kind), &rank)) {
+  const even_chaos_kind kind = job->plan[job->next].kind;
+  if (!is_time(job) || !even_chaos_find_victim(job, is_of_training(kind), &rank)) {
     return EVEN_OK;
   }
   job->victim_pid = rank.pid;
-  if (takes_its_rank(job->plan[job->next].kind)) {
+  const bool there = even_chaos_host_of(job, job->victim) > 0;
+  if (takes_its_rank(kind) && !there) {
     even_chaos_remember(job, &rank);
   }
+  return there && kind != EVEN_CHAOS_AGENT && even_chaos_is_done_there(kind) ? even_chaos_inject_there(job, &rank)
+                                                                             : even_chaos_inject_to(job, &rank);
+}
+
+even_status even_chaos_inject_to(even_chaos_job *job, const even_process_stat *rank) {
   switch (job->plan[job->next].kind) {
     case EVEN_CHAOS_KILL:
-      kill_rank(job, &rank);
+      kill_rank(job, rank);
       return EVEN_OK;
     case EVEN_CHAOS_STOP:
-      stop_rank(job, &rank);
+      stop_rank(job, rank);
       return EVEN_OK;
     case EVEN_CHAOS_SLOW:
-      return slow_rank(job, &rank);
+      return slow_rank(job, rank);
     case EVEN_CHAOS_AGENT:
       even_chaos_kill_agent(job);
       return EVEN_OK;
     case EVEN_CHAOS_FLIP:
     case EVEN_CHAOS_TORN:
-      return even_chaos_damage(job, &rank);
+      return even_chaos_damage(job, rank);
     case EVEN_CHAOS_GARBAGE:
-      return even_chaos_send_garbage(job, &rank);
+      return even_chaos_send_garbage(job, rank);
     case EVEN_CHAOS_DISK:
       return even_chaos_fill_disk(job);
     case EVEN_CHAOS_CLOCK:
       return even_chaos_turn_clock(job);
     case EVEN_CHAOS_PORT:
-      return even_chaos_rob(job, &rank);
+      return even_chaos_rob(job, rank);
     case EVEN_CHAOS_MEMORY:
-      return even_chaos_starve(job, &rank);
+      return even_chaos_starve(job, rank);
     case EVEN_CHAOS_NAN:
-      even_chaos_spoil(job, &rank);
+      even_chaos_spoil(job, rank);
       return EVEN_OK;
     case EVEN_CHAOS_TWIN:
-      return even_chaos_start_twin(job, &rank);
+      return even_chaos_start_twin(job, rank);
     case EVEN_CHAOS_CUT:
       return even_chaos_cut(job);
     case EVEN_CHAOS_KINDS:
@@ -216,4 +223,5 @@ void even_chaos_relent(even_chaos_job *job, bool all) {
   even_chaos_host_relent(job, all);
   even_chaos_rank_relent(job, all);
   even_chaos_network_relent(job, all);
+  even_chaos_hosts_relent(job, all);
 }

@@ -25,6 +25,9 @@ static void open_history(even_chaos_job *job) {
 }
 
 void even_chaos_read_history(even_chaos_job *job) {
+  if (job->apart) {
+    return;
+  }
   if (job->history == NULL) {
     open_history(job);
   } else if (even_history_read(job->history) != EVEN_OK) {

@@ -1,13 +1,12 @@
 /* Faults of the host: a full disk, a port that somebody else has. */
 #include "base/fail.h"
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "os/clock.h"
 #include "os/file.h"
 #include "os/filler.h"
 #include "os/host.h"
 #include "os/listener.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,12 +80,26 @@ static void empty_disk(even_chaos_host *host) {
 
 /* ---- a stolen port ---- */
 
+/* Where the ranks of the attempt under way have met: of a rank of another host, as one of this host knows it. */
+static int meeting_port(const even_chaos_job *job, const even_process_stat *rank) {
+  even_process_stat facts;
+  int port = 0;
+  if (even_chaos_host_of(job, job->victim) == 0) {
+    return even_chaos_port_of(rank->pid, "MASTER_PORT");
+  }
+  for (int i = 0; i < job->places && port == 0; i++) {
+    if (even_chaos_host_of(job, i) == 0 && even_chaos_find_rank(job, i, &facts)) {
+      port = even_chaos_port_of(facts.pid, "MASTER_PORT");
+    }
+  }
+  return port;
+}
+
 even_status even_chaos_rob(even_chaos_job *job, const even_process_stat *rank) {
   even_chaos_host *host = &job->host;
   char words[96];
-  int port = even_chaos_port_of(rank->pid, "MASTER_PORT");
-  if (host->robbed_port != 0 || host->port_until_ns != 0 || port == 0 ||
-      !even_process_signal_exactly(rank->pid, rank->start_time, SIGKILL)) {
+  int port = meeting_port(job, rank);
+  if (host->robbed_port != 0 || host->port_until_ns != 0 || port == 0 || !even_chaos_kill_victim(job, rank)) {
     return EVEN_OK;
   }
   host->robbed_port = port;

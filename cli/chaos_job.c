@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_reader.h"
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "os/clock.h"
 #include "os/folder.h"
 
@@ -46,6 +46,7 @@ static even_status start(even_chaos_job *job) {
   EVEN_TRY(even_dialogue_start((char *const *)(uintptr_t)words, &job->agent));
   job->open = true;
   job->agent_killed = false;
+  job->run[0] = '\0'; /* another one */
   job->starts++;
   return EVEN_OK;
 }
@@ -142,7 +143,9 @@ static even_status await_last_ones(even_chaos_job *job) {
   for (int rank = 0; rank < state->ranks; rank++) {
     even_process_stat facts;
     pid_t pid = state->rank[rank].pid;
-    while (pid > 0 && even_process_stat_read(pid, &facts) == 0 && facts.state != 'Z') {
+    const int host = even_chaos_host_of(job, rank);
+    while (pid > 0 && (host > 0 ? even_chaos_lives_there(job, host, pid)
+                                : even_process_stat_read(pid, &facts) == 0 && facts.state != 'Z')) {
       if (even_clock_ns() - began > LAST_ONES_NS) {
         return even_fail(EVEN_ERR_STATE, "rank %d (process %ld) outlived its killed agent by %.0f s", rank, (long)pid,
                          (double)LAST_ONES_NS * 1e-9);

@@ -3,7 +3,7 @@
  * behind.
  */
 #include "base/fail.h"
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "os/clock.h"
 #include "os/net_namespace.h"
 
@@ -172,7 +172,7 @@ static void add_ranks(even_chaos_job *job, int host, bool there) {
   const even_state *state = even_history_state(job->history);
   for (int i = 0; i < state->ranks; i++) {
     pid_t pid = state->rank[i].pid;
-    if (pid > 0 && even_chaos_is_on(job, pid, host) == there) {
+    if (pid > 0 && even_chaos_rank_is_on(job, i, host) == there) {
       even_chaos_add_victim(job, pid);
     }
   }

@@ -24,7 +24,7 @@ static const struct {
 
 /* ---- what processes say of themselves ---- */
 
-static bool variable_of(pid_t pid, const char *name, char *out, size_t bytes) {
+bool even_chaos_variable_of(pid_t pid, const char *name, char *out, size_t bytes) {
   char path[64];
   even_text all = EVEN_TEXT_EMPTY;
   bool found = false;
@@ -45,7 +45,7 @@ static bool variable_of(pid_t pid, const char *name, char *out, size_t bytes) {
 
 int even_chaos_port_of(pid_t pid, const char *name) {
   char value[16];
-  return variable_of(pid, name, value, sizeof value) ? (int)strtol(value, NULL, 10) : 0;
+  return even_chaos_variable_of(pid, name, value, sizeof value) ? (int)strtol(value, NULL, 10) : 0;
 }
 
 pid_t even_chaos_parent_of(pid_t pid) {
@@ -107,7 +107,7 @@ static even_status send_to_store(const even_chaos_job *job, pid_t rank, const vo
   char address[ADDRESS_BYTES];
   int port = even_chaos_port_of(rank, "MASTER_PORT");
   int before = -1;
-  if (port <= 0 || port > UINT16_MAX || !variable_of(rank, "MASTER_ADDR", address, sizeof address) ||
+  if (port <= 0 || port > UINT16_MAX || !even_chaos_variable_of(rank, "MASTER_ADDR", address, sizeof address) ||
       even_chaos_enter(job, rank, &before) != EVEN_OK) {
     even_error_clear();
     return EVEN_OK;
@@ -136,9 +136,12 @@ even_status even_chaos_send_garbage(even_chaos_job *job, const even_process_stat
   }
   memcpy(garbage, beginnings[which].bytes, beginnings[which].length);
   EVEN_TRY(send_to_store(job, rank->pid, garbage, ports, sizeof ports));
-  EVEN_TRY(send_to_agent(job, job->agent.process.pid, "the agent", garbage, ports, sizeof ports));
+  if (job->agent.process.pid > 0) {
+    EVEN_TRY(send_to_agent(job, job->agent.process.pid, "the agent", garbage, ports, sizeof ports));
+  }
   if (agent > 1 && agent != job->agent.process.pid) {
-    EVEN_TRY(send_to_agent(job, agent, "another host's agent", garbage, ports, sizeof ports));
+    EVEN_TRY(
+        send_to_agent(job, agent, job->apart ? "the agent" : "another host's agent", garbage, ports, sizeof ports));
   }
   if (ports[0] != '\0') {
     (void)snprintf(words, sizeof words, "%s: %s", ports, beginnings[which].words);

@@ -2,7 +2,7 @@
  * became of the others after it. */
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "monitor/survival.h"
 #include "os/clock.h"
 
@@ -47,6 +47,10 @@ void even_chaos_members_look(even_chaos_job *job) {
 bool even_chaos_find_rank(const even_chaos_job *job, int rank, even_process_stat *out) {
   const even_state *state = even_history_state(job->history);
   pid_t pid = rank < state->ranks ? state->rank[rank].pid : 0;
+  if (pid > 0 && even_chaos_host_of(job, rank) > 0) { /* its number means nothing here: as the history has it */
+    *out = (even_process_stat){.pid = pid, .state = 'S', .cpu = -1};
+    return true;
+  }
   return pid > 0 && even_process_stat_read(pid, out) == 0 && out->state != 'Z' && out->state != 'X';
 }
 
@@ -56,12 +60,20 @@ bool even_chaos_has_stepped(const even_chaos_job *job, int rank) {
   return at->last_attempt == (uint32_t)state->attempt + 1 && last_end(at) > job->members.of[rank].before_ns;
 }
 
+/* What goes by memory that processes of this host share comes to its ranks alone. */
+static bool is_of_this_host(even_chaos_kind kind) {
+  return kind == EVEN_CHAOS_NAN || kind == EVEN_CHAOS_CLOCK;
+}
+
 bool even_chaos_find_victim(even_chaos_job *job, bool trains, even_process_stat *out) {
   const int planned = job->plan[job->next].rank;
-  const int looked = job->recovers ? job->places : 1;
+  const bool here = job->hosts != NULL && is_of_this_host(job->plan[job->next].kind);
+  const int all = job->recovers ? job->places : even_chaos_ranks_led(job);
+  const int looked = job->recovers || here ? all : 1;
   for (int i = 0; i < looked; i++) {
-    int rank = (planned + i) % (job->recovers ? job->places : even_chaos_ranks_led(job));
-    if (even_chaos_find_rank(job, rank, out) && (!job->recovers || !trains || even_chaos_has_stepped(job, rank))) {
+    int rank = (planned + i) % all;
+    if ((!here || even_chaos_host_of(job, rank) == 0) && even_chaos_find_rank(job, rank, out) &&
+        (!job->recovers || !trains || even_chaos_has_stepped(job, rank))) {
       job->victim = rank;
       return true;
     }

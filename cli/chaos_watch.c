@@ -1,5 +1,5 @@
 /* How soon a fault is noticed: from then until the agent says so, or until a rank that was left alone has ended. */
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "os/clock.h"
 
 #include <string.h>
@@ -35,13 +35,14 @@ static bool has_process(const even_chaos_job *job, bool there) {
 
 void even_chaos_watch_begin(even_chaos_job *job) {
   even_chaos_watch *watch = &job->watch;
-  const even_state *state = even_history_state(job->history);
   even_chaos_watch_end(job, "another fault came first");
   watch->count = 0;
   even_chaos_kind kind = job->plan[job->next].kind;
-  if (!is_noticed_by_others(kind)) {
+  if (job->apart || !is_noticed_by_others(kind)) {
     return;
   }
+  const even_state *state = even_history_state(job->history);
+  bool elsewhere = false;
   if (job->recovers && kind != EVEN_CHAOS_CUT && !even_chaos_has_stepped(job, job->victim)) {
     job->done[job->next].unnoticed = "it had made no step yet: nobody misses who has not joined";
     return;
@@ -57,12 +58,16 @@ void even_chaos_watch_begin(even_chaos_job *job) {
   /* a cut is noticed by agents: ranks that end then end by them, or by the network's own word */
   for (int rank = 0; rank < state->ranks && watch->count < EVEN_CHAOS_WATCHED; rank++) {
     even_process_stat now;
+    if (even_chaos_host_of(job, rank) > 0) { /* whose end the agent tells */
+      elsewhere = elsewhere || (rank != job->victim && state->rank[rank].pid > 0);
+      continue;
+    }
     if (rank != job->victim && state->rank[rank].pid > 0 && even_process_stat_read(state->rank[rank].pid, &now) == 0 &&
         now.state != 'Z') {
       watch->others[watch->count++] = (even_chaos_process){.pid = now.pid, .start_time = now.start_time};
     }
   }
-  if (job->plan[job->next].kind == EVEN_CHAOS_KILL && watch->count == 0) {
+  if (job->plan[job->next].kind == EVEN_CHAOS_KILL && watch->count == 0 && !elsewhere) {
     job->done[job->next].unnoticed = "it was alone: its agent tells it with the restart";
     return;
   }

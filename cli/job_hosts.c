@@ -139,7 +139,7 @@ static even_status read_host(const char *list, const char *at, size_t length, in
   return EVEN_OK;
 }
 
-static even_status read_hosts(const char *list, int ranks, even_host_wish **out, size_t *count) {
+even_status even_job_read_hosts(const char *list, int ranks, even_host_wish **out, size_t *count) {
   const char *at = list;
   *out = NULL;
   *count = 0;
@@ -194,7 +194,7 @@ even_status even_job_first_host(const even_job_options *options, int ranks, int 
   if (options->hosts == NULL || options->launched != NULL) {
     return EVEN_OK;
   }
-  even_status status = read_hosts(options->hosts, ranks, &hosts, &count);
+  even_status status = even_job_read_hosts(options->hosts, ranks, &hosts, &count);
   if (status == EVEN_OK) {
     *first = hosts[0].ranks;
   }
@@ -323,8 +323,7 @@ static even_status find_folder(even_text *out) {
   return EVEN_OK;
 }
 
-/* What reaches the other hosts; where they were started with this one, nothing does. */
-static even_status find_way(const even_job_options *options, even_job_way *way) {
+even_status even_job_find_way(const even_job_options *options, even_job_way *way) {
   const char *variable = getenv("EVENSTEP_SSH");
   const char *shell = options->ssh != NULL                      ? options->ssh
                       : variable != NULL && variable[0] != '\0' ? variable
@@ -339,6 +338,14 @@ static even_status find_way(const even_job_options *options, even_job_way *way) 
   EVEN_TRY(split_shell(way->shell, way->words));
   EVEN_TRY(find_program(&way->program));
   return find_folder(&way->folder);
+}
+
+void even_job_way_free(even_job_way *way) {
+  even_free(way->shell);
+  even_rendezvous_free(&way->rendezvous);
+  explicit_bzero(way->key, sizeof way->key);
+  even_text_free(&way->program);
+  even_text_free(&way->folder);
 }
 
 /* Who joins has the key from the user: the job's agents alone would know one that is made here. */
@@ -393,7 +400,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
   bool unasked = replaces_unasked(options, count);
   bool replaces = options->replace_leader || options->witness != NULL || unasked;
   EVEN_TRY(replaces && options->estate == NULL ? check_majority_patience(silence, majority) : EVEN_OK);
-  EVEN_TRY(find_way(options, way));
+  EVEN_TRY(even_job_find_way(options, way));
   EVEN_TRY(find_join_key(options, way));
   bool is_file = !options->module && (!options->no_python || strchr(words[0], '/') != NULL);
   const even_hosts_params params = {.size = sizeof params,
@@ -510,7 +517,7 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, siz
   EVEN_TRY(even_job_check_hosts(options));
   even_status status = options->launched != NULL ? make_wishes(options->launched, ranks, &wishes, &count)
                        : options->hosts == NULL  ? make_own_wish(ranks, &wishes, &count)
-                                                 : read_hosts(options->hosts, ranks, &wishes, &count);
+                                                 : even_job_read_hosts(options->hosts, ranks, &wishes, &count);
   if (status == EVEN_OK && options->launched == NULL && options->estate == NULL) {
     warn_of_order(wishes, count);
   }

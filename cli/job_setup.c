@@ -500,11 +500,7 @@ even_status even_job_setup_follow(const even_job_options *options, even_job_setu
 void even_job_setup_close(even_job_setup *setup) {
   even_hosts_close(setup->hosts);
   even_host_memory_close(setup->memory);
-  even_free(setup->way.shell);
-  even_rendezvous_free(&setup->way.rendezvous);
-  explicit_bzero(setup->way.key, sizeof setup->way.key);
-  even_text_free(&setup->way.program);
-  even_text_free(&setup->way.folder);
+  even_job_way_free(&setup->way);
   even_free((void *)setup->labels);
   even_free(setup->names);
   even_free(setup->spare_hosts);

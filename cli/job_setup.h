@@ -92,6 +92,12 @@ const char *even_job_given(const char *option, const char *option_name, const ch
 even_status even_job_watching(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
 /* Whether the options go together with several hosts. */
 even_status even_job_check_hosts(const even_job_options *options) EVEN_MUST_USE;
+/* The hosts of a list as --hosts has it; `ranks`: where it says no number. *out is the caller's also after a failure
+ * (even_free). */
+even_status even_job_read_hosts(const char *list, int ranks, even_host_wish **out, size_t *count) EVEN_MUST_USE;
+/* What reaches the other hosts, and the program there; where they were started with this one, nothing does. */
+even_status even_job_find_way(const even_job_options *options, even_job_way *way) EVEN_MUST_USE;
+void even_job_way_free(even_job_way *way);
 /* How long hosts wait for one another: 120 s, or EVENSTEP_HOSTS_PATIENCE. */
 even_status even_job_patience(double *seconds) EVEN_MUST_USE;
 /* With --hosts auto: where the hosts meet, and the key that the user gave them. */

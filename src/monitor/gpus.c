@@ -23,7 +23,7 @@ static void take_news(even_monitor *monitor, const even_gpu_news *news) {
   }
   at->gpu_slow = lasts ? news->value != 0 : at->gpu_slow;
   char words[sizeof((even_state_event *)NULL)->words];
-  (void)snprintf(words, sizeof words, "GPU of rank %zu (%s): %s", news->gpu, at->device, news->words);
+  (void)snprintf(words, sizeof words, "GPU of rank %zu (%.32s): %s", news->gpu, at->device, news->words);
   even_monitor_note(monitor, EVEN_EVENT_GPU, (int)news->gpu, !lasts ? -1 : news->value != 0 ? 1 : 0, words);
   if (monitor->notice != NULL) {
     monitor->notice(monitor->notice_context, words);

@@ -121,9 +121,9 @@ typedef struct even_state_calls {
 } even_state_calls;
 
 typedef struct even_state_rank {
-  char device[32];
-  char host[64];  /* while it lives */
-  bool elsewhere; /* on another host: its process number means nothing here */
+  char device[64]; /* of another host: "cpu:0 on there" */
+  char host[64];   /* while it lives */
+  bool elsewhere;  /* on another host: its process number means nothing here */
   char model[128];
   double cores;
   double quota;

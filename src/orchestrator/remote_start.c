@@ -21,7 +21,7 @@ enum { MOST_WORDS = 16384, FIRST_WORDS = 4, MOST_COMMAND = 3 << 20 };
 bool even_remote_passes_on(const char *line) {
   static const char *const prefixes[] = {"EVENSTEP_", "PYTHON", "OMP_",    "MKL_", "TORCH",      "NCCL_",
                                          "UCX_",      "GLOO_",  "CUBLAS_", "HF_",  "TOKENIZERS_"};
-  static const char *const own[] = {"EVENSTEP_HOST_ID=", "EVENSTEP_SSH=", "TORCHELASTIC_"};
+  static const char *const own[] = {"EVENSTEP_HOST_ID=", "EVENSTEP_SSH=", "EVENSTEP_CHAOS_", "TORCHELASTIC_"};
   if (even_environment_is_of_a_rank(line)) {
     return false;
   }

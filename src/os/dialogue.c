@@ -60,13 +60,19 @@ static even_status environment_make(char *added, char ***out) {
   return EVEN_OK;
 }
 
-static even_status child_start(char *const *arguments, int requests, even_process *out) {
+static even_status child_start(char *const *arguments, int requests, bool typed, even_process *out) {
   char added[48];
   char **environment = NULL;
   (void)snprintf(added, sizeof added, "EVENSTEP_REQUESTS_FD=%d", requests);
   EVEN_TRY(environment_make(added, &environment));
-  const even_process_params params = {
-      .arguments = arguments, .environment = environment, .inherit = &requests, .inherit_count = 1};
+  even_process_params params = {.arguments = arguments, .environment = environment};
+  if (typed) {
+    params.environment = environ;
+    params.input = requests;
+  } else {
+    params.inherit = &requests;
+    params.inherit_count = 1;
+  }
   even_status status = even_process_start(&params, out);
   even_free(environment);
   return status;
@@ -79,14 +85,14 @@ static even_status watch_start(even_dialogue *out) {
   return even_loop_add(&out->loop, &out->error, out->process.error, error_ready, out);
 }
 
-even_status even_dialogue_start(char *const *arguments, even_dialogue *out) {
+static even_status start(char *const *arguments, bool typed, even_dialogue *out) {
   int ends[2];
   *out = (even_dialogue){.requests = -1, .loop = {.fd = -1}, .output = {.fd = -1}, .error = {.fd = -1}};
   if (even_os.pipe2(ends, O_CLOEXEC) != 0) {
     return even_fail_errno(errno, "a pipe could not be made");
   }
   out->requests = ends[1];
-  even_status status = child_start(arguments, ends[0], &out->process);
+  even_status status = child_start(arguments, ends[0], typed, &out->process);
   (void)even_os.close(ends[0]);
   if (status != EVEN_OK) {
     (void)even_os.close(ends[1]);
@@ -97,6 +103,14 @@ even_status even_dialogue_start(char *const *arguments, even_dialogue *out) {
     even_dialogue_end(out);
   }
   return status;
+}
+
+even_status even_dialogue_start(char *const *arguments, even_dialogue *out) {
+  return start(arguments, false, out);
+}
+
+even_status even_dialogue_start_typed(char *const *arguments, even_dialogue *out) {
+  return start(arguments, true, out);
 }
 
 even_status even_dialogue_say(even_dialogue *dialogue, const char *line) {
@@ -213,10 +227,15 @@ void even_dialogue_fix(const even_dialogue *dialogue, char *out, size_t size) {
   (void)snprintf(out, size, "%.*s", (int)(line.length - begins), line.at + begins);
 }
 
-void even_dialogue_end(even_dialogue *dialogue) {
+void even_dialogue_finish(even_dialogue *dialogue) {
   if (dialogue->requests >= 0) {
     (void)even_os.close(dialogue->requests);
   }
+  dialogue->requests = -1;
+}
+
+void even_dialogue_end(even_dialogue *dialogue) {
+  even_dialogue_finish(dialogue);
   (void)even_process_signal_group(dialogue->process.pid, SIGKILL);
   even_process_wait(dialogue->process.pid);
   even_signals_pipe_restore(&dialogue->pipe_before);
@@ -225,5 +244,4 @@ void even_dialogue_end(even_dialogue *dialogue) {
   even_pipe_close(dialogue->process.error);
   even_text_free(&dialogue->heard);
   even_text_free(&dialogue->complaint);
-  dialogue->requests = -1;
 }

@@ -26,6 +26,8 @@ typedef struct even_dialogue {
  * from which it may read requests. Pinned to nothing. Errors: those of even_process_start, EVEN_ERR_MEMORY,
  * EVEN_ERR_SYSTEM. After an error there is nothing to end. `out` must stay in place until even_dialogue_end. */
 even_status even_dialogue_start(char *const *arguments, even_dialogue *out) EVEN_MUST_USE;
+/* The same, where the requests are the child's standard input: for one that passes them on to another host. */
+even_status even_dialogue_start_typed(char *const *arguments, even_dialogue *out) EVEN_MUST_USE;
 /* Sends one line. EVEN_ERR_SYSTEM when the child reads no more. */
 even_status even_dialogue_say(even_dialogue *dialogue, const char *line) EVEN_MUST_USE;
 /* The next line without its newline: *line is valid until the next call, NULL when the child has closed its output.
@@ -36,6 +38,8 @@ even_status even_dialogue_hear(even_dialogue *dialogue, int64_t timeout_ms, cons
 void even_dialogue_complaint(const even_dialogue *dialogue, char *out, size_t size);
 /* What such a line says to do, "" where the last one is none. Cut to fit. */
 void even_dialogue_fix(const even_dialogue *dialogue, char *out, size_t size);
+/* Nothing more is asked: the child reads the end, and may end by itself. */
+void even_dialogue_finish(even_dialogue *dialogue);
 /* Ends the child (and what it started) at once and frees everything. */
 void even_dialogue_end(even_dialogue *dialogue);
 

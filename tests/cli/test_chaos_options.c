@@ -85,8 +85,24 @@ static void what_a_job_has_is_passed_on(void **state) {
   assert_true(passes("--memory-copies", "0"));
 }
 
+static void hosts_of_the_users_own_are_passed_on(void **state) {
+  (void)state;
+  assert_int_equal(take("--hosts here:2,there --ssh rsh --address 10.0.0.1 --checkpoint-copies 1"), EVEN_OK);
+  assert_true(passes("--hosts", "here:2,there"));
+  assert_true(passes("--ssh", "rsh"));
+  assert_true(passes("--address", "10.0.0.1"));
+  assert_true(passes("--checkpoint-copies", "1"));
+  assert_true(has("--no-replace-leader"));
+  assert_false(has("--no-pin"));
+  assert_int_equal(take("--hosts here,there --witness yonder"), EVEN_OK);
+  assert_true(passes("--witness", "yonder"));
+  assert_false(has("--no-replace-leader")); /* it is what a witness is for */
+}
+
 static void what_was_not_given_is_not_passed_on(void **state) {
-  static const char *const options[] = {"--checkpoint-memory", "--memory-copies", "--max-ranks", "--set-aside"};
+  static const char *const options[] = {
+      "--checkpoint-memory", "--memory-copies", "--max-ranks",        "--set-aside", "--hosts",
+      "--witness",           "--ssh",           "--checkpoint-copies"};
   (void)state;
   assert_int_equal(take("-n 2"), EVEN_OK);
   for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
@@ -100,7 +116,15 @@ static void what_cannot_be_is_refused_with_the_reason(void **state) {
   static const char *const lines[][3] = {
       {"--checkpoint-copies 1", "share this machine's disk", "--checkpoint-memory"},
       {"--witness yonder", "--witness yonder: none of the hosts", "--replace-leader"},
+      {"--namespaces --hosts 3 --witness yonder", "--witness yonder: none of the hosts", "--hosts here,there"},
       {"--checkpoint-memory 5 --memory-copies 1", "--memory-copies is of several hosts", "--namespaces"},
+      {"--hosts 3", "a number of hosts is of --namespaces", "--hosts here,there"},
+      {"--hosts auto", "a number of hosts is of --namespaces", "--hosts here,there"},
+      {"--namespaces --hosts 4", "--namespaces makes 2 or 3 hosts", "give 2 or 3"},
+      {"--namespaces --hosts here,there", "--namespaces makes 2 or 3 hosts", "leave --namespaces out"},
+      {"--hosts here,there --replace-leader", "could not be seen from here", "started again from here"},
+      {"--hosts here,there --devices cpu:0", "--devices is of this host", "leave out one"},
+      {"--ssh rsh", "--ssh is of hosts of your own", "--hosts here,there"},
   };
   (void)state;
   for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
@@ -113,6 +137,7 @@ static void what_cannot_be_is_refused_with_the_reason(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(what_a_job_has_is_passed_on, open_one, close_one),
+      cmocka_unit_test_setup_teardown(hosts_of_the_users_own_are_passed_on, open_one, close_one),
       cmocka_unit_test_setup_teardown(what_was_not_given_is_not_passed_on, open_one, close_one),
       cmocka_unit_test_setup_teardown(what_cannot_be_is_refused_with_the_reason, open_one, close_one),
   };

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "cli/chaos.h"
+#include "cli/chaos_hosts.h"
 #include "os/clock.h"
 #include "os/net_namespace.h"
 
@@ -25,7 +25,8 @@ static even_chaos_done done[1];
 static even_state_rank rank[2];
 static even_state state = {.ranks = 2, .rank = rank};
 static bool there,
-    elsewhere; /* whether the rank's process is found where the cut is, and another one on another host */
+    elsewhere;      /* whether the rank's process is found where the cut is, and another one on another host */
+static bool remote; /* whether the ranks are on another host of the user's own */
 
 even_state *even_history_state(even_history *history) {
   (void)history;
@@ -46,6 +47,12 @@ bool even_chaos_has_stepped(const even_chaos_job *job, int number) {
   (void)job;
   (void)number;
   return true;
+}
+
+int even_chaos_host_of(const even_chaos_job *job, int number) {
+  (void)job;
+  (void)number;
+  return remote ? 1 : 0;
 }
 
 void even_chaos_read_history(even_chaos_job *job) {
@@ -146,6 +153,21 @@ static void a_host_that_is_alone_has_nobody_to_miss(void **unused) {
   end_rank();
 }
 
+/* A process of that number here is nobody's rank. */
+static void the_end_of_a_number_that_is_of_another_host_is_no_notice(void **unused) {
+  (void)unused;
+  remote = true;
+  even_chaos_job job = cut(true, true);
+  end_rank();
+  even_chaos_watch_look(&job);
+  assert_int_equal(done[0].noticed_ns, 0);
+  even_text_add(&job.agent.complaint, "evenstep: host there is lost: nothing came back\n");
+  even_chaos_watch_look(&job);
+  assert_true(done[0].noticed_ns >= done[0].at_ns);
+  even_text_free(&job.agent.complaint);
+  remote = false;
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_the_agent_says_is_notice),
@@ -154,6 +176,7 @@ int main(void) {
       cmocka_unit_test(a_host_without_processes_is_missed_by_nobody),
       cmocka_unit_test(nor_is_one_whose_processes_are_elsewhere),
       cmocka_unit_test(a_host_that_is_alone_has_nobody_to_miss),
+      cmocka_unit_test(the_end_of_a_number_that_is_of_another_host_is_no_notice),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

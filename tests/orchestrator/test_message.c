@@ -313,6 +313,7 @@ static void what_is_a_ranks_own_stays_here(void **state) {
   assert_false(even_remote_passes_on("HOME=/root"));
   assert_false(even_remote_passes_on("CUDA_VISIBLE_DEVICES=0"));
   assert_false(even_remote_passes_on("EVENSTEP_HOST_ID=a"));
+  assert_false(even_remote_passes_on("EVENSTEP_CHAOS_NAN=/proc/7/fd/5")); /* of this host's processes */
   assert_false(even_remote_passes_on("EVENSTEP_TELEMETRY_FD=5"));
   assert_false(even_remote_passes_on("EVENSTEP_AGENT=x-1"));
 }

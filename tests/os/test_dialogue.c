@@ -48,6 +48,24 @@ static void asks_and_answers(void **state) {
   even_dialogue_end(&dialogue);
 }
 
+/* It reads no descriptor that another host would not have. */
+static void what_is_typed_is_its_standard_input(void **state) {
+  char shell[] = "sh";
+  char option[] = "-c";
+  char script[] = "echo \"${EVENSTEP_REQUESTS_FD:-none}\"; while read x; do echo \"you typed $x\"; done; echo end";
+  char *arguments[] = {shell, option, script, NULL};
+  even_dialogue dialogue;
+  (void)state;
+  assert_int_equal(even_dialogue_start_typed(arguments, &dialogue), EVEN_OK);
+  assert_string_equal(hear(&dialogue), "none");
+  assert_int_equal(even_dialogue_say(&dialogue, "one"), EVEN_OK);
+  assert_string_equal(hear(&dialogue), "you typed one");
+  even_dialogue_finish(&dialogue);
+  assert_string_equal(hear(&dialogue), "end");
+  assert_null(hear(&dialogue));
+  even_dialogue_end(&dialogue);
+}
+
 static void several_lines_and_a_rest_without_newline(void **state) {
   even_dialogue dialogue;
   (void)state;
@@ -175,6 +193,7 @@ static void any_allocation_may_fail(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_teardown(asks_and_answers, teardown),
+      cmocka_unit_test_teardown(what_is_typed_is_its_standard_input, teardown),
       cmocka_unit_test_teardown(several_lines_and_a_rest_without_newline, teardown),
       cmocka_unit_test_teardown(much_is_heard_in_lines, teardown),
       cmocka_unit_test_teardown(the_complaint_is_its_last_word, teardown),

@@ -208,7 +208,7 @@ def test_what_is_refused(chaos: Run, script: Callable[[str], str]) -> None:
         (("--recovery", "shrink", "--spares", "1", path), 2, "--spares 1"),
         (("--recovery", "replace", "--spares", "here:1", path), 2, "a number of them"),
         (("--spares", "1", path), 2, "are of --recovery"),
-        (("--hosts", "3", path), 2, "--hosts is of --namespaces"),
+        (("--hosts", "3", path), 2, "--hosts 3: a number of hosts is of --namespaces"),
         (("--name", "b", path + "x"), 3, "b-undisturbed did not begin: evenstep: script"),
         (("--name", "b", path + "x"), 3, "\n  fix: check the path"),
         (("--name", "a", "-n", "1", path), 7, "a-undisturbed fails without any fault (exit code 5)"),
