@@ -304,9 +304,9 @@ class Group:
     def __init__(self, available: int, limit: int) -> None:
         self.available, self.limit, self.looks = available, limit, 0
 
-    def read(self) -> tuple[int, int, int, int, str]:
+    def read(self) -> tuple[int, int, int, int, str, float]:
         self.looks += 1
-        return 0, 0, self.available, self.limit, "/box/one"
+        return 0, 0, self.available, self.limit, "/box/one", 1.0
 
 
 def test_what_a_control_group_leaves_is_not_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
