@@ -153,7 +153,7 @@ static void signal_ready(void *context, int fd) {
 static even_status answer(part *own, const char *line) {
   even_text text = EVEN_TEXT_EMPTY;
   even_chaos_act act;
-  even_chaos_answer found;
+  even_chaos_answer found = {.said = EVEN_CHAOS_SAID_NOT};
   even_status status = even_chaos_act_read(line, &act);
   status = status == EVEN_OK ? even_chaos_part_act(&own->job, &act, &found) : status;
   if (status != EVEN_OK) {

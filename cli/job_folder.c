@@ -12,6 +12,7 @@
 #include "os/folder.h"
 #include "os/lease.h"
 #include "os/lock_holder.h"
+#include "os/locks.h"
 #include "os/path.h"
 #include "os/random.h"
 
@@ -302,7 +303,7 @@ even_status even_job_set_sign(even_job_setup *setup) {
 
 even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
   even_status status = open_folder(options, script, setup);
-  if (status == EVEN_OK) {
+  if (status == EVEN_OK && setup->lock >= 0 && !even_is_shared(setup->lock)) { /* there the lease says whose it is */
     even_legacy_keep_lock(options->legacy, setup->lock);
   }
   if (status != EVEN_OK && even_error_last()->fix[0] == '\0') {

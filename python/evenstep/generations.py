@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand still: one gave up
+_ENDED_SECONDS = (
+    1.0  # so long a call goes on beside one that has ended before it is lost by that alone: it may have done its part
+)
+_HEED_GAP = 0.5  # looks of one wait lie closer together
 _SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one that is not seen here may stand still
 _CONNECT_SECONDS = 2.0
 _STAND, _SAVE = 1, 2  # even_generation_wish
@@ -80,7 +84,9 @@ class Recovery(Joins):
         self.has_values = False  # in es.prepare: this rank has what the first one gives to all
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote:
         self._heard = (0, 0)  # that of this turn, in this generation
-        self._stands_since: float | None = None  # another rank, while this one waits for it
+        self._heeded = self._doubted = (
+            0.0  # when it looked last while it waits; seconds for which one has ended, or stands
+        )
         session.scheduler_steps.uncertain = lambda: self.can_go_on and not self.at_rest
 
     # -- before anything is lost --
@@ -93,7 +99,6 @@ class Recovery(Joins):
 
     def watch(self, bootstrap: Bootstrap) -> None:
         """The job's first groups: whoever waits in one of them for a rank of another host hears from the agent that it is lost."""
-        bootstrap.heed = self.heed
         if not self.joining:
             bootstrap.over = self._memory.over(self.number)
 
@@ -218,13 +223,17 @@ class Recovery(Joins):
             return
         if self._memory.number != self.number:
             why = "the others go on without it"
-        elif has_ended(self.members):
-            why = "its process has ended"
-        elif not stands_still(self.members):
-            self._stands_since = None
         else:
-            self._stands_since = self._stands_since or time.monotonic()
-            why = "it was stopped" if time.monotonic() - self._stands_since >= stop_grace() else ""
+            ended = has_ended(self.members)  # which may have given all its part: then the call soon ends
+            limit = _ENDED_SECONDS if ended else stop_grace()
+            now, last = time.monotonic(), self._heeded
+            self._heeded = now
+            if not ended and not stands_still(self.members):
+                self._doubted = 0.0
+            else:  # looks that lie apart are of another wait, or this rank stood still itself
+                self._doubted += now - last if now - last < _HEED_GAP else 0.0
+                if self._doubted >= limit:
+                    why = "its process has ended" if ended else "it was stopped"
         if why:
             raise error_of("EVEN_ERR_PEER_LOST", f"another rank was lost: {why}", "the end of its own output says why")
 

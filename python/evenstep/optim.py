@@ -258,7 +258,11 @@ class InPieces(torch.optim.Optimizer):
         before = {p: dict(self.state[p]) for p, _ in named if p in self.state}
         try:
             if before and comm.rank == 0:  # the others' is the same memory; the one before stays until they have moved
-                _ask(named, 1, "optimizers' states are shared anew")
+                try:
+                    _ask(named, 1, "optimizers' states are shared anew")
+                except EvenstepError:
+                    comm.revoke()  # the others hear it now, not when this rank ends
+                    raise
             store = _Store(named, comm, True)
             for number, (parameter, names) in enumerate(named):
                 if any(self.state.get(parameter, {}).get(name) is not None for name in names):

@@ -212,6 +212,7 @@ class Session:
         if not isinstance(group, SharedGroup):
             recovery.say(BETWEEN_HOSTS)
             return group
+        bootstrap.heed = recovery.heed  # of groups of torch's that are made from now on
         self.recovery = self.steps.recovery = recovery
         return MendedGroup(group.comm, recovery)
 

@@ -22,6 +22,7 @@ enum { TURN_MS = 50 };
 /* For agents that ask several times a second; whoever ends the job meanwhile waits a moment for its ranks to be told.
  */
 static const uint64_t MEET_NS = 20000000000u;
+static const uint64_t MEET_VOTING_NS = 10000000000u; /* where others give up after 20 s, and elect another one before */
 static const uint64_t ASKED_NS = 2000000000u;
 
 /* ---- while the agent lives ---- */
@@ -116,7 +117,8 @@ static const even_host_agent *find_missing(const even_hosts *hosts, bool *over) 
 }
 
 static even_status await_all(even_hosts *hosts) {
-  uint64_t until = even_clock_ns() + MEET_NS;
+  const uint64_t most = hosts->voter == NULL ? MEET_NS : MEET_VOTING_NS;
+  uint64_t until = even_clock_ns() + most;
   bool asked = false;
   bool over = false;
   const even_host_agent *missing = NULL;
@@ -137,7 +139,7 @@ static even_status await_all(even_hosts *hosts) {
     }
     if (now > until) {
       return even_fail(EVEN_ERR_PEER_LOST, "host %s did not come with its ranks to the next agent within %d s",
-                       missing->name, (int)(MEET_NS / 1000000000u));
+                       missing->name, (int)(most / 1000000000u));
     }
     EVEN_TRY(even_loop_turn(&hosts->loop, TURN_MS));
     even_hosts_tick(hosts);
@@ -271,8 +273,9 @@ static void let_go(even_hosts *hosts) {
 }
 
 even_status even_outlast_hosts_meet(even_hosts *hosts) {
-  if (hosts->count < 2) {
-    return EVEN_OK; /* the others were drained */
+  if (hosts->count < 2) { /* the others were drained */
+    EVEN_TRY(even_succession_await_return(hosts));
+    return hosts->voter == NULL ? EVEN_OK : even_succession_want(hosts);
   }
   hosts->gathering = true;
   even_status status = even_succession_await_return(hosts); /* first: who may not act asks nobody for anything */

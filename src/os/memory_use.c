@@ -24,7 +24,7 @@ static const uint64_t v1_unlimited = UINT64_C(1) << 62;
 /* What the files of one version are called. */
 typedef struct names {
   const char *limit;
-  const char *high; /* NULL: there is none */
+  const char *high; /* above it a group is slowed down, and nobody killed; NULL: there is none */
   const char *usage;
   const char *idle_files; /* lines of memory.stat */
   const char *active_files;
@@ -120,18 +120,14 @@ static even_status number_read(const char *folder, const char *name, even_text *
   return status == EVEN_ERR_MEMORY ? status : EVEN_OK;
 }
 
-/* What a group may hold, before it is slowed down or one of it is killed; v1_unlimited: as much as there is. */
-static even_status limit_read(const char *folder, const names *named, even_text *text, uint64_t *out) {
-  uint64_t limits[2] = {v1_unlimited, v1_unlimited};
-  bool found[2] = {false, false};
-  EVEN_TRY(number_read(folder, named->limit, text, &limits[0], &found[0]));
-  if (named->high != NULL) {
-    EVEN_TRY(number_read(folder, named->high, text, &limits[1], &found[1]));
+/* v1_unlimited: there is none. */
+static even_status limit_read(const char *folder, const char *name, even_text *text, uint64_t *out) {
+  uint64_t said = 0;
+  bool found = false;
+  if (name != NULL) {
+    EVEN_TRY(number_read(folder, name, text, &said, &found));
   }
-  *out = v1_unlimited;
-  for (size_t i = 0; i < 2; i++) {
-    *out = found[i] && limits[i] < *out ? limits[i] : *out;
-  }
+  *out = found ? said : v1_unlimited;
   return EVEN_OK;
 }
 
@@ -146,12 +142,15 @@ static uint64_t less(uint64_t from, uint64_t taken) {
 
 static even_status group_read(const char *folder, const names *named, even_text *text, even_memory_use *out) {
   uint64_t limit = 0;
+  uint64_t high = 0;
   uint64_t usage = 0;
   uint64_t idle = 0;
   uint64_t active = 0;
   bool found = false;
-  EVEN_TRY(limit_read(folder, named, text, &limit));
-  if (limit >= v1_unlimited) {
+  EVEN_TRY(limit_read(folder, named->limit, text, &limit));
+  EVEN_TRY(limit_read(folder, named->high, text, &high));
+  high = high < limit ? high : limit;
+  if (high >= v1_unlimited) {
     return EVEN_OK;
   }
   EVEN_TRY(number_read(folder, named->usage, text, &usage, &found));
@@ -168,9 +167,9 @@ static even_status group_read(const char *folder, const names *named, even_text 
   }
   usage = less(usage, idle);
   uint64_t available = less(limit, usage);
-  double part = limit == 0 ? 0 : (double)less(limit, less(usage, active)) / (double)limit;
+  double part = high == 0 ? 0 : (double)less(high, less(usage, active)) / (double)high;
   out->free_part = part < out->free_part ? part : out->free_part;
-  if (available < out->available_bytes) {
+  if (limit < v1_unlimited && available < out->available_bytes) {
     out->available_bytes = available;
     out->limit_bytes = limit;
     (void)snprintf(out->limited_by, sizeof out->limited_by, "%s", folder);

@@ -26,10 +26,10 @@ typedef struct even_memory_use {
 /* `root` is put before /proc and mount points ("" for this host). A host without control groups is no error. Errors:
  * EVEN_ERR_MEMORY, EVEN_ERR_OVERFLOW (a path that is too long). */
 even_status even_memory_place_find(const char *root, even_memory_place *out) EVEN_MUST_USE;
-/* From /proc/self/status, /proc/meminfo and the files of the group and those above it: memory.max, .high (above which
- * the kernel slows a group down), .current, .stat (v2); memory.limit_in_bytes, .usage_in_bytes, .stat (v1). Files that
- * were read and lie idle in memory (inactive_file) count as available: the kernel drops them first. Some ten
- * microseconds. Any thread. Errors: EVEN_ERR_MEMORY, and those of reading /proc. */
+/* From /proc/self/status, /proc/meminfo and the files of the group and those above it: memory.max, .current, .stat, and
+ * for free_part .high, too (v2); memory.limit_in_bytes, .usage_in_bytes, .stat (v1). Files that were read and lie idle
+ * in memory (inactive_file) count as available: the kernel drops them first. Some ten microseconds. Any thread. Errors:
+ * EVEN_ERR_MEMORY, and those of reading /proc. */
 even_status even_memory_use_read(const even_memory_place *place, even_memory_use *out) EVEN_MUST_USE;
 /* Before much memory is taken that the kernel would give, and end a process for later: EVEN_ERR_MEMORY where this one
  * may not take `bytes` more and leave an eighth of what is free to others. `what` wants them, for the error, which

@@ -26,11 +26,33 @@ static void go_over(even_ucx_group *group, const even_transport *transport, void
   (void)pthread_mutex_unlock(&group->lock);
 }
 
+static long (*real_futex)(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout);
+static _Atomic(uint32_t *) turn; /* on which who does not listen sleeps */
+static atomic_int woken;
+static atomic_bool unwoken;
+
+/* Whoever sleeps there without a wake sleeps for very long. */
+static long sleep_until_woken(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
+  static const struct timespec very_long = {.tv_sec = 20};
+  bool its = operation == FUTEX_WAIT && word == turn && !unwoken;
+  long result = real_futex(word, operation, value, its ? &very_long : timeout);
+  if (its && result == 0) {
+    woken++;
+  } else if (its && errno == ETIMEDOUT) {
+    unwoken = true;
+  }
+  return result;
+}
+
 /* Over UCX, or over the library of MPI that is named. */
 static void run_alone(const char *library, ranks_body *body) {
   ranks_setup setup = {.ranks = 1, .timeout_seconds = 300, .spin = 0, .engine = RANKS_NETWORK, .mpi = library};
   is_mpi = library != NULL;
+  real_futex = even_os.futex; /* before there is a thread that reads it, and after the last */
+  even_os.futex = sleep_until_woken;
   assert_int_equal(ranks_run(&setup, body, NULL, NULL), 0);
+  even_os.futex = real_futex;
+  turn = NULL;
 }
 
 /* ---- a wait that gets what it waits for while it looks around ---- */
@@ -78,24 +100,6 @@ static void who_is_stirred_while_it_looks_does_not_sleep(void **state) {
 static atomic_int listeners;
 static atomic_bool crowded;
 static int looks_beside;
-static long (*real_futex)(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout);
-static _Atomic(uint32_t *) turn; /* on which who does not listen sleeps */
-static atomic_int woken;
-static atomic_bool unwoken;
-
-/* Whoever sleeps there without a wake sleeps for very long. */
-static long sleep_until_woken(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
-  static const struct timespec very_long = {.tv_sec = 20};
-  bool its = operation == FUTEX_WAIT && word == turn && !unwoken;
-  long result = real_futex(word, operation, value, its ? &very_long : timeout);
-  if (its && result == 0) {
-    woken++;
-  } else if (its && errno == ETIMEDOUT) {
-    unwoken = true;
-  }
-  return result;
-}
-
 static bool arm_alone(even_ucx_group *group) {
   crowded = crowded || listeners > 0; /* what that thread is to hear would be taken away */
   return beneath->arm(group);
@@ -132,8 +136,6 @@ static int sleep_beside_another(even_comm *comm, void *argument) {
   woken = 0;
   unwoken = false;
   turn = (uint32_t *)&group->turn;
-  real_futex = even_os.futex;
-  even_os.futex = sleep_until_woken;
   beneath = group->transport;
   watched.arm = arm_alone;
   watched.sleep = sleep_alone;
@@ -147,7 +149,6 @@ static int sleep_beside_another(even_comm *comm, void *argument) {
   even_comm_request_free(send);
   even_comm_request_free(receive);
   go_over(group, beneath, NULL);
-  even_os.futex = real_futex;
   RANKS_EXPECT(comm, came != NULL && crowded == is_mpi && !unwoken);
   return 0;
 }

@@ -501,6 +501,7 @@ static void the_next_agent_writes_what_a_killed_one_had_begun(void **state) {
   assert_int_equal(next.snapshots[0], -1);
   even_outlast_close(&own.job);
   even_outlast_close(&next.job);
+  even_guardian_stop(&next.job.guardian); /* of the ranks that are gone on with */
   even_oom_watch_close(&next.job.oom);
   even_job_forget_attempt(&next.job);
   close_bench(&next);

@@ -108,11 +108,12 @@ static void the_tightest_group_of_version_2_counts(void **state) {
   even_memory_use use = use_here();
   assert_true(use.available_bytes == 9 * MIB && use.limit_bytes == 20 * MIB);
   assert_string_equal(use.limited_by + strlen(root), "/sys/fs/cgroup/job");
-  write_file("sys/fs/cgroup/job/memory.high", "16777216\n"); /* above 16 MiB it is slowed down */
+  write_file("sys/fs/cgroup/job/memory.high", "16777216\n"); /* above 16 MiB it is slowed down, which kills nobody */
   use = use_here();
-  assert_true(use.available_bytes == 5 * MIB && use.limit_bytes == 16 * MIB);
+  assert_true(use.available_bytes == 9 * MIB && use.limit_bytes == 20 * MIB);
+  assert_true(use.free_part == 0.3125);
   write_file("sys/fs/cgroup/job/memory.high", "max\n");
-  assert_true(use_here().limit_bytes == 20 * MIB);
+  assert_true(use_here().free_part == 0.45);
   write_file("sys/fs/cgroup/job/memory.max", "max\n");
   assert_true(use_here().available_bytes == 50 * MIB);
 }

@@ -355,7 +355,8 @@ def test_copies_of_states_are_asked_for_where_a_rank_is_lost(
 
     segment = _core.Comm.create_segment(1, 1 << 16)
     comm = _core.Comm(segment, 0, 1, 1 << 16)
-    proxy = SimpleNamespace(rank=0, ranks=ranks, barrier=lose)
+    revoked: list[bool] = []
+    proxy = SimpleNamespace(rank=0, ranks=ranks, barrier=lose, revoke=lambda: revoked.append(True))
     monkeypatch.setattr(_core, "Memory", Memory)
     store = optim._Store
     monkeypatch.setattr(optim, "_Store", lambda named, group, survives: store(named, group and comm, survives))
@@ -375,12 +376,12 @@ def test_copies_of_states_are_asked_for_where_a_rank_is_lost(
     size = 2 * sum(p.numel() * max(4, p.element_size()) for p in before)
     assert asked == [copies * size] * 2
     # The next group's, beside the one that is there: the group's first rank asks.
-    next_one = SimpleNamespace(rank=0, ranks=ranks, barrier=comm.barrier)
+    next_one = SimpleNamespace(rank=0, ranks=ranks, barrier=comm.barrier, revoke=proxy.revoke)
     optimizer.__dict__.update(_comm=next_one, _store=None)
     statuses.append("EVEN_ERR_MEMORY")
     with pytest.raises(EvenstepError, match=r"shared anew: a copy of the optimizer's states needs \d+ bytes") as raised:
         optimizer.step()
-    assert raised.value.status == "EVEN_ERR_MEMORY"
+    assert raised.value.status == "EVEN_ERR_MEMORY" and revoked  # the others do not wait for its end
     next_one.rank = 1
     optimizer.step()
     assert asked == [copies * size] * 2 + [size]
