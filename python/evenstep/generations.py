@@ -49,9 +49,7 @@ if TYPE_CHECKING:
 
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand still: one gave up
-_ENDED_SECONDS = (
-    1.0  # so long a call goes on beside one that has ended before it is lost by that alone: it may have done its part
-)
+_ENDED_SECONDS = 1.0  # so long a call goes on beside one that has ended, and may have done its part, before it is lost
 _HEED_GAP = 0.5  # looks of one wait lie closer together
 _SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one that is not seen here may stand still
 _CONNECT_SECONDS = 2.0
@@ -84,9 +82,7 @@ class Recovery(Joins):
         self.has_values = False  # in es.prepare: this rank has what the first one gives to all
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote:
         self._heard = (0, 0)  # that of this turn, in this generation
-        self._heeded = self._doubted = (
-            0.0  # when it looked last while it waits; seconds for which one has ended, or stands
-        )
+        self._heeded = self._doubted = 0.0  # its last look while it waits; seconds for which one has ended, or stands
         session.scheduler_steps.uncertain = lambda: self.can_go_on and not self.at_rest
 
     # -- before anything is lost --
@@ -218,24 +214,24 @@ class Recovery(Joins):
 
     def heed(self) -> None:
         """Raises where this rank waits for one that is lost."""
-        why = ""
-        if self.joining:  # by itself
-            return
-        if self._memory.number != self.number:
-            why = "the others go on without it"
-        else:
-            ended = has_ended(self.members)  # which may have given all its part: then the call soon ends
-            limit = _ENDED_SECONDS if ended else stop_grace()
-            now, last = time.monotonic(), self._heeded
-            self._heeded = now
-            if not ended and not stands_still(self.members):
-                self._doubted = 0.0
-            else:  # looks that lie apart are of another wait, or this rank stood still itself
-                self._doubted += now - last if now - last < _HEED_GAP else 0.0
-                if self._doubted >= limit:
-                    why = "its process has ended" if ended else "it was stopped"
-        if why:
+        if not self.joining and (why := self._why_lost()):  # one that joins waits by itself
             raise error_of("EVEN_ERR_PEER_LOST", f"another rank was lost: {why}", "the end of its own output says why")
+
+    def _why_lost(self) -> str:
+        """Of a rank that this one waits for; "": none is. Once a look."""
+        if self._memory.number != self.number:
+            return "the others go on without it"
+        now, last = time.monotonic(), self._heeded
+        self._heeded = now
+        ended = has_ended(self.members)  # which may have given all its part: then the call soon ends
+        if not ended and not stands_still(self.members):
+            self._doubted = 0.0
+            return ""
+        # looks that lie apart are of another wait, or this rank stood still itself
+        self._doubted += now - last if now - last < _HEED_GAP else 0.0
+        if self._doubted < (_ENDED_SECONDS if ended else stop_grace()):
+            return ""
+        return "its process has ended" if ended else "it was stopped"
 
     def mend_call(self, error: EvenstepError, asks: Callable[[], bool]) -> bytes | None:
         """After an error in a call: its result where one of those that are left has it; None: they make it again."""

@@ -204,11 +204,10 @@ class Session:
 
     def _control(self, bootstrap: Bootstrap) -> Group:
         recovery = None if self.name else open_recovery(self)
-        if recovery is not None:
-            recovery.watch(bootstrap)
-        group = bootstrap.control()
         if recovery is None:
-            return group
+            return bootstrap.control()
+        recovery.watch(bootstrap)
+        group = bootstrap.control()
         if not isinstance(group, SharedGroup):
             recovery.say(BETWEEN_HOSTS)
             return group
