@@ -161,11 +161,31 @@ static int on_vote(struct raft_io *io, raft_id member) {
   return code_of(even_raft_store_vote(&memory_of(io)->store, member));
 }
 
+/* A leader takes the answer for how far the member's log is as its own (Raft's paper, figure 2: that is up to the last
+ * entry of what is answered). libraft (0.15 to 0.18) says how long the log is, also to a message without entries: with
+ * an entry of a leader before, which this one never had, it would count as a copy of this one's entry of that number,
+ * be committed by it, and never be replaced. */
+static struct raft_message answer_of(const even_raft_memory *memory, const struct raft_message *message) {
+  struct raft_message answer = *message;
+  struct raft_append_entries_result *result = &answer.append_entries_result;
+  if (answer.type == RAFT_IO_APPEND_ENTRIES_RESULT && result->rejected == 0 && result->last_log_index > memory->shown) {
+    result->last_log_index = memory->shown;
+  }
+  return answer;
+}
+
+/* What a message of a leader's speaks of ends there; what lies behind is not known to be that leader's (see above). */
+static void note_shown(even_raft_memory *memory, struct raft_append_entries *says) {
+  memory->shown = says->prev_log_index + says->n_entries;
+  says->leader_commit = says->leader_commit < memory->shown ? says->leader_commit : memory->shown;
+}
+
 static int on_send(struct raft_io *io, struct raft_io_send *request, const struct raft_message *message,
                    raft_io_send_cb cb) {
   even_raft_memory *memory = memory_of(io);
   even_text bytes = EVEN_TEXT_EMPTY;
-  bool sent = even_raft_wire_write(message, &bytes) == EVEN_OK &&
+  const struct raft_message answer = answer_of(memory, message);
+  bool sent = even_raft_wire_write(&answer, &bytes) == EVEN_OK &&
               memory->send(memory->context, message->server_id, bytes.data, bytes.length);
   even_text_free(&bytes);
   return keep(memory, &(even_raft_done){.sent = request, .sent_cb = cb, .status = sent ? 0 : RAFT_NOCONNECTION});
@@ -262,6 +282,9 @@ even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, co
   }
   message.server_id = from;
   message.server_address = address;
+  if (message.type == RAFT_IO_APPEND_ENTRIES) {
+    note_shown(memory, &message.append_entries);
+  }
   memory->receive(&memory->io, &message);
   call_back(memory, false);
   return EVEN_OK;

@@ -19,6 +19,7 @@ typedef struct even_raft_memory {
   uint64_t next_tick_ns;
   raft_io_tick_cb tick;
   raft_io_recv_cb receive;
+  uint64_t shown; /* the last entry of the log that the leader's newest message spoke of */
   struct even_raft_done *done; /* requests whose callbacks are due */
   struct even_raft_done **done_end;
   void *context;

@@ -113,6 +113,11 @@ static size_t await_leader(const cluster *all, uint64_t generation) {
     }
     even_clock_sleep_ns(5000000);
   }
+  for (size_t i = 0; i < all->count; i++) {
+    const even_voter_view view = all->voters[i] == NULL ? (even_voter_view){.port = 0} : look(all, i);
+    print_error("member %zu: generation %llu, acts %d, quorum %d, voters %u\n", i + 1,
+                (unsigned long long)view.newest.generation, view.acts, view.quorum, view.voters);
+  }
   fail_msg("nobody leads generation %llu", (unsigned long long)generation);
   return MOST;
 }

@@ -1,0 +1,142 @@
+/* A follower of libraft's, and what it answers to leaders of two terms. */
+#include "orchestrator/raft_memory.h"
+
+#include "orchestrator/raft_wire.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { SELF = 1, BEFORE = 2, AFTER = 3 };
+
+typedef struct follower {
+  even_raft_memory memory;
+  struct raft_fsm machine;
+  struct raft raft;
+  struct raft_append_entries_result answered; /* the last of these */
+  uint64_t to;
+  unsigned applied;
+} follower;
+
+static bool catch_answer(void *context, uint64_t member, const void *bytes, size_t count) {
+  follower *own = context;
+  struct raft_message message;
+  assert_int_equal(even_raft_wire_read(bytes, count, &message), EVEN_OK);
+  assert_int_equal(message.type, RAFT_IO_APPEND_ENTRIES_RESULT);
+  own->answered = message.append_entries_result;
+  own->to = member;
+  return true;
+}
+
+static int on_apply(struct raft_fsm *machine, const struct raft_buffer *buffer, void **result) {
+  (void)buffer;
+  *result = NULL;
+  ((follower *)machine->data)->applied++;
+  return 0;
+}
+
+static void open_follower(follower *own) {
+  struct raft_configuration all;
+  even_raft_store store;
+  bool known = true;
+  memset(own, 0, sizeof *own);
+  own->machine = (struct raft_fsm){.version = 1, .data = own, .apply = on_apply};
+  assert_int_equal(even_raft_store_open(&store, NULL, SELF, &known), EVEN_OK);
+  even_raft_memory_open(&own->memory, &store, own, catch_answer);
+  assert_int_equal(raft_init(&own->raft, &own->memory.io, &own->machine, SELF, "1"), 0);
+  raft_configuration_init(&all);
+  assert_int_equal(raft_configuration_add(&all, SELF, "1", RAFT_VOTER), 0);
+  assert_int_equal(raft_configuration_add(&all, BEFORE, "2", RAFT_VOTER), 0);
+  assert_int_equal(raft_configuration_add(&all, AFTER, "3", RAFT_VOTER), 0);
+  assert_int_equal(raft_bootstrap(&own->raft, &all), 0); /* the log's first entry, of term 1 */
+  raft_configuration_close(&all);
+  assert_int_equal(raft_start(&own->raft), 0);
+}
+
+static void close_follower(follower *own) {
+  raft_close(&own->raft, NULL);
+  even_raft_memory_close(&own->memory, false);
+}
+
+/* A leader's message with `count` entries of its term behind entry `before`, which is of term `before_term`. */
+static void hear(follower *own, uint64_t leader, uint64_t term, uint64_t before, uint64_t before_term, unsigned count,
+                 uint64_t commit) {
+  static char word[] = "a word";
+  struct raft_entry entries[4];
+  struct raft_message message;
+  even_text bytes = EVEN_TEXT_EMPTY;
+  assert_true(count <= 4);
+  for (unsigned i = 0; i < count; i++) {
+    entries[i] = (struct raft_entry){term, RAFT_COMMAND, {word, sizeof word}, NULL};
+  }
+  memset(&message, 0, sizeof message);
+  message.type = RAFT_IO_APPEND_ENTRIES;
+  message.append_entries = (struct raft_append_entries){term, before, before_term, commit, entries, count};
+  own->to = 0;
+  assert_int_equal(even_raft_wire_write(&message, &bytes), EVEN_OK);
+  assert_int_equal(even_raft_memory_receive(&own->memory, leader, "leader", (unsigned char *)bytes.data, bytes.length),
+                   EVEN_OK);
+  even_text_free(&bytes);
+  assert_int_equal(own->to, leader);
+}
+
+/* Two entries of a leader that nobody else has got: the next one has one of its own in place of the first of these. */
+static void what_only_a_leader_before_has_sent_is_not_answered_for(void **state) {
+  follower own;
+  (void)state;
+  open_follower(&own);
+  hear(&own, BEFORE, 2, 1, 1, 2, 1);
+  assert_int_equal(own.answered.rejected, 0);
+  assert_int_equal(own.answered.last_log_index, 3);
+  hear(&own, AFTER, 3, 1, 1, 0, 1); /* it sends this as it is elected; its own entry it has by the time of the answer */
+  assert_int_equal(own.answered.rejected, 0);
+  assert_int_equal(own.answered.last_log_index, 1);
+  hear(&own, AFTER, 3, 1, 1, 1, 1);
+  assert_int_equal(own.answered.rejected, 0);
+  assert_int_equal(own.answered.last_log_index, 2);
+  assert_int_equal(own.memory.store.count, 2);
+  assert_int_equal(own.memory.store.entries[1].term, 3);
+  assert_int_equal(own.applied, 0);
+  hear(&own, AFTER, 3, 2, 3, 0, 2);
+  assert_int_equal(own.applied, 1);
+  close_follower(&own);
+}
+
+/* A message may carry fewer entries than are committed: what lies behind them is not the leader's. */
+static void what_lies_behind_a_message_is_not_committed_by_it(void **state) {
+  follower own;
+  (void)state;
+  open_follower(&own);
+  hear(&own, BEFORE, 2, 1, 1, 3, 1);
+  hear(&own, AFTER, 3, 2, 2, 0, 4); /* of those three it has the first */
+  assert_int_equal(own.answered.last_log_index, 2);
+  assert_int_equal(own.applied, 1);
+  hear(&own, AFTER, 3, 2, 2, 2, 4);
+  assert_int_equal(own.answered.last_log_index, 4);
+  assert_int_equal(own.applied, 3);
+  assert_int_equal(own.memory.store.entries[2].term, 3);
+  close_follower(&own);
+}
+
+static void what_is_refused_says_how_long_the_log_is(void **state) {
+  follower own;
+  (void)state;
+  open_follower(&own);
+  hear(&own, AFTER, 3, 5, 3, 1, 1);
+  assert_int_equal(own.answered.rejected, 5);
+  assert_int_equal(own.answered.last_log_index, 1);
+  close_follower(&own);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(what_only_a_leader_before_has_sent_is_not_answered_for),
+      cmocka_unit_test(what_lies_behind_a_message_is_not_committed_by_it),
+      cmocka_unit_test(what_is_refused_says_how_long_the_log_is),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
