@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from run_jobs import wait_until
+import test_run_succession
+from run_jobs import end_all, wait_until
 from test_chaos import TRAINING
 from test_run_hosts import Hosts
 from test_run_hosts import hosts as hosts  # a fixture
 from test_run_hosts import names as names  # a fixture
 
 Script = Callable[[str], str]
+
+three_names = test_run_succession.names
 
 
 # ---- the part itself ----
@@ -182,3 +185,34 @@ def test_all_that_a_part_does_comes_to_the_other_host(hosts: Hosts, script: Scri
     assert all(words.startswith(f"host {hosts.names[1]}: ") for words in what.values()), what
     assert "rank 1" in what["stop"] and "rank 1" in what["slow"] and "ports " in what["garbage"], what
     assert "claims to be rank 1" in what["twin"], what
+
+
+OVER = """#!/bin/sh
+disk=there-$1
+shift
+mkdir -p runs "$disk" && mount --bind "$disk" runs && exec "$@"
+"""
+
+
+@pytest.mark.more
+def test_with_a_witness_and_copies(
+    three_names: list[str],
+    program: pathlib.Path,
+    tmp_path: pathlib.Path,
+    environment: dict[str, str],
+    script: Script,
+) -> None:
+    """Each host has a disk of its own. By this seed a checkpoint is damaged, the other host's agent is killed, its rank."""
+    over = tmp_path / "over.sh"
+    over.write_text(OVER)
+    over.chmod(0o755)
+    hosts = Hosts((three_names[0], three_names[1]), program, tmp_path, environment)
+    options = ("--witness", three_names[2], "--checkpoint-copies", "1")
+    options += ("--seed", "80", "--faults", "3", "--kinds", "kill,agent,bit-flip")
+    try:
+        found = disturb(hosts, hosts.shell(f'unshare -m {over} "$name"'), *options, script(TRAINING), "1", "2", "20")
+    finally:
+        end_all([], hosts.agents)
+    assert [fault["kind"] for fault in found["faults"]] == ["bit-flip", "agent", "kill"], found
+    assert f", of host {hosts.names[1]}" in found["faults"][1]["what"], found
+    assert list((tmp_path / f"there-{hosts.names[1]}/a-disturbed/checkpoints").glob("step-*/manifest.json"))
