@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/text.h"
+#include "orchestrator/raft_rules.h"
 #include "orchestrator/raft_wire.h"
 #include "os/clock.h"
 
@@ -161,31 +162,17 @@ static int on_vote(struct raft_io *io, raft_id member) {
   return code_of(even_raft_store_vote(&memory_of(io)->store, member));
 }
 
-/* A leader takes the answer for how far the member's log is as its own (Raft's paper, figure 2: that is up to the last
- * entry of what is answered). libraft (0.15 to 0.18) says how long the log is, also to a message without entries: with
- * an entry of a leader before, which this one never had, it would count as a copy of this one's entry of that number,
- * be committed by it, and never be replaced. */
-static struct raft_message answer_of(const even_raft_memory *memory, const struct raft_message *message) {
-  struct raft_message answer = *message;
-  struct raft_append_entries_result *result = &answer.append_entries_result;
-  if (answer.type == RAFT_IO_APPEND_ENTRIES_RESULT && result->rejected == 0 && result->last_log_index > memory->shown) {
-    result->last_log_index = memory->shown;
-  }
-  return answer;
-}
-
-/* What a message of a leader's speaks of ends there; what lies behind is not known to be that leader's (see above). */
-static void note_shown(even_raft_memory *memory, struct raft_append_entries *says) {
-  memory->shown = says->prev_log_index + says->n_entries;
-  says->leader_commit = says->leader_commit < memory->shown ? says->leader_commit : memory->shown;
-}
-
 static int on_send(struct raft_io *io, struct raft_io_send *request, const struct raft_message *message,
                    raft_io_send_cb cb) {
   even_raft_memory *memory = memory_of(io);
   even_text bytes = EVEN_TEXT_EMPTY;
-  const struct raft_message answer = answer_of(memory, message);
-  bool sent = even_raft_wire_write(&answer, &bytes) == EVEN_OK &&
+  struct raft_message says = *message;
+  if (says.type == RAFT_IO_APPEND_ENTRIES_RESULT) {
+    even_raft_rules_answer(&says.append_entries_result, memory->shown);
+  } else if (says.type == RAFT_IO_REQUEST_VOTE_RESULT) {
+    even_raft_rules_refuse(&says.request_vote_result, memory->store.term);
+  }
+  bool sent = even_raft_wire_write(&says, &bytes) == EVEN_OK &&
               memory->send(memory->context, message->server_id, bytes.data, bytes.length);
   even_text_free(&bytes);
   return keep(memory, &(even_raft_done){.sent = request, .sent_cb = cb, .status = sent ? 0 : RAFT_NOCONNECTION});
@@ -206,6 +193,7 @@ static int on_append(struct raft_io *io, struct raft_io_append *request, const s
 }
 
 static int on_truncate(struct raft_io *io, raft_index index) {
+  memory_of(io)->undone = true;
   return code_of(even_raft_store_truncate(&memory_of(io)->store, index));
 }
 
@@ -270,6 +258,11 @@ void even_raft_memory_close(even_raft_memory *memory, bool forget) {
   even_raft_store_close(&memory->store, forget);
 }
 
+/* Where there is no memory for it, again in the next turn. */
+static void see_members(even_raft_memory *memory) {
+  memory->undone = memory->undone && even_raft_rules_members(memory->io.data, &memory->store) == RAFT_NOMEM;
+}
+
 even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, const char *address,
                                      const unsigned char *bytes, size_t count) {
   struct raft_message message;
@@ -283,15 +276,22 @@ even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, co
   message.server_id = from;
   message.server_address = address;
   if (message.type == RAFT_IO_APPEND_ENTRIES) {
-    note_shown(memory, &message.append_entries);
+    memory->shown = even_raft_rules_hear(&message.append_entries);
   }
+  bool votes = message.type == RAFT_IO_REQUEST_VOTE;
+  int role = votes ? even_raft_rules_vote_begin(memory->io.data) : -1;
   memory->receive(&memory->io, &message);
+  if (votes) {
+    even_raft_rules_vote_end(memory->io.data, role);
+  }
   call_back(memory, false);
+  see_members(memory);
   return EVEN_OK;
 }
 
 void even_raft_memory_turn(even_raft_memory *memory, uint64_t now_ns) {
   call_back(memory, false);
+  see_members(memory);
   if (memory->tick != NULL && now_ns >= memory->next_tick_ns) {
     memory->next_tick_ns = now_ns + (uint64_t)memory->tick_ms * 1000000u;
     memory->tick(&memory->io);

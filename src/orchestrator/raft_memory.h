@@ -19,7 +19,8 @@ typedef struct even_raft_memory {
   uint64_t next_tick_ns;
   raft_io_tick_cb tick;
   raft_io_recv_cb receive;
-  uint64_t shown; /* the last entry of the log that the leader's newest message spoke of */
+  uint64_t shown;              /* the last entry of the log that the leader's newest message spoke of */
+  bool undone;                 /* a part of the log was: members may be others (raft_rules.h) */
   struct even_raft_done *done; /* requests whose callbacks are due */
   struct even_raft_done **done_end;
   void *context;

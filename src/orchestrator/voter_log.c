@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "orchestrator/members.h"
+#include "orchestrator/raft_rules.h"
 #include "orchestrator/voter_links.h"
 #include "os/clock.h"
 
@@ -241,8 +242,10 @@ even_status even_voter_log_open(even_voter_log *log, const even_voter_params *pa
   raft_set_election_timeout(&log->raft, (unsigned)(times->election_ns / 1000000u));
   raft_set_snapshot_threshold(&log->raft, UINT32_MAX);
   raft_set_pre_vote(&log->raft, true);
+  log->claim_ns = known ? even_clock_boot_ns() : 0; /* its earlier process may have proposed itself a moment ago */
   failed = params->joins || known ? 0 : bootstrap(log, params);
   failed = failed == 0 ? raft_start(&log->raft) : failed;
+  failed = failed == 0 ? even_raft_rules_members(&log->raft, &log->memory.store) : failed;
   return failed == 0 ? EVEN_OK : raft_failed("it cannot be begun", failed);
 }
 

@@ -21,7 +21,8 @@ typedef struct even_voter_log {
   struct raft_transfer transfer;
   uint64_t led_term; /* the newest term in which it has led the log, */
   uint64_t led_ns;   /* and since when, by even_clock_boot_ns */
-  uint64_t claim_ns; /* of the term in which it last proposed itself: since when it led the log in it */
+  uint64_t claim_ns; /* of the term in which it last proposed itself: since when it led the log in it; of one that came
+                        back: since when it is there again */
   void *context;
   void (*changed)(void *context); /* what it surely says has */
 } even_voter_log;

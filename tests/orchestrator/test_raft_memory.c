@@ -1,6 +1,7 @@
 /* A follower of libraft's, and what it answers to leaders of two terms. */
 #include "orchestrator/raft_memory.h"
 
+#include "orchestrator/raft_rules.h"
 #include "orchestrator/raft_wire.h"
 
 #include <setjmp.h>
@@ -132,11 +133,52 @@ static void what_is_refused_says_how_long_the_log_is(void **state) {
   close_follower(&own);
 }
 
+/* An entry of other members is undone that was there when the process started: those of before count again, in the
+ * leader's next message as in one that brings them anew. */
+static void members_that_are_undone_count_no_more(void **state) {
+  struct raft_configuration two;
+  struct raft_buffer bytes;
+  even_raft_store store;
+  follower own;
+  bool known = true;
+  (void)state;
+  raft_configuration_init(&two);
+  assert_int_equal(raft_configuration_add(&two, SELF, "1", RAFT_VOTER), 0);
+  assert_int_equal(raft_configuration_add(&two, BEFORE, "2", RAFT_STANDBY), 0);
+  assert_int_equal(raft_configuration_encode(&two, &bytes), 0);
+  raft_configuration_close(&two);
+  open_follower(&own);
+  const even_raft_kept change = {.term = 2, .type = RAFT_CHANGE, .bytes = bytes.len, .data = bytes.base};
+  assert_int_equal(even_raft_store_open(&store, NULL, SELF, &known), EVEN_OK);
+  assert_int_equal(even_raft_store_append(&store, own.memory.store.entries, 1), EVEN_OK);
+  assert_int_equal(even_raft_store_append(&store, &change, 1), EVEN_OK);
+  raft_free(bytes.base);
+  close_follower(&own);
+  memset(&own, 0, sizeof own);
+  own.machine = (struct raft_fsm){.version = 1, .data = &own, .apply = on_apply};
+  even_raft_memory_open(&own.memory, &store, &own, catch_answer);
+  assert_int_equal(raft_init(&own.raft, &own.memory.io, &own.machine, BEFORE, "2"), 0);
+  assert_int_equal(raft_start(&own.raft), 0);
+  assert_int_equal(own.raft.configuration.n, 2);
+  assert_int_equal(even_raft_rules_members(&own.raft, &own.memory.store), 0);
+  assert_int_equal(own.raft.configuration.n, 2);
+  assert_int_equal(own.raft.configuration.servers[1].role, RAFT_STANDBY);
+  assert_int_equal(own.raft.configuration_index, 1);
+  assert_int_equal(own.raft.configuration_uncommitted_index, 2);
+  hear(&own, AFTER, 3, 1, 1, 1, 1);
+  assert_int_equal(own.raft.configuration.n, 3);
+  assert_string_equal(own.raft.configuration.servers[2].address, "3");
+  assert_int_equal(own.raft.configuration_index, 1);
+  assert_int_equal(own.raft.configuration_uncommitted_index, 0);
+  close_follower(&own);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_only_a_leader_before_has_sent_is_not_answered_for),
       cmocka_unit_test(what_lies_behind_a_message_is_not_committed_by_it),
       cmocka_unit_test(what_is_refused_says_how_long_the_log_is),
+      cmocka_unit_test(members_that_are_undone_count_no_more),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
