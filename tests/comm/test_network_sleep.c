@@ -33,7 +33,7 @@ static atomic_bool unwoken;
 
 /* Whoever sleeps there without a wake sleeps for very long. */
 static long sleep_until_woken(uint32_t *word, int operation, uint32_t value, const struct timespec *timeout) {
-  static const struct timespec very_long = {.tv_sec = 20};
+  static const struct timespec very_long = {.tv_sec = 120};
   bool its = operation == FUTEX_WAIT && word == turn && !unwoken;
   long result = real_futex(word, operation, value, its ? &very_long : timeout);
   if (its && result == 0) {
