@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import pytest
-from run_jobs import Run, alive, children, end_soon, wait_until, write_checkpoint
+from run_jobs import Run, alive, children, end_soon, free_port, wait_until, write_checkpoint
 from script_parts import AGENT
 
 # Rank 0 says who its agent is in step 8, and so on as often as it is to, and waits there for the next one. RANK@STEP: that
@@ -377,8 +377,7 @@ def test_what_only_a_start_needs_ends_no_ranks_that_live(start, script, tmp_path
     """)
     device = {"name": "cpu", "cpus": [0], "relative_score": 1, "model": "another machine's"}
     (tmp_path / "profile").write_text(json.dumps({"format": "evenstep-profile-1", "devices": [device]}))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()
+    address = ("127.0.0.1", free_port())
     job = start("-n", "1", "--name", "a", "--profile", "profile", "--port", str(address[1]), name, monitor=True)
     job.wait_for("up")
     first = job.process.pid
