@@ -79,7 +79,7 @@ def result(run_ranks: Callable[..., list[Any]], **variables: str) -> tuple[int, 
 
 def test_a_step_takes_hardly_a_page_fault(run_ranks: Callable[..., list[Any]]) -> None:
     *_, free = Memory().read()
-    by_itself = {"EVENSTEP_KEEP_MEMORY": ""} if free > 0.6 else {}
+    by_itself = {"EVENSTEP_KEEP_MEMORY": ""} if free > 0.75 else {}  # the tests beside this one take of it, too
     faults, kept, given, evaluated = result(run_ranks, **by_itself)
     assert kept and faults < 2000
     assert given > 48 * MIB  # when the loader's epoch has ended
