@@ -285,7 +285,7 @@ def test_asking_for_a_message_lets_other_threads_go_on() -> None:
         sys.setswitchinterval(1000)  # only who lets go of the GIL lets another thread run
         try:
             go.set()
-            until = time.monotonic() + 20
+            until = time.monotonic() + 120
             while not woken.is_set() and time.monotonic() < until:
                 assert not begun.done()
             assert woken.is_set()
@@ -314,7 +314,7 @@ def test_a_message_that_begins_while_others_are_asked_is_kept() -> None:
         early.done = done
         group.isend(np.ones(1), 0, tag=3)
         came = np.zeros(1 << 20)
-        group.recv(came, 0, tag=2, timeout=20)
+        group.recv(came, 0, tag=2, timeout=120)
         assert came.all()
         group.isend(np.ones(1), 0, tag=1)
         early.wait()

@@ -32,7 +32,7 @@ def _opened(store: Any, rank: int, ranks: int = 2, look: Any = lambda: None) -> 
 
 
 def test_they_add_up_and_are_none_of_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation_torch, "_CONNECT_SECONDS", 30.0)
+    monkeypatch.setattr(generation_torch, "_CONNECT_SECONDS", 70.0)
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
         groups = list(pool.map(lambda rank: _opened(store, rank), range(2)))
