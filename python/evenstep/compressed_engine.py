@@ -14,15 +14,20 @@ from evenstep.bucket_engine import Bucket
 from evenstep.compression import encoding_of, in_parts
 from evenstep.encoded_engine import Leftovers
 from evenstep.engine import EngineOptions
-from evenstep.exchange import Exchange
+from evenstep.exchange import Exchange, TorchExchange
 from evenstep.gathering_engine import GatheringEngine, all_finite
+from evenstep.generation_told import name
 from evenstep.group import Group
+
+_Both = tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]  # left out of gradients, and of sums
 
 
 class CompressedEngine(Leftovers, GatheringEngine):
     """sum over ranks, in their order, of what each has encoded; with error feedback where the encoding wants it. In parts,
     each rank adds up one of them and encodes the sum again. To the last bit what the engine in C makes of the same buckets
     on CPUs (include/evenstep/sync.h); this one is for accelerators, and for what torch's collectives alone connect."""
+
+    takes_back = False  # rounds may have to count nothing
 
     def __init__(
         self,
@@ -42,7 +47,8 @@ class CompressedEngine(Leftovers, GatheringEngine):
         self._new_of_sums: dict[int, torch.Tensor] = {}
         self._round = (-1, 0)  # the step, and which round of it
         self._counts = True  # the round under way
-        self._discarded: tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]] = ({}, {})  # both, of the last round
+        self._discarded: _Both = ({}, {})  # of the last round
+        self._before: _Both | None = None  # the first round since `stands`
         self._lies = {}  # each parameter's bucket, and where in it
         for number, bucket in enumerate(self._buckets):
             if bucket.flat.dtype in self._encoded:
@@ -58,6 +64,9 @@ class CompressedEngine(Leftovers, GatheringEngine):
         self._round = (step, count + 1 if last == step else 0)
         self._counts = True
         self._discarded = {}, {}
+        if self.takes_back and self._before is None:
+            # No copy: what is kept is replaced, and written to by load_feedback alone, which begins with memory of its own.
+            self._before = dict(self._left_out), dict(self._left_of_sums)
 
     def discard(self) -> None:
         self._counts = False
@@ -188,6 +197,40 @@ class CompressedEngine(Leftovers, GatheringEngine):
         self._left_of_sums.clear()
         self._round = (-1, 0)
 
+    # -- where ranks may be lost --
+
+    @property
+    def plain(self) -> bool:
+        """Groups of ours have what `swap` takes only where they were made for it."""
+        return isinstance(self._exchange, TorchExchange) and super().plain
+
+    def stands(self) -> None:
+        """The rounds since the last call count."""
+        self._before = None
+
+    def take_back(self) -> None:
+        """They do not: what they had left out is as it was before."""
+        if self._before is not None:
+            self.forget()
+            left, of_sums = self._before
+            self._left_out.update(left)
+            self._left_of_sums.update(of_sums)
+        self._before = None
+
+    def lost_with(self, ranks: Sequence[int]) -> str:
+        if not self._encoding.feedback:
+            return ""
+        return f"what {self._options.compression} left out of the gradients of {name(ranks, '')} is lost"
+
+    def again(self, exchange: Exchange) -> CompressedEngine:
+        """Another one for the same parameters; what this rank has left out goes with it."""
+        self.take_back()
+        other = super().again(exchange)
+        assert isinstance(other, CompressedEngine)
+        other.takes_back = self.takes_back
+        other.load_feedback(self.feedback_state())
+        return other
+
 
 def _check_size(bucket: Bucket) -> None:
     count, members = bucket.flat.numel(), len(bucket.indices)
@@ -201,7 +244,9 @@ def _check_size(bucket: Bucket) -> None:
 def _keep(kept: dict[int, torch.Tensor], number: int, left: torch.Tensor, start: int, stop: int) -> None:
     """Of a bucket, what was left out of its values from `start` to `stop`."""
     if start < stop:
-        kept.setdefault(number, torch.zeros_like(left))[start:stop] = left[start:stop]
+        whole = kept[number].clone() if number in kept else torch.zeros_like(left)
+        whole[start:stop] = left[start:stop]
+        kept[number] = whole
 
 
 def _fill(values: torch.Tensor, parts: Sequence[slice], source: torch.Tensor | None) -> None:

@@ -22,6 +22,7 @@ from evenstep.exchange import SharedExchange, TorchExchange
 from evenstep.group import DTYPES, Bootstrap, Group
 from evenstep.hosts import wanted_engine
 from evenstep.hybrid_engine import hybrid_engine
+from evenstep.mended_group import heed_over
 from evenstep.over_hosts import over_hosts
 from evenstep.torch_engine import TorchEngine
 
@@ -92,7 +93,8 @@ def choose_engine(
     when = "after backward" if options.gathers else "during backward"
     say(f"{through}, {when}: {_why_torch(engine, unsupported, on_gpus, ours)}")
     if options.gathers:
-        return _gathering_engine(parameters, TorchExchange(process_group), group, options, telemetry)
+        exchange = TorchExchange(process_group, heed_over(group, dist.get_backend(process_group)))
+        return _gathering_engine(parameters, exchange, group, options, telemetry)
     narrow = options.compression is not None and options.compression.name in WIRES
     second = bootstrap.torch_group("gloo") if narrow and dist.get_backend(process_group) == "gloo" else None
     made = TorchEngine(parameters, process_group, group, telemetry, options, second)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -10,8 +10,14 @@ import torch.distributed as dist
 from evenstep import _core
 from evenstep._core import EvenstepError
 from evenstep.device_memory import is_out_of_memory
+from evenstep.errors import error_of
+from evenstep.generation_torch import let_go
 from evenstep.group import DTYPES, Group, TorchGroup
-from evenstep.group_end import end_calls, first_line, wait_for
+from evenstep.group_end import end_calls, first_line, is_late, wait_for
+from evenstep.mended_group import Heed
+
+if TYPE_CHECKING:
+    from evenstep.group import Bootstrap
 
 # its name since torch 2.13
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -35,32 +41,56 @@ class Exchange(Protocol):
     def swap(self, payloads: list[torch.Tensor], count: int) -> list[torch.Tensor]:
         """Bytes for every rank, against `count` from each."""
 
+    @property
+    def lasts(self) -> bool:
+        """Whether those that are left when ranks are lost can have another one."""
+
+    def revoke(self) -> None:
+        """Ends what the other ranks, and this one, wait for here. Not collective."""
+
+    def meet_again(self, bootstrap: Bootstrap) -> Exchange:
+        """That of the generation that begins, by `bootstrap`. Collective; this one stays as it is. Where it `lasts`."""
+
+    def leave(self) -> None:
+        """After `revoke`, when nothing is exchanged here any more."""
+
 
 class _Call:
     """Of a process group of torch's, under way."""
 
-    def __init__(self, work: Any, process_group: Any) -> None:
-        self._work, self._process_group = work, process_group
+    def __init__(self, work: Any, exchange: TorchExchange) -> None:
+        self._work, self._exchange = work, exchange
+
+    @property
+    def over(self) -> bool:
+        return bool(self._work.is_completed())
 
     def wait(self) -> None:
-        wait_for(self._work, self._process_group)
+        exchange = self._exchange
+        wait_for(self._work, exchange.process_group, heed=exchange.heed)
+        exchange.under_way.remove(self)
+        exchange.met_ns = _core.clock_ns()
 
 
 class TorchExchange:
-    """Over a process group of torch."""
+    """Over a process group of torch. heed: where ranks may be lost and the others go on, raises in a call that waits for one."""
 
-    def __init__(self, process_group: Any) -> None:
-        self.process_group = process_group
+    def __init__(self, process_group: Any, heed: Heed = None) -> None:
+        self.process_group, self.heed = process_group, heed
         self.ranks = dist.get_world_size(process_group)
         self.met_ns = 0
+        self.under_way: list[_Call] = []  # or failed
+
+    def _begun(self, work: Any) -> _Call:
+        self.under_way.append(_Call(work, self))
+        return self.under_way[-1]
 
     def all_reduce(self, values: torch.Tensor) -> Any:
-        return _Call(dist.all_reduce(values, group=self.process_group, async_op=True), self.process_group)
+        return self._begun(dist.all_reduce(values, group=self.process_group, async_op=True))
 
     def gather(self, payload: torch.Tensor) -> torch.Tensor:
         rows = payload.new_empty(self.ranks * payload.numel())
-        wait_for(all_gather_single(rows, payload, group=self.process_group, async_op=True), self.process_group)
-        self.met_ns = _core.clock_ns()
+        self._begun(all_gather_single(rows, payload, group=self.process_group, async_op=True)).wait()
         return rows.view(self.ranks, -1)
 
     def gather_parts(self, payload: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
@@ -72,8 +102,7 @@ class TorchExchange:
         theirs = payloads[0].new_empty(self.ranks * count)
         sizes = [one.numel() for one in payloads]
         given = theirs, torch.cat(payloads), [count] * self.ranks, sizes
-        wait_for(dist.all_to_all_single(*given, group=self.process_group, async_op=True), self.process_group)
-        self.met_ns = _core.clock_ns()
+        self._begun(dist.all_to_all_single(*given, group=self.process_group, async_op=True)).wait()
         return list(theirs.split(count)) if count else list(payloads[0].new_empty((self.ranks, 0)))
 
     def failed(self, group: Group, error: RuntimeError) -> BaseException:
@@ -85,12 +114,32 @@ class TorchExchange:
             end_calls(self.process_group)
             return error
         end_calls(self.process_group)
+        if self.heed is not None and not is_late(error):  # as the agent will say, or there is no other generation
+            words = f"rank {group.rank}: torch (gloo) could not exchange the gradients: {first_line(error)}"
+            return error_of("EVEN_ERR_PEER_LOST", words, "another rank has ended, or hangs: see what the others say")
         told = group.explained(error, "the exchange of gradients") if isinstance(group, TorchGroup) else None
         return told or error
+
+    # -- where ranks may be lost --
+
+    @property
+    def lasts(self) -> bool:
+        return self.heed is not None
+
+    def revoke(self) -> None:
+        end_calls(self.process_group)
+
+    def meet_again(self, bootstrap: Bootstrap) -> TorchExchange:
+        return TorchExchange(bootstrap.torch_group("gloo"), self.heed)
+
+    def leave(self) -> None:
+        let_go((self.process_group,), self.under_way)
 
 
 class SharedExchange:
     """Over an engine group of CPU ranks on one host; tensors of other devices are staged."""
+
+    lasts = True
 
     def __init__(self, comm: _core.Comm) -> None:
         self._comm = comm
@@ -98,8 +147,14 @@ class SharedExchange:
         self.met_ns = 0
 
     def revoke(self) -> None:
-        """Ends what the other ranks wait for."""
         self._comm.revoke()
+
+    def meet_again(self, bootstrap: Bootstrap) -> SharedExchange:
+        comm = bootstrap.shared(0, "gradients")
+        assert comm is not None
+        return SharedExchange(comm)
+
+    def leave(self) -> None: ...
 
     def all_reduce(self, values: torch.Tensor) -> Any:
         staged = values.cpu()

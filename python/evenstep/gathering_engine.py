@@ -11,7 +11,7 @@ import torch
 from evenstep import _core
 from evenstep.bucket_engine import Buckets
 from evenstep.engine import EngineOptions, Report
-from evenstep.exchange import Exchange, SharedExchange, TorchExchange
+from evenstep.exchange import Exchange, TorchExchange
 from evenstep.group import Group
 from evenstep.group_end import raise_instead
 
@@ -62,22 +62,20 @@ class GatheringEngine(Buckets):
     @property
     def plain(self) -> bool:
         """Whether all parameters, and what adds them up, are in the host's memory."""
-        return isinstance(self._exchange, SharedExchange) and all(p.is_cpu for p in self._parameters)
+        return self._exchange.lasts and all(p.is_cpu for p in self._parameters)
 
-    def meet_again(self, bootstrap: Bootstrap) -> _core.Comm:
-        """The group in which another one for the same parameters adds up. Collective."""
-        comm = bootstrap.shared(0, "gradients")
-        assert comm is not None
-        return comm
+    def meet_again(self, bootstrap: Bootstrap) -> Exchange:
+        """By which another one for the same parameters adds up. Collective."""
+        return self._exchange.meet_again(bootstrap)
 
     def revoke(self) -> None:
         """Ends what the other ranks wait for."""
-        assert isinstance(self._exchange, SharedExchange)
         self._exchange.revoke()
 
-    def again(self, comm: _core.Comm) -> GatheringEngine:
+    def again(self, exchange: Exchange) -> GatheringEngine:
         """Another one for the same parameters; this one has ended, whatever round was open."""
-        return type(self)(self._parameters, SharedExchange(comm), self._group, self._telemetry, self._options)
+        self._exchange.leave()
+        return type(self)(self._parameters, exchange, self._group, self._telemetry, self._options)
 
     # -- a round --
 

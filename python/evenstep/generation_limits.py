@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evenstep.compressed_engine import CompressedEngine
 from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import Engine, SharedEngine
 from evenstep.exact_engine import ExactEngine
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 _NO_MODEL = "no model is prepared"
 _NO_LOADER = "it needs a prepared training loader, to give a batch again"
 _NO_OPTIMIZER = "it needs a prepared optimizer, whose step commits"
-ON_GPUS = "gradients are on GPUs, or encoded and then summed by torch"
+ON_GPUS = "gradients are on GPUs, or summed by torch otherwise than over Gloo"
 LACKS = (_NO_MODEL, _NO_LOADER, _NO_OPTIMIZER)
 """What a later es.prepare may bring."""
 
@@ -53,9 +52,7 @@ def _of_models(session: Session) -> str:
 def _goes_on(engine: Engine) -> bool:
     """Whether it adds up in groups of ours, in the memory of hosts, or in Gloo's."""
     ours = type(engine) in (ExactEngine, SharedEngine, EncodedEngine)
-    gathers = isinstance(engine, GatheringEngine) and not isinstance(engine, CompressedEngine)  # Adasum, PowerSGD
-    by_gloo = isinstance(engine, TorchEngine)
-    return (ours or gathers or by_gloo) and engine.plain  # type: ignore[attr-defined]
+    return (ours or isinstance(engine, (GatheringEngine, TorchEngine))) and engine.plain  # type: ignore[attr-defined]
 
 
 def _of_loops(session: Session) -> str:

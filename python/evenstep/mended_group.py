@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
 
 import torch
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from evenstep.generations import Recovery
 
 T = TypeVar("T")
+
+Heed = Optional[Callable[[], None]]
+"""Raises where a call waits for a rank that is lost (evenstep.group_end.wait_for)."""
 
 _LOST = ("EVEN_ERR_PEER_LOST", "EVEN_ERR_REVOKED")
 
@@ -113,3 +116,9 @@ class MendedGroup(SharedGroup):
     def meet(self) -> None:
         """The meeting that commits a step: no call of the script's."""
         super().barrier()
+
+
+def heed_over(group: Any, backend: str) -> Heed:
+    """For calls of a process group of torch's with this backend, of the ranks of `group`: where one may be lost, and the others go on
+    over another one."""
+    return group.heed if isinstance(group, MendedGroup) and backend == "gloo" else None

@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 
 from evenstep import _core
-from evenstep._core import EvenstepError
 from evenstep.backend_work import completed
 from evenstep.encoded_engine import State
 from evenstep.engine import EngineOptions
-from evenstep.exchange import SharedExchange, TorchExchange
+from evenstep.exchange import Exchange, TorchExchange
 from evenstep.gathering_engine import GatheringEngine, all_finite
 from evenstep.generation_told import name
 from evenstep.group import Group
@@ -39,19 +38,22 @@ class _Bucket:
 
 
 class _Sums(dist.ProcessGroup):  # type: ignore[misc]
-    """What torch's hook asks a process group for, over an exchange of ours. Each sum is there when its call returns: the hook's
-    callbacks wait for further ones. An error does not travel through torch's futures: it is kept, and nothing is added up after it."""
+    """What torch's hook asks a process group for, over an exchange that can be ended. Each sum is there when its call returns: the
+    hook's callbacks wait for further ones. An error does not travel through torch's futures: it is kept, and nothing is added up
+    after it."""
 
-    def __init__(self, exchange: SharedExchange, rank: int) -> None:
+    def __init__(self, exchange: Exchange, rank: int) -> None:
         super().__init__(rank, exchange.ranks)
         self._exchange = exchange
-        self.error: EvenstepError | None = None
+        self.error: RuntimeError | None = None
 
     def allreduce(self, tensors: list[torch.Tensor], options: Any = None) -> Any:
         if self.error is None and tensors[0].numel():
             try:
-                self._exchange.all_reduce(tensors[0])
-            except EvenstepError as error:
+                work = self._exchange.all_reduce(tensors[0])
+                if work is not None:
+                    work.wait()
+            except RuntimeError as error:
                 self.error = error
         return completed(tensors)
 
@@ -67,7 +69,7 @@ class PowerSGDEngine(GatheringEngine):
     def __init__(
         self,
         parameters: Sequence[torch.Tensor],
-        exchange: SharedExchange | TorchExchange,
+        exchange: Exchange,
         group: Group,
         telemetry: _core.Telemetry,
         options: EngineOptions,
@@ -77,7 +79,8 @@ class PowerSGDEngine(GatheringEngine):
 
         assert options.compression is not None
         self._hook: Any = hooks.powerSGD_hook
-        self._sums = _Sums(exchange, group.rank) if isinstance(exchange, SharedExchange) else None
+        own = exchange.process_group if isinstance(exchange, TorchExchange) and not exchange.lasts else None
+        self._sums = _Sums(exchange, group.rank) if own is None else None  # futures of torch's wait for whoever is lost
         self._shapes = [tuple(p.shape) or (1,) for p in parameters]
         self._last = len(self._buckets) - 1
         self._seed = options.seed & 0x7FFFFFFF
@@ -85,7 +88,7 @@ class PowerSGDEngine(GatheringEngine):
         self._counts = True  # the round under way
         self._discarded: dict[int, torch.Tensor] = {}  # errors of the last round
         self.state = hooks.PowerSGDState(
-            self._sums if isinstance(exchange, SharedExchange) else exchange.process_group,
+            self._sums if own is None else own,
             matrix_approximation_rank=int(options.compression.number),
             start_powerSGD_iter=self.PLAIN_STEPS,
             orthogonalization_epsilon=1e-8,
@@ -235,10 +238,10 @@ class PowerSGDEngine(GatheringEngine):
             return ""
         return f"what {self._options.compression} left out of the gradients of {name(ranks, '')} is lost"
 
-    def again(self, comm: _core.Comm) -> PowerSGDEngine:
+    def again(self, exchange: Exchange) -> PowerSGDEngine:
         """Another one for the same parameters; what this rank has left out goes with it."""
         self.take_back()
-        other = super().again(comm)
+        other = super().again(exchange)
         assert isinstance(other, PowerSGDEngine)
         other.takes_back = self.takes_back
         other.load_feedback(other.of_ranks(self.feedback_state(), self._exchange.ranks))

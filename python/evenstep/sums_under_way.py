@@ -7,9 +7,8 @@ rank that adds them up, and sums to all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from evenstep.accelerators import Accelerators
 from evenstep.exchange import all_gather_single
 from evenstep.group_end import wait_for
+from evenstep.mended_group import Heed
 
 
 class SumUnderWay(Protocol):
@@ -39,10 +39,6 @@ class SumUnderWay(Protocol):
 
     def give_up(self) -> None:
         """Begins what is left to begin, whatever comes of it: nobody waits for this sum, and no other rank shall for ever."""
-
-
-Heed = Optional[Callable[[], None]]
-"""Raises where a call waits for a rank that is lost (evenstep.group_end.wait_for)."""
 
 
 class PlainSum:

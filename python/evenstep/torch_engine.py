@@ -19,7 +19,7 @@ from evenstep.engine import EngineOptions, Report
 from evenstep.generation_torch import let_go
 from evenstep.group import DTYPES, Group, TorchGroup
 from evenstep.group_end import closed_peers, end_calls, first_line, is_late, raise_instead
-from evenstep.mended_group import MendedGroup, is_lost
+from evenstep.mended_group import heed_over, is_lost
 from evenstep.sums_under_way import NarrowSum, NarrowSumBeside, PlainSum, Room, SideStreams, SumUnderWay
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TorchEngine(BucketEngine):
         self._nccl, self._over_gloo = backend in ("nccl", "xccl"), backend == "gloo" or self._by_hosts
         super().__init__(parameters, options)
         self._process_group, self._second, self._group, self._telemetry = process_group, second, group, telemetry
-        self._heed = group.heed if isinstance(group, MendedGroup) and backend == "gloo" else None
+        self._heed = heed_over(group, backend)
         self._wire = WIRES.get(options.compression.name) if options.compression is not None else None
         self._recorded = _Recorded(telemetry, process_group, group.rank)
         self._streams = streams or SideStreams()

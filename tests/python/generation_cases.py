@@ -356,11 +356,13 @@ print(f"rank {rank} of {es.world_size()} at step {es.step()}: {far:.1e} apart, r
 )
 
 # Each rank's gradients are encoded, and torch gathers them.
-BY_TORCH = (
+OWN_GLOO = (
     HEAD
     + """
 model, optimizer, scheduler = make()
-model, optimizer, loader = es.prepare(model, optimizer, loader, engine="torch", compression="int8")
+es.barrier()
+group = torch.distributed.new_group(backend="gloo")
+model, optimizer, loader = es.prepare(model, optimizer, loader)
 for epoch in es.epochs(EPOCHS):
     for batch in loader:
         optimizer.zero_grad()

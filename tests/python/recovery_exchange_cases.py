@@ -141,6 +141,19 @@ print("bits", flat(model).numpy().tobytes().hex(), flush=True)
 """
 )
 
+
+def over_gloo(source: str) -> str:
+    """The same with the engines of torch's process groups."""
+    points = """from evenstep.exchange import TorchExchange
+
+around(TorchExchange, "all_reduce", "summing", "summed")
+around(TorchExchange, "gather", "gathering", "gathered")
+"""
+    prepared = "model, optimizer, loader = es.prepare("
+    assert source.count("**how)") == source.count(prepared) == 1
+    return source.replace("**how)", "engine='torch', **how)").replace(prepared, points + prepared)
+
+
 # Samples that cannot be read; the ranks tell one another of them before each batch.
 UNREADABLE = (
     HEAD.replace("import copy, os, sys", "import copy, os, sys, time")

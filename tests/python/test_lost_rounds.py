@@ -3,39 +3,64 @@ late rounds are those of who is left, and counts as much as it did."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from test_compression import Place, exchanged, on_ranks
 
-from evenstep import _core
+from evenstep import EvenstepError, _core
 from evenstep.adasum_engine import AdasumEngine
 from evenstep.batch_noise import NoiseProbe
+from evenstep.compressed_engine import CompressedEngine
 from evenstep.compression import parse_compression
 from evenstep.encoded_engine import EncodedEngine
 from evenstep.engine import EngineOptions
-from evenstep.exchange import SharedExchange
+from evenstep.errors import error_of
+from evenstep.exchange import Exchange, SharedExchange, TorchExchange
 from evenstep.generation_passes import Passes
+from evenstep.generation_torch import forget, open_torch_group
 from evenstep.group import Alone
+from evenstep.mended_group import is_lost
 from evenstep.powersgd_engine import PowerSGDEngine
 from evenstep.stale import StaleRounds
 from evenstep.steps import Steps
 
-NAMES = ["topk:0.4", "onebit", "powersgd:1"]
+NAMES = ["topk:0.4", "onebit", "powersgd:1", "gloo topk:0.4", "gloo onebit", "gloo powersgd:1"]
 
 
 def comm(size: int = 1 << 20) -> Any:
     return _core.Comm(_core.Comm.create_segment(1, size), 0, 1, size)
 
 
+def heed() -> None:
+    """Of a job in which nobody is lost."""
+
+
+def gloo() -> Exchange:
+    return TorchExchange(open_torch_group("gloo", dist.HashStore(), 0, 1, name="a", timeout_seconds=60), heed)
+
+
 def engine_of(name: str) -> Any:
     """Of one rank."""
-    options = EngineOptions(compression=parse_compression(name))
+    over, _, kind = name.rpartition(" ")
+    options = EngineOptions(compression=parse_compression(kind))
     parameters = [torch.zeros(16, 16), torch.zeros(3, 5)]
-    if name.startswith("powersgd"):
-        return PowerSGDEngine(parameters, SharedExchange(comm()), Alone(), _core.Telemetry(-1, 0), options)
-    return EncodedEngine(parameters, comm(), None, options)
+    if not over and not kind.startswith("powersgd"):
+        return EncodedEngine(parameters, comm(), None, options)
+    exchange = gloo() if over else SharedExchange(comm())
+    make = PowerSGDEngine if kind.startswith("powersgd") else CompressedEngine
+    return make(parameters, exchange, Alone(), _core.Telemetry(-1, 0), options)
+
+
+def again(engine: Any) -> Any:
+    """Among those that are left: itself."""
+    if isinstance(engine, EncodedEngine):
+        return engine.again(comm())
+    engine.revoke()
+    return engine.again(gloo() if isinstance(engine._exchange, TorchExchange) else SharedExchange(comm()))
 
 
 def gradients(number: int) -> list[torch.Tensor]:
@@ -47,14 +72,16 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_a_step_that_counts_nothing_leaves_powersgd_as_it_was() -> None:
-    engine = engine_of("powersgd:1")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_that_counts_nothing_leaves_nothing_out(name: str) -> None:
+    engine = engine_of(name)
+    assert engine.plain or not name.startswith("gloo")
     engine.takes_back = True
     for number in range(13):
         exchanged(engine, gradients(number), 1.0)
     engine.stands()
     known = engine.feedback_state()
-    assert known["0"].any() and known["q0"].any()
+    assert known["0"].any() and known["q0"].any() if "powersgd" in name else any(one.any() for one in known.values())
     for rounds in (1, 2):
         for number in range(rounds):
             exchanged(engine, gradients(20 + number), 1.0)
@@ -62,8 +89,17 @@ def test_a_step_that_counts_nothing_leaves_powersgd_as_it_was() -> None:
         if rounds == 1:
             engine.take_back()
         else:
-            engine = engine.again(comm())
+            engine = again(engine)
         assert same(engine.feedback_state(), known)
+    engine.begin(1.0, 0)
+    engine.discard()  # its sums are gradients of a second round
+    for index, one in enumerate(gradients(25)):
+        engine.ready(index, one)
+    engine.finish()
+    engine.keep([0])
+    assert not same(engine.feedback_state(), known)
+    engine.take_back()
+    assert same(engine.feedback_state(), known)
     exchanged(engine, gradients(30), 1.0)
     engine.stands()
     engine.take_back()
@@ -94,7 +130,7 @@ def test_late_rounds_are_made_again_as_they_were(name: str) -> None:
                 rounds.turn(given, 1.0, number)
             if disturbed and number in (0, 5, 9, 13, 14):
                 totals = {one: weight for one, weight in rounds.weights().items() if one < passes.committed}
-                rounds.go_on([rounds.engines[0].again(comm())], totals, 1)  # type: ignore[attr-defined]
+                rounds.go_on([again(rounds.engines[0])], totals, 1)
             used.append(rounds.turn(given, 1.0, number)[0])
             passes._commits()
             rounds.stands()
@@ -120,9 +156,37 @@ def test_late_sums_of_a_checkpoint_are_not_made_again() -> None:
             totals = {one: weight for one, weight in rounds.weights().items() if one < passes.committed}
             told = rounds.own_state()["results"]
             assert len(told) == 1 and same(told[0], saved["results"][0])
-            rounds.go_on([rounds.engines[0].again(comm())], totals, 1)  # type: ignore[attr-defined]
+            rounds.go_on([again(rounds.engines[0])], totals, 1)
         ends.append(rounds.turn(dict(enumerate(gradients(1))), 1.0, 1)[0])
     assert all(torch.equal(a, b) for a, b in zip(ends[0].values(), ends[1].values())) and len(ends[0]) == 2
+
+
+@pytest.mark.parametrize("kind", ["topk:0.4", "powersgd:1", "adasum"])
+def test_an_exchange_over_gloo_that_waits_for_a_lost_rank_ends(kind: str) -> None:
+    """And so does its group, where it is left."""
+
+    def lost() -> None:
+        raise error_of("EVEN_ERR_PEER_LOST", "another rank was lost")
+
+    store = dist.HashStore()
+    groups = on_ranks(
+        2, lambda one: open_torch_group("gloo", store, one.rank, 2, name="a", timeout_seconds=60)
+    )  # the second one never comes to a round
+    exchange, parameters = TorchExchange(groups[0], lost), [torch.zeros(40, 9), torch.zeros(3, dtype=torch.float64)]
+    options = EngineOptions(compression=None if kind == "adasum" else parse_compression(kind), adasum=kind == "adasum")
+    make = {"adasum": AdasumEngine, "powersgd:1": PowerSGDEngine}.get(kind, CompressedEngine)
+    engine: Any = make(parameters, exchange, Alone(), _core.Telemetry(-1, 0), options)
+    with pytest.raises(EvenstepError, match="another rank was lost") as found:
+        exchanged(engine, [torch.ones(40, 9), torch.ones(3, dtype=torch.float64)], 1.0)
+    assert is_lost(found.value) and exchange.under_way
+    engine.revoke()
+    forget(groups)
+    before = sys.getrefcount(groups[0])
+    engine.again(gloo())
+    after = sys.getrefcount(groups[0])
+    assert all(one.over for one in exchange.under_way) and after == before
+    closed = TorchExchange(groups[0], lost).failed(Alone(), RuntimeError("Connection closed by peer [a]:1\nmore"))
+    assert is_lost(closed) and "Connection closed by peer" in str(closed)
 
 
 @pytest.mark.parametrize("ranks", [3, 5])

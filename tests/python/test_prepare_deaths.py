@@ -203,7 +203,7 @@ def test_those_that_are_left_prepare_again(
     [
         (["numa:0", "numa:1"], ""),
         (["cpu", "", "spare"], ""),
-        (["numa:0", "cuda:0"], "gradients are on GPUs, or encoded and then summed by torch"),
+        (["numa:0", "cuda:0"], "gradients are on GPUs, or summed by torch otherwise than over Gloo"),
     ],
 )
 def test_on_which_devices_they_can(devices: list[str], said: str) -> None:

@@ -60,20 +60,33 @@ def test_gradients_that_go_other_ways(
         )
 
 
-@pytest.mark.more
 @pytest.mark.parametrize(
     ("how", "form", "deaths", "waits", "rounds"),
     [
-        (SHRINK, "sum", "0@backward:6", "", "0.1.2.3*6,1.2.3*12"),
-        (SHRINK, "late2 none", "1@vote:6", "", "0.1.2.3*4,0.1.2.3>0.2.3*2,0.2.3*12"),
-        (REPLACE, "late2 none", "3@forward:5", "5", "0.1.2.3*3,0.1.2.3>0.1.2*2,0.1.2*1,0.1.2.4*12"),
+        # in a gathering that the others wait for
+        (SHRINK, "topk:0.4", "0@gathering:6,1@commit:11", "", "0.1.2*6,1.2*5,2*7"),
+        pytest.param(SHRINK, "onebit", "1@gathered:5,0@forward:9", "", "0.1.2*5,0.2*4,2*9", marks=pytest.mark.more),
+        pytest.param(REPLACE, "topk:0.4", "1@vote:5", "5", "0.1.2*5,0.2*1,0.2.3*12", marks=pytest.mark.more),
+        pytest.param(SHRINK, "powersgd:1", "0@summing:6,1@commit:11", "", "0.1.2*6,1.2*5,2*7", marks=pytest.mark.more),
+        pytest.param(SHRINK, "powersgd:1", "2@vote:2,0@committed:9", "", "0.1.2*2,0.1*8,1*8", marks=pytest.mark.more),
+        pytest.param(REPLACE, "powersgd:1", "1@summed:6", "6", "0.1.2*6,0.2*1,0.2.3*11", marks=pytest.mark.more),
+        pytest.param(SHRINK, "adasum", "0@gathering:3,3@commit:8", "", "0.1.2.3*3,1.2.3*5,1.2*10", marks=pytest.mark.more),
+        pytest.param(REPLACE, "adasum", "0@voted:4", "4", "0.1.2*4,1.2*1,1.2.3*13", marks=pytest.mark.more),
+        pytest.param(SHRINK, "late adasum", "1@vote:5", "", "0.1.2*4,0.1.2>0.2*1,0.2*13", marks=pytest.mark.more),
+        pytest.param(SHRINK, "late topk:0.4", "0@gathering:5,1@committed:9", "",
+                     "0.1.2*4,0.1.2>1.2*1,1.2*4,1.2>2*1,2*8", marks=pytest.mark.more),
+        pytest.param(SHRINK, "late powersgd:1", "1@summing:8", "", "0.1.2*7,0.1.2>0.2*1,0.2*10", marks=pytest.mark.more),
+        pytest.param(SHRINK, "sum", "0@backward:6", "", "0.1.2.3*6,1.2.3*12", marks=pytest.mark.more),
+        pytest.param(SHRINK, "late2 none", "1@vote:6", "", "0.1.2.3*4,0.1.2.3>0.2.3*2,0.2.3*12", marks=pytest.mark.more),
+        pytest.param(REPLACE, "late2 none", "3@forward:5", "5", "0.1.2.3*3,0.1.2.3>0.1.2*2,0.1.2*1,0.1.2.4*12",
+                     marks=pytest.mark.more),
     ],
-)
+)  # fmt: skip
 def test_gradients_that_go_these_ways_over_torchs_gloo(
     run: Run, script: Script, how: tuple[str, ...], form: str, deaths: str, waits: str, rounds: str
 ) -> None:
-    source = cases.EXCHANGED.replace("**how)", "engine='torch', **how)")
-    result = run("-n", "4", *how, script(source), deaths, form, waits, rounds)
+    ranks = re.split("[*>]", rounds)[0].count(".") + 1
+    result = run("-n", str(ranks), *how, script(cases.over_gloo(cases.EXCHANGED)), deaths, form, waits, rounds)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_as_one_device(text, sorted(map(int, rounds.split(",")[-1].split("*")[0].split("."))), 2e-5)
