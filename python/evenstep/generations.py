@@ -522,3 +522,24 @@ def open_recovery(session: Session) -> Recovery | None:
         return None  # a wrapper of the script has closed it; the agent restarts then
     os.close(fd)
     return Recovery(session, memory)
+
+
+def agree_on_recovery(session: Session, has: Sequence[bool]) -> None:
+    """has: of each rank, once all have met, whether it has what open_recovery opens. Where some have not, nobody goes on without another:
+    who does makes groups in another way, and meets once more in each step. The same on all ranks."""
+    lacking = [rank for rank, one in enumerate(has) if not one]
+    if not 0 < len(lacking) < len(has):
+        return
+    who = " and ".join(f"rank {rank} on host {session.hosts[rank]}" for rank in lacking[:3])
+    words = f"{who}{' and others' if len(lacking) > 3 else ''}: without the agent's memory (a wrapper closes EVENSTEP_GENERATION_FD)"
+    recovery, group, bootstrap = session.recovery, session.group, session.bootstrap
+    if recovery is not None:
+        assert isinstance(group, SharedGroup) and bootstrap is not None
+        recovery.say(words)
+        session.group = session.steps.group = SharedGroup(group.comm)
+        session.recovery = session.steps.recovery = bootstrap.heed = None
+    if session.rank == 0:
+        told = f"the job starts again where a rank is lost, whatever --recovery says: {words}"
+        sys.stderr.write(
+            f"evenstep: {told}\n  fix: let what starts that rank's script keep its variables EVENSTEP_… and its descriptors\n"
+        )

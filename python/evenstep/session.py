@@ -22,7 +22,7 @@ from evenstep.call_results import packs_later
 from evenstep.counted_share import CountedShare
 from evenstep.end_signal import hold_end_signal
 from evenstep.environment import Environment, read_environment
-from evenstep.generations import BETWEEN_HOSTS, Recovery, open_recovery
+from evenstep.generations import BETWEEN_HOSTS, Recovery, agree_on_recovery, open_recovery
 from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes, gather_objects
 from evenstep.lineage import look_for_the_first
 from evenstep.loops import Loops
@@ -171,8 +171,9 @@ class Session:
                 self.group = self.steps.group = self._control(bootstrap)
             self.bootstrap = bootstrap
             self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
-            told = gather_objects(self.group, (self.environment.device, self.hosts[0]))
-            self.devices, self.hosts = [device for device, _ in told], [host for _, host in told]
+            told = gather_objects(self.group, (self.environment.device, self.hosts[0], self.recovery is not None))
+            self.devices, self.hosts = [device for device, _, _ in told], [host for _, host, _ in told]
+            agree_on_recovery(self, [has for _, _, has in told])
 
     def _stand_in(self) -> None:
         """A process that takes a lost rank's place is alone until its first batch: what others have done together long
@@ -185,8 +186,7 @@ class Session:
         self.group = self.steps.group = self._control(bootstrap)
         if self.recovery is None:
             raise EvenstepError("this process cannot take a lost rank's place: the agent's memory is closed here")
-        self.environment, self.bootstrap = environment, bootstrap
-        self.rank, self.world_size = 0, 1
+        self.environment, self.bootstrap, self.rank, self.world_size = environment, bootstrap, 0, 1
 
     @property
     def joining(self) -> bool:

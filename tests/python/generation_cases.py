@@ -355,7 +355,7 @@ print(f"rank {rank} of {es.world_size()} at step {es.step()}: {far:.1e} apart, r
 """
 )
 
-# Each rank's gradients are encoded, and torch gathers them.
+# The script has a process group of Gloo's of its own.
 OWN_GLOO = (
     HEAD
     + """
@@ -372,6 +372,26 @@ for epoch in es.epochs(EPOCHS):
 print("ended with", es.world_size(), "ranks", flush=True)
 """
 )
+
+# A wrapper has closed rank 1's descriptors.
+WRAPPED = """
+import os, sys
+
+if os.environ["RANK"] == "1":
+    os.close(int(os.environ["EVENSTEP_GENERATION_FD"]))
+import torch
+import evenstep as es
+
+rows = torch.utils.data.TensorDataset(torch.randn(4, 2), torch.randn(4, 1))
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(rows, batch_size=2), engine="torch")
+for batch in loader:
+    torch.nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+assert es.session().recovery is None
+print("ended at step", es.step(), flush=True)
+"""
 
 # Waits before a step, once a rank was lost, until the agent has somebody that can join.
 REPLACED = (

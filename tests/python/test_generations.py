@@ -203,6 +203,17 @@ def test_what_cannot_go_on_starts_again(run: Run, script: Script) -> None:
     assert "restart 1 of 3" in text and "ended with 2 ranks" in text
 
 
+def test_where_one_rank_lacks_the_agents_memory_nobody_goes_on_without_another(run: Run, script: Script) -> None:
+    """Its groups would be others than theirs, and they would meet without it."""
+    result = run("-n", "2", *SHRINK, script(cases.WRAPPED))
+    text = result.stdout + result.stderr
+    assert result.returncode == 0 and text.count("ended at step 2") == 2, text
+    assert re.search(
+        r"starts again where a rank is lost, whatever --recovery says: rank 1 on host \S+: without the agent's memory",
+        text,
+    )
+
+
 @pytest.mark.more
 def test_fewer_than_the_least_start_again(run: Run, script: Script) -> None:
     result = run("-n", "3", *SHRINK, "--min-ranks", "2", script(cases.PLAIN_LOOP), "0@forward:3,1@forward:6")
