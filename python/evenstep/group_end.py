@@ -51,7 +51,12 @@ _TORCHS: Any = (_RAW, getattr(dist, "ProcessGroup", ()))
 
 
 def _backend(group: Any) -> str:
-    return "gloo" if isinstance(group, _RAW) else dist.get_backend(group)
+    if isinstance(group, _RAW):
+        return "gloo"
+    try:
+        return dist.get_backend(group)
+    except ValueError:  # torch's list of groups has it no more: it was destroyed, or left with its generation
+        return str(group.name())
 
 
 def _others(group: Any) -> list[int]:

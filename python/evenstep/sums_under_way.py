@@ -121,6 +121,7 @@ class NarrowSum:
         self._room = room.put(values)
         self._work: Any = dist.all_to_all_single(self._room.theirs, self._room.mine, group=first, async_op=True)
         self._added = False
+        self._given_up: Any = None  # the first half, where it was
 
     @torch.no_grad()
     def go_on(self, wait: bool = False) -> bool:
@@ -140,7 +141,7 @@ class NarrowSum:
 
     @property
     def over(self) -> bool:
-        return bool(self._work.is_completed())
+        return bool(self._work.is_completed()) and (self._given_up is None or bool(self._given_up.is_completed()))
 
     @torch.no_grad()
     def wait(self) -> None:
@@ -149,7 +150,7 @@ class NarrowSum:
 
     def give_up(self) -> None:
         if not self._added:
-            in_use = self._room.mine
+            self._given_up, in_use = self._work, self._room.mine
             self._room = Room(self._values.numel(), in_use.dtype, in_use.device, self._room.ranks)
             self._send(self._room.add_up())
 

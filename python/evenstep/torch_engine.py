@@ -102,6 +102,7 @@ class TorchEngine(BucketEngine):
         self._sound = True  # the process group, as far as is known
         self._ended = False  # its calls, by this rank
         self._alone = False  # the others may have begun what failed here
+        self._given_up: list[SumUnderWay] = []  # of rounds before, in which nobody waited for them: they go on
         self._forget_round()
 
     def _limit(self, device: torch.device, dtype: torch.dtype) -> int:
@@ -132,11 +133,14 @@ class TorchEngine(BucketEngine):
 
     def again(self, comm: tuple[Any, Any]) -> TorchEngine:
         """Another one for the same parameters; this one has ended, whatever round was open."""
-        let_go((self._process_group, self._second), (one.sum for one in self._handed))
+        let_go((self._process_group, self._second), self._left_to_end())
         process_group, second = comm
         return TorchEngine(
             self._parameters, process_group, self._group, self._telemetry, self._options, second, self._streams
         )
+
+    def _left_to_end(self) -> list[SumUnderWay]:
+        return [*self._given_up, *(one.sum for one in self._handed)]
 
     # -- a round --
 
@@ -145,6 +149,7 @@ class TorchEngine(BucketEngine):
             raise self._error
         super().begin(weight, step)
         if self._error is None:  # else nothing is handed on, and the vote says of the loss
+            self._given_up = [one for one in self._left_to_end() if not one.over] if self._heed is not None else []
             self._forget_round()
 
     @torch.no_grad()

@@ -16,9 +16,11 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from evenstep import EvenstepError, _core, generation_torch
+from evenstep import EvenstepError, _core, generation_torch, torch_engine
+from evenstep.compression import parse_compression
 from evenstep.engine import EngineOptions, LastingEngine
 from evenstep.errors import error_of
+from evenstep.exchange import all_gather_single
 from evenstep.generation_torch import MAKERS, forget, let_go, open_torch_group
 from evenstep.group_end import wait_for
 from evenstep.mended_group import MendedGroup, is_lost
@@ -136,14 +138,45 @@ def test_an_engines_sum_that_waits_for_a_lost_rank_ends(waits: bool) -> None:
         engine.begin(1.0, 0)  # a pass that comes before the vote: it raises nothing in backward
         engine.ready(0, torch.ones(3))
         assert [one.sum for one in engine._handed] == [under_way]
+    forget(groups)
     engine.revoke()
     while not under_way.over:
         time.sleep(0.001)
-    forget(groups)
     before = sys.getrefcount(groups[0])
     engine.again((None, None))
     after = sys.getrefcount(groups[0])
     assert after == before
+
+
+def test_a_sum_that_was_given_up_is_waited_for_where_its_group_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a round before: some rank had never handed its part on. In 16 bits it is two calls."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        first = list(pool.map(lambda rank: _opened(store, rank), range(2)))
+        second = list(pool.map(lambda rank: _opened(dist.PrefixStore("2", store), rank), range(2)))
+    control = MendedGroup(SimpleNamespace(rank=0, ranks=2), _Lost())  # type: ignore[arg-type]
+    options = EngineOptions(compression=parse_compression("bf16"))
+    parameters = [torch.nn.Parameter(torch.zeros(4))]
+    engine = TorchEngine(parameters, first[0], control, _core.Telemetry(-1, 0), options, second[0])
+    engine.know(b"\1")
+    engine.begin(1.0, 0)
+    engine.ready(0, torch.ones(4))
+    given_up = engine._handed[0].sum
+    engine.give_up()
+    rows = torch.empty(4, dtype=torch.bfloat16)
+    all_gather_single(rows, rows[:2].clone(), group=second[1])  # the other's second half comes
+    while not given_up._work.is_completed():  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    engine.begin(1.0, 1)
+    assert not given_up.over and not engine._handed
+    left: list[Any] = []
+    monkeypatch.setattr(torch_engine, "let_go", lambda groups, under_way: left.extend(under_way))
+    engine.revoke()
+    while not given_up.over:
+        time.sleep(0.001)
+    engine.again((None, None))
+    assert left == [given_up]
+    forget([*first, *second])
 
 
 @pytest.mark.parametrize("over", [True, False])
