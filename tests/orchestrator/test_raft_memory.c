@@ -40,15 +40,20 @@ static int on_apply(struct raft_fsm *machine, const struct raft_buffer *buffer, 
   return 0;
 }
 
+/* With a log that it has kept, or none. */
+static void prepare(follower *own, const even_raft_store *store, uint64_t id, const char *address) {
+  memset(own, 0, sizeof *own);
+  own->machine = (struct raft_fsm){.version = 1, .data = own, .apply = on_apply};
+  even_raft_memory_open(&own->memory, store, own, catch_answer);
+  assert_int_equal(raft_init(&own->raft, &own->memory.io, &own->machine, id, address), 0);
+}
+
 static void open_follower(follower *own) {
   struct raft_configuration all;
   even_raft_store store;
   bool known = true;
-  memset(own, 0, sizeof *own);
-  own->machine = (struct raft_fsm){.version = 1, .data = own, .apply = on_apply};
   assert_int_equal(even_raft_store_open(&store, NULL, SELF, &known), EVEN_OK);
-  even_raft_memory_open(&own->memory, &store, own, catch_answer);
-  assert_int_equal(raft_init(&own->raft, &own->memory.io, &own->machine, SELF, "1"), 0);
+  prepare(own, &store, SELF, "1");
   raft_configuration_init(&all);
   assert_int_equal(raft_configuration_add(&all, SELF, "1", RAFT_VOTER), 0);
   assert_int_equal(raft_configuration_add(&all, BEFORE, "2", RAFT_VOTER), 0);
@@ -154,10 +159,7 @@ static void members_that_are_undone_count_no_more(void **state) {
   assert_int_equal(even_raft_store_append(&store, &change, 1), EVEN_OK);
   raft_free(bytes.base);
   close_follower(&own);
-  memset(&own, 0, sizeof own);
-  own.machine = (struct raft_fsm){.version = 1, .data = &own, .apply = on_apply};
-  even_raft_memory_open(&own.memory, &store, &own, catch_answer);
-  assert_int_equal(raft_init(&own.raft, &own.memory.io, &own.machine, BEFORE, "2"), 0);
+  prepare(&own, &store, BEFORE, "2");
   assert_int_equal(raft_start(&own.raft), 0);
   assert_int_equal(own.raft.configuration.n, 2);
   assert_int_equal(even_raft_rules_members(&own.raft, &own.memory.store), 0);
