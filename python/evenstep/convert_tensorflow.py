@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoint format ("tensor bundle"), weights alone: PREFIX.index, a sorted table of names in LevelDB's form
+"""TensorFlow's checkpoint format ("tensor bundle"): PREFIX.index, a sorted table of names in LevelDB's form
 whose values are protocol buffers, and PREFIX.data-K-of-N, the values themselves. Sources of the layout: LevelDB's
 doc/table_format.md, TensorFlow's tensor_bundle.proto, tensor_shape.proto, tensor_slice.proto, saved_tensor_slice_util.cc and
 ordered_code.cc (keys of a partitioned variable's parts). All numbers are little-endian, but for those in keys."""
@@ -8,24 +8,32 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from evenstep import _core
 from evenstep.convert_contents import DAMAGED, UNSUPPORTED, Contents, Refused, Tensors
 from evenstep.convert_safetensors import leave_all_but_weights, leave_files
+from evenstep.convert_tensorflow_graph import GRAPH, VALUE, Graph, read_graph, text_of
+from evenstep.convert_tensorflow_states import put_by_names, take_by_names, take_from_graph
+from evenstep.convert_tensorflow_table import (
+    FOOTER,
+    MAGIC,
+    make_table,
+    masked,
+    read_fields,
+    read_table,
+    write_field,
+    write_varint,
+)
 
-_MAGIC = 0xDB4775248B80FB57
-_FOOTER = 48
 _MOST_INDEX = 1 << 30
 _MOST_DIMENSIONS = 64
 _ALL = (1 << 64) - 1  # the length -1: all of a dimension
 _NAME = "model"  # PREFIX of what is written
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # behind the name of a variable of an object
-_OTHERS = ("_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", "_optimizer", "optimizer/", ".OPTIMIZER_SLOT")
+_COUNTER = "save_counter"
+_OTHERS = (GRAPH.decode(), _COUNTER, "_optimizer", "optimizer/", ".OPTIMIZER_SLOT")  # where no graph says what is what
 
 _TYPES = {
     1: torch.float32,
@@ -51,142 +59,6 @@ _PART = b"\0"  # before the name of a partitioned variable, in the key of a part
 _CODES = {dtype: code for code, dtype in _TYPES.items()}
 
 
-def _masked(data: bytes) -> int:
-    """As LevelDB keeps a CRC in a file, so that the CRC of data with CRCs in them is no special one."""
-    crc = _core.crc32c(data)
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-# -- numbers of protocol buffers --
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise ValueError("a number is cut off")
-        byte = data[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value & ((1 << 64) - 1), at
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field of a message: numbers for types 0, 1, 5, bytes for 2."""
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield tag >> 3, value
-            continue
-        if kind == 2:
-            size, at = _varint(data, at)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"a field of type {kind}")
-        if size > len(data) - at:
-            raise ValueError("a field is cut off")
-        part = data[at : at + size]
-        yield tag >> 3, part if kind == 2 else int.from_bytes(part, "little")
-        at += size
-
-
-def _number(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    if isinstance(value, int):
-        return _number(number << 3) + _number(value) if value else b""  # 0 is what a missing field means
-    return _number(number << 3 | 2) + _number(len(value)) + value
-
-
-# -- the table of names --
-
-
-def _block(data: bytes, handle: bytes, at: int) -> tuple[bytes, int]:
-    offset, at = _varint(handle, at)
-    size, at = _varint(handle, at)
-    if offset + size + 5 > len(data):
-        raise ValueError("a block lies beyond the end")
-    block, kind = data[offset : offset + size], data[offset + size]
-    if struct.unpack_from("<I", data, offset + size + 1)[0] != _masked(data[offset : offset + size + 1]):
-        raise ValueError("the checksum of a block is wrong")
-    if kind != 0:
-        raise Refused("it is a compressed table", "TensorFlow writes these without compression", UNSUPPORTED)
-    return block, at
-
-
-def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    if len(block) < 4:
-        raise ValueError("a block is cut off")
-    end = len(block) - 4 * (1 + struct.unpack_from("<I", block, len(block) - 4)[0])
-    if end < 0:
-        raise ValueError("a block has more restarts than bytes")
-    key, at = b"", 0
-    while at < end:
-        shared, at = _varint(block, at)
-        own, at = _varint(block, at)
-        size, at = _varint(block, at)
-        if shared > len(key) or own + size > end - at:
-            raise ValueError("an entry is cut off")
-        key = key[:shared] + block[at : at + own]
-        at += own
-        yield key, block[at : at + size]
-        at += size
-
-
-def read_table(data: bytes) -> dict[bytes, bytes]:
-    if len(data) < _FOOTER or struct.unpack_from("<Q", data, len(data) - 8)[0] != _MAGIC:
-        raise ValueError("it has not the end of a table")
-    footer = data[-_FOOTER:-8]
-    _, at = _varint(footer, 0)  # of the index of other blocks, which there are none of
-    _, at = _varint(footer, at)
-    index, _ = _block(data, footer, at)
-    table: dict[bytes, bytes] = {}
-    for _, handle in _entries(index):
-        table.update(_entries(_block(data, handle, 0)[0]))
-    return table
-
-
-def _make_block(entries: list[tuple[bytes, bytes]]) -> bytes:
-    """Each key whole: the form allows to leave out what it shares with the one before, and does not ask for it."""
-    out = bytearray()
-    restarts = []
-    for key, value in entries:
-        restarts.append(len(out))
-        out += _number(0) + _number(len(key)) + _number(len(value)) + key + value
-    return (
-        bytes(out)
-        + struct.pack(f"<{max(1, len(restarts))}I", *(restarts or [0]))
-        + struct.pack("<I", max(1, len(restarts)))
-    )
-
-
-def make_table(table: dict[bytes, bytes]) -> bytes:
-    out = bytearray()
-
-    def add(block: bytes) -> bytes:
-        handle = _number(len(out)) + _number(len(block))
-        out.extend(block + b"\0" + struct.pack("<I", _masked(block + b"\0")))
-        return handle
-
-    names = sorted(table)
-    pieces = [names[i : i + 1024] for i in range(0, len(names), 1024)]
-    index = [(piece[-1], add(_make_block([(name, table[name]) for name in piece]))) for piece in pieces]
-    footer = add(_make_block([])) + add(_make_block(index))
-    return bytes(out) + footer.ljust(_FOOTER - 8, b"\0") + struct.pack("<Q", _MAGIC)
-
-
 # -- reading --
 
 
@@ -200,19 +72,19 @@ def prefix_of(path: Path) -> Path | None:
             found = [path / f"{match.group(1)}.index"] if match else found
         return prefix_of(found[0]) if len(found) == 1 else None
     index = path if path.name.endswith(".index") else path.with_name(path.name + ".index")
-    if not index.is_file() or index.stat().st_size < _FOOTER:
+    if not index.is_file() or index.stat().st_size < FOOTER:
         return None
     with index.open("rb") as file:
         file.seek(-8, 2)
-        whole = file.read(8) == struct.pack("<Q", _MAGIC)
+        whole = file.read(8) == struct.pack("<Q", MAGIC)
     return index.with_name(index.name[: -len(".index")]) if whole else None
 
 
 def _shape(data: bytes) -> tuple[int, ...]:
     shape = []
-    for number, value in _fields(data):
+    for number, value in read_fields(data):
         if number == 2:
-            size = next((item for field, item in _fields(value) if field == 1), 0)
+            size = next((item for field, item in read_fields(value) if field == 1), 0)
             if size >= 1 << 63:
                 raise ValueError("a dimension below zero")
             shape.append(size)
@@ -228,9 +100,9 @@ def _shape(data: bytes) -> tuple[int, ...]:
 def _extents(data: bytes) -> list[tuple[int, int]]:
     """(start, length) in each dimension; (0, -1): all of it."""
     extents = []
-    for number, value in _fields(data):
+    for number, value in read_fields(data):
         if number == 1:
-            fields: dict[int, Any] = {1: 0, 2: _ALL, **dict(_fields(value))}
+            fields: dict[int, Any] = {1: 0, 2: _ALL, **dict(read_fields(value))}
             start, length = fields[1], -1 if fields[2] == _ALL else fields[2]
             if start >= 1 << 63 or length >= 1 << 63 or length == 0 or (length < 0 and start != 0):
                 raise ValueError("a part that is none")
@@ -258,7 +130,7 @@ class _Bundle:
             raise Refused(f"{self.index} is larger than such a table is", "", DAMAGED)
         try:
             self.table = read_table(self.index.read_bytes())
-            header = dict(_fields(self.table.pop(b"")))
+            header = dict(read_fields(self.table.pop(b"")))
         except (ValueError, KeyError, IndexError, struct.error) as error:
             raise self.damaged(str(error) or "it has no header") from None
         except Refused as refused:
@@ -271,7 +143,7 @@ class _Bundle:
         return Refused(f"{self.index} is damaged: {why}", "check the copy", DAMAGED)
 
     def read(self, key: bytes, name: str, value: bytes, into: Contents) -> torch.Tensor | None:
-        parts = [part for number, part in _fields(value) if number == 7]
+        parts = [part for number, part in read_fields(value) if number == 7]
         code = self._entry(value)[0]
         if code not in _TYPES:
             into.leave(f"{name!r}: {'text' if code == _TYPE_STRING else f'of type {code}'}, not numbers")
@@ -280,7 +152,7 @@ class _Bundle:
 
     def _entry(self, value: bytes) -> list[Any]:
         fields: dict[int, Any] = {1: 0, 2: b"", 3: 0, 4: 0, 5: 0, 6: 0}
-        fields.update(_fields(value))
+        fields.update(read_fields(value))
         return [fields[number] for number in range(1, 7)]
 
     def _joined(self, key: bytes, name: str, value: bytes, slices: list[bytes]) -> torch.Tensor:
@@ -311,43 +183,68 @@ class _Bundle:
             raise ValueError(f"{name!r} has parts that overlap")
         return whole
 
+    def graph(self) -> Graph | None:
+        """None: there is none, as in what tf.compat.v1.train.Saver wrote."""
+        code, _, shard, offset, size, crc = self._entry(self.table.get(GRAPH, b""))
+        if code != _TYPE_STRING or size == 0:
+            return None
+        try:
+            return read_graph(text_of(self._bytes("the graph of its objects", shard, offset, size), crc))
+        except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise self.damaged(str(error)) from None
+
     def _values(self, name: str, value: bytes) -> torch.Tensor:
         code, shape, shard, offset, size, crc = self._entry(value)
         dimensions, dtype = _shape(shape), _TYPES[code]
         if math.prod(dimensions) * dtype.itemsize != size:
             raise ValueError(f"{name!r} has {size} bytes, which its shape has not")
-        path = self.prefix.with_name(f"{self.prefix.name}.data-{shard:05d}-of-{self.shards:05d}")
-        if shard >= self.shards or not path.is_file() or offset + size > path.stat().st_size:
-            raise ValueError(f"{name!r} lies beyond the end of {path.name}, or that is not there")
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read(size)
-        if _masked(data) != crc:
+        data = self._bytes(repr(name), shard, offset, size)
+        if masked(data) != crc:
             raise ValueError(f"the values of {name!r} are altered: their checksum is wrong")
         if not data:
             return torch.empty(dimensions, dtype=dtype)
         return torch.frombuffer(bytearray(data), dtype=dtype).reshape(dimensions).clone()
 
+    def _bytes(self, what: str, shard: int, offset: int, size: int) -> bytes:
+        path = self.prefix.with_name(f"{self.prefix.name}.data-{shard:05d}-of-{self.shards:05d}")
+        if shard >= self.shards or not path.is_file() or offset + size > path.stat().st_size:
+            raise ValueError(f"{what} lies beyond the end of {path.name}, or that is not there")
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+
+def _name_of(key: str) -> str:
+    return key[: -len(VALUE)] if key.endswith(VALUE) else key
+
 
 def read_bundle(prefix: Path) -> Contents:
     bundle = _Bundle(prefix)
     into = Contents("TensorFlow", {"model": {}})
+    graph = bundle.graph()
+    states: Tensors = {}
     for key, value in bundle.table.items():
-        if key.startswith(_PART):
+        if key.startswith(_PART) or (key == GRAPH and graph is not None):
             continue  # its variable has it
         try:
             name = key.decode("utf-8")
-            if any(other in name for other in _OTHERS):
+            inside = graph is not None and name in graph.states
+            known = inside or (graph is not None and name in graph.weights and _name_of(name) != _COUNTER)
+            if not known and any(other in name for other in _OTHERS):
                 into.leave(f"{name!r} of TensorFlow's own")
                 continue
             tensor = bundle.read(key, name, value, into)
         except (ValueError, KeyError, TypeError, struct.error) as error:  # TypeError: a number where bytes should be
             raise bundle.damaged(str(error)) from None
         if tensor is not None:
-            name = name[: -len(_VALUE)] if name.endswith(_VALUE) else name
-            into.model()[name] = tensor
+            weights = {} if graph is None else graph.weights
+            (states if inside else into.model())[name if inside else weights.get(name, _name_of(name))] = tensor
     if not into.model():
         raise Refused(f"{bundle.index} holds no weights")
+    if graph is not None:
+        take_from_graph(into, graph, states)
+    else:
+        take_by_names(into)
     into.note("names and layouts are TensorFlow's: a dense layer's kernel is the transpose of torch's weight")
     return into
 
@@ -356,9 +253,14 @@ def read_bundle(prefix: Path) -> Contents:
 
 
 def _entry(tensor: torch.Tensor, offset: int, data: bytes) -> bytes:
-    dimensions = b"".join(_field(2, _field(1, size)) for size in tensor.shape)
-    head = _field(1, _CODES[tensor.dtype]) + _field(2, dimensions) + _field(4, offset) + _field(5, len(data))
-    return head + _number(6 << 3 | 5) + struct.pack("<I", _masked(data))
+    dimensions = b"".join(write_field(2, write_field(1, size)) for size in tensor.shape)
+    head = (
+        write_field(1, _CODES[tensor.dtype])
+        + write_field(2, dimensions)
+        + write_field(4, offset)
+        + write_field(5, len(data))
+    )
+    return head + write_varint(6 << 3 | 5) + struct.pack("<I", masked(data))
 
 
 def _check_types(tensors: Tensors) -> None:
@@ -368,13 +270,14 @@ def _check_types(tensors: Tensors) -> None:
 
 
 def write_folder(contents: Contents, folder: Path) -> None:
-    """A folder for tf.train.latest_checkpoint and tf.train.load_checkpoint: variables under torch's names."""
+    """A folder for tf.train.latest_checkpoint, tf.train.load_checkpoint and tf.compat.v1.train.Saver: variables under torch's names."""
+    states = put_by_names(contents)
     leave_all_but_weights(contents)
     leave_files(contents)
-    tensors = contents.model()
+    tensors = {**contents.model(), **states}
     _check_types(tensors)
     # 1 shard, little-endian; version 1 of the form
-    table = {b"": _field(1, 1) + _field(3, _field(1, 1))}
+    table = {b"": write_field(1, 1) + write_field(3, write_field(1, 1))}
     with (folder / f"{_NAME}.data-00000-of-00001").open("wb") as file:
         for name in sorted(tensors):
             plain = tensors[name].detach().resolve_conj().resolve_neg().contiguous()

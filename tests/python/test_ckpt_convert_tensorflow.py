@@ -14,7 +14,9 @@ import torch
 from evenstep import _core, ckpt_convert
 from evenstep.convert_contents import Refused
 from evenstep.convert_formats import kind_of, read
-from evenstep.convert_tensorflow import _ordered, _varint, make_table, read_table
+from evenstep.convert_tensorflow import _ordered
+from evenstep.convert_tensorflow_table import make_table, read_table
+from evenstep.convert_tensorflow_table import read_varint as _varint
 
 
 def masked(data: bytes) -> bytes:

@@ -143,6 +143,93 @@ def test_tensorflow_reads_and_writes_it(tmp_path: Path) -> None:
     assert {tuple(t.double().flatten().tolist()) for t in found.values()} >= {(1.5, 2.5), (4.0,)}
 
 
+def next_steps(model: torch.nn.Module, optimizer: torch.optim.Optimizer, gradients: list[torch.Tensor]) -> None:
+    for parameter, gradient in zip(model.parameters(), gradients):
+        parameter.grad = gradient.clone()
+    optimizer.step()
+
+
+KERAS: dict[str, tuple[dict[str, float], dict[str, float]]] = {  # settings there, and of torch's
+    "Adam": ({"epsilon": 1e-8, "beta_1": 0.8}, {"eps": 1e-8, "betas": (0.8, 0.999)}),  # type: ignore[dict-item]
+    "AdamW": ({"epsilon": 1e-8, "weight_decay": 0.1}, {"eps": 1e-8, "weight_decay": 0.1}),
+    "SGD": ({"momentum": 0.9}, {"momentum": 0.9}),
+    "RMSprop": ({"rho": 0.9, "momentum": 0.7, "centered": True}, {"alpha": 0.9, "momentum": 0.7}),
+    "Adagrad": ({"epsilon": 1e-8}, {"eps": 1e-8}),
+    "Adadelta": ({"rho": 0.95, "epsilon": 1e-7}, {"rho": 0.95, "eps": 1e-7}),
+}
+
+
+@pytest.mark.parametrize("name", KERAS)
+def test_keras_optimizers_go_on_in_torch(tmp_path: Path, name: str) -> None:
+    """The same gradients after so many steps: a state under another name, or with another sign or factor, would go elsewhere."""
+    tensorflow = pytest.importorskip("tensorflow")
+    keras = pytest.importorskip("keras")
+    theirs = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4)])
+    optimizer = getattr(keras.optimizers, name)(0.05, **KERAS[name][0])
+    chance = torch.Generator().manual_seed(3)
+    gradients = [[torch.randn(3, 4, generator=chance), torch.randn(4, generator=chance)] for _ in range(6)]
+
+    def step(one: list[torch.Tensor]) -> None:
+        optimizer.apply([tensorflow.constant(gradient.numpy()) for gradient in one], theirs.trainable_variables)
+
+    for one in gradients[:5]:
+        step(one)
+    path = tensorflow.train.Checkpoint(model=theirs, optimizer=optimizer).write(str(tmp_path / "keras" / "ckpt"))
+    convert(Path(path), tmp_path / "out.pt", "six-key")
+    loaded = torch.load(tmp_path / "out.pt", weights_only=True)
+    weights = loaded["model_state_dict"]
+    kernel, bias = (next(value for key, value in weights.items() if key.endswith(end)) for end in ("kernel", "bias"))
+    ours = torch.nn.ParameterList([kernel, bias])
+    kind = getattr(torch.optim, name)
+    again = kind(ours.parameters(), lr=0.05)
+    again.load_state_dict(loaded["optimizer_state_dict"])
+    assert loaded["step"] == 5 and again.param_groups[0]["lr"] == pytest.approx(0.05)
+    again.param_groups[0].update(KERAS[name][1])
+    next_steps(ours, again, gradients[5])
+    step(gradients[5])
+    for value, wanted in zip(ours.parameters(), theirs.trainable_variables):
+        assert torch.allclose(value, torch.tensor(wanted.numpy()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Adam", "SGD", "RMSprop", "Adagrad"])
+def test_tensorflow_1_goes_on_with_torchs_states(tmp_path: Path, name: str) -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    settings: dict[str, Any] = {"SGD": {"momentum": 0.9}, "RMSprop": {"alpha": 0.9, "momentum": 0.7}}.get(name, {})
+    model = torch.nn.Linear(3, 4)
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.05, **settings)
+    chance = torch.Generator().manual_seed(3)
+    gradients = [[torch.randn(4, 3, generator=chance), torch.randn(4, generator=chance)] for _ in range(4)]
+    for one in gradients[:3]:
+        next_steps(model, optimizer, one)
+    saved = {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict()}
+    torch.save({**saved, "scheduler_state_dict": None, "epoch": 0, "step": 3, "metrics": {}}, tmp_path / "in.pt")
+    convert(tmp_path / "in.pt", tmp_path / "tf", "tensorflow")
+    back = read(tmp_path / "tf")
+    assert back.step == 3 and back.optimizers["optimizer"].class_name == name
+    v1 = tensorflow.compat.v1
+    make = {
+        "Adam": lambda: v1.train.AdamOptimizer(0.05),
+        "SGD": lambda: v1.train.MomentumOptimizer(0.05, 0.9),
+        "RMSprop": lambda: v1.train.RMSPropOptimizer(0.05, decay=0.9, momentum=0.7, epsilon=1e-10),
+        "Adagrad": lambda: v1.train.AdagradOptimizer(0.05),
+    }[name]
+    with tensorflow.Graph().as_default(), v1.Session() as session:
+        step = v1.train.get_or_create_global_step()
+        variables = [
+            v1.get_variable(key, shape=tuple(value.shape), use_resource=True)
+            for key, value in model.state_dict().items()
+        ]
+        pairs = [(tensorflow.constant(one.numpy()), variable) for one, variable in zip(gradients[3], variables)]
+        train = make().apply_gradients(pairs, global_step=step)
+        v1.train.Saver().restore(session, str(tmp_path / "tf" / "model"))  # each variable of the graph, or it raises
+        session.run(train)
+        theirs, count = session.run([variables, step])
+    next_steps(model, optimizer, gradients[3])
+    assert count == 4
+    for value, wanted in zip(model.parameters(), theirs):
+        assert torch.allclose(value, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (3, 2), (64, 2), (1, 3), (2, 3), (3, 3), (64, 3)])
 def test_deepspeed_reads_it(tmp_path: Path, ranks: int, stage: int) -> None:
     """By its zero_to_fp32, which is what goes with each of its checkpoints."""
