@@ -108,7 +108,9 @@ def _add(into: Contents, found: _Found) -> None:
     into.step = found.step if into.step is None else into.step
     known = f" but {', '.join(told)}" if told else ""
     taken = f", and momentum {_MOMENTUM}" if len(told) < len(found.settings) else ""
-    into.note(f"{name} is {found.kind}; of its settings the file has none{known}: the others are torch's defaults{taken}")
+    into.note(
+        f"{name} is {found.kind}; of its settings the file has none{known}: the others are torch's defaults{taken}"
+    )
     if found.step is None and found.kind != "SGD":
         into.note(
             f"{name}: the file does not say how many steps it has made, so that its states count as those of step 0"
