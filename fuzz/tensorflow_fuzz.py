@@ -43,14 +43,23 @@ find_package()
 import torch  # noqa: E402
 
 from evenstep import convert_tensorflow as tf  # noqa: E402
-from evenstep.convert_contents import Contents, Refused  # noqa: E402
+from evenstep.convert_contents import Contents, Optimizer, Refused  # noqa: E402
 from evenstep.convert_formats import read  # noqa: E402
+from evenstep.convert_tensorflow_table import (  # noqa: E402
+    entries_of,
+    make_table,
+    masked,
+    read_table,
+    read_varint,
+    write_field,
+)
 
 KNOWN = (ValueError, IndexError, struct.error, Refused)  # of read_table, whose callers tell which file it was
 
 
 def make_samples(folder: Path) -> list[Path]:
-    """Bundles as they are written: of a few variables, of many (several blocks), of one that is empty."""
+    """Bundles as they are written: of a few variables, of many (several blocks), of one that is empty, of an
+    optimizer's states."""
     some = {f"layer.{i}/w": torch.arange(6).to(dtype) for i, dtype in enumerate(tf._CODES) if not dtype.is_complex}
     models = [
         some,
@@ -62,21 +71,27 @@ def make_samples(folder: Path) -> list[Path]:
         place.mkdir()
         tf.write_folder(Contents("made", {"model": model}), place)
     part_up(folder / str(len(models) - 1) / "model.index")
-    return [folder / str(number) for number in range(len(models))]
+    states = {"w": {"exp_avg": torch.ones(3), "exp_avg_sq": torch.ones(3), "step": torch.tensor(3.0)}}
+    adam = Optimizer([{"lr": 0.1, "betas": (0.9, 0.999)}], [["w"]], states)
+    place = folder / str(len(models))
+    place.mkdir()
+    tf.write_folder(Contents("made", {"model": {"w": torch.ones(3)}}, optimizers={"optimizer": adam}), place)
+    return [folder / str(number) for number in range(len(models) + 1)]
 
 
 def part_up(index: Path) -> None:
     """Its two rows of ones become parts of a partitioned variable."""
-    table = tf.read_table(index.read_bytes())
+    table = read_table(index.read_bytes())
     extents = [[(row, 1), (0, -1)] for row in range(2)]
     slices = b"".join(
-        tf._field(7, tf._field(1, tf._field(1, row) + tf._field(2, 1)) + tf._field(1, b"")) for row in range(2)
+        write_field(7, write_field(1, write_field(1, row) + write_field(2, 1)) + write_field(1, b""))
+        for row in range(2)
     )
-    dimension = tf._field(2, tf._field(1, 2))
-    table[b"one"] = tf._field(1, 1) + tf._field(2, dimension + dimension) + slices
+    dimension = write_field(2, write_field(1, 2))
+    table[b"one"] = write_field(1, 1) + write_field(2, dimension + dimension) + slices
     for row, extent in enumerate(extents):
         table[tf._part_key(b"one", extent)] = tf._entry(torch.ones(1, 2), 8 * row, torch.ones(1, 2).numpy().tobytes())
-    index.write_bytes(tf.make_table(table))
+    index.write_bytes(make_table(table))
     whole = read(index).model()["one"]
     assert torch.equal(whole, torch.ones(2, 2))
 
@@ -93,18 +108,18 @@ def sum_blocks(table: bytearray) -> None:
     """Checksums that are right again, of what the footer and the index name."""
 
     def put(handle: bytes, at: int) -> tuple[bytes, int]:
-        offset, at = tf._varint(handle, at)
-        size, at = tf._varint(handle, at)
+        offset, at = read_varint(handle, at)
+        size, at = read_varint(handle, at)
         if offset + size + 5 <= len(table):
             whole = bytes(table[offset : offset + size + 1])
-            table[offset + size + 1 : offset + size + 5] = struct.pack("<I", tf._masked(whole))
+            table[offset + size + 1 : offset + size + 5] = struct.pack("<I", masked(whole))
         return bytes(table[offset : offset + size]), at
 
     try:
         footer = bytes(table[-48:-8])
         _, at = put(footer, 0)
         index, _ = put(footer, at)
-        for _, handle in tf._entries(index):
+        for _, handle in entries_of(index):
             put(handle, 0)
     except (ValueError, IndexError, struct.error, OverflowError):
         pass
@@ -113,7 +128,7 @@ def sum_blocks(table: bytearray) -> None:
 def altered(index: bytes, chance: random.Random) -> bytes:
     way = chance.randrange(4)
     if way == 0:  # messages and names, in a table that is right
-        table: Table = dict(tf.read_table(index))
+        table: Table = dict(read_table(index))
         for _ in range(chance.choice((1, 1, 3))):
             name = chance.choice(sorted(table)) if table else b""
             value, key = bytearray(table.pop(name, b"")), bytearray(name)
@@ -121,7 +136,7 @@ def altered(index: bytes, chance: random.Random) -> bytes:
             if chance.random() < 0.3:
                 cut_up(key, chance)
             table[bytes(key)] = bytes(value)
-        return tf.make_table(table)
+        return make_table(table)
     whole = bytearray(index)
     if way == 3:  # nothing of it is left but its end
         whole = bytearray(chance.randbytes(chance.randrange(200)) + index[-48:])
@@ -142,7 +157,7 @@ def try_one(folder: Path, sample: Path, chance: random.Random) -> bool:
     (folder / index).write_bytes(content)
     (folder / data).write_bytes(values)
     try:
-        tf.read_table(content)
+        read_table(content)
     except KNOWN:
         pass
     try:

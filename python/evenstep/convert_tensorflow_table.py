@@ -89,7 +89,7 @@ def _block(data: bytes, handle: bytes, at: int) -> tuple[bytes, int]:
     return block, at
 
 
-def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+def entries_of(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(block) < 4:
         raise ValueError("a block is cut off")
     end = len(block) - 4 * (1 + struct.unpack_from("<I", block, len(block) - 4)[0])
@@ -116,8 +116,8 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
     _, at = read_varint(footer, at)
     index, _ = _block(data, footer, at)
     table: dict[bytes, bytes] = {}
-    for _, handle in _entries(index):
-        table.update(_entries(_block(data, handle, 0)[0]))
+    for _, handle in entries_of(index):
+        table.update(entries_of(_block(data, handle, 0)[0]))
     return table
 
 
