@@ -7,6 +7,7 @@
 #include "orchestrator/hosts.h"
 #include "orchestrator/link.h"
 #include "orchestrator/parcel.h"
+#include "os/guardian.h"
 #include "os/process.h"
 #include "os/signals.h"
 
@@ -144,9 +145,11 @@ struct even_hosts {
   uint64_t lapsed_ns;           /* since when this one is known to be the leader, and not to act; 0: it acts */
   uint64_t held_ns;             /* when its guardian let the ranks go on last, as far as was told */
   bool cut_off;                 /* from the majority, which was told */
-  bool adopts;                  /* the first attempt is one that runs (adopt.h) */
-  bool gathering;               /* whoever comes is waited for, and nobody missed */
-  even_error failure;           /* what ends the opening; EVEN_OK: nothing */
+  bool guards;                  /* `guardian` is that of ranks that the agent before has left: until their job has it */
+  even_guardian guardian;
+  bool adopts;        /* the first attempt is one that runs (adopt.h) */
+  bool gathering;     /* whoever comes is waited for, and nobody missed */
+  even_error failure; /* what ends the opening; EVEN_OK: nothing */
   even_hosts_signals signals;
   struct even_elastic *elastic;
   struct even_job *job;      /* while it runs */

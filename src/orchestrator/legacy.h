@@ -58,6 +58,7 @@ typedef struct even_legacy_votes {
   uint64_t generation;
   uint64_t next_member;
   int port;
+  pid_t guardian; /* of the ranks here, which the leader's member tells until when they may run; -1: none */
   char folder[EVEN_LEGACY_TEXT]; /* in which they keep their logs */
 } even_legacy_votes;
 

@@ -315,6 +315,7 @@ void even_outlast_guarded(even_job *job) {
   if (job->outlast != NULL) {
     drop(job, 0, (size_t)job->outlast->head->guardian); /* 0 at first: nobody's number */
     job->outlast->head->guardian = (int32_t)job->guardian.pid;
+    job->outlast->legacy->page->votes.guardian = job->guardian.pid;
     if (job->guardian.pid < 0) {
       drop(job, EVEN_OUTLAST_GUARDIAN, 0); /* of the one that is gone */
     }
@@ -443,6 +444,9 @@ int even_outlast_listener(const even_legacy *legacy) {
 
 /* Once the roll is called. */
 even_status even_outlast_guardian(even_job *job) {
+  if (even_succession_give_guardian(job->hosts, &job->guardian)) {
+    return EVEN_OK;
+  }
   int pipe = even_custody_claim(custody_of(job), EVEN_OUTLAST_GUARDIAN, 0);
   int limit = even_custody_claim(custody_of(job), EVEN_OUTLAST_LIMIT, 0);
   if (job->outlast->head->guardian >= 0 && pipe >= 0) { /* else none could be started */

@@ -125,6 +125,10 @@ void even_succession_close(even_hosts *hosts) {
     even_voter_close(hosts->voter, even_leadership_ended(&view.newest));
   }
   hosts->voter = NULL;
+  if (hosts->guards) {
+    even_guardian_leave(&hosts->guardian);
+    hosts->guards = false;
+  }
   even_text_free(&hosts->members_folder);
 }
 

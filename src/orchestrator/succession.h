@@ -20,9 +20,12 @@ even_status even_succession_take(even_hosts *hosts) EVEN_MUST_USE;
 bool even_succession_may_return(const even_hosts *hosts);
 /* Leaves it what it needs for that, while that is so, but for the listener (EVEN_OUTLAST_VOTER). */
 even_status even_succession_leave(const even_hosts *hosts, struct even_legacy_votes *out) EVEN_MUST_USE;
-/* In the next agent, before all that takes its time: it is the member that the one before was. Nothing where none was
- * left. */
+/* In the next agent, before all that takes its time: it is the member that the one before was, and tells the guardian
+ * of the ranks here until when they may run, as soon as a majority has answered. Nothing where none was left. */
 even_status even_succession_return(even_hosts *hosts) EVEN_MUST_USE;
+/* That guardian is the job's from now on, at `out`, where the member finds it (even_succession_guard). False: there is
+ * none. `hosts` may be NULL. */
+bool even_succession_give_guardian(even_hosts *hosts, even_guardian *out);
 /* Waits until it may act. EVEN_ERR_PEER_LOST: another host leads by now, or too few are heard. */
 even_status even_succession_await_return(even_hosts *hosts) EVEN_MUST_USE;
 /* It does not go on: another host may. */

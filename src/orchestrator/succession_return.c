@@ -1,7 +1,9 @@
 /* The leader's agent was killed where another host could take its place, and the next one on its host comes before one
  * does: it is the same member of the group, with the log that the one before has kept, and leads on in the same
  * generation once a majority has answered it. The others wait for that as for a leader that stands still
- * (even_voter_links_awaits), for the process that starts agents keeps the socket at which they call. */
+ * (even_voter_links_awaits), for the process that starts agents keeps the socket at which they call. The guardian of
+ * the ranks here, which hold out for a moment without anybody that leads, is told by that member from then on, however
+ * long it takes until their job is gone on with. */
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "orchestrator/legacy.h"
@@ -59,6 +61,35 @@ even_status even_succession_leave(const even_hosts *hosts, even_legacy_votes *ou
   return EVEN_OK;
 }
 
+/* None could be started where it was left without. */
+static even_status take_guardian(even_hosts *hosts, pid_t pid) {
+  even_custody *custody = hosts->params.before->custody;
+  int pipe = even_custody_claim(custody, EVEN_OUTLAST_GUARDIAN, 0);
+  int limit = even_custody_claim(custody, EVEN_OUTLAST_LIMIT, 0);
+  if (pid <= 0 || pipe < 0) {
+    even_pipe_close(pipe);
+    even_pipe_close(limit);
+    return EVEN_OK;
+  }
+  even_status status = even_guardian_take(pid, pipe, limit, &hosts->guardian);
+  hosts->guards = status == EVEN_OK;
+  if (status != EVEN_OK) {
+    even_guardian_leave(&hosts->guardian);
+  }
+  return status;
+}
+
+bool even_succession_give_guardian(even_hosts *hosts, even_guardian *out) {
+  bool has = hosts != NULL && hosts->guards;
+  if (has) {
+    even_voter_guard(hosts->voter, NULL); /* its thread may be telling it */
+    *out = hosts->guardian;
+    hosts->guards = false;
+    even_voter_guard(hosts->voter, out);
+  }
+  return has;
+}
+
 even_status even_succession_return(even_hosts *hosts) {
   const even_legacy_votes *votes = &hosts->params.before->page->votes;
   if (votes->count == 0) {
@@ -79,11 +110,14 @@ even_status even_succession_return(even_hosts *hosts) {
   }
   even_text_add(&hosts->members_folder, votes->folder);
   even_status status = even_text_status(&hosts->members_folder);
+  status = status == EVEN_OK ? take_guardian(hosts, votes->guardian) : status;
   if (status != EVEN_OK) {
     even_pipe_close(listener);
     return status;
   }
-  return even_succession_vote(hosts, votes->members, votes->count, listener, true);
+  EVEN_TRY(even_succession_vote(hosts, votes->members, votes->count, listener, true));
+  even_voter_guard(hosts->voter, hosts->guards ? &hosts->guardian : NULL);
+  return EVEN_OK;
 }
 
 even_status even_succession_await_return(even_hosts *hosts) {

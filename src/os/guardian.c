@@ -345,3 +345,11 @@ void even_guardian_stop(even_guardian *guardian) {
   unmap_page(guardian);
   *guardian = (even_guardian){.pid = -1, .pipe = -1};
 }
+
+void even_guardian_leave(even_guardian *guardian) {
+  if (guardian->pipe >= 0) {
+    (void)even_os.close(guardian->pipe);
+  }
+  unmap_page(guardian);
+  *guardian = (even_guardian){.pid = -1, .pipe = -1};
+}

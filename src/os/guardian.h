@@ -45,5 +45,7 @@ even_status even_guardian_take(pid_t pid, int pipe, int page_fd, even_guardian *
 /* Lets it do its work now, also where somebody has stopped it, and waits until it has ended, also where others hold the
  * pipe, too; for 20 s: then it is killed. */
 void even_guardian_stop(even_guardian *guardian);
+/* Lets go of one whose pipe others hold, too, without a word: it watches on, with the limit that it was told last. */
+void even_guardian_leave(even_guardian *guardian);
 
 #endif
