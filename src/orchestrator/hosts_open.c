@@ -398,6 +398,18 @@ even_status even_hosts_await(even_hosts *hosts) {
   return EVEN_OK;
 }
 
+/* Of a disk that hangs meanwhile the member that has returned is to know, as in a turn of the job's loop. */
+static even_status read_own_facts(even_hosts *hosts) {
+  if (hosts->voter != NULL) {
+    even_voter_turns(hosts->voter, true);
+  }
+  even_status status = even_hosts_read_own_facts(hosts);
+  if (hosts->voter != NULL) {
+    even_voter_turns(hosts->voter, false);
+  }
+  return status;
+}
+
 static even_status open_all(even_hosts *hosts) {
   EVEN_TRY(even_elastic_open(hosts));
   EVEN_TRY(even_hosts_list(hosts));
@@ -408,7 +420,7 @@ static even_status open_all(even_hosts *hosts) {
   if (even_outlast_due(hosts->params.before)) {
     EVEN_TRY(even_succession_return(hosts)); /* at once: another host may take its place else */
   }
-  EVEN_TRY(even_hosts_read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
+  EVEN_TRY(read_own_facts(hosts)); /* before anybody waits for an answer: this takes its time */
   EVEN_TRY(even_loop_open(&hosts->loop));
   EVEN_TRY(even_hosts_listen(hosts));
   EVEN_TRY(watch_listener(hosts));

@@ -2,12 +2,15 @@
  * process, and what the agent before has left. */
 #include "orchestrator/succession.h"
 
+#include "base/fail.h"
 #include "orchestrator/outlast.h"
+#include "os/calls.h"
 #include "os/clock.h"
 #include "os/listener.h"
 #include "os/pipe.h"
 #include "os/signals.h"
 #include "os/socket.h"
+#include "support/clock_ahead.h"
 #include "support/descriptors.h"
 #include "support/fault.h"
 
@@ -28,6 +31,7 @@ enum { COUNT = 3, KEPT = 3 };
 /* Far beyond what any of it takes: a machine may be slow. */
 static const uint64_t LIMIT_NS = 120000000000u;
 static const char KEY[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+static const char STANDING[] = "/folder/on/a/disk/that/hangs";
 
 typedef struct scene {
   char folder[40];
@@ -40,6 +44,8 @@ typedef struct scene {
   even_host_agent agents[COUNT];
   even_hosts hosts; /* of the next one */
 } scene;
+
+static scene *current;
 
 static void keep(scene *of, even_outlast_kind kind, int fd) {
   even_custody_item *item = &of->kept[of->custody.count++];
@@ -82,6 +88,10 @@ static bool first_acts(scene *of) {
   return known && look(of->voters[0]).acts;
 }
 
+static bool another_leads(scene *of) {
+  return look(of->voters[1]).newest.generation == 2 && look(of->voters[2]).newest.generation == 2;
+}
+
 static bool guardian_holds(scene *of) {
   uint64_t held = 0;
   return even_guardian_holds(&of->guardian, &held);
@@ -89,6 +99,15 @@ static bool guardian_holds(scene *of) {
 
 static bool guardian_lets_go(scene *of) {
   return !guardian_holds(of);
+}
+
+/* What the facts of a host look at first; once. */
+static int stand(const char *path, int flags, mode_t mode) {
+  if (strcmp(path, STANDING) == 0) {
+    clock_slept_add(3600000000000u);
+    await(another_leads, current);
+  }
+  return even_os_real.open(path, flags, mode);
 }
 
 static void open_group(scene *of, const int listeners[COUNT]) {
@@ -103,8 +122,11 @@ static int open_some(void **state, bool group) {
   static scene of;
   int listeners[COUNT];
   of = (scene){.legacy = {.memory = {.fd = -1}}, .custody = {.socket = -1, .items = of.kept}};
+  current = &of;
   even_socket_silence_set(EVEN_SOCKET_SHORTEST_SILENCE_MS);
   even_link_leaders_change(true);
+  assert_true(clock_slept_begin());
+  even_os.open = stand;
   (void)snprintf(of.folder, sizeof of.folder, "/tmp/evenstep-return-XXXXXX");
   assert_non_null(mkdtemp(of.folder));
   for (size_t i = 0; i < COUNT; i++) {
@@ -134,6 +156,7 @@ static int open_some(void **state, bool group) {
   *votes = (even_legacy_votes){.count = COUNT, .generation = 1, .next_member = 4, .guardian = of.guardian.pid};
   memcpy(votes->members, of.members, sizeof of.members);
   memcpy(votes->folder, of.folder, sizeof of.folder);
+  memcpy(of.legacy.page->key, KEY, sizeof KEY);
   of.hosts = (even_hosts){.params = {.before = &of.legacy}, .agents = of.agents, .count = COUNT};
   assert_int_equal(even_tls_key_read(KEY, of.hosts.key), EVEN_OK);
   *state = &of;
@@ -161,6 +184,8 @@ static int close_scene(void **state) {
     even_pipe_close(of->kept[i].fd);
   }
   even_legacy_close(&of->legacy);
+  even_os.open = even_os_real.open;
+  clock_slept_end();
   (void)snprintf(command, sizeof command, "rm -rf %s", of->folder);
   return system(command) == 0 ? 0 : -1;
 }
@@ -221,6 +246,33 @@ static void without_a_guardian_it_returns_as_well(void **state) {
   assert_true(guardian_holds(of));
 }
 
+/* A disk hangs under the folder that it looks at first: it is as good as not there, and does not renew its lease. */
+static void one_that_stands_before_it_serves_is_replaced(void **state) {
+  static const even_host_wish wishes[] = {{.name = "here"}, {.name = "there"}, {.name = "beyond"}};
+  scene *of = *state;
+  even_hosts *hosts = NULL;
+  even_legacy_page *page = of->legacy.page;
+  page->jobs[1].host_count = COUNT - 1;
+  for (size_t i = 1; i < COUNT; i++) {
+    (void)snprintf(page->jobs[1].hosts[i - 1].name, EVEN_HOSTS_NAME, "%s", wishes[i].name);
+  }
+  page->left = 1;
+  even_legacy_whole(&of->legacy, true);
+  const even_hosts_params params = {.size = sizeof params,
+                                    .hosts = wishes,
+                                    .count = COUNT,
+                                    .program = "/usr/bin/evenstep",
+                                    .folder = STANDING,
+                                    .patience_seconds = 100,
+                                    .silence_seconds = EVEN_SOCKET_SHORTEST_SILENCE_MS * 1e-3,
+                                    .replaces_leader = true,
+                                    .before = &of->legacy};
+  assert_int_equal(even_hosts_open(&params, &hosts), EVEN_ERR_PEER_LOST);
+  assert_non_null(strstr(even_error_last()->what, "another host"));
+  assert_null(hosts);
+  assert_true(even_legacy_asks_again(&of->legacy));
+}
+
 int main(void) {
   struct sigaction before;
 #define SCENE(test) cmocka_unit_test_setup_teardown(test, open_scene, close_scene)
@@ -229,6 +281,7 @@ int main(void) {
       SCENE(the_guardian_watches_on_where_it_ends_itself),
       cmocka_unit_test_setup_teardown(a_guardian_that_cannot_be_taken_is_an_error, open_alone, close_scene),
       SCENE(without_a_guardian_it_returns_as_well),
+      SCENE(one_that_stands_before_it_serves_is_replaced),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;
