@@ -63,6 +63,7 @@ struct even_follower {
   json_t *left;           /* what the one before has left, NULL: nothing (follower_resume.c) */
   bool held;              /* the attempt outlasts its leader: what becomes of it the next one says */
   uint64_t wait_until_ns; /* until when the leader's next agent is waited for, held; 0: it is not */
+  uint64_t heard_ns;      /* when a majority of the voters was heard last meanwhile, or that began; */
   uint64_t look_ns;       /* when it is looked for again */
   bool waited;            /* in vain */
   uint64_t led;           /* the generation of that leader */
@@ -146,7 +147,8 @@ even_status even_follower_adopted(even_follower *follower, const json_t *content
 /* ---- follower_wait.c: ranks outlast the agent of their leader, and train on ---- */
 /* Whether another agent may come where the leader's is gone. */
 bool even_follower_may_wait(const even_follower *follower);
-/* In each turn meanwhile: looks for it; `gone`, and `waited`, where there is none. */
+/* In each turn meanwhile: looks for it; `gone`, and `waited`, where there is none, or another host may lead of which
+ * nothing is heard here. */
 even_status even_follower_wait(even_follower *follower) EVEN_MUST_USE;
 
 /* ---- follower_resume.c: ranks outlast this agent itself ---- */

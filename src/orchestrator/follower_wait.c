@@ -25,6 +25,20 @@ static bool voters_wait(const even_follower *follower) {
           !even_candidate_superseded(&follower->candidate));
 }
 
+/* Who reaches the killed agent's host, and no majority, would not hear of another leader. The others elect one when
+ * they have waited for the one before for so long; that one waits for this host's agent before it starts ranks
+ * (succession_take.c), for longer than it takes here to miss them. Where the next agent comes, it and this host's may
+ * be a majority again. */
+static bool hears_nobody(even_follower *follower, uint64_t now) {
+  even_voter_view view = {.quorum = true};
+  if (follower->candidate.voter != NULL) {
+    even_voter_look(follower->candidate.voter, &view);
+  }
+  follower->heard_ns = view.quorum ? now : follower->heard_ns;
+  return now > follower->heard_ns &&
+         now - follower->heard_ns > even_leadership_times_of(even_socket_silence()).silent_ns;
+}
+
 /* Then ranks of the killed agent's host have ended (leadership.h), and another host leads, or none can. */
 static uint64_t longest_ns(const even_follower *follower) {
   uint64_t patience_ns = (uint64_t)(follower->start.outlast_seconds * 1e9);
@@ -49,7 +63,8 @@ static void begin(even_follower *follower) {
   follower->job.parcels = NULL;
   even_follower_untell_notice(follower);
   follower->held = true;
-  follower->wait_until_ns = even_clock_ns() + longest_ns(follower);
+  follower->heard_ns = even_clock_ns();
+  follower->wait_until_ns = follower->heard_ns + longest_ns(follower);
   follower->look_ns = 0;
 }
 
@@ -93,7 +108,7 @@ even_status even_follower_wait(even_follower *follower) {
   if (follower->wait_until_ns == 0) {
     begin(follower);
   }
-  if (now > follower->wait_until_ns) {
+  if (now > follower->wait_until_ns || hears_nobody(follower, now)) {
     give_up(follower);
   } else if (follower->gone && now >= follower->look_ns) {
     follower->look_ns = now + PAUSE_NS;
