@@ -169,6 +169,7 @@ static void tick(even_job *job) {
     even_elastic_tick(job);
     even_job_drain_tick(job);
     even_job_note_progress(job);
+    even_job_guard_tick(job);
     even_job_check_awaited(job);
     if (even_succession_acts(job)) {
       even_job_stands_at_start(job);

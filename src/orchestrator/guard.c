@@ -9,6 +9,7 @@
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/warm.h"
+#include "os/clock.h"
 #include "os/sweep.h"
 
 #include <errno.h>
@@ -16,6 +17,7 @@
 #include <stdio.h>
 
 enum { SWEEP_MS = 5000 };
+static const uint64_t AGAIN_NS = 10000000000u;
 
 /* What of its ranks' places marks them. */
 static even_rank_place place_of(const even_job *job) {
@@ -127,6 +129,18 @@ void even_job_guard_again(even_job *job) {
         status == EVEN_OK ? "" : ", which was not told of all: ", status == EVEN_OK ? "" : even_error_last()->what);
   }
   (void)even_error_restore(&kept);
+}
+
+void even_job_guard_tick(even_job *job) {
+  if (job->guardian.pid >= 0) {
+    job->unguarded_ns = 0;
+    return;
+  }
+  uint64_t now = even_clock_ns();
+  if (job->unguarded_ns == 0 || now - job->unguarded_ns > AGAIN_NS) {
+    job->unguarded_ns = now;
+    even_job_guard_again(job);
+  }
 }
 
 even_status even_job_guard_rank(even_job *job, pid_t pid) {

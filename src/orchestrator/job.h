@@ -90,6 +90,7 @@ typedef struct even_job {
   even_signals signals;
   even_loop_watch signal_watch;
   even_guardian guardian;
+  uint64_t unguarded_ns; /* when it was tried last to start another one by the clock; 0: there was one since */
   pid_t guarded_command; /* session that the guardian was told of, and not yet that it is no more; 0: none */
   even_slowdown slow;
   even_oom_watch oom; /* of the attempt */
@@ -270,6 +271,8 @@ even_fault_facts even_job_facts(const even_job *job, size_t rank);
 even_status even_job_guard_open(even_job *job) EVEN_MUST_USE;
 /* Where there is no guardian, as one that has ended could not be replaced: tries it again, and tells it all. */
 void even_job_guard_again(even_job *job);
+/* The same while ranks run, at once and then each 10 s; several times a second. */
+void even_job_guard_tick(even_job *job);
 /* Tells the guardian of a rank's process; one that is gone is replaced, or is looked for again. */
 even_status even_job_guard_rank(even_job *job, pid_t pid) EVEN_MUST_USE;
 /* Tells it of the session of the command that says whether this machine ends, or, `begins` false, that it is no more:

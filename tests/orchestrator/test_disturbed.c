@@ -110,6 +110,49 @@ static void a_job_goes_on_where_no_guardian_can_be_had(void **state) {
   assert_true(job_fixture_saw(job, "there is no other (a pipe could not be made: Too many open files)"));
 }
 
+/* That of two ranks, whose guardian was the first; the next two tries to replace it. */
+static pid_t refuse_two_others(void) {
+  enum { STARTED = 3, REFUSED = 2 };
+  static int tries;
+  if (forks == 0) {
+    tries = 0;
+  }
+  if (forks == STARTED && tries < REFUSED) {
+    tries++;
+    errno = EAGAIN;
+    return -1;
+  }
+  return remember();
+}
+
+static void let_go_on_when_guarded(job_fixture *job) {
+  if (job_fixture_saw(job, "notice the job has a guardian again (process ")) {
+    job_fixture_touch(job, "told");
+  }
+}
+
+/* A second between any two looks: what is done now and then is done each time. */
+static int leaping_clock(clockid_t clock, struct timespec *out) {
+  static time_t leap;
+  int result = even_os_real.clock_gettime(clock, out);
+  out->tv_sec += ++leap;
+  return result;
+}
+
+/* No process is started, nor agent, that would have one: it is tried again by the clock. */
+static void a_guardian_that_could_not_be_replaced_is_tried_again(void **state) {
+  job_fixture *job = *state;
+  int code = -1;
+  job->on_line = kill_the_first;
+  job->on_tick = let_go_on_when_guarded;
+  even_os.fork = refuse_two_others;
+  even_os.clock_gettime = leaping_clock;
+  assert_int_equal(job_fixture_run(job, "[ $RANK = 1 ] || { " UNTIL_TOLD "}; exit 0", &code), EVEN_OK);
+  assert_int_equal(code, 0);
+  assert_true(job_fixture_saw(job, "there is no other ("));
+  assert_true(job_fixture_saw(job, "notice the job has a guardian again (process "));
+}
+
 static int fails_beside_a_dead_guardian(int epoll, struct epoll_event *events, int count, int timeout_ms) {
   (void)epoll;
   (void)events;
@@ -135,14 +178,6 @@ static pid_t reaps_nothing(pid_t pid, int *status, int options, struct rusage *u
     return -1;
   }
   return even_os_real.wait4(pid, status, options, usage);
-}
-
-/* A second between any two looks: what is done now and then is done each time. */
-static int leaping_clock(clockid_t clock, struct timespec *out) {
-  static time_t leap;
-  int result = even_os_real.clock_gettime(clock, out);
-  out->tv_sec += ++leap;
-  return result;
 }
 
 static void clear_the_record(job_fixture *job) {
@@ -328,6 +363,7 @@ int main(void) {
       JOB_TEST(a_guardian_that_is_killed_is_replaced),
       JOB_TEST(a_guardian_that_is_gone_at_a_restart_is_replaced),
       JOB_TEST(a_job_goes_on_where_no_guardian_can_be_had),
+      JOB_TEST(a_guardian_that_could_not_be_replaced_is_tried_again),
       JOB_TEST(the_error_is_known_after_the_cleaning_up),
       JOB_TEST(the_error_is_known_after_a_tick),
       JOB_TEST(a_signal_while_a_restart_reads_ends_as_that_signal),
