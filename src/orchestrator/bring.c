@@ -9,6 +9,7 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/host_memory.h"
 #include "os/clock.h"
+#include "os/path.h"
 
 #include <evenstep/checkpoint.h>
 #include <string.h>
@@ -156,9 +157,13 @@ even_bring_step even_bring_state(const even_host_agent *agent, const even_error 
                                          : EVEN_BRING_UNDER_WAY;
 }
 
-uint64_t even_bring_awaited_ns(const even_host_agent *agent) {
-  bool awaited = even_bring_state(agent, NULL) == EVEN_BRING_UNDER_WAY && agent->bring->asked_ns > 0;
-  return awaited ? even_clock_ns() - agent->bring->asked_ns : 0;
+double even_bring_overdue_seconds(const even_host_agent *agent) {
+  if (even_bring_state(agent, NULL) != EVEN_BRING_UNDER_WAY || agent->bring->asked_ns == 0) {
+    return 0;
+  }
+  uint64_t more_ns = agent->bring->files.info.bytes / EVEN_BRING_WRITING_BYTES * UINT64_C(1000000000);
+  uint64_t given_ns = EVEN_BRING_WRITING_NS + more_ns;
+  return even_clock_ns() - agent->bring->asked_ns > given_ns ? (double)given_ns * 1e-9 : 0;
 }
 
 bool even_bring_was_sent(const even_host_agent *agent) {
@@ -266,6 +271,34 @@ static bool gets_it(const even_job *job, const even_host_agent *agent, bool all)
   return job->resume.length > 0 && (all || (agent->link != NULL && even_elastic_stays(agent)));
 }
 
+/* Its end is told with the next tick, as that of any connection. */
+static void give_up_overdue(const even_host_agent *agent) {
+  double seconds = even_bring_overdue_seconds(agent);
+  if (seconds > 0) {
+    (void)even_fail(EVEN_ERR_TIMEOUT,
+                    "what was sent there of %.120s has not come to its end within %g s: its disk may hang",
+                    even_path_name(even_text_string(&agent->bring->files.folder)), seconds);
+    even_link_give_up(agent->link);
+  }
+}
+
+static even_status turn(even_job *job) {
+  const even_agent_observer *observer = &job->params->observer;
+  even_hosts *hosts = job->hosts;
+  if (even_stop_asked()) {
+    return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts get the checkpoint");
+  }
+  EVEN_TRY(even_loop_turn(&hosts->loop, TICK_MS));
+  for (size_t i = 1; i < even_hosts_count(hosts); i++) {
+    give_up_overdue(&hosts->agents[i]);
+  }
+  even_hosts_tick(hosts);
+  if (observer->tick != NULL) {
+    observer->tick(observer->context);
+  }
+  return EVEN_OK;
+}
+
 static even_status bring_to(even_job *job, bool all) {
   even_hosts *hosts = job->hosts;
   bool settled = false;
@@ -278,11 +311,7 @@ static even_status bring_to(even_job *job, bool all) {
     }
   }
   while (job->resume.length > 0 && !settled) {
-    if (even_stop_asked()) {
-      return even_fail(EVEN_ERR_INTERRUPTED, "interrupted while hosts get the checkpoint");
-    }
-    EVEN_TRY(even_loop_turn(&hosts->loop, TICK_MS));
-    even_hosts_tick(hosts);
+    EVEN_TRY(turn(job));
     settled = true;
     for (size_t i = 1; i < even_hosts_count(hosts); i++) {
       settled = settled && is_settled(&hosts->agents[i]);

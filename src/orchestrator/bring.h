@@ -11,9 +11,9 @@
 
 /* ---- the leader's, bring.c ---- */
 
-/* Returns once each host has the checkpoint that the attempt begins from, agent->resume says where. Errors: those of a
- * host that cannot have it, EVEN_ERR_PEER_LOST, EVEN_ERR_INTERRUPTED (the thread's question). Nothing to do where the
- * attempt begins anew. */
+/* Returns once each host has the checkpoint that the attempt begins from, agent->resume says where. A host that is
+ * overdue with its word is lost from then on, as one that stands still. Errors: those of a host that cannot have it,
+ * EVEN_ERR_PEER_LOST, EVEN_ERR_INTERRUPTED (the thread's question). Nothing to do where the attempt begins anew. */
 even_status even_bring_to_all(even_job *job) EVEN_MUST_USE;
 /* The same to each that is here and stays; who is lost, before or meanwhile, is nobody's error. */
 even_status even_bring_to_those_here(even_job *job) EVEN_MUST_USE;
@@ -31,9 +31,13 @@ even_status even_bring_begin(even_job *job, even_host_agent *agent, const char *
                              bool memory) EVEN_MUST_USE;
 /* How far the last one is; of one that FAILED *why, where `why` is not NULL. */
 even_bring_step even_bring_state(const even_host_agent *agent, const even_error **why);
-/* Of one that is under way, for how long nothing but the host's own word has been awaited; 0 while a file is on its
- * way, which is given up by itself (parcel.h). */
-uint64_t even_bring_awaited_ns(const even_host_agent *agent);
+/* For a host that has got all of one, and is to compare and to sync it: so long, and a second for each
+ * EVEN_BRING_WRITING_BYTES, for a disk may take its time. */
+#define EVEN_BRING_WRITING_NS UINT64_C(300000000000)
+#define EVEN_BRING_WRITING_BYTES UINT64_C(64000000)
+/* Of one that is under way, and for which nothing but the host's own word has been awaited for longer than that: the
+ * seconds that it had, else 0. A file that is on its way is given up by itself (parcel.h). */
+double even_bring_overdue_seconds(const even_host_agent *agent);
 /* Whether the last one had to be sent. */
 bool even_bring_was_sent(const even_host_agent *agent);
 /* Whether the last one had not to be, and is no folder that this host sees, too: it came before, from whichever agent

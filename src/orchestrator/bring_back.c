@@ -107,9 +107,12 @@ static bool any_comes(even_bring_back *back) {
   back->stuck = 0;
   for (size_t i = 1; i < even_hosts_count(hosts); i++) {
     const even_host_agent *agent = &hosts->agents[i];
-    bool stuck = even_bring_awaited_ns(agent) > EVEN_BRING_WRITING_NS;
-    any = any || (even_bring_state(agent, NULL) == EVEN_BRING_UNDER_WAY && !stuck);
-    back->stuck = stuck ? i : back->stuck;
+    double overdue = even_bring_overdue_seconds(agent);
+    any = any || (even_bring_state(agent, NULL) == EVEN_BRING_UNDER_WAY && overdue == 0);
+    if (overdue > 0) {
+      back->stuck = i;
+      back->stuck_seconds = overdue;
+    }
   }
   return any;
 }
@@ -183,7 +186,7 @@ static const even_host_agent *unheard(const even_bring_back *back, char why[WORD
     const even_host_agent *agent = &hosts->agents[i];
     if (back->stuck == i && even_bring_back_reaches(agent)) {
       (void)snprintf(why, WORDS, "what was on its way there has not come to its end within %g s: its disk may hang",
-                     (double)EVEN_BRING_WRITING_NS * 1e-9);
+                     back->stuck_seconds);
     } else if (back->answers[i] == EVEN_BRING_CANNOT) {
       (void)snprintf(why, WORDS, "it cannot say what it has");
     } else if (back->answers[i] == EVEN_BRING_ASKED && even_bring_back_reaches(agent)) {

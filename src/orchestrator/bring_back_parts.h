@@ -9,8 +9,6 @@
 
 /* For an answer, and between two files of one that comes. */
 #define EVEN_BRING_PATIENCE_NS UINT64_C(60000000000)
-/* For a host that has all files of one, and is to compare and to sync them: a disk may take its time for that. */
-#define EVEN_BRING_WRITING_NS UINT64_C(300000000000)
 
 /* One that a host has. */
 typedef struct even_bring_found {
@@ -39,11 +37,12 @@ struct even_bring_back {
   even_bring_answer *answers; /* a host each */
   even_bring_found *items;
   size_t count;
-  size_t from;     /* the host that sends one; 0: none does */
-  size_t stuck;    /* a host to which one was on its way that did not come to its end; 0: none */
-  even_text copy;  /* where what this agent has sent lies, on a host's disk; empty: it knows of none */
-  bool whole;      /* it is here, */
-  even_text place; /* at this place; or: */
+  size_t from;          /* the host that sends one; 0: none does */
+  size_t stuck;         /* a host to which one was on its way that did not come to its end; 0: none */
+  double stuck_seconds; /* which it had */
+  even_text copy;       /* where what this agent has sent lies, on a host's disk; empty: it knows of none */
+  bool whole;           /* it is here, */
+  even_text place;      /* at this place; or: */
   bool failed;
   even_error why;
 };

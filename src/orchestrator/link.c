@@ -363,6 +363,10 @@ void even_link_tick(even_link *link, bool watched) {
   }
 }
 
+void even_link_give_up(even_link *link) {
+  fail_link(link);
+}
+
 void even_link_read(even_link *link) {
   if (link->fd >= 0 && link->was_ready && !link->failed) {
     readable(link, link->fd);

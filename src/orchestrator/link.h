@@ -76,6 +76,8 @@ bool even_link_has_room(const even_link *link);
 bool even_link_is_up(const even_link *link);
 /* Sends signs of life, looks for the other end's (`watched`), tells of the end. Several times a second. */
 void even_link_tick(even_link *link, bool watched);
+/* The last error is why it shall end, in the next tick: as one whose other end says nothing. */
+void even_link_give_up(even_link *link);
 /* Takes what has come and was not read yet: the other end is about to be another one. */
 void even_link_read(even_link *link);
 /* Waits until all is sent, at most for so long; reads nothing, so that calls of the link's own may call it. */

@@ -55,7 +55,8 @@ static void loses(struct star *of, int self, int other) {
   (void)of;
   if (self == 0) {
     at.agents[other].link = NULL;
-    (void)snprintf(at.agents[other].lost_words, sizeof at.agents[other].lost_words, "its connection has ended");
+    (void)snprintf(at.agents[other].lost_words, sizeof at.agents[other].lost_words, "%.300s",
+                   even_link_why(&at.star.hosts[0].ends[other].link)->what);
   }
 }
 

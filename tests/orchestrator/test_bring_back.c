@@ -6,6 +6,7 @@
 #include "base/stop.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
+#include "orchestrator/bring.h"
 #include "orchestrator/bring_scene.h"
 #include "orchestrator/copies.h"
 #include "orchestrator/host_memory.h"
@@ -300,6 +301,25 @@ static void a_copy_that_does_not_come_to_its_end_is_not_waited_for_without_end(v
   }
 }
 
+/* Nor is one that gets what a restart begins from: it is lost, as one that stands still. */
+static void a_host_that_does_not_write_what_it_gets_is_given_up(void **state) {
+  (void)state;
+  bring_scene_save(at.folder, 3);
+  even_text_add(&at.job.resume, scratch_path("leader/step-3"));
+  const uint64_t began_ns = even_clock_ns();
+  assert_int_equal(even_bring_to_all(&at.job), EVEN_ERR_PEER_LOST);
+  assert_in_range(even_clock_ns() - began_ns, EVEN_BRING_WRITING_NS, EVEN_BRING_WRITING_NS + 60 * UINT64_C(1000000000));
+  assert_non_null(strstr(even_error_last()->what,
+                         "host host1 is lost: what was sent there of step-3 has not come to its end within 300 s: its "
+                         "disk may hang"));
+  assert_int_equal(even_bring_to_those_here(&at.job), EVEN_OK); /* nobody is, by now */
+  for (size_t i = 1; i < STAR_HOSTS; i++) {
+    assert_null(at.agents[i].link);
+    even_bring_drop(&at.agents[i]);
+  }
+  even_text_free(&at.job.resume);
+}
+
 /* Of one that votes alone, a newer generation than the leader's. */
 static even_voter *open_voter(void) {
   enum { ONE = 1 };
@@ -545,6 +565,7 @@ int main(void) {
       BACK_TEST(what_hosts_cannot_give_another_place_may),
       BACK_TEST(a_copy_that_its_host_has_no_more_does_not_end_the_job),
       BACK_TEST(a_copy_that_does_not_come_to_its_end_is_not_waited_for_without_end),
+      BACK_TEST(a_host_that_does_not_write_what_it_gets_is_given_up),
       BACK_TEST(a_leader_in_whose_place_another_one_leads_ends),
       BACK_TEST(whoever_ends_the_job_need_not_wait),
       BACK_TEST(names_that_are_taken_here),
