@@ -130,7 +130,8 @@ static even_status await_coming(even_bring_back *back) {
 
 /* ---- asking ---- */
 
-static void write_question(const even_bring_back *back, const char *folder, even_text *text) {
+/* `copy`: the host's; NULL: nothing is known to have come there. */
+static void write_question(const even_bring_back *back, const char *folder, const even_copy *copy, even_text *text) {
   const even_bring_back_wish *wish = back->wish;
   even_text received = EVEN_TEXT_EMPTY;
   even_json json = even_json_begin(text, 0);
@@ -148,7 +149,7 @@ static void write_question(const even_bring_back *back, const char *folder, even
   even_json_string(&json, "lineage", wish->lineage);
   even_json_string(&json, "until", wish->until);
   even_json_bool(&json, "any", wish->any);
-  even_json_string(&json, "copy", even_text_string(&back->copy));
+  even_json_string(&json, "copy", copy == NULL ? "" : even_text_string(&copy->folder));
   even_json_object_end(&json);
   even_text_free(&received);
 }
@@ -157,13 +158,8 @@ static void write_question(const even_bring_back *back, const char *folder, even
 even_status even_bring_back_ask(even_bring_back *back) {
   even_hosts *hosts = back->job->hosts;
   even_text folder = EVEN_TEXT_EMPTY;
-  const even_copy *copy = even_copies_newest(back->job);
   even_status status = even_bring_back_own_folder(back->job, &folder);
-  even_text_clear(&back->copy);
-  even_text_add(&back->copy, copy == NULL ? "" : even_text_string(&copy->folder));
-  if (status == EVEN_OK) {
-    status = even_text_status(&back->copy);
-  }
+  (void)even_copies_newest(back->job); /* what comes from here on is not asked for, and not missed */
   back->serial = ++hosts->brought;
   for (size_t i = 1; i < even_hosts_count(hosts) && status == EVEN_OK; i++) {
     even_host_agent *agent = &hosts->agents[i];
@@ -171,7 +167,7 @@ even_status even_bring_back_ask(even_bring_back *back) {
     if (!even_bring_back_reaches(agent)) {
       continue;
     }
-    write_question(back, folder.data, &text);
+    write_question(back, folder.data, even_copies_of(back->job, agent->name), &text);
     status = even_link_send_text(agent->link, EVEN_MESSAGE_SEEK, &text, NULL, 0);
     back->answers[i] = EVEN_BRING_ASKED;
   }
@@ -229,33 +225,33 @@ static int newest_first(const void *left, const void *right) {
 
 /* ---- the newest ---- */
 
-/* Whether all hosts of that name have said so. */
-static bool lack_it(const even_bring_back *back, const char *name) {
+/* Whether all hosts of that name have said so, and this is the first of them. */
+static bool lack_it(const even_bring_back *back, size_t host) {
   const even_hosts *hosts = back->job->hosts;
-  bool any = false;
   for (size_t i = 1; i < even_hosts_count(hosts); i++) {
-    if (strcmp(hosts->agents[i].name, name) == 0 && back->answers[i] != EVEN_BRING_LACKS) {
+    bool same = strcmp(hosts->agents[i].name, hosts->agents[host].name) == 0;
+    if (same && (i < host || back->answers[i] != EVEN_BRING_LACKS)) {
       return false;
     }
-    any = any || strcmp(hosts->agents[i].name, name) == 0;
   }
-  return any;
+  return true;
 }
 
-/* What this agent has sent, and is not there any more, is no reason to end. Of several copies it knows one host: that
- * is kept in mind, for another may have its own. */
+/* What this agent has sent, and is not there any more, is no reason to end. Another host may have its own. */
 static void forget_what_is_gone(const even_bring_back *back) {
-  const even_copy *copy = even_copies_newest(back->job);
-  if (copy == NULL || strcmp(even_text_string(&copy->folder), even_text_string(&back->copy)) != 0 ||
-      back->job->hosts->params.copies > 1 || !lack_it(back, even_text_string(&copy->host))) {
-    return;
+  const even_hosts *hosts = back->job->hosts;
+  for (size_t i = 1; i < even_hosts_count(hosts); i++) {
+    const char *name = hosts->agents[i].name;
+    const even_copy *copy = lack_it(back, i) ? even_copies_of(back->job, name) : NULL;
+    if (copy == NULL) {
+      continue;
+    }
+    if (back->wish->after[0] == '\0') {
+      even_job_notice(back->job, "warning: host %s had a copy of %s (%s there), and has it no more", name,
+                      even_path_name(even_text_string(&copy->folder)), even_text_string(&copy->folder));
+    }
+    even_copies_miss(back->job, name);
   }
-  if (back->wish->after[0] == '\0') {
-    even_job_notice(back->job, "warning: host %s had a copy of %s (%s there), and has it no more",
-                    even_text_string(&copy->host), even_path_name(even_text_string(&copy->folder)),
-                    even_text_string(&copy->folder));
-  }
-  even_copies_forget(back->job);
 }
 
 /* Of what could not be brought the newest is named, but one that outlives the job before one that does not. */
@@ -391,7 +387,6 @@ void even_bring_back_close(even_bring_back *back) {
   even_free(back->items);
   even_free(back->answers);
   even_text_free(&back->place);
-  even_text_free(&back->copy);
   even_free(back);
 }
 

@@ -21,7 +21,7 @@ typedef struct even_bring_found {
   bool damaged; /* it came, and was */
 } even_bring_found;
 
-/* LACKS: what this agent, or one before it, has sent there is not there any more. */
+/* LACKS: what this agent, or one before it, has sent there, as far as it has, is not there any more. */
 typedef enum even_bring_answer {
   EVEN_BRING_NOT_ASKED,
   EVEN_BRING_ASKED,
@@ -40,7 +40,6 @@ struct even_bring_back {
   size_t from;          /* the host that sends one; 0: none does */
   size_t stuck;         /* a host to which one was on its way that did not come to its end; 0: none */
   double stuck_seconds; /* which it had */
-  even_text copy;       /* where what this agent has sent lies, on a host's disk; empty: it knows of none */
   bool whole;           /* it is here, */
   even_text place;      /* at this place; or: */
   bool failed;

@@ -38,9 +38,9 @@ struct even_copies {
   size_t turn;    /* the kind that was looked at last */
   uint64_t begun_ns;
   uint64_t sent_bytes;
-  uint64_t spared_bytes; /* that a host had already, of the checkpoint before */
-  uint64_t sent;         /* checkpoints, to any host */
-  even_copy held;        /* the newest on a disk; no host: none was sent */
+  uint64_t spared_bytes;            /* that a host had already, of the checkpoint before */
+  uint64_t sent;                    /* checkpoints, to any host */
+  even_copy held[EVEN_COPIES_HELD]; /* on disks, a host each; no host: nothing was sent there */
 };
 
 void even_copies_renew(even_copies *copies) {
@@ -55,12 +55,19 @@ void even_copies_renew(even_copies *copies) {
   }
 }
 
+static void forget(even_copy *copy) {
+  even_text_free(&copy->host);
+  even_text_free(&copy->folder);
+  even_text_free(&copy->order);
+  *copy = (even_copy){.host = EVEN_TEXT_EMPTY};
+}
+
 void even_copies_close(even_copies *copies) {
   if (copies != NULL) {
     even_copies_renew(copies);
-    even_text_free(&copies->held.host);
-    even_text_free(&copies->held.folder);
-    even_text_free(&copies->held.order);
+    for (size_t i = 0; i < EVEN_COPIES_HELD; i++) {
+      forget(&copies->held[i]);
+    }
     even_free(copies);
   }
 }
@@ -207,23 +214,43 @@ static void tell_copy(even_job *job, const even_host_agent *agent, uint64_t byte
   }
 }
 
-/* Of hosts that have the same one, the first. What memory lacks for its words is not known. */
+/* What memory lacks for its words is not known. */
+static bool is_known(const even_copy *copy) {
+  bool known = copy->host.length > 0 && even_text_status(&copy->host) == EVEN_OK &&
+               even_text_status(&copy->folder) == EVEN_OK && even_text_status(&copy->order) == EVEN_OK;
+  even_error_clear();
+  return known;
+}
+
+/* The host's own, or a free one, or that of the oldest copy, where that is older; NULL: none of these. */
+static even_copy *place_for(even_copies *copies, const char *host, const char *order) {
+  even_copy *place = NULL;
+  for (size_t i = 0; i < EVEN_COPIES_HELD; i++) {
+    even_copy *copy = &copies->held[i];
+    if (is_known(copy) && strcmp(even_text_string(&copy->host), host) == 0) {
+      return copy;
+    }
+    const char *other = is_known(copy) ? even_text_string(&copy->order) : "";
+    if (strcmp(other, place == NULL ? order : is_known(place) ? even_text_string(&place->order) : "") < 0) {
+      place = copy;
+    }
+  }
+  return place;
+}
+
 static void keep_in_mind(even_copies *copies, const even_host_agent *agent) {
-  even_copy *held = &copies->held;
   const char *order = even_text_string(&copies->now->order);
   const char *there = even_path_name(even_text_string(&agent->resume));
-  if (strcmp(there, even_path_name(even_text_string(&copies->now->newest))) != 0) {
-    return; /* a restart has had another one brought there meanwhile */
+  if (copies->now->memory || strcmp(there, even_path_name(even_text_string(&copies->now->newest))) != 0) {
+    return; /* or a restart has had another one brought there meanwhile */
   }
-  if (copies->now->memory || strcmp(order, even_text_string(&held->order)) == 0) {
-    return;
+  even_copy *held = place_for(copies, agent->name, order);
+  if (held != NULL) {
+    forget(held);
+    even_text_add(&held->host, agent->name);
+    even_text_add(&held->folder, even_text_string(&agent->resume));
+    even_text_add(&held->order, order);
   }
-  even_text_clear(&held->host);
-  even_text_clear(&held->folder);
-  even_text_clear(&held->order);
-  even_text_add(&held->host, agent->name);
-  even_text_add(&held->folder, even_text_string(&agent->resume));
-  even_text_add(&held->order, order);
 }
 
 static bool is_copy(const even_host_agent *agent) {
@@ -240,15 +267,41 @@ static void hear_of_last(even_hosts *hosts) {
   }
 }
 
+/* Of hosts that have the same one, the first of the list. */
 const even_copy *even_copies_newest(even_job *job) {
-  const even_copy *held = job->hosts == NULL || job->hosts->copies == NULL ? NULL : &job->hosts->copies->held;
-  if (held != NULL) {
+  even_copies *copies = job->hosts == NULL ? NULL : job->hosts->copies;
+  const even_copy *newest = NULL;
+  if (copies != NULL) {
     hear_of_last(job->hosts);
   }
-  bool known = held != NULL && held->host.length > 0 && even_text_status(&held->host) == EVEN_OK &&
-               even_text_status(&held->folder) == EVEN_OK && even_text_status(&held->order) == EVEN_OK;
-  even_error_clear();
-  return known ? held : NULL;
+  for (size_t i = 0; copies != NULL && i < EVEN_COPIES_HELD; i++) {
+    const even_copy *copy = &copies->held[i];
+    bool newer = newest == NULL || strcmp(even_text_string(&copy->order), even_text_string(&newest->order)) > 0;
+    newest = is_known(copy) && newer ? copy : newest;
+  }
+  return newest;
+}
+
+static even_copy *copy_of(const even_job *job, const char *host) {
+  even_copies *copies = job->hosts == NULL ? NULL : job->hosts->copies;
+  for (size_t i = 0; copies != NULL && i < EVEN_COPIES_HELD; i++) {
+    even_copy *copy = &copies->held[i];
+    if (is_known(copy) && strcmp(even_text_string(&copy->host), host) == 0) {
+      return copy;
+    }
+  }
+  return NULL;
+}
+
+const even_copy *even_copies_of(const even_job *job, const char *host) {
+  return copy_of(job, host);
+}
+
+void even_copies_miss(even_job *job, const char *host) {
+  even_copy *copy = copy_of(job, host);
+  if (copy != NULL) {
+    forget(copy);
+  }
 }
 
 const char *even_copies_coming(const even_copies *copies) {
@@ -256,9 +309,8 @@ const char *even_copies_coming(const even_copies *copies) {
 }
 
 void even_copies_forget(even_job *job) {
-  if (job->hosts != NULL && job->hosts->copies != NULL) {
-    even_text_clear(&job->hosts->copies->held.host);
-    even_text_clear(&job->hosts->copies->held.order);
+  for (size_t i = 0; job->hosts != NULL && job->hosts->copies != NULL && i < EVEN_COPIES_HELD; i++) {
+    forget(&job->hosts->copies->held[i]);
   }
 }
 
@@ -391,6 +443,12 @@ static void leave_kind(const copies_of *kind, bool under_way, even_copies_left_k
   out->failure_told = kind->failure_told;
 }
 
+static void leave_copy(const even_copy *held, even_copies_left_copy *out) {
+  leave_text(&held->host, out->host, sizeof out->host);
+  leave_text(&held->folder, out->folder, sizeof out->folder);
+  leave_text(&held->order, out->order, sizeof out->order);
+}
+
 void even_copies_leave(const even_job *job, even_copies_left *out) {
   const even_copies *copies = job->hosts == NULL ? NULL : job->hosts->copies;
   const even_copies none = {.opened = false};
@@ -398,15 +456,15 @@ void even_copies_leave(const even_job *job, even_copies_left *out) {
   for (size_t i = 0; i < 2; i++) {
     leave_kind(&its->kinds[i], its->now == &its->kinds[i], &out->kinds[i]);
   }
-  leave_text(&its->held.host, out->host, sizeof out->host);
-  leave_text(&its->held.folder, out->folder, sizeof out->folder);
-  leave_text(&its->held.order, out->order, sizeof out->order);
+  for (size_t i = 0; i < EVEN_COPIES_HELD; i++) {
+    leave_copy(&its->held[i], &out->held[i]);
+  }
   out->sent = its->sent;
   out->sent_bytes = its->sent_bytes;
   out->spared_bytes = its->spared_bytes;
 }
 
-static even_status take_held(even_copy *held, const even_copies_left *from) {
+static even_status take_held(even_copy *held, const even_copies_left_copy *from) {
   EVEN_TRY(take_text(from->host, sizeof from->host, &held->host));
   EVEN_TRY(take_text(from->folder, sizeof from->folder, &held->folder));
   return take_text(from->order, sizeof from->order, &held->order);
@@ -429,7 +487,10 @@ even_status even_copies_take(even_job *job, const even_copies_left *from) {
   copies->sent = from->sent;
   copies->sent_bytes = from->sent_bytes;
   copies->spared_bytes = from->spared_bytes;
-  return take_held(&copies->held, from);
+  for (size_t i = 0; i < EVEN_COPIES_HELD; i++) {
+    EVEN_TRY(take_held(&copies->held[i], &from->held[i]));
+  }
+  return EVEN_OK;
 }
 
 void even_copies_anew(even_host_agent *agent) {

@@ -19,10 +19,17 @@ typedef struct even_copy {
 
 /* Of the leader: looks whether there is a new one, and sends it where the last is there. Several times a second. */
 void even_copies_tick(even_job *job);
+/* Of so many hosts it is known what was sent to their disks; of more, of those with the newest. */
+enum { EVEN_COPIES_HELD = 8 };
+
 /* The newest that this leader's agent has sent, or one before it of whose ranks it has gone on with, valid until the
  * next tick; NULL: it knows of none. What a leader before it has sent it does not know, nor what a host had already and
  * did not get as a copy: that may be the leader's own folder. */
 const even_copy *even_copies_newest(even_job *job);
+/* The last that is known to have come to the host of that name, as valid. */
+const even_copy *even_copies_of(const even_job *job, const char *host);
+/* That host has it no more. */
+void even_copies_miss(even_job *job, const char *host);
 /* The order of what is on its way to hosts now, NULL: nothing is. `copies` NULL is allowed. */
 const char *even_copies_coming(const even_copies *copies);
 /* A restart goes on from another one, which takes its place there. */
@@ -45,11 +52,16 @@ typedef struct even_copies_left_kind {
   bool failure_told;
 } even_copies_left_kind;
 
-typedef struct even_copies_left {
-  even_copies_left_kind kinds[2];
-  char host[EVEN_HOSTS_NAME]; /* of the newest copy on a disk; "": there is none */
+/* A copy on a disk. */
+typedef struct even_copies_left_copy {
+  char host[EVEN_HOSTS_NAME]; /* "": none */
   char folder[EVEN_COPIES_PATH];
   char order[EVEN_COPIES_ORDER];
+} even_copies_left_copy;
+
+typedef struct even_copies_left {
+  even_copies_left_kind kinds[2];
+  even_copies_left_copy held[EVEN_COPIES_HELD];
   uint64_t sent;
   uint64_t sent_bytes;
   uint64_t spared_bytes;

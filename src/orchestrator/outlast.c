@@ -24,7 +24,7 @@
 enum { PATH_BYTES = 4096, MOST_UNWRITTEN = 4 };
 
 /* What a page, a head and a rank of this size mean: another agent's program may be another one by now. */
-enum { LAYOUT = 2 };
+enum { LAYOUT = 3 };
 
 /* Before two halves, each a head and its ranks, written in turn: who is killed while it writes one leaves the other. */
 typedef struct roll_page {

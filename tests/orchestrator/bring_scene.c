@@ -214,3 +214,33 @@ void bring_scene_read_order(const char *folder, int step, char out[64]) {
   (void)snprintf(out, 64, "%s", info.order);
   even_checkpoint_info_free(&info);
 }
+
+/* ---- looking ---- */
+
+even_bring_back_wish bring_scene_wish(void) {
+  return (even_bring_back_wish){.after = at.after, .job = JOB, .lineage = "", .until = "", .trained = true};
+}
+
+even_status bring_scene_look(const even_bring_back_wish *wish, char **path) {
+  even_status status = even_bring_back_newest(&at.job, wish, path);
+  assert_true(status == EVEN_OK || *path == NULL);
+  assert_null(at.hosts.back);
+  return status;
+}
+
+void bring_scene_assert_brings(const even_bring_back_wish *wish, const char *place) {
+  char *path = NULL;
+  assert_int_equal(bring_scene_look(wish, &path), EVEN_OK);
+  if (place == NULL) {
+    assert_null(path);
+    return;
+  }
+  assert_non_null(path);
+  assert_string_equal(path, place);
+  assert_int_equal(even_checkpoint_verify(path, NULL), EVEN_OK);
+  even_free(path);
+}
+
+bool bring_scene_was_told(const char *words) {
+  return strstr(at.notices, words) != NULL;
+}

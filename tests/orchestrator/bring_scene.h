@@ -51,5 +51,13 @@ void bring_scene_begin_anew(void);
 void bring_scene_save(const char *folder, int step);
 void bring_scene_save_of(const char *folder, int step, const char *job, const char *lineage);
 void bring_scene_read_order(const char *folder, int step, char out[64]);
+/* For what JOB has written, newer than at.after. */
+even_bring_back_wish bring_scene_wish(void);
+/* Looks for the newest; what it says is whole, and lies where it says. */
+even_status bring_scene_look(const even_bring_back_wish *wish, char **path);
+/* It comes to that place; NULL: none does. */
+void bring_scene_assert_brings(const even_bring_back_wish *wish, const char *place);
+/* Whether the user was told these words. */
+bool bring_scene_was_told(const char *words);
 
 #endif

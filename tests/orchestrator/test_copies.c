@@ -4,6 +4,7 @@
 #include "orchestrator/copies.h"
 
 #include "base/fail.h"
+#include "base/json_reader.h"
 #include "checkpoint/scratch.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/host_agent.h"
@@ -13,6 +14,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -21,7 +23,8 @@ typedef struct leading {
   even_agent_params params;
   even_job job;
   even_hosts hosts;
-  even_host_agent agents[2];
+  even_host_agent agents[EVEN_COPIES_HELD + 3];
+  even_link link; /* of each: nothing goes out */
 } leading;
 
 static leading at;
@@ -119,19 +122,88 @@ static void what_is_gone_is_looked_for_once(void **state) {
 
 static void what_is_known_stays_known(void **state) {
   (void)state;
-  left = (even_copies_left){.host = "there", .folder = "/there/one", .order = "0001", .sent = 3, .sent_bytes = 7};
+  left = (even_copies_left){.held[0] = {.host = "there", .folder = "/there/one", .order = "0001"},
+                            .held[1] = {.host = "elsewhere", .folder = "/there/two", .order = "0002"},
+                            .sent = 3,
+                            .sent_bytes = 7};
   left.kinds[0].told = left.kinds[1].failed = left.kinds[1].failure_told = true;
   assert_int_equal(even_copies_take(&at.job, &left), EVEN_OK);
   go_on();
   const even_copy *held = even_copies_newest(&at.job);
   assert_non_null(held);
-  assert_string_equal(even_text_string(&held->host), "there");
-  assert_string_equal(even_text_string(&held->folder), "/there/one");
-  assert_string_equal(even_text_string(&held->order), "0001");
+  assert_string_equal(even_text_string(&held->host), "elsewhere");
+  assert_string_equal(even_text_string(&held->folder), "/there/two");
+  assert_string_equal(even_text_string(&held->order), "0002");
+  assert_ptr_equal(even_copies_of(&at.job, "elsewhere"), held);
   even_copies_leave(&at.job, &left);
   assert_true(left.kinds[0].told && left.kinds[1].failed && left.kinds[1].failure_told && !left.kinds[0].failed);
   assert_int_equal(left.sent, 3);
   assert_int_equal(left.sent_bytes, 7);
+}
+
+/* Each host has its own: what one has no more another one may have. */
+static void what_a_host_has_no_more_is_known_of_the_others(void **state) {
+  (void)state;
+  left = (even_copies_left){.held[0] = {.host = "there", .folder = "/there/one", .order = "0001"},
+                            .held[1] = {.host = "elsewhere", .folder = "/there/two", .order = "0002"}};
+  even_copies_miss(&at.job, "there"); /* before there are any */
+  assert_int_equal(even_copies_take(&at.job, &left), EVEN_OK);
+  assert_null(even_copies_of(&at.job, "nowhere"));
+  even_copies_miss(&at.job, "nowhere");
+  even_copies_miss(&at.job, "elsewhere");
+  assert_null(even_copies_of(&at.job, "elsewhere"));
+  assert_string_equal(even_text_string(&even_copies_newest(&at.job)->host), "there");
+  go_on();
+  assert_string_equal(even_text_string(&even_copies_newest(&at.job)->host), "there");
+  even_copies_forget(&at.job);
+  assert_null(even_copies_newest(&at.job));
+}
+
+/* Host `i` says that it holds what was asked for last. */
+static void holds(size_t i, const char *folder) {
+  char text[128];
+  json_t *content = NULL;
+  (void)snprintf(text, sizeof text, "{\"serial\":%llu,\"holds\":true,\"folder\":\"%s\",\"came\":true}",
+                 (unsigned long long)(at.hosts.brought + i - (at.hosts.count - 1)), folder);
+  assert_int_equal(even_json_parse("it", text, strlen(text), &content), EVEN_OK);
+  assert_int_equal(even_bring_hear(&at.agents[i], content), EVEN_OK);
+  assert_int_equal(even_bring_state(&at.agents[i], NULL), EVEN_BRING_HOLDS);
+  json_decref(content);
+}
+
+static void of_more_hosts_than_are_known_those_with_the_newest_are(void **state) {
+  (void)state;
+  at.hosts.count = EVEN_COPIES_HELD + 3;
+  at.hosts.params.copies = EVEN_COPIES_HELD + 2;
+  at.link.fd = -1;
+  for (size_t i = 1; i < at.hosts.count; i++) {
+    at.agents[i] = (even_host_agent){.hosts = &at.hosts, .index = i, .link = &at.link};
+    (void)snprintf(at.agents[i].name, sizeof at.agents[i].name, "host%zu", i);
+  }
+  assert_int_equal(save_sample(scratch_path("one"), false, 1), EVEN_OK);
+  even_copies_tick(&at.job);
+  for (size_t i = 1; i < at.hosts.count; i++) {
+    holds(i, "/there/one");
+  }
+  assert_string_equal(even_text_string(&even_copies_newest(&at.job)->host), "host1");
+  assert_non_null(even_copies_of(&at.job, "host8"));
+  assert_null(even_copies_of(&at.job, "host9"));
+  even_copies_tick(&at.job); /* it has come to its end */
+  assert_int_equal(save_sample(scratch_path("two"), false, 2), EVEN_OK);
+  clock_ahead_set(60000000000u); /* it looks each half second */
+  even_copies_tick(&at.job);
+  holds(10, "/there/two");
+  holds(2, "/there/two");
+  const even_copy *newest = even_copies_newest(&at.job);
+  assert_string_equal(even_text_string(&newest->folder), "/there/two");
+  assert_non_null(even_copies_of(&at.job, "host10")); /* in the place of one of the others */
+  assert_string_equal(even_text_string(&even_copies_of(&at.job, "host2")->folder), "/there/two");
+  size_t known = 0;
+  for (size_t i = 1; i < at.hosts.count; i++) {
+    known += even_copies_of(&at.job, at.agents[i].name) != NULL;
+    even_bring_drop(&at.agents[i]);
+  }
+  assert_int_equal(known, EVEN_COPIES_HELD);
 }
 
 static void what_is_damaged_is_not_known(void **state) {
@@ -144,12 +216,12 @@ static void what_is_damaged_is_not_known(void **state) {
   assert_null(even_copies_newest(&at.job));
   even_copies_leave(&at.job, &left);
   assert_string_equal(left.kinds[0].newest, "");
-  assert_string_equal(left.host, "");
+  assert_string_equal(left.held[0].host, "");
 }
 
 static void without_memory_nothing_is_taken(void **state) {
   (void)state;
-  left = (even_copies_left){.host = "there", .folder = "/there/one", .order = "0001"};
+  left = (even_copies_left){.held[0] = {.host = "there", .folder = "/there/one", .order = "0001"}};
   fault_allocation(1);
   assert_int_equal(even_copies_take(&at.job, &left), EVEN_ERR_MEMORY);
   fault_reset();
@@ -158,9 +230,14 @@ static void without_memory_nothing_is_taken(void **state) {
 int main(void) {
 #define COPIES_TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
   const struct CMUnitTest tests[] = {
-      COPIES_TEST(what_has_ended_is_not_begun_anew), COPIES_TEST(another_agent_of_the_host_gets_it_anew),
-      COPIES_TEST(what_is_known_stays_known),        COPIES_TEST(what_is_damaged_is_not_known),
-      COPIES_TEST(without_memory_nothing_is_taken),  COPIES_TEST(what_is_gone_is_looked_for_once),
+      COPIES_TEST(what_has_ended_is_not_begun_anew),
+      COPIES_TEST(another_agent_of_the_host_gets_it_anew),
+      COPIES_TEST(what_is_known_stays_known),
+      COPIES_TEST(what_is_damaged_is_not_known),
+      COPIES_TEST(without_memory_nothing_is_taken),
+      COPIES_TEST(what_is_gone_is_looked_for_once),
+      COPIES_TEST(of_more_hosts_than_are_known_those_with_the_newest_are),
+      COPIES_TEST(what_a_host_has_no_more_is_known_of_the_others),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
