@@ -324,21 +324,23 @@ static void time_out(even_comm_request *request, uint64_t limit_ns) {
   fail_all(comm);
 }
 
-/* Of a receive that a message did not fit: who waits for it knows where that is. */
+/* Of a receive that a message did not fit: who waits for it knows where that is. With the lock held, which is let go to
+ * ask for that: of several who wait for it the first asks. */
 static void tell_sender(even_comm_request *request) {
   const even_flight_writer *flight = &request->comm->flight;
+  even_messages *messages = request->comm->messages;
   char site[EVEN_FLIGHT_SITE_BYTES];
   request->untold = false;
-  if (flight->ask != NULL && flight->ask(flight->context, site, sizeof site)) {
+  (void)pthread_mutex_unlock(&messages->lock);
+  bool known = flight->ask != NULL && flight->ask(flight->context, site, sizeof site);
+  (void)pthread_mutex_lock(&messages->lock);
+  if (known) {
     size_t length = strlen(request->error.what);
     (void)snprintf(request->error.what + length, sizeof request->error.what - length, "; received at %s", site);
   }
-  even_messages *messages = request->comm->messages;
-  (void)pthread_mutex_lock(&messages->lock);
   if (messages->accepted[request->refusal % EVEN_MESSAGES_ACCEPTED] != request->refusal) {
     even_refusal_say(request->comm, request->refused_from, request->tag, &request->error);
   }
-  (void)pthread_mutex_unlock(&messages->lock);
 }
 
 /* With the lock held, which is let go meanwhile. */
@@ -404,20 +406,21 @@ even_status even_shared_request_wait(even_comm_request *request, double timeout_
   }
   messages->waiters--;
   leave_to_background(comm);
-  (void)pthread_mutex_unlock(&messages->lock);
-  if (even_waits_end(&waiting)) {
-    even_watcher_look();
-  }
-  if (refused) {
-    return even_error_restore(&told); /* of another message: this one goes on */
-  }
-  if (request->untold) {
+  bool found = even_waits_end(&waiting);
+  if (!refused && request->untold) {
     tell_sender(request);
   }
-  if (peer != NULL) {
+  if (!refused && request->status != EVEN_OK) { /* refused: of another message, and this one goes on */
+    told = request->error;
+  }
+  (void)pthread_mutex_unlock(&messages->lock);
+  if (found) {
+    even_watcher_look();
+  }
+  if (peer != NULL && !refused) {
     *peer = request->peer;
   }
-  return request->status == EVEN_OK ? EVEN_OK : even_error_restore(&request->error);
+  return told.status == EVEN_OK ? EVEN_OK : even_error_restore(&told);
 }
 
 void even_shared_request_free(even_comm_request *request) {

@@ -7,8 +7,10 @@
 
 #include <errno.h>
 #include <evenstep/flight.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -37,6 +39,7 @@ typedef enum hearing {
 
 typedef struct scene {
   hearing how;
+  bool two; /* threads wait for the receive that fails */
   steps *step;
 } scene;
 
@@ -69,6 +72,57 @@ static bool names_both(const even_comm *comm, size_t bytes) {
   (void)snprintf(words, sizeof words, "sent %zu bytes of F32 with tag 5, but rank %d receives %zu of I32", bytes,
                  even_comm_ranks(comm) - 1, bytes);
   return strstr(what, words) != NULL && strstr(what, "; sent at there.py:7; received at here.py:9") != NULL;
+}
+
+/* ---- two threads that wait for one receive ---- */
+
+typedef struct awaited {
+  even_comm_request *request;
+  atomic_bool asked; /* one of them has been asked where it is, */
+  steps *over;       /* and goes on once the other's wait is over */
+} awaited;
+
+static bool say_site_late(void *context, char *text, size_t bytes) {
+  awaited *of = context;
+  if (!atomic_exchange(&of->asked, true)) {
+    steps_await(of->over, 1);
+  }
+  return say_site((void *)(uintptr_t)"here.py:9", text, bytes);
+}
+
+/* How often the error says where it was received; -1: another error. */
+static int await_it(awaited *of) {
+  int said = 0;
+  even_status status = even_comm_request_wait(of->request, 0, NULL);
+  for (const char *at = even_error_last()->what; (at = strstr(at, "; received at ")) != NULL; at++) {
+    said++;
+  }
+  steps_reach(of->over, 1);
+  return status == EVEN_ERR_MISMATCH && even_error_last()->rank == 0 ? said : -1;
+}
+
+static void *await_beside(void *of) {
+  return (void *)(intptr_t)await_it(of);
+}
+
+/* Who is asked says it in its own error, which the sender hears, and the other at most that. */
+static int await_by_two(even_comm *comm, even_comm_request *request) {
+  awaited of = {.request = request, .over = steps_make()};
+  pthread_t thread;
+  void *beside = NULL;
+  RANKS_EXPECT(comm, request != NULL && of.over != NULL);
+  even_comm_ask_site(comm, say_site_late, &of);
+  while (!even_comm_request_done(request)) {
+  }
+  RANKS_EXPECT(comm, pthread_create(&thread, NULL, await_beside, &of) == 0);
+  int here = await_it(&of);
+  (void)pthread_join(thread, &beside);
+  int there = (int)(intptr_t)beside;
+  RANKS_EXPECT(comm, (here == 1 && there == 0) || (here == 0 && there == 1));
+  even_comm_ask_site(comm, say_site, (void *)(uintptr_t)"here.py:9");
+  even_comm_request_free(request);
+  steps_free(of.over);
+  return 0;
 }
 
 /* What was said is heard in the first one at the latest. */
@@ -148,8 +202,12 @@ static int refuse(even_comm *comm, const scene *of, unsigned char *data) {
   if (of->how == NOT_AFTERWARDS) {
     RANKS_EXPECT(comm, end(begin(comm, false, F32, data, 8, 0, 5)) == EVEN_OK);
   }
-  RANKS_EXPECT(comm, end(failing) == EVEN_ERR_MISMATCH);
-  RANKS_EXPECT(comm, even_error_last()->rank == 0 && names_both(comm, bytes));
+  if (of->two) {
+    RANKS_EXPECT(comm, await_by_two(comm, failing) == 0);
+  } else {
+    RANKS_EXPECT(comm, end(failing) == EVEN_ERR_MISMATCH);
+    RANKS_EXPECT(comm, even_error_last()->rank == 0 && names_both(comm, bytes));
+  }
   steps_reach(of->step, 2);
   switch (of->how) {
     case NOT_AT_ALL:
@@ -206,23 +264,28 @@ static int play(even_comm *comm, void *argument) {
   return wrong;
 }
 
-static void play_one(ranks_setup setup, hearing how) {
-  scene of = {.how = how, .step = steps_make()};
+static void play_scene(ranks_setup setup, hearing how, bool two) {
+  scene of = {.how = how, .two = two, .step = steps_make()};
   setup.timeout_seconds = 200;
   setup.spin = -1;
   assert_non_null(of.step);
   int wrong = ranks_run(&setup, play, &of, NULL);
   if (wrong != 0) {
-    print_error("hearing %d\n", (int)how);
+    print_error("hearing %d%s\n", (int)how, two ? ", two threads" : "");
   }
   assert_int_equal(wrong, 0);
   steps_free(of.step);
+}
+
+static void play_one(ranks_setup setup, hearing how) {
+  play_scene(setup, how, false);
 }
 
 static void play_all(ranks_setup setup) {
   for (int how = 0; how <= NOT_AFTERWARDS; how++) {
     play_one(setup, (hearing)how);
   }
+  play_scene(setup, IN_A_COLLECTIVE, true);
 }
 
 static void start_no_threads(int rank) {

@@ -515,20 +515,21 @@ even_status even_ucx_request_wait(even_comm_request *handle, double timeout_seco
   }
   group->messages->waiters--;
   leave_to_background(group);
-  (void)pthread_mutex_unlock(&group->lock);
-  if (even_waits_end(&waiting.of)) {
-    even_watcher_look();
-  }
-  if (refused) {
-    return even_error_restore(&told); /* of another message: this one goes on */
-  }
-  if (request->untold) {
+  bool found = even_waits_end(&waiting.of);
+  if (!refused && request->untold) {
     even_ucx_message_tell_sender(group, request);
   }
-  if (peer != NULL) {
+  if (!refused && request->status != EVEN_OK) { /* refused: of another message, and this one goes on */
+    told = request->error;
+  }
+  (void)pthread_mutex_unlock(&group->lock);
+  if (found) {
+    even_watcher_look();
+  }
+  if (peer != NULL && !refused) {
     *peer = request->peer;
   }
-  return request->status == EVEN_OK ? EVEN_OK : even_error_restore(&request->error);
+  return told.status == EVEN_OK ? EVEN_OK : even_error_restore(&told);
 }
 
 void even_ucx_request_free(even_comm_request *handle) {

@@ -77,7 +77,8 @@ void even_ucx_tell_receive(even_ucx_group *group, even_ucx_request *request, eve
 
 /* Ends a receive that a message does not fit. */
 void even_ucx_message_refuse(even_ucx_group *group, even_ucx_request *request, even_ucx_announced *message);
-/* Without the lock, by who waits for that receive: adds where it is to its error, and tells the sender. */
+/* By who waits for that receive: adds where it is to its error, and tells the sender. The lock is let go to ask for
+ * that: of several who wait for it the first asks. */
 void even_ucx_message_tell_sender(even_ucx_group *group, even_ucx_request *request);
 /* Whether an earlier message, which nobody has asked for yet, has the same number for the transport's tags; and the end
  * of a receive that wants the later one. */

@@ -96,15 +96,16 @@ void even_ucx_message_tell_sender(even_ucx_group *group, even_ucx_request *reque
   const even_flight_writer *flight = &group->flight;
   char site[EVEN_FLIGHT_SITE_BYTES];
   request->untold = false;
-  if (flight->ask != NULL && flight->ask(flight->context, site, sizeof site)) {
+  (void)pthread_mutex_unlock(&group->lock);
+  bool known = flight->ask != NULL && flight->ask(flight->context, site, sizeof site);
+  (void)pthread_mutex_lock(&group->lock);
+  if (known) {
     size_t length = strlen(request->error.what);
     (void)snprintf(request->error.what + length, sizeof request->error.what - length, "; received at %s", site);
   }
-  (void)pthread_mutex_lock(&group->lock);
   if (!was_accepted(group->messages, request->refused_from, request->refused_number)) {
     tell_refusal(group, request->refused_from, request->refused_number, &request->error);
   }
-  (void)pthread_mutex_unlock(&group->lock);
 }
 
 void even_ucx_accept(even_ucx_group *group, int sender, uint64_t number) {
