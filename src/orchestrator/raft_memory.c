@@ -278,11 +278,12 @@ even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, co
   if (message.type == RAFT_IO_APPEND_ENTRIES) {
     memory->shown = even_raft_rules_hear(&message.append_entries);
   }
-  bool votes = message.type == RAFT_IO_REQUEST_VOTE;
-  int role = votes ? even_raft_rules_vote_begin(memory->io.data) : -1;
-  memory->receive(&memory->io, &message);
-  if (votes) {
-    even_raft_rules_vote_end(memory->io.data, role);
+  if (message.type == RAFT_IO_REQUEST_VOTE) {
+    const even_raft_rules_vote before = even_raft_rules_vote_begin(memory->io.data);
+    memory->receive(&memory->io, &message);
+    even_raft_rules_vote_end(memory->io.data, &before);
+  } else {
+    memory->receive(&memory->io, &message);
   }
   call_back(memory, false);
   see_members(memory);

@@ -83,24 +83,26 @@ static struct raft_server *own_server(struct raft *raft) {
   return NULL;
 }
 
-int even_raft_rules_vote_begin(struct raft *raft) {
+even_raft_rules_vote even_raft_rules_vote_begin(struct raft *raft) {
   struct raft_server *self = own_server(raft);
+  const even_raft_rules_vote before = {.role = self == NULL ? -1 : self->role, .transfer = raft->transfer};
+  raft->transfer = NULL;
   if (self == NULL) {
-    return -1;
+    return before;
   }
-  int role = self->role;
-  if (role != RAFT_VOTER && raft->state == RAFT_FOLLOWER &&
+  if (self->role != RAFT_VOTER && raft->state == RAFT_FOLLOWER &&
       raft->io->time(raft->io) >= raft->election_timer_start + raft->election_timeout) {
     raft->follower_state.current_leader.id = 0;
   }
   self->role = RAFT_VOTER;
-  return role;
+  return before;
 }
 
-void even_raft_rules_vote_end(struct raft *raft, int role) {
+void even_raft_rules_vote_end(struct raft *raft, const even_raft_rules_vote *before) {
   struct raft_server *self = own_server(raft);
-  if (self != NULL && role >= 0) {
-    self->role = role;
+  raft->transfer = before->transfer;
+  if (self != NULL && before->role >= 0) {
+    self->role = before->role;
   }
 }
 

@@ -25,9 +25,19 @@ int even_raft_rules_members(struct raft *raft, const even_raft_store *store);
 /* A member votes for whoever asks, also where its log does not say yet that it has a vote, unless it has heard from a
  * leader within an election's time. libraft's does not, and takes a leader that it heard of last for one as long as it
  * has no vote: one that was killed as it gave another one a vote, before that knew of it, would never be elected again.
- * While a request for a vote is heard, its role is this; what it was goes back in with `end`. -1: it is no member. */
-int even_raft_rules_vote_begin(struct raft *raft);
-void even_raft_rules_vote_end(struct raft *raft, int role);
+ *
+ * And it votes once in a term. libraft's votes again, for the one to whom it has given the log, where that asks late: a
+ * leader that has stepped down meanwhile, and has voted for another one, would make a second leader of that term.
+ *
+ * While a request for a vote is heard, its role is one that votes, and it gives the log to nobody; what was so before
+ * is so again with `end`. */
+typedef struct even_raft_rules_vote {
+  int role; /* -1: it is no member */
+  struct raft_transfer *transfer;
+} even_raft_rules_vote;
+
+even_raft_rules_vote even_raft_rules_vote_begin(struct raft *raft);
+void even_raft_rules_vote_end(struct raft *raft, const even_raft_rules_vote *before);
 
 /* Who asks whether it would be elected (dissertation, 9.6), in a term that is over, hears of the newer one. libraft
  * answers in the term that was asked for, so that the one whose log is the newest would ask in vain for ever where

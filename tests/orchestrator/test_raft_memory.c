@@ -1,4 +1,4 @@
-/* A follower of libraft's, and what it answers to leaders of two terms. */
+/* A follower of libraft's, and what it answers to leaders of two terms, and to those that would lead. */
 #include "orchestrator/raft_memory.h"
 
 #include "orchestrator/raft_rules.h"
@@ -19,6 +19,7 @@ typedef struct follower {
   struct raft_fsm machine;
   struct raft raft;
   struct raft_append_entries_result answered; /* the last of these */
+  struct raft_request_vote_result voted;      /* and of these */
   uint64_t to;
   unsigned applied;
 } follower;
@@ -27,8 +28,12 @@ static bool catch_answer(void *context, uint64_t member, const void *bytes, size
   follower *own = context;
   struct raft_message message;
   assert_int_equal(even_raft_wire_read(bytes, count, &message), EVEN_OK);
-  assert_int_equal(message.type, RAFT_IO_APPEND_ENTRIES_RESULT);
-  own->answered = message.append_entries_result;
+  assert_true(message.type == RAFT_IO_APPEND_ENTRIES_RESULT || message.type == RAFT_IO_REQUEST_VOTE_RESULT);
+  if (message.type == RAFT_IO_APPEND_ENTRIES_RESULT) {
+    own->answered = message.append_entries_result;
+  } else {
+    own->voted = message.request_vote_result;
+  }
   own->to = member;
   return true;
 }
@@ -68,13 +73,22 @@ static void close_follower(follower *own) {
   even_raft_memory_close(&own->memory, false);
 }
 
+static void give(follower *own, uint64_t from, struct raft_message *message) {
+  even_text bytes = EVEN_TEXT_EMPTY;
+  own->to = 0;
+  assert_int_equal(even_raft_wire_write(message, &bytes), EVEN_OK);
+  assert_int_equal(even_raft_memory_receive(&own->memory, from, "leader", (unsigned char *)bytes.data, bytes.length),
+                   EVEN_OK);
+  even_text_free(&bytes);
+  assert_int_equal(own->to, from);
+}
+
 /* A leader's message with `count` entries of its term behind entry `before`, which is of term `before_term`. */
 static void hear(follower *own, uint64_t leader, uint64_t term, uint64_t before, uint64_t before_term, unsigned count,
                  uint64_t commit) {
   static char word[] = "a word";
   struct raft_entry entries[4];
   struct raft_message message;
-  even_text bytes = EVEN_TEXT_EMPTY;
   assert_true(count <= 4);
   for (unsigned i = 0; i < count; i++) {
     entries[i] = (struct raft_entry){term, RAFT_COMMAND, {word, sizeof word}, NULL};
@@ -82,12 +96,19 @@ static void hear(follower *own, uint64_t leader, uint64_t term, uint64_t before,
   memset(&message, 0, sizeof message);
   message.type = RAFT_IO_APPEND_ENTRIES;
   message.append_entries = (struct raft_append_entries){term, before, before_term, commit, entries, count};
-  own->to = 0;
-  assert_int_equal(even_raft_wire_write(&message, &bytes), EVEN_OK);
-  assert_int_equal(even_raft_memory_receive(&own->memory, leader, "leader", (unsigned char *)bytes.data, bytes.length),
-                   EVEN_OK);
-  even_text_free(&bytes);
-  assert_int_equal(own->to, leader);
+  give(own, leader, &message);
+}
+
+/* One asks for its vote in `term`, with a log of one entry; a leader that there is does not matter where it `disrupts`.
+ */
+static bool grants(follower *own, uint64_t candidate, uint64_t term, bool disrupts) {
+  struct raft_message message;
+  memset(&message, 0, sizeof message);
+  message.type = RAFT_IO_REQUEST_VOTE;
+  message.request_vote = (struct raft_request_vote){
+      .term = term, .candidate_id = candidate, .last_log_index = 1, .last_log_term = 1, .disrupt_leader = disrupts};
+  give(own, candidate, &message);
+  return own->voted.vote_granted;
 }
 
 /* Two entries of a leader that nobody else has got: the next one has one of its own in place of the first of these. */
@@ -175,12 +196,29 @@ static void members_that_are_undone_count_no_more(void **state) {
   close_follower(&own);
 }
 
+/* It has given the log to one, and has stepped down; another one is elected first, and that one asks late. */
+static void one_to_whom_the_log_was_given_gets_no_second_vote(void **state) {
+  struct raft_transfer given = {.id = AFTER};
+  follower own;
+  (void)state;
+  open_follower(&own);
+  own.raft.transfer = &given;
+  assert_true(grants(&own, BEFORE, 2, false));
+  assert_false(grants(&own, AFTER, 2, true));
+  assert_int_equal(own.voted.term, 2);
+  assert_ptr_equal(own.raft.transfer, &given);
+  assert_int_equal(own.memory.store.vote, BEFORE);
+  assert_true(grants(&own, AFTER, 3, true));
+  close_follower(&own);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_only_a_leader_before_has_sent_is_not_answered_for),
       cmocka_unit_test(what_lies_behind_a_message_is_not_committed_by_it),
       cmocka_unit_test(what_is_refused_says_how_long_the_log_is),
       cmocka_unit_test(members_that_are_undone_count_no_more),
+      cmocka_unit_test(one_to_whom_the_log_was_given_gets_no_second_vote),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
