@@ -60,3 +60,14 @@ even_member_change even_members_next(const even_member_place *now, size_t count,
   }
   return (even_member_change){.kind = EVEN_MEMBER_KEEP};
 }
+
+unsigned even_members_after(const even_member_place *now, size_t count, uint64_t self, uint64_t leader) {
+  bool passed = false;
+  unsigned after = 0;
+  for (size_t i = 0; i < count; i++) {
+    bool votes = now[i].role == EVEN_MEMBER_VOTER;
+    after += votes && now[i].id != self && (passed || now[i].id == leader) ? 1 : 0;
+    passed = passed || (votes && now[i].id == self);
+  }
+  return passed && self != leader ? after : 0;
+}

@@ -37,4 +37,8 @@ typedef struct even_member_change {
 even_member_change even_members_next(const even_member_place *now, size_t count, const uint64_t *wanted,
                                      size_t wanted_count, uint64_t self);
 
+/* Of the voters but `self` how many have a later turn than this one where all do something one after the other: in the
+ * order of `now`, the leader last. 0: `self` does not vote. */
+unsigned even_members_after(const even_member_place *now, size_t count, uint64_t self, uint64_t leader);
+
 #endif

@@ -178,15 +178,20 @@ static void call_others(even_voter *voter, uint64_t now) {
   even_voter_links_call_missing(&voter->links);
 }
 
+/* The one that leads the job, or shall at first. */
+static uint64_t leader_of(const even_voter *voter) {
+  const even_leadership *newest = &voter->links.own.newest;
+  return newest->generation == 0 ? voter->first : newest->leader;
+}
+
 /* What a majority of voters has answered, of a leader that leads the log, too, and knows all that is in it. */
 static void renew_lease(even_voter *voter, bool leads, uint64_t now) {
   uint64_t times[EVEN_VOTER_MOST];
   size_t count = 0;
   even_voter_log *log = &voter->log;
   const struct raft_configuration *all = &log->raft.configuration;
-  const even_leadership *newest = &voter->links.own.newest;
-  uint64_t leader = newest->generation == 0 ? voter->first : newest->leader;
-  if (!leads || log->says.sure_term != log->raft.current_term || leader != log->raft.id || all->n > EVEN_VOTER_MOST) {
+  if (!leads || log->says.sure_term != log->raft.current_term || leader_of(voter) != log->raft.id ||
+      all->n > EVEN_VOTER_MOST) {
     return;
   }
   bool ask = now >= voter->next_ask_ns;
@@ -213,7 +218,7 @@ static void see(even_voter *voter, uint64_t now, even_leadership_view *out) {
   const even_voter_word *own = &voter->links.own;
   bool leads = even_voter_log_leads(&voter->log);
   renew_lease(voter, leads, now);
-  uint64_t whom = own->newest.generation == 0 ? voter->first : own->newest.leader;
+  uint64_t whom = leader_of(voter);
   const even_voter_link *link = even_voter_links_find(&voter->links, whom);
   if (link != NULL) {
     voter->leader_ns = now - (even_clock_ns() - link->link.heard_ns); /* links reckon without the machine's sleep */
@@ -303,7 +308,7 @@ static void act(even_voter *voter, const even_leadership_view *view) {
       even_voter_log_propose(&voter->log, EVEN_LEADERSHIP_NOBODY);
       break;
     case EVEN_LEADERSHIP_YIELD:
-      even_voter_log_yield(&voter->log, view->newest.generation == 0 ? voter->first : view->newest.leader);
+      even_voter_log_yield(&voter->log, leader_of(voter));
       break;
     case EVEN_LEADERSHIP_PASS:
       next = next_voter(voter, false);
@@ -398,12 +403,13 @@ static void tell_guardian(even_voter *voter, const even_leadership_view *seen) {
 /* Its agent could not lead, nor serve: it is as good as gone, where those that are heard can elect one of them. */
 static bool rests(even_voter *voter) {
   const struct raft_configuration *all = &voter->log.raft.configuration;
+  unsigned after = even_voter_log_after(&voter->log, leader_of(voter));
   unsigned others = 0;
   for (unsigned i = 0; i < all->n; i++) {
     others += all->servers[i].role == RAFT_VOTER && even_voter_links_find(&voter->links, all->servers[i].id) != NULL;
   }
   bool can = voter->links.rests || others > even_voter_log_voters(&voter->log) / 2;
-  even_voter_links_rest(&voter->links, can && even_voter_watch_stands(&voter->watch, even_clock_boot_ns()));
+  even_voter_links_rest(&voter->links, can && even_voter_watch_stands(&voter->watch, after, even_clock_boot_ns()));
   return voter->links.rests;
 }
 
@@ -431,18 +437,6 @@ static void *live(void *argument) {
 
 /* ---- opening ---- */
 
-static even_status open_store(const even_voter_params *params, even_raft_store *store, bool *known) {
-  even_status status = even_raft_store_open(store, params->folder, params->self, known);
-  if (params->returns && (status == EVEN_ERR_IN_USE || status == EVEN_ERR_CORRUPT || (status == EVEN_OK && !*known))) {
-    if (status == EVEN_OK) {
-      even_raft_store_close(store, false);
-    }
-    return even_fail(EVEN_ERR_NOT_FOUND, "member %llu has no log here that it could go on with",
-                     (unsigned long long)params->self);
-  }
-  return status;
-}
-
 static even_status open_all(even_voter *voter, const even_voter_params *params) {
   even_raft_store store;
   bool known = false;
@@ -468,7 +462,7 @@ static even_status open_all(even_voter *voter, const even_voter_params *params) 
   EVEN_TRY(even_member_list_copy(params->members, params->count, &voter->known));
   EVEN_TRY(even_loop_open(&voter->loop));
   EVEN_TRY(even_voter_links_open(&voter->links));
-  EVEN_TRY(open_store(params, &store, &known));
+  EVEN_TRY(even_voter_log_store(params, &store, &known));
   EVEN_TRY(even_voter_log_open(&voter->log, params, &voter->times, &store, known, send_raft));
   return even_thread_start(live, voter, &voter->thread);
 }

@@ -135,21 +135,27 @@ static void make(even_voter_log *log, const even_member_change *change, const ch
   log->changing = failed == 0;
 }
 
+/* How many there are; 0: too many. */
+static size_t list_places(const even_voter_log *log, even_member_place places[EVEN_VOTER_MOST]) {
+  const struct raft_configuration *all = &log->raft.configuration;
+  for (unsigned i = 0; all->n <= EVEN_VOTER_MOST && i < all->n; i++) {
+    places[i] = (even_member_place){.id = all->servers[i].id, .role = role_of(&all->servers[i])};
+  }
+  return all->n <= EVEN_VOTER_MOST ? all->n : 0;
+}
+
 static bool next_change(const even_voter_log *log, const even_voter_member *wanted, size_t count,
                         even_member_change *out) {
-  even_member_place places[EVEN_VOTER_MOST + 1];
+  even_member_place places[EVEN_VOTER_MOST];
   uint64_t ids[EVEN_VOTER_MOST];
-  const struct raft_configuration *all = &log->raft.configuration;
-  if (all->n > EVEN_VOTER_MOST || count == 0) {
+  size_t there = list_places(log, places);
+  if (log->raft.configuration.n > EVEN_VOTER_MOST || count == 0) {
     return false;
-  }
-  for (unsigned i = 0; i < all->n; i++) {
-    places[i] = (even_member_place){.id = all->servers[i].id, .role = role_of(&all->servers[i])};
   }
   for (size_t i = 0; i < count; i++) {
     ids[i] = wanted[i].id;
   }
-  *out = even_members_next(places, all->n, ids, count, log->raft.id);
+  *out = even_members_next(places, there, ids, count, log->raft.id);
   return true;
 }
 
@@ -205,7 +211,24 @@ unsigned even_voter_log_voters(const even_voter_log *log) {
   return voters;
 }
 
+unsigned even_voter_log_after(const even_voter_log *log, uint64_t leader) {
+  even_member_place places[EVEN_VOTER_MOST];
+  return even_members_after(places, list_places(log, places), log->raft.id, leader);
+}
+
 /* ---- opening ---- */
+
+even_status even_voter_log_store(const even_voter_params *params, even_raft_store *store, bool *known) {
+  even_status status = even_raft_store_open(store, params->folder, params->self, known);
+  if (params->returns && (status == EVEN_ERR_IN_USE || status == EVEN_ERR_CORRUPT || (status == EVEN_OK && !*known))) {
+    if (status == EVEN_OK) {
+      even_raft_store_close(store, false);
+    }
+    return even_fail(EVEN_ERR_NOT_FOUND, "member %llu has no log here that it could go on with",
+                     (unsigned long long)params->self);
+  }
+  return status;
+}
 
 static even_status raft_failed(const char *what, int failed) {
   return even_fail(failed == RAFT_NOMEM ? EVEN_ERR_MEMORY : EVEN_ERR_SYSTEM, "the voters' log: %s: %s", what,

@@ -27,6 +27,8 @@ typedef struct even_voter_log {
   void (*changed)(void *context); /* what it surely says has */
 } even_voter_log;
 
+/* Where the member keeps its log; *known: it has one there. EVEN_ERR_NOT_FOUND: as even_voter_open. */
+even_status even_voter_log_store(const even_voter_params *params, even_raft_store *store, bool *known) EVEN_MUST_USE;
 /* `log` is zeroed, but for `context` and `changed`; elections take as long as `times` says; `store` is taken over.
  * `known`: the store has a log; else it begins with `members`, or with nothing where it joins. Close it also after a
  * failure. */
@@ -55,5 +57,8 @@ const struct raft_server *even_voter_log_server(const even_voter_log *log, uint6
 /* Whether this member and that one are to be connected: one of the two votes, or this one joins, or was left out. */
 bool even_voter_log_connects(const even_voter_log *log, uint64_t id);
 unsigned even_voter_log_voters(const even_voter_log *log);
+/* Of the other voters how many have a later turn than this one where all do something one after the other: the job's
+ * leader has the last. */
+unsigned even_voter_log_after(const even_voter_log *log, uint64_t leader);
 
 #endif

@@ -17,7 +17,9 @@ typedef struct even_voter_watch {
 void even_voter_watch_note(even_voter_watch *watch, uint64_t now_ns);
 /* Whether the turn under way has taken so long that the agent counts as one that stands still: for as long as it may
  * say nothing (even_link_silence_ns), less the hosts' silence S, in which another one comes to lead before the others'
- * agents give this one up; at least 2 S. Any thread. */
-bool even_voter_watch_stands(const even_voter_watch *watch, uint64_t now_ns);
+ * agents give this one up; at least 2 S. And less S/16, at least a quarter second, for each of `after` other voters:
+ * where the disks of several hang at once, as of one file server, one after the other rests, and each knows who rests
+ * already; the leader, for whom there would have to be another one, is the last. Any thread. */
+bool even_voter_watch_stands(const even_voter_watch *watch, unsigned after, uint64_t now_ns);
 
 #endif

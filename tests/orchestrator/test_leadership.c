@@ -403,6 +403,33 @@ static void every_group_becomes_every_other(void **state) {
   }
 }
 
+/* Each voter has a turn of its own, whoever leads; and that one's is the last. */
+static void each_has_its_turn_and_the_leader_the_last(void **state) {
+  const even_member_place all[] = {{.id = 7, .role = EVEN_MEMBER_VOTER},    {.id = 2, .role = EVEN_MEMBER_VOTER},
+                                   {.id = 9, .role = EVEN_MEMBER_LISTENER}, {.id = 4, .role = EVEN_MEMBER_VOTER},
+                                   {.id = 5, .role = EVEN_MEMBER_SPARE},    {.id = 3, .role = EVEN_MEMBER_VOTER}};
+  const size_t count = sizeof all / sizeof all[0];
+  (void)state;
+  for (size_t i = 0; i < count; i++) {
+    unsigned taken = 0;
+    bool votes = all[i].role == EVEN_MEMBER_VOTER;
+    for (size_t own = 0; own < count; own++) {
+      unsigned after = even_members_after(all, count, all[own].id, all[i].id);
+      if (all[own].role != EVEN_MEMBER_VOTER) {
+        assert_int_equal(after, 0);
+        continue;
+      }
+      assert_true(after < 4 && (taken >> after & 1) == 0);
+      taken |= 1u << after;
+      assert_true(!votes || (own == i) == (after == 0));
+    }
+    assert_int_equal(taken, 15);
+  }
+  assert_int_equal(even_members_after(all, count, 7, 4), 3);
+  assert_int_equal(even_members_after(all, count, 3, 4), 1);
+  assert_int_equal(even_members_after(all, 0, 7, 4), 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_two_act_in_one_generation),
@@ -417,6 +444,7 @@ int main(void) {
       cmocka_unit_test(a_lease_ends),
       cmocka_unit_test(times_follow_the_silence),
       cmocka_unit_test(every_group_becomes_every_other),
+      cmocka_unit_test(each_has_its_turn_and_the_leader_the_last),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
