@@ -94,7 +94,7 @@ EVEN_PUBLIC even_status even_device_comm_open(const even_device_comm_params *par
  * allowed. Collective as NCCL's own finalize is: ranks that close at the same time lose nothing. The status is what
  * went wrong on the way; the communicator is gone in any case but one: where another thread has a group of its calls
  * open and does not end it within the time limit, or a second where the communicator has ended, EVEN_ERR_TIMEOUT says
- * so and it stays, to be closed after that group's end. */
+ * so and it stays, to be closed after that group's end (or that thread's). */
 EVEN_PUBLIC even_status even_device_comm_close(even_device_comm *comm);
 /* Ends what this rank has on the streams, unfinished, and every call under way on another thread (EVEN_ERR_REVOKED).
  * Later calls say EVEN_ERR_REVOKED; even_device_comm_close is still due. Ranks of this host that know this one end,
@@ -213,7 +213,8 @@ EVEN_PUBLIC even_status even_device_comm_barrier(even_device_comm *comm, void *s
 /* Calls between begin and end are one operation of NCCL: sends and receives between them do not wait for one another.
  * Groups of one communicator nest; a thread has one communicator's group open at a time (EVEN_ERR_STATE). A call that
  * fails inside leaves the group open: end it (its status is the failure's). Other threads' calls wait for the end of
- * the outermost one, within the time limit (EVEN_ERR_TIMEOUT). */
+ * the outermost one, within the time limit (EVEN_ERR_TIMEOUT). A thread that ends with one open ends the communicator
+ * with it, on all ranks of the host (EVEN_ERR_STATE). */
 EVEN_PUBLIC even_status even_device_comm_group_begin(even_device_comm *comm) EVEN_MUST_USE;
 EVEN_PUBLIC even_status even_device_comm_group_end(even_device_comm *comm) EVEN_MUST_USE;
 

@@ -26,6 +26,14 @@ static void free_when_unused(even_ext_device *self) {
   }
 }
 
+/* Groups that a thread left open which has ended: they have ended with it. */
+static void drop_left_groups(even_ext_device *self) {
+  if (self->groups > 0 && !even_device_has_group(self->comm)) {
+    self->calls -= self->groups;
+    self->groups = 0;
+  }
+}
+
 /* How many groups of calls this thread has open. */
 static Py_ssize_t own_groups(const even_ext_device *self) {
   return self->groups > 0 && even_device_in_group(self->comm) ? self->groups : 0;
@@ -155,25 +163,15 @@ static PyObject *device_join(PyObject *module, PyObject *arguments, PyObject *na
   return open_or_join(arguments, names, true);
 }
 
-/* Forgotten: nobody waits for what is on its stream. Whether it is gone: not where another thread has left a group
- * open, for whose end a close would wait. */
-static bool forget(const even_ext_device *self) {
-  bool ends = self->groups == own_groups(self);
-  Py_BEGIN_ALLOW_THREADS;
-  even_device_comm_abort(self->comm);
-  if (ends) {
-    (void)even_device_comm_close(self->comm);
-  }
-  Py_END_ALLOW_THREADS;
-  return ends;
-}
-
 static void device_dealloc(PyObject *object) {
   even_ext_device *self = (even_ext_device *)object;
-  if (self->comm == NULL || forget(self)) { /* else it stays, and with it what it looks at */
-    Py_CLEAR(self->beside);
-    Py_CLEAR(self->ring);
+  if (self->comm != NULL) { /* nobody waits for what is on its stream */
+    Py_BEGIN_ALLOW_THREADS;
+    even_device_forget(self->comm);
+    Py_END_ALLOW_THREADS;
   }
+  Py_CLEAR(self->beside);
+  Py_CLEAR(self->ring);
   even_ext_object_free(object);
 }
 
@@ -242,13 +240,13 @@ static PyObject *device_group_end(PyObject *object, PyObject *unused) {
     return NULL;
   }
   even_ext_device_begin(self);
-  Py_BEGIN_ALLOW_THREADS;
-  status = even_device_comm_group_end(comm);
-  Py_END_ALLOW_THREADS;
-  if (own) {
+  if (own) { /* before it is: a group that is counted and not open is one that a thread has left */
     self->calls--;
     self->groups--;
   }
+  Py_BEGIN_ALLOW_THREADS;
+  status = even_device_comm_group_end(comm);
+  Py_END_ALLOW_THREADS;
   return even_ext_device_done(self, status);
 }
 
@@ -296,6 +294,7 @@ static PyObject *device_close(PyObject *object, PyObject *unused) {
     Py_RETURN_NONE;
   }
   even_device_comm *comm = self->comm;
+  drop_left_groups(self);
   self->closed = 1;
   if (self->calls > own_groups(self)) {
     self->calls++;

@@ -1,9 +1,11 @@
 /* Failures of device communicators: each call of NCCL and the driver in turn, asynchronous errors, hangs, aborts. */
 #include "comm/device_ranks.h"
 #include "comm/fake_gpu.h"
+#include "comm/nccl/grouped.h"
 #include "support/fault.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -340,6 +342,100 @@ static void close_waits_for_another_thread_s_group_within_the_limit(void **state
   assert_int_equal(device_rank_end(&at), EVEN_OK);
 }
 
+/* ---- threads that end with a group open ---- */
+
+typedef struct leaver {
+  device_rank *at;
+  int groups; /* that it opens, */
+  bool ends;  /* and whether it ends them */
+  sem_t open;
+  sem_t on;
+  even_status ended;
+} leaver;
+
+static void *open_groups(void *argument) {
+  leaver *of = argument;
+  for (int i = 0; i < of->groups; i++) {
+    if (even_device_comm_group_begin(of->at->comm) != EVEN_OK) {
+      return NULL;
+    }
+  }
+  if (sum_alone(of->at, NULL) != EVEN_OK) {
+    return NULL;
+  }
+  (void)sem_post(&of->open);
+  (void)sem_wait(&of->on);
+  for (int i = 0; of->ends && i < of->groups; i++) {
+    of->ended = even_device_comm_group_end(of->at->comm);
+  }
+  return of;
+}
+
+static void begin_leaving(leaver *of, pthread_t *thread) {
+  assert_int_equal(sem_init(&of->open, 0, 0), 0);
+  assert_int_equal(sem_init(&of->on, 0, 0), 0);
+  assert_int_equal(pthread_create(thread, NULL, open_groups, of), 0);
+  assert_int_equal(sem_wait(&of->open), 0);
+}
+
+static void let_leave(leaver *of, pthread_t thread) {
+  void *result = NULL;
+  assert_int_equal(sem_post(&of->on), 0);
+  assert_int_equal(pthread_join(thread, &result), 0);
+  assert_ptr_equal(result, of);
+}
+
+static void a_thread_that_ends_leaves_no_group_open(void **state) {
+  device_rank at;
+  leaver of = {.at = &at};
+  pthread_t thread;
+  (void)state;
+  for (of.groups = 1; of.groups <= 2; of.groups++) {
+    open_alone(&at, 60);
+    begin_leaving(&of, &thread);
+    let_leave(&of, thread);
+    assert_int_equal(sum_alone(&at, NULL), EVEN_ERR_STATE);
+    assert_non_null(strstr(even_error_last()->what, "a thread of rank 0 of 1 (cuda:0) has ended with a group of this"));
+    assert_non_null(strstr(even_error_last()->fix, "end the group on the thread that began it"));
+    assert_int_equal(device_rank_end(&at), EVEN_OK); /* and all is given back */
+  }
+  of.groups = 1; /* of one that has ended before */
+  open_alone(&at, 60);
+  begin_leaving(&of, &thread);
+  even_device_comm_abort(at.comm);
+  let_leave(&of, thread);
+  assert_int_equal(sum_alone(&at, NULL), EVEN_ERR_REVOKED);
+  assert_int_equal(device_rank_end(&at), EVEN_OK);
+}
+
+/* It goes with the group, and nobody has it any more. */
+static void what_is_forgotten_goes_with_another_thread_s_group(void **state) {
+  device_rank at;
+  leaver of = {.at = &at};
+  pthread_t thread;
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    of.groups = 1 + i / 2;
+    of.ends = i % 2 == 0;
+    open_alone(&at, 60);
+    begin_leaving(&of, &thread);
+    even_device_forget(at.comm);
+    assert_true(fake_gpu_live() > 0);
+    let_leave(&of, thread);
+    assert_true(!of.ends || of.ended == EVEN_ERR_REVOKED);
+    device_rank_wait(&at);
+    assert_int_equal(fake_gpu_live(), 0);
+    fake_gpu_stream_free(at.stream);
+  }
+  open_alone(&at, 60); /* one's own group, and none */
+  assert_int_equal(even_device_comm_group_begin(at.comm), EVEN_OK);
+  even_device_forget(at.comm);
+  fake_gpu_stream_free(at.stream);
+  open_alone(&at, 60);
+  even_device_forget(at.comm);
+  fake_gpu_stream_free(at.stream);
+}
+
 static void abort_and_close_inside_a_group(void **state) {
   device_rank at;
   double weight = 0.5;
@@ -374,6 +470,8 @@ int main(void) {
       TEST(abort_ends_a_call_under_way),
       TEST(abort_does_not_wait_for_another_thread_s_group),
       TEST(close_waits_for_another_thread_s_group_within_the_limit),
+      TEST(a_thread_that_ends_leaves_no_group_open),
+      TEST(what_is_forgotten_goes_with_another_thread_s_group),
       TEST(abort_and_close_inside_a_group),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,6 +15,10 @@ bool even_device_in_group(const even_device_comm *comm) {
   return grouped == comm;
 }
 
+bool even_device_has_group(const even_device_comm *comm) {
+  return atomic_load(&comm->depth) > 0;
+}
+
 /* ---- errors ---- */
 
 static even_status too_late(const even_device_comm *comm, const even_device_call *call, double seconds) {
@@ -262,6 +266,7 @@ even_status even_device_group_open(even_device_comm *comm, const even_device_cal
   }
   if (comm->depth++ == 0) {
     grouped = comm;
+    even_device_end_with_thread(comm);
   }
   return EVEN_OK;
 }
@@ -270,6 +275,7 @@ even_status even_device_group_shut(even_device_comm *comm, const even_device_cal
   int result = comm->nccl->group_end();
   if (--comm->depth == 0) {
     grouped = NULL;
+    even_device_end_with_thread(NULL);
   }
   if (status != EVEN_OK) {
     return status; /* its words stay the last ones */
@@ -284,8 +290,32 @@ even_status even_device_comm_group_begin(even_device_comm *comm) {
   if (status != EVEN_OK) {
     return even_device_leave(comm, status);
   }
+  (void)atomic_fetch_add(&comm->holders, atomic_load(&comm->depth) == 1 ? 1 : 0);
   even_device_context_pop(comm); /* the lock stays with the group */
   return EVEN_OK;
+}
+
+/* Ends one of this thread's groups; `pushed`: whether the context is there, `status`: why its calls are not to begin.
+ */
+static even_status end_group(even_device_comm *comm, const even_device_call *call, even_status pushed,
+                             even_status status) {
+  status = even_device_group_shut(comm, call, status);
+  bool last = grouped == NULL && even_device_let_go(comm); /* before the lock is free: then another may close it */
+  status = pushed == EVEN_OK ? even_device_leave(comm, status) : leave_without_context(comm, status);
+  if (last) {
+    const even_error kept = *even_error_last();
+    (void)even_device_comm_close(comm);
+    (void)even_error_restore(&kept);
+  }
+  return status;
+}
+
+void even_device_drop_groups(even_device_comm *comm) {
+  const even_device_call call = {.name = "group_end"};
+  while (even_device_in_group(comm)) {
+    even_status pushed = even_device_context_push(comm);
+    (void)end_group(comm, &call, pushed, pushed == EVEN_OK ? EVEN_ERR_REVOKED : pushed);
+  }
 }
 
 even_status even_device_comm_group_end(even_device_comm *comm) {
@@ -301,8 +331,7 @@ even_status even_device_comm_group_end(even_device_comm *comm) {
   } else if (atomic_load(&comm->ending) != 0) {
     status = even_device_ended(comm, &call);
   }
-  status = even_device_group_shut(comm, &call, status);
-  return pushed == EVEN_OK ? even_device_leave(comm, status) : leave_without_context(comm, status);
+  return end_group(comm, &call, pushed, status);
 }
 
 /* ---- arguments ---- */

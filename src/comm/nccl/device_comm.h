@@ -61,6 +61,7 @@ struct even_device_comm {
   atomic_flag taken;       /* the handle, by who aborts it */
   even_error broken;       /* the first failure of NCCL; EVEN_OK: none */
   _Atomic int depth;       /* of groups; written with the lock held */
+  _Atomic int holders;     /* the caller, and a thread with a group open: the last one to let go closes it */
   int *ops;                /* PreMulSum operations to free at the group's end */
   size_t op_count, op_capacity;
 
@@ -153,8 +154,19 @@ even_status even_device_group_open(even_device_comm *comm, const even_device_cal
 even_status even_device_group_shut(even_device_comm *comm, const even_device_call *call,
                                    even_status status) EVEN_MUST_USE;
 
+/* Ends all groups that this thread has open, none of whose calls are wanted: tells nobody why. */
+void even_device_drop_groups(even_device_comm *comm);
+
 even_status even_device_check_data(const void *data, size_t count) EVEN_MUST_USE;
 even_status even_device_check_rank(const even_device_comm *comm, int rank, const char *what) EVEN_MUST_USE;
+
+/* ---- left_open.c ---- */
+
+/* At the calling thread's end its groups of this communicator's calls end, and the communicator with them. NULL: it has
+ * none open. Without memory for that they stay open. */
+void even_device_end_with_thread(even_device_comm *comm);
+/* One of those who hold it does no more; whether that was the last. */
+bool even_device_let_go(even_device_comm *comm);
 
 /* ---- open.c ---- */
 

@@ -119,6 +119,7 @@ even_status even_device_new(const even_nccl *nccl, const even_cuda_driver *cuda,
   comm->stall_ns = UINT64_MAX;
   even_device_comm_set_stop_grace(comm, 0);
   atomic_flag_clear(&comm->taken);
+  atomic_init(&comm->holders, 1);
   atomic_init(&comm->timeout_seconds, limit_of(params->timeout_seconds));
   (void)pthread_mutex_init(&comm->lock, NULL);
   (void)pthread_mutex_init(&comm->aside, NULL);
@@ -298,11 +299,9 @@ even_status even_device_comm_close(even_device_comm *comm) {
   if (comm == NULL || even_device_is_inherited(comm)) {
     return EVEN_OK;
   }
-  while (even_device_in_group(comm)) {
+  if (even_device_in_group(comm)) {
     atomic_store(&comm->ending, EVEN_DEVICE_ABORTED); /* a group left open: what is in it is not wanted */
-    if (even_device_comm_group_end(comm) == EVEN_OK) {
-      break;
-    }
+    even_device_drop_groups(comm);
   }
   EVEN_TRY(even_device_lock(comm, &call));
   atomic_store(&comm->meets, true);
