@@ -73,6 +73,12 @@ class Report:
         self.own_ns = own_ns
         self.bytes = moved
 
+    @classmethod
+    def of_others(cls, reports: Sequence[Report]) -> Report:
+        """What rounds of other steps cost this one."""
+        moved, full = sum(one.bytes for one in reports), sum(one.full_bytes for one in reports)
+        return cls(0, 0, sum(one.exposed_ns for one in reports), moved, full)
+
     def goes_on(self, second: Report) -> None:
         """A second round was needed."""
         self.communication_ns += second.communication_ns

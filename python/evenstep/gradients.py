@@ -24,19 +24,15 @@ from evenstep.gradient_look import GradientLook
 from evenstep.kept import KeptGradients
 from evenstep.local_training import LocalTraining
 from evenstep.nonfinite import UNNAMED, Found
+from evenstep.second_round import sums_of_all
 from evenstep.sparse import sum_sparse
-from evenstep.used_parameters import UsedParameters
+from evenstep.used_parameters import UsedParameters, trained_parameters
 from evenstep.whole_sums import WholeSums
 
 if TYPE_CHECKING:
     from evenstep.prepare_options import DDPOptions
     from evenstep.stale import StaleRounds
     from evenstep.steps import Steps
-
-
-def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Every parameter that gets a gradient, once (tied ones too)."""
-    return [(n, p) for n, p in model.named_parameters() if p.requires_grad]
 
 
 class GradientSync:
@@ -74,7 +70,7 @@ class GradientSync:
         self._submitted: set[int] = set()
         self._handing = threading.Lock()  # autograd has a thread for each device
         self._layout = BucketLayout(engine, name, steps, self._lay_out)
-        self._refired = False
+        self._refired: set[int] = set()  # changed after they had been handed over
         self._open = False
         self._ids = {id(p) for p in self.parameters}
         self._pending: float | None = None  # weight of what backward left in p.grad under no_sync
@@ -153,7 +149,8 @@ class GradientSync:
         self._fired.clear()
         self._fired_before.clear()
         self._submitted.clear()
-        self._open = self._refired = False
+        self._refired.clear()
+        self._open = False
         self._pending = self._stash = None
         self.rounds = 0
         for index, parameter in enumerate(self.parameters):
@@ -210,7 +207,7 @@ class GradientSync:
                 "checkpointing) after its first was already being reduced\n"
                 "  fix: use torch.utils.checkpoint with use_reentrant=False, or zero_grad(set_to_none=True)"
             )
-        self._refired = True
+        self._refired.add(index)
 
     def _submit(self, index: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -284,7 +281,7 @@ class GradientSync:
             self._fired_before |= self._fired
         self.wholes.leave()
         self._fired.clear()
-        self._refired = False
+        self._refired.clear()
 
     def _unstash(self) -> None:
         assert self._stash is not None
@@ -349,7 +346,7 @@ class GradientSync:
             self._unstash()
         self.wholes.leave()
         self._fired.clear()
-        self._refired = False
+        self._refired.clear()
 
     @property
     def fired(self) -> bool:
@@ -397,7 +394,7 @@ class GradientSync:
 
     @property
     def refired(self) -> bool:
-        return self._refired
+        return bool(self._refired)
 
     def give_up(self, begins: bool = False) -> None:
         """The round under way counts nothing, on no rank, and some may wait for what this one has not handed over. begins: where
@@ -442,10 +439,7 @@ class GradientSync:
             self.engine.discard()
         used, report = self._close_round()
         if again:
-            sums = self._kept.in_memory(self.parameters[: self._dense])
-            if hasattr(self.engine, "keep"):  # the first round's sums are gradients of the second
-                self.engine.keep(sums)
-            self.wholes.divide_sums(sums, self.engine.views)
+            self._keep_sums()
             self._begin(weight)
             used, second = self._close_round()
             report.goes_on(second)
@@ -471,6 +465,17 @@ class GradientSync:
             report.own_ns = 0  # what came before this meeting lay between two
             self.nonfinite += self.look.at_common(range(self._dense, len(self.parameters)), self.parameters, late=False)
         return self._done(report)
+
+    def _keep_sums(self) -> None:
+        """Between two rounds of one pass: what the first has summed into some rank's p.grad is every rank's gradient of the second."""
+        mine = self._kept.in_memory(self.parameters[: self._dense])
+        with self._steps.blocking():
+            sums = sums_of_all(self._steps.group, mine, self._refired, self._names)
+        for index in set(sums).difference(mine):
+            self._put(index, self.parameters[index], self.parameters[index].grad)
+        if hasattr(self.engine, "keep"):
+            self.engine.keep(sums)
+        self.wholes.divide_sums(sums)
 
     def _watch_used(self, watch: UsedParameters, used: Any) -> None:
         watch.check(used)
@@ -519,7 +524,7 @@ class GradientSync:
     def _done(self, report: Report) -> Report:
         self._fired.clear()
         self._fired_before.clear()
-        self._refired = False
+        self._refired.clear()
         self._pending = None
         self.rounds += 1
         self.wholes.remember()
@@ -545,12 +550,7 @@ class GradientSync:
                 self._whole[index] = weakref.ref(gradient)
         self.nonfinite = self.look.at_common(range(len(self.parameters)), self.parameters)
         self._steps.saved.add(str(self.stale), 0, 0)  # as many bytes as without, but at another time
-        total = Report(0, 0, 0, 0)
-        for one in reports:
-            total.exposed_ns += one.exposed_ns
-            total.bytes += one.bytes
-            total.full_bytes += one.full_bytes
-        return total
+        return Report.of_others(reports)
 
     def take_order(self, order: tuple[list[int], list[int]] | None) -> None:
         """BucketLayout.take_order."""

@@ -34,7 +34,7 @@ from evenstep.embeddings import check_embeddings
 from evenstep.engine import Engine, EngineOptions
 from evenstep.engine_choice import choose_engine
 from evenstep.generation_limits import why_not
-from evenstep.gradients import GradientSync, trained_parameters
+from evenstep.gradients import GradientSync
 from evenstep.group import gather_objects
 from evenstep.late_votes import open_late_votes
 from evenstep.loader import EvenLoader, check_loader
@@ -63,6 +63,7 @@ from evenstep.share_schedule import ShareSchedule
 from evenstep.shared_states import check_sharding, shards, share_states
 from evenstep.sparse import sparse_parameters
 from evenstep.stale import StaleRounds
+from evenstep.used_parameters import trained_parameters
 
 if TYPE_CHECKING:
     from evenstep.exact_training import Blocks

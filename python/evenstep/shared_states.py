@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 
 from evenstep import _core
 from evenstep._core import EvenstepError
-from evenstep.gradients import trained_parameters
 from evenstep.group import Bootstrap, Group, gather_objects
 from evenstep.hosts import this_host
 from evenstep.optim import InPieces, is_ours
 from evenstep.sparse import sparse_parameters
+from evenstep.used_parameters import trained_parameters
 
 if TYPE_CHECKING:
     from evenstep.engine import EngineOptions

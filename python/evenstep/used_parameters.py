@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 from evenstep._core import EvenstepError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from evenstep.prepare_options import DDPOptions
+
+
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Every parameter that gets a gradient, once (tied ones too)."""
+    return [(n, p) for n, p in model.named_parameters() if p.requires_grad]
 
 
 class UsedParameters:

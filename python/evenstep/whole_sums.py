@@ -45,10 +45,11 @@ class WholeSums:
             self._divide(index)
 
     @torch.no_grad()
-    def divide_sums(self, sums: Sequence[int], views: Sequence[torch.Tensor]) -> None:
+    def divide_sums(self, sums: Sequence[int]) -> None:
         """Before a second round of the same pass: where the first has put its sum in p.grad itself (`sums`)."""
-        for index in sums if self.on else ():
-            views[index].mul_(self._part())
+        for gradient in [self._parameters[index].grad for index in sums if self.on]:
+            if gradient is not None:
+                gradient.data.mul_(self._part())  # create_graph=True: the graph stays
 
     def leave(self) -> None:
         """The pass has ended and made nothing for this model: what is whole stays, also where torch.autograd.grad calls the hooks."""
