@@ -69,6 +69,7 @@ class ExactEngine:
         return ExactEngine(self._parameters, comm, self._telemetry)
 
     def begin_blocks(self, counts: Sequence[int]) -> None:
+        self.weight, self.loss = 0.0, math.nan
         self._exact.begin(counts)
 
     @torch.no_grad()

@@ -4,6 +4,7 @@ parameters and its samples."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,11 +36,17 @@ def check_model(name: str, model: nn.Module, sparse: bool) -> None:
         )
 
 
-def check_not_compiled(model: nn.Module, optimizer: Optimizer, train_step: Any) -> None:
+def check_not_compiled(
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], train_steps: Sequence[Any]
+) -> None:
     """What torch.compile made chooses its kernel by the sizes that its process has seen: a first one is compiled for that size
     alone, another one for any size, and after some more of them nothing is compiled. What torch.jit made runs as it is written
     in its first calls, and otherwise from then on. A process that takes another one's place begins anew."""
-    what = _compiled_among(model, optimizer, train_step)
+    named = [("the model", one) for one in models]
+    if len(models) > 1:
+        named = [(f"model {number}", one) for number, one in enumerate(models)]
+    found = [_compiled_in(*one) for one in named] + [_compiled_step(*one) for one in zip(optimizers, train_steps)]
+    what = next(filter(None, found), "")
     if what:
         raise EvenstepError(
             f"exact='bitwise': {what} is compiled (torch.compile, torch.jit): what computes a block depends on the sizes and the "
@@ -48,17 +55,21 @@ def check_not_compiled(model: nn.Module, optimizer: Optimizer, train_step: Any) 
         )
 
 
-def _compiled_among(model: nn.Module, optimizer: Optimizer, train_step: Any) -> str:
-    """Which of them, in words; "" for none."""
+def _compiled_in(name: str, model: nn.Module) -> str:
+    """Which part of it, in words; "" for none."""
     for path, module in model.named_modules():
-        where = f"the model's {path}" if path else "the model"
+        where = f"{name}'s {path}" if path else name
         if isinstance(module, torch.jit.ScriptModule):
             return where
         if module._compiled_call_impl is not None or _is_compiled(module.forward):
             return where
-        name = next((name for name, value in _own_of(module).items() if _is_compiled(value)), "")
-        if name:
-            return f"{name!r} of {where}"
+        own = next((own for own, value in _own_of(module).items() if _is_compiled(value)), "")
+        if own:
+            return f"{own!r} of {where}"
+    return ""
+
+
+def _compiled_step(optimizer: Optimizer, train_step: Any) -> str:
     while isinstance(train_step, functools.partial):
         train_step = train_step.func
     if _is_compiled(train_step) or _is_compiled(_own_of_class(type(train_step)).get("__call__")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,12 @@ def _device(device: torch.device) -> dict[str, str]:
     }
 
 
+def _devices(devices: Sequence[torch.device]) -> dict[str, str]:
+    """Of all that the models are on."""
+    each = [_device(device) for device in devices]
+    return {name: "; ".join(one[name] for one in each if name in one) for one in each for name in one}
+
+
 def probe(device: torch.device) -> str:
     """A checksum of what this place computes in a small network, forward and backward: what nothing above has named."""
     generator = torch.Generator().manual_seed(7)
@@ -94,10 +100,11 @@ def probe(device: torch.device) -> str:
     return f"{checksum:08x}"
 
 
-def place_of(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+def place_of(models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, str]:
     """Name -> value, in words; compared with ==."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    groups = [[str(group.get(name)) for name in ("foreach", "fused", "capturable")] for group in optimizer.param_groups]
+    devices = list(dict.fromkeys(p.device for model in models for p in model.parameters())) or [torch.device("cpu")]
+    param_groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    groups = [[str(group.get(name)) for name in ("foreach", "fused", "capturable")] for group in param_groups]
     return {
         "torch": torch.__version__,
         "evenstep": __version__,
@@ -108,10 +115,10 @@ def place_of(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
         "oneDNN": str(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),  # type: ignore[attr-defined]
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "flushed denormals": str(_flushes_denormals()),
-        **_device(device),
+        **_devices(devices),
         **{f"{_ENVIRONMENT}{name}": os.environ[name] for name in _VARIABLES if name in os.environ},
         "the optimizer's foreach, fused, capturable": str(groups),
-        "probe": probe(device),
+        "probe": ", ".join(map(probe, devices)),
     }
 
 

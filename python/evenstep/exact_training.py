@@ -6,8 +6,9 @@ it does not depend on who computes it; and blocks are summed along a fixed tree 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from evenstep.exact_lockstep import Stage
 from evenstep.exact_models import check_model
 from evenstep.exact_place import ExactState, check_alike, place_of
 from evenstep.modes import Mode
+from evenstep.order import epoch_seed
 from evenstep.policies import Policy
 from evenstep.random_generators import seed_generators
 from evenstep.share_schedule import Schedule
@@ -33,13 +35,14 @@ from evenstep.verify_data import mapped
 
 if TYPE_CHECKING:
     from evenstep.environment import Environment
+    from evenstep.gradients import GradientSync
     from evenstep.group import Bootstrap
     from evenstep.loader import BatchPlan, EvenLoader
     from evenstep.prepare_options import DDPOptions
     from evenstep.session import Session
 
-# (model, batch) -> (loss, what it is a mean over; None: the batch's samples)
-Loss = Callable[[nn.Module, Any], "tuple[torch.Tensor, float | None]"]
+# batch -> (loss, what it is a mean over; None: the batch's samples)
+Loss = Callable[[Any], "tuple[torch.Tensor, float | None]"]
 
 
 def fix_workspace() -> None:
@@ -69,11 +72,12 @@ def deterministic() -> Iterator[None]:
 class Blocks:
     """What es.prepare(exact=…) is given: blocks instead of parts of any size."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, block: int) -> None:
+    def __init__(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], block: int) -> None:
         self.block = block
         # All of a rank's blocks at once, whether a norm trains or not: train_step may change that, on each rank otherwise.
-        self.side_by_side = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-        self.place = place_of(model, optimizer)
+        modules = (module for model in models for module in model.modules())
+        self.side_by_side = any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in modules)
+        self.place = place_of(models, optimizers)
         self.state = ExactState(self.block, self.place)
 
     def check(
@@ -164,40 +168,77 @@ def _aligned(batch: Any) -> Any:
     return mapped(batch, torch.clone) if astray else batch
 
 
+class _ModelSums:
+    """What one loss sums of one model: the gradients of the parameters that it trains."""
+
+    def __init__(self, sync: GradientSync, trained: Container[int] | None) -> None:
+        """trained: ids; None: all."""
+        self._sync = sync
+        self._indices = [i for i, p in enumerate(sync.parameters) if trained is None or id(p) in trained]
+        self.parameters = [sync.parameters[index] for index in self._indices]
+        self.seen: set[int] = set()  # those that one of this rank's blocks had a gradient for
+
+    @property
+    def engine(self) -> ExactEngine:
+        """Another one where a rank was lost meanwhile."""
+        engine = self._sync.engine
+        assert isinstance(engine, ExactEngine)
+        return engine
+
+    def add(self, amount: float, loss: float, gradients: Sequence[torch.Tensor | None]) -> None:
+        """This rank's next block."""
+        each: list[torch.Tensor | None] = [None] * len(self._sync.parameters)
+        for index, gradient in zip(self._indices, gradients):
+            each[index] = gradient
+            if gradient is not None:
+                self.seen.add(index)
+        self.engine.add(amount, loss, each)
+
+    def take_part(self) -> None:
+        """p.grad is where the exchange writes, of those that were seen."""
+        views = self.engine.views
+        for index, parameter in zip(self._indices, self.parameters):
+            parameter.grad = views[index] if index in self.seen else None
+
+
 class BlockSteps:
-    """Forward and backward of one global batch: afterwards p.grad is the whole gradient, on every rank to the bit."""
+    """Forward and backward of one global batch for one loss: afterwards p.grad is the whole gradient of what it trains, on every
+    rank to the bit."""
 
     def __init__(
         self,
         current: Session,
         blocks: Blocks,
-        model: nn.Module,
+        stage: Stage,
+        number: int,
         loss: Loss,
+        trained: Container[int] | None,
         scale: Callable[[torch.Tensor], torch.Tensor],
         sums: bool = False,
     ) -> None:
-        """sums: losses are sums over samples."""
+        """number: of the loss, among those that each batch has. trained: the parameters (ids) that it trains; None: all. sums: losses
+        are sums over samples."""
         self._session, self._blocks, self._sums = current, blocks, sums
-        self._model, self._loss, self._scale = model, loss, scale
-        self._parameters = current.steps.syncs[0].parameters
-        self._norms = [m for m in model.modules() if is_synchronised(m)]
-        self._stage = Stage()
+        self._loss, self._scale, self._number = loss, scale, number
+        models = [_ModelSums(sync, trained) for sync in current.steps.syncs]
+        self._models = [one for one in models if one.parameters]
+        self._all = trained is None
+        self._parameters = [p for one in self._models for p in one.parameters]
+        self._norms = any(is_synchronised(module) for model in current.models.values() for module in model.modules())
+        self._stage = stage
         self._losses: list[tuple[float, float]] = []  # of this rank's blocks that count: what it is a mean over, loss
-        self._seen: set[int] = set()  # parameters that one of them had a gradient for
-
-    @property
-    def _engine(self) -> ExactEngine:
-        """Another one where a rank was lost meanwhile."""
-        engine = self._session.steps.syncs[0].engine
-        assert isinstance(engine, ExactEngine)
-        return engine
 
     def run(self, batch: list[Any], plan: BatchPlan) -> float:
         """The global batch's loss; NaN where a rank was lost, so that the batch comes again."""
         steps = self._session.steps
         self._losses.clear()
-        self._seen.clear()
-        self._forget_gradients()
+        for one in self._models:
+            one.seen.clear()
+        for (
+            sync
+        ) in steps.syncs:  # also what an earlier loss, or the script, left to parameters that this one does not train
+            for parameter in sync.parameters:
+                parameter.grad = None
         try:
             if not self._void:
                 self._compute_blocks(batch, plan)
@@ -206,22 +247,25 @@ class BlockSteps:
             if not self._goes_on(error):
                 steps.failed_backward(error)
                 raise
-        if self._void:
-            self._seen.clear()
-        for index, parameter in enumerate(self._parameters):  # takes part in the exchange, which writes it
-            parameter.grad = self._engine.views[index] if index in self._seen else None
+        for one in self._models:
+            if self._void:
+                one.seen.clear()
+            one.take_part()
         counted = sum(amount for amount, _ in self._losses)
         mean = sum(amount * loss for amount, loss in self._losses) / counted if counted else 0.0
         total = mean * counted if self._sums else mean
         steps.exchange_gradients(torch.tensor(total, dtype=torch.float64))  # for the record; the exact one comes of it
-        if not self._void and not self._engine.weight > 0:  # nothing of the batch counts: no gradient was written
+        if self._void:
+            return math.nan
+        done = next((one.engine for one in self._models if one.engine.weight > 0), None)
+        if done is None:  # nothing of the batch counts: no gradient was written
             self._forget_gradients()
             return 0.0
-        return self._engine.loss * self._blocks_to_sum()
+        return done.loss * self._blocks_to_sum(done.weight)
 
-    def _blocks_to_sum(self) -> float:
+    def _blocks_to_sum(self, weight: float) -> float:
         """What makes sums of the means over blocks that the engine gives, of gradients at once: the same for any split."""
-        blocks = self._engine.weight if self._sums and not self._void else 1.0
+        blocks = weight if self._sums else 1.0
         for parameter in self._parameters if blocks != 1.0 else ():
             if parameter.grad is not None:
                 parameter.grad.mul_(blocks)
@@ -240,7 +284,8 @@ class BlockSteps:
         block = self._blocks.block
         counts = [blocks_in(share, block) for share in plan.shares]
         sizes = [min(block, plan.total - at) for at in range(0, plan.total, block)]
-        self._engine.begin_blocks(counts)
+        for one in self._models:
+            one.engine.begin_blocks(counts)
         try:
             with observed_backward(None):
                 if self._norms:  # whether they train is train_step's affair; where none does, no block waits
@@ -254,16 +299,16 @@ class BlockSteps:
         """All ranks' generators alike: for optimizers that draw, and for what the script does between two steps."""
         seed_generators(self._seed(plan, plan.total))
 
-    @staticmethod
-    def _seed(plan: BatchPlan, block: int) -> int:
-        return block_seed(plan.loader.seed, plan.epoch, plan.batch, block, FORWARD)
+    def _seed(self, plan: BatchPlan, block: int) -> int:
+        seed = block_seed(plan.loader.seed, plan.epoch, plan.batch, block, FORWARD)
+        return epoch_seed(seed, self._number) if self._number else seed
 
     def _forget_gradients(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
     def _compute(self, part: Any, samples: int) -> tuple[torch.Tensor, float]:
-        loss, amount = self._loss(self._model, _aligned(part))
+        loss, amount = self._loss(_aligned(part))
         counted = float(samples if amount is None else amount)
         return loss, float(counted > 0) if self._sums else counted
 
@@ -271,8 +316,11 @@ class BlockSteps:
         value = float(loss.detach())
         if amount > 0:  # else it may be the mean over nothing, which is no number
             self._losses.append((amount, value))
-        self._seen.update(index for index, gradient in enumerate(gradients) if gradient is not None)
-        self._engine.add(amount, value, gradients)
+        begin = 0
+        for one in self._models:
+            end = begin + len(one.parameters)
+            one.add(amount, value, gradients[begin:end])
+            begin = end
 
     def _one_by_one(self, batch: list[Any], plan: BatchPlan, sizes: Sequence[int]) -> None:
         first = sum(plan.shares[: self._session.rank]) // self._blocks.block
@@ -283,7 +331,8 @@ class BlockSteps:
             if self._void:  # heard of in a call that the script makes there
                 return
             self._forget_gradients()
-            self._scale(loss).backward()
+            # Not what the loss goes through and does not train: a discriminator, on the way to its generator.
+            self._scale(loss).backward(inputs=None if self._all else [p for p in self._parameters if p.requires_grad])
             self._add(amount, loss, [p.grad for p in self._parameters])
 
     def _side_by_side(self, batch: list[Any], plan: BatchPlan, sizes: Sequence[int], counts: Sequence[int]) -> None:
@@ -294,9 +343,10 @@ class BlockSteps:
             loss, amount = self._compute(batch[number], samples)
             place.steps.weight.take(amount if plan.samples else 0.0)
             # Not backward(): the blocks share their parameters, and each has a gradient of its own.
-            gradients = torch.autograd.grad(self._scale(loss), self._parameters, allow_unused=True)
+            trained = [p for p in self._parameters if p.requires_grad]
+            found = iter(torch.autograd.grad(self._scale(loss), trained, allow_unused=True))
             if plan.samples:
-                self._add(amount, loss, gradients)
+                self._add(amount, loss, [next(found) if p.requires_grad else None for p in self._parameters])
 
         seeds = [self._seed(plan, first + number) for number in range(max(1, counts[self._session.rank]))]
         self._stage.run(self._session.steps, plan, sizes, counts, seeds, work)

@@ -25,23 +25,26 @@ from evenstep.verify_data import mapped, slice_of
 if TYPE_CHECKING:
     from evenstep.session import Session
 
-# (model, batch) -> (loss, what it is a mean over; None: the batch's samples)
-Loss = Callable[[nn.Module, Any], "tuple[torch.Tensor, float | None]"]
+# batch -> (loss, what it is a mean over; None: the batch's samples)
+Loss = Callable[[Any], "tuple[torch.Tensor, float | None]"]
 
 
 class StepInPieces:
-    """Forward and backward of this rank's part of a batch."""
+    """Forward and backward of this rank's part of a batch, for one loss."""
 
     def __init__(
         self,
-        model: nn.Module,
+        models: Sequence[nn.Module],
         loss: Loss,
         scale: Callable[[torch.Tensor], torch.Tensor],
         micro_batch: int | None = None,
         sums: bool = False,
+        trained: Sequence[nn.Parameter] | None = None,
     ) -> None:
-        """micro_batch: no more samples at once, whatever fits. sums: losses are sums over samples."""
-        self._model, self._loss, self._scale, self._sums = model, loss, scale, sums
+        """models: that the loss goes through. micro_batch: no more samples at once, whatever fits. sums: losses are sums over
+        samples. trained: the parameters that are to have gradients of it; None: all of the models."""
+        self._models, self._loss, self._scale, self._sums = models, loss, scale, sums
+        self._trained = trained
         self._micro_batch = micro_batch
         self._asked = micro_batch is not None  # by the script
         self._times = PieceTimes()
@@ -85,6 +88,12 @@ class StepInPieces:
         known = [one for one in (self._most, cap, self._micro_batch or 0) if one > 0]
         return min(known, default=0)
 
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        """That are to have gradients."""
+        every = (p for model in self._models for p in model.parameters()) if self._trained is None else self._trained
+        return list({id(p): p for p in every if p.requires_grad}.values())
+
     # -- at once --
 
     def _at_once(self, current: Session, batch: Any, samples: int, empty: bool) -> None:
@@ -92,10 +101,10 @@ class StepInPieces:
         done = _Done()
         steps.ran_short, steps.mends_memory = False, not empty
         try:
-            loss, amount = self._loss(self._model, batch)
+            loss, amount = self._loss(batch)
             self._take(current, float(loss.detach()), amount, empty, samples)
             done.forward = True
-            self._scale(loss).backward()
+            self._scale(loss).backward(inputs=None if self._trained is None else self._parameters)
             return
         except Exception as error:
             # What went wrong in the exchange itself is for nobody to repeat.
@@ -128,7 +137,8 @@ class StepInPieces:
         """In words; "" where nothing hinders."""
         if samples < 2:
             return "one sample does not fit"
-        if any(isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training for one in self._model.modules()):
+        modules = (one for model in self._models for one in model.modules())
+        if any(isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training for one in modules):
             return "the model has BatchNorm, whose statistics are those of a whole batch"
         if any(sync.local is not None or sync.stale is not None for sync in current.steps.syncs):
             return "es.prepare(sync=…) exchanges less often, or later"
@@ -155,7 +165,7 @@ class StepInPieces:
         """Of at most so many samples. begun: backward had begun, and what it has handed over stays; weight_set: the ranks know this one's weight."""
         steps = current.steps
         handed = {id(p) for sync in steps.syncs for p in sync.handed_over} if begun else set()
-        parameters = [p for p in self._model.parameters() if p.requires_grad and id(p) not in handed]
+        parameters = [p for p in self._parameters if id(p) not in handed]
         for parameter in parameters:
             parameter.grad = None
         total = amounts = 0.0
@@ -208,7 +218,7 @@ class StepInPieces:
         """Its loss, what that is a mean over, and whether train_step said so; None where it ran out of memory, and `sums` are
         as they were."""
         try:
-            loss, amount = self._loss(self._model, piece)
+            loss, amount = self._loss(piece)
             counted = float(size) if amount is None else amount
             # As small as in the whole batch's backward: what fits fp16 there fits here, whatever a GradScaler makes of it.
             part = 1.0 if self._sums else size / samples

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from evenstep.batch_adapt import AdaptBatch
 from evenstep.checkpoint import load_checkpoint
 from evenstep.evaluation import reduce_mean
 from evenstep.exact_blocks import default_block, in_blocks
+from evenstep.exact_lockstep import Stage
 from evenstep.exact_models import check_not_compiled
 from evenstep.exact_training import Blocks, BlockSteps, deterministic, fix_workspace
 from evenstep.micro_batches import AUTO, all_want, measured
@@ -36,8 +38,10 @@ from evenstep.step_in_pieces import StepInPieces
 if TYPE_CHECKING:
     from evenstep.loader import EvenLoader
 
+T = TypeVar("T")
+
 # (model, batch) -> its loss, a mean over the batch's samples; or (loss, what it is a mean over: tokens, say)
-TrainStep = Callable[[nn.Module, Any], Any]
+TrainStep = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -117,39 +121,54 @@ class Trainer:
     """Trains `model` with `optimizer` on the loss that `train_step(model, batch)` gives: a mean over the batch's samples, a
     pair (loss, amount) where it is a mean over something else (tokens), or, with options={"reduction": "sum"}, a sum over samples. It neither calls backward nor steps.
 
-    scheduler: steps after every optimizer step, or, scheduler_every="epoch", after every epoch. scaler: a
-    torch.amp.GradScaler. on_step(trainer): called after every step; the script is then between two steps, and may log,
+    Of several models (a GAN), `model` is a list of them, which train_step is given as it is. Of several optimizers, `optimizer` and
+    `train_step` are lists as long as one another: with each batch, one after the other, each train_step's loss is computed, makes
+    gradients of the parameters of its own optimizer alone, and this one steps.
+
+    scheduler: steps after every batch's optimizer steps, or, scheduler_every="epoch", after every epoch; or a list of some. scaler: a
+    torch.amp.GradScaler. on_step(trainer): called after every batch's steps; the script is then between two steps, and may log,
     evaluate or write a checkpoint.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        train_step: TrainStep,
+        model: nn.Module | Sequence[nn.Module],
+        optimizer: Optimizer | Sequence[Optimizer],
+        train_step: TrainStep | Sequence[TrainStep],
         *,
-        scheduler: LRScheduler | None = None,
+        scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
         scheduler_every: str = "step",
         scaler: Any = None,
         on_step: Callable[[Trainer], None] | None = None,
         config: Config = Config(),
     ) -> None:
-        if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+        self._models, self._optimizers = _listed(model, nn.Module), _listed(optimizer, Optimizer)
+        if not self._models or not self._optimizers:
             raise TypeError(
-                f"es.Trainer takes a torch.nn.Module and a torch.optim.Optimizer, not a {type(model).__name__} and a "
+                f"es.Trainer takes a torch.nn.Module and a torch.optim.Optimizer, or lists of them, not a {type(model).__name__} and a "
                 f"{type(optimizer).__name__}"
             )
-        if not callable(train_step):
+        train_steps: list[Any] = list(train_step) if isinstance(train_step, (list, tuple)) else [train_step]
+        if not all(map(callable, train_steps)):
             raise TypeError("es.Trainer: train_step is called with (model, batch) and gives the loss")
+        if len(train_steps) != len(self._optimizers):
+            raise ValueError(
+                f"es.Trainer: {len(self._optimizers)} optimizers and {len(train_steps)} train_steps: each optimizer steps on the loss of "
+                "its own train_step\n  fix: two lists of one length; of several losses for one optimizer give their sum"
+            )
         if scheduler_every not in ("step", "epoch"):
             raise ValueError(f"es.Trainer(scheduler_every={scheduler_every!r}): choose 'step' or 'epoch'")
         self.model, self.optimizer, self.config = model, optimizer, config
-        self.loss = math.nan  # of the last step, over the whole global batch
-        self._train_step, self._on_step = train_step, on_step
-        self._scheduler, self._every = scheduler, scheduler_every
-        self._scaler = scaler
-        self._weight = 0.0  # of this rank's loss of the last step among the others'
-        if config.micro_batch is not None and _has_batch_norm(model):
+        self.losses = [math.nan for _ in train_steps]  # of the last step, over the whole global batch
+        self._train_steps, self._on_step = train_steps, on_step
+        self._schedulers = [scheduler] if isinstance(scheduler, LRScheduler) else list(scheduler or ())
+        self._every, self._scaler = scheduler_every, scaler
+        self._weights = [0.0 for _ in train_steps]  # of this rank's losses of the last step among the others'
+        if config.micro_batch == AUTO and self._several:
+            raise ValueError(
+                "es.Config(micro_batch='auto') tries steps of one model with one optimizer\n  fix: give micro_batch a number"
+            )
+        if config.micro_batch is not None and any(map(_has_batch_norm, self._models)):
             raise ValueError(
                 "es.Config(micro_batch=…): the model has BatchNorm, whose statistics are those of a whole batch\n"
                 "  fix: leave micro_batch out; or use LayerNorm or GroupNorm"
@@ -158,16 +177,39 @@ class Trainer:
             fix_workspace()  # before anything is multiplied
         self._sums = config.options.get("reduction") == "sum"
         micro_batch = config.micro_batch if isinstance(config.micro_batch, int) else None
-        self._pieces = StepInPieces(model, self._loss_of, self._scale, micro_batch, self._sums)
+        self._pieces = [
+            StepInPieces(self._models, loss, self._scale, micro_batch, self._sums, trained)
+            for loss, trained in zip(self._losses_of, self._trained)
+        ]
         self._blocks: Blocks | None = None
-        self._steps: BlockSteps | None = None
+        self._steps: list[BlockSteps] = []  # where batches come in blocks: one a loss
         self._loaders: dict[
             int, tuple[Any, EvenLoader]
         ] = {}  # by id of the script's, which is kept so that the id is its own
 
     @property
+    def loss(self) -> float:
+        """Of the last step, over the whole global batch; of several losses their sum (`losses` has each)."""
+        return math.fsum(self.losses) if self._several else self.losses[0]
+
+    @property
+    def _several(self) -> bool:
+        return len(self._models) > 1 or len(self._optimizers) > 1
+
+    @property
+    def _losses_of(self) -> list[Callable[[Any], tuple[torch.Tensor, float | None]]]:
+        return [partial(self._loss_of, train_step, self.model) for train_step in self._train_steps]
+
+    @property
+    def _trained(self) -> list[list[nn.Parameter] | None]:
+        """By each loss; None: all there is."""
+        if not self._several:
+            return [None]
+        return [[p for group in one.param_groups for p in group["params"]] for one in self._optimizers]
+
+    @property
     def step(self) -> int:
-        """Optimizer steps done since the start of training."""
+        """Optimizer steps done since the start of training, of several optimizers' on one batch the first's."""
         return session().step
 
     @property
@@ -187,7 +229,8 @@ class Trainer:
         if epochs < 0 or (steps is not None and steps < 0):
             raise ValueError(f"Trainer.fit(epochs={epochs}, steps={steps}): neither can be negative")
         if self.config.exact is not None:
-            check_not_compiled(self.model, self.optimizer, self._train_step)  # in each: it may have been compiled since
+            # in each fit: it may have been compiled since
+            check_not_compiled(self._models, self._optimizers, self._train_steps)
         else:  # exact keeps no copies from block to block
             self._check_autocast()
         if self.config.threads is not None:
@@ -200,7 +243,7 @@ class Trainer:
         return self.loss
 
     def _check_autocast(self) -> None:
-        kinds = sorted({p.device.type for p in self.model.parameters()})
+        kinds = sorted({p.device.type for model in self._models for p in model.parameters()})
         around = next((kind for kind in kinds if torch.is_autocast_enabled(kind)), None)
         if around is not None:
             raise EvenstepError(
@@ -216,70 +259,85 @@ class Trainer:
                 self._one_step(batch)
                 if steps is not None and self.step >= steps:
                     return
-            if self._scheduler is not None and self._every == "epoch":
-                self._scheduler.step()
+            if self._every == "epoch":
+                for scheduler in self._schedulers:
+                    scheduler.step()
 
     def _one_step(self, batch: Any) -> None:
-        if self._steps is not None:
-            plan = session().latest
-            assert plan is not None
-            self.loss = self._steps.run(batch, plan)
-            self._steps.optimizer_seed(plan)
-        else:
-            self._backward(batch)
-        self._update()
+        scaled, recovery = False, session().recovery
+        for number, optimizer in enumerate(self._optimizers):
+            stands = recovery is not None and recovery.passes_over  # made before a rank was lost, and its loss with it
+            loss = self._backward(number, batch)
+            if not stands or math.isnan(self.losses[number]):
+                self.losses[number] = loss
+            scaled = self._update(optimizer) or scaled
+        if scaled:
+            self._scaler.update()
         if session().redoing:
             return  # a rank was lost: the batch comes again
-        if self._steps is None:
-            self._tell_loss()
-        if self._scheduler is not None and self._every == "step":
-            self._scheduler.step()
+        for number in range(len(self.losses)) if not self._steps else ():
+            self._tell_loss(number)
+        if self._every == "step":
+            for scheduler in self._schedulers:
+                scheduler.step()
         if self._on_step is not None:
             self._on_step(self)
 
-    def _backward(self, batch: Any) -> None:
-        self._pieces.run(session(), batch)
-        self.loss, self._weight = self._pieces.loss, self._pieces.amount
+    def _backward(self, number: int, batch: Any) -> float:
+        """Of one loss, and its value."""
+        if self._steps:
+            plan = session().latest
+            assert plan is not None
+            loss = self._steps[number].run(batch, plan)
+            self._steps[number].optimizer_seed(plan)
+            return loss
+        pieces = self._pieces[number]
+        pieces.run(session(), batch)
+        self._weights[number] = pieces.amount
+        return pieces.loss
 
-    def _tell_loss(self) -> None:
+    def _tell_loss(self, number: int) -> None:
         """The mean over all ranks, but where they train on their own (es.LocalSGD, es.DiLoCo)."""
-        current = session()
+        current, loss, weight = session(), self.losses[number], self._weights[number]
         if current.world_size == 1 or any(sync.local is not None for sync in current.steps.syncs):
             return
-        if self._scaler is None and not math.isnan(current.loss):
-            self.loss = current.loss
+        if self._scaler is None and not self._several and not math.isnan(current.loss):
+            self.losses[number] = current.loss
         elif self._sums:
-            self.loss = current.world_size * float(reduce_mean(self.loss if self._weight > 0 else 0.0, 1.0))
-        else:  # a scaled loss was told; of a step that the scaler skips, none
-            mean, weighed = reduce_mean(torch.tensor([self.loss, 1.0], dtype=torch.float64), self._weight).tolist()
-            self.loss = 0.0 if math.isnan(weighed) else mean  # nothing of the batch counted, as without a scaler
+            self.losses[number] = current.world_size * float(reduce_mean(loss if weight > 0 else 0.0, 1.0))
+        else:  # a scaled loss was told, of several the first's; of a step that the scaler skips, none
+            mean, weighed = reduce_mean(torch.tensor([loss, 1.0], dtype=torch.float64), weight).tolist()
+            self.losses[number] = (
+                0.0 if math.isnan(weighed) else mean
+            )  # nothing of the batch counted, as without a scaler
 
-    def _update(self) -> None:
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+    def _update(self, optimizer: Optimizer) -> bool:
+        """Whether the scaler has stepped."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         clipped = self.config.clip_norm is not None or self.config.clip_value is not None
         scaler = self._scaler if any(p.grad is not None for p in parameters) else None  # it wants some gradient
-        if scaler is not None and self._steps is not None:
+        if scaler is not None and self._steps:
             scaler.scale(
                 parameters[0].new_zeros(())
             )  # a rank without blocks has scaled nothing yet, and the scaler wants that
         if clipped and scaler is not None:
-            scaler.unscale_(self.optimizer)
+            scaler.unscale_(optimizer)
         if self.config.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.config.clip_value)
         if self.config.clip_norm is not None:
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         if scaler is not None:
-            scaler.step(self.optimizer)
-            scaler.update()
+            scaler.step(optimizer)
         else:
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+            optimizer.step()
+        optimizer.zero_grad()
+        return scaler is not None
 
     def _scale(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def _loss_of(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, float | None]:
-        given = self._train_step(model, batch)
+    def _loss_of(self, train_step: TrainStep, model: Any, batch: Any) -> tuple[torch.Tensor, float | None]:
+        given = train_step(model, batch)
         loss, amount = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = type(loss).__name__ if not isinstance(loss, torch.Tensor) else f"tensor of {loss.numel()} elements"
@@ -300,14 +358,15 @@ class Trainer:
         if known is not None:
             return known[1]
         first = not self._loaders
-        objects: list[Any] = [self.model, self.optimizer] if first else []
-        objects += [one for one in (self._scheduler, self._scaler) if first and one is not None]
+        objects: list[Any] = [*self._models, *self._optimizers, *self._schedulers] if first else []
+        objects += [self._scaler] if first and self._scaler is not None else []
         every = {"workers", "most_samples"}  # are about loaders, the others about the model
         options: dict[str, Any] = {key: one for key, one in self.config.options.items() if first or key in every}
         given = loader
         if self.config.exact is not None:
             if first:
-                self._blocks = Blocks(self.model, self.optimizer, self.config.block or default_block(_batch_of(loader)))
+                block = self.config.block or default_block(_batch_of(loader))
+                self._blocks = Blocks(self._models, self._optimizers, block)
                 objects.append(self._blocks.state)
             assert self._blocks is not None
             if options.get("most_samples") is not None and not self._blocks.side_by_side:
@@ -337,13 +396,20 @@ class Trainer:
         )
         even: Any = prepared[-1] if isinstance(prepared, tuple) else prepared
         if first and self._blocks is not None:
-            self._steps = BlockSteps(session(), self._blocks, self.model, self._loss_of, self._scale, self._sums)
-        if self._blocks is None and not _has_batch_norm(self.model) and getattr(even, "shares", None) is not None:
+            self._make_steps(self._blocks)
+        plain = self._blocks is None and not self._several and not _has_batch_norm(self._models[0])
+        if plain and getattr(even, "shares", None) is not None:
             even.shares.let_come_in_pieces()
         if first and self._blocks is None:
             self._measure_micro_batch(loader, even)
         self._loaders[id(loader)] = (loader, even)
         return even
+
+    def _make_steps(self, blocks: Blocks) -> None:
+        stage = Stage()
+        for number, (loss, trained) in enumerate(zip(self._losses_of, self._trained)):
+            ids = None if trained is None else {id(p) for p in trained}
+            self._steps.append(BlockSteps(session(), blocks, stage, number, loss, ids, self._scale, self._sums))
 
     def _measure_micro_batch(self, loader: DataLoader[Any], even: EvenLoader) -> None:
         current = session()
@@ -351,11 +417,16 @@ class Trainer:
             return  # the others train meanwhile: neither its time nor its memory are what they will be
 
         def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-            return self._loss_of(model, batch)[0]
+            return self._loss_of(self._train_steps[0], model, batch)[0]
 
-        self._pieces.prefer(
-            measured(current, self.model, self.optimizer, loader, loss, getattr(even, "batch_size", None))
-        )
+        most = getattr(even, "batch_size", None)
+        self._pieces[0].prefer(measured(current, self._models[0], self._optimizers[0], loader, loss, most))
+
+
+def _listed(given: T | Sequence[T], kind: type[T]) -> list[T]:
+    """One, or a list of them; none where it is neither."""
+    found = [given] if isinstance(given, kind) else list(given) if isinstance(given, (list, tuple)) else []
+    return found if all(isinstance(one, kind) for one in found) else []
 
 
 def _has_batch_norm(model: nn.Module) -> bool:

@@ -5,7 +5,7 @@ SPLITS (-1: the balancer's). With RANK and STEP that rank dies after that step. 
 the model's bits, the steps, the last loss and the parameters' norm as JSON.
 
 LOST="1:3,0:5" (of jobs with --recovery): these ranks die in the midst of these steps, each once (LOST_FOLDER keeps who has); "1:6:2"
-in the second batch behind step 5, the first of which a scaler has skipped. SPLITS
+in the second batch behind step 5, the first of which a scaler has skipped. LOST_IN=1: in the second train_step of a step. SPLITS
 then draws a policy's answers, for a schedule knows no other number of ranks.
 
 MOST="7" (of one rank): es.prepare(most_samples=7). Each rank prints the most samples that it had in a step.
@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 STEPS, BATCH = int(os.environ.get("STEPS", "7")), 26
 BLOCK = int(os.environ.get("BLOCK", "3"))  # nine blocks, the last of two samples
@@ -199,14 +199,81 @@ def bert() -> tuple[nn.Module, Any, Any, Any]:
     return BERT(40, 12, 2, 16, 2), SyntheticText(80, 12, 39, mask=39), None, masked_loss
 
 
+def stacked(samples: Sequence[tuple[torch.Tensor]]) -> torch.Tensor:
+    return torch.stack([sample for (sample,) in samples])
+
+
+class Points(Dataset):
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.randn(6, generator=torch.Generator().manual_seed(index)) + 0.1 * random.random()
+
+
+def gan(norm: Any, dropout: float) -> tuple[list[nn.Module], list[Any]]:
+    """A generator in two models, and what tells its points from others; two losses."""
+    stem = nn.Sequential(nn.Linear(4, 12), norm(12), nn.ReLU())
+    head = nn.Linear(12, 6)
+    discriminator = nn.Sequential(nn.Linear(6, 12), norm(12), nn.LeakyReLU(), nn.Dropout(dropout), nn.Linear(12, 1))
+
+    def drawn(stem: nn.Module, head: nn.Module, count: int) -> torch.Tensor:
+        return head(stem(torch.randn(count, 4)))
+
+    def told_apart(models: Sequence[nn.Module], batch: torch.Tensor) -> torch.Tensor:
+        *generator, discriminator = models
+        with torch.no_grad():
+            fake = drawn(*generator, len(batch))
+        return functional.softplus(-discriminator(batch)).mean() + functional.softplus(discriminator(fake)).mean()
+
+    def taken_for_others(models: Sequence[nn.Module], batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Of another number of points."""
+        *generator, discriminator = models
+        count = len(batch) // 2 + 1
+        return functional.softplus(-discriminator(drawn(*generator, count))).mean(), count
+
+    return [stem, head, discriminator], [told_apart, taken_for_others]
+
+
+def penalised(loss: Any) -> Any:
+    """With a penalty on how steep the discriminator is at each sample (WGAN-GP)."""
+
+    def with_penalty(models: Sequence[nn.Module], batch: torch.Tensor) -> torch.Tensor:
+        batch = batch.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(models[-1](batch).sum(), batch, create_graph=True)
+        return loss(models, batch.detach()) + (slope.norm(dim=1) - 1).square().mean()
+
+    return with_penalty
+
+
 def scaler_of(name: str) -> Any:
     """It begins with gradients that fp16 does not hold, so that it skips steps; then it grows until it skips one again."""
     return torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=2) if "scaler" in name else None
 
 
-def case(name: str) -> tuple[nn.Module, Any, Any, Any]:
-    """Model, data set, collate_fn, train_step."""
+def case(name: str) -> tuple[Any, Any, Any, Any]:
+    """Model, data set, collate_fn, train_step; of several models and train_steps lists."""
     torch.manual_seed(3)
+    if name == "gan":
+        models, losses = gan(nn.BatchNorm1d, 0.1)
+        return models, Points(), None, losses
+    if name == "gan_penalty":
+        models, losses = gan(nn.LayerNorm, 0.1)
+        return models, Points(), None, [penalised(losses[0]), losses[1]]
+    if name == "gan_scaler":
+        models, losses = gan(nn.BatchNorm1d, 0.1)
+        return models, Points(), None, [autocast(loss, torch.float16) for loss in losses]
+    if name in ("gan_plain_fp64", "gan_exact_fp64"):  # without random numbers
+        models = [model.double() for model in gan(nn.BatchNorm1d, 0.0)[0]]
+
+        def fooled(models: Sequence[nn.Module], batch: torch.Tensor) -> torch.Tensor:
+            return functional.softplus(-models[2](models[1](models[0](batch[:, :4])))).mean()
+
+        def seen(models: Sequence[nn.Module], batch: torch.Tensor) -> torch.Tensor:
+            fake = models[1](models[0](batch[:, :4])).detach()
+            return functional.softplus(-models[2](batch)).mean() + functional.softplus(models[2](fake)).mean()
+
+        return models, TensorDataset(torch.randn(80, 6, dtype=torch.float64)), stacked, [seen, fooled]
     if name == "bert":
         return bert()
     if name == "bert_scaler_recomputed":
@@ -321,19 +388,28 @@ def main() -> None:
     begins = "EVAL" in os.environ
     if begins:
         model.eval()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
+    models = model if isinstance(model, list) else [model]
+    trained = [models[-1:], models[:-1]] if isinstance(loss, list) else [models]  # by which optimizer
+    optimizers = [
+        torch.optim.AdamW([p for one in each for p in one.parameters()], lr=1e-2, foreach=False) for each in trained
+    ]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.95) for one in optimizers]
     loader = DataLoader(
         data, batch_size=BATCH, shuffle=True, collate_fn=collate, num_workers=int(os.environ.get("WORKERS", "0"))
     )
 
     deaths, had = Deaths(), [0]
+    job = es.session()  # where blocks run side by side, each has a session of its own in its place
 
-    def train_step(model: nn.Module, batch: Any) -> Any:
-        deaths.now(es.step() + 1)  # the step under way
-        if begins:
-            model.train()
-        return loss(model, batch)
+    def of(number: int, loss: Any) -> Any:
+        def train_step(model: Any, batch: Any) -> Any:
+            if number == int(os.environ.get("LOST_IN", "0")):
+                deaths.now(job.step + (number == 0))  # the step under way, which the first optimizer commits
+            if begins:
+                model.train()
+            return loss(model, batch)
+
+        return train_step
 
     def on_step(trainer: Any) -> None:
         deaths.ends(trainer.step)
@@ -343,7 +419,7 @@ def main() -> None:
             os._exit(9)
 
     most = {"most_samples": int(os.environ["MOST"])} if "MOST" in os.environ else {}
-    exact = None if name.startswith("plain") else "bitwise"
+    exact = None if "plain" in name else "bitwise"
     config = es.Config(
         exact=exact,
         block=BLOCK if exact else None,
@@ -355,17 +431,18 @@ def main() -> None:
         on_nonfinite="stop" if name == "gpt_gaps" else None,
     )
     scaler = scaler_of(name)
-    trainer = es.Trainer(
-        model, optimizer, train_step, scheduler=scheduler, scaler=scaler, on_step=on_step, config=config
-    )
+    train_steps = [of(number, one) for number, one in enumerate(loss if isinstance(loss, list) else [loss])]
+    given = (model, optimizers, train_steps) if isinstance(loss, list) else (model, optimizers[0], train_steps[0])
+    trainer = es.Trainer(*given, scheduler=schedulers, scaler=scaler, on_step=on_step, config=config)
     with torch.autocast("cpu", torch.bfloat16, enabled=name.endswith("around")):
         trainer.fit(loader, epochs=STEPS, steps=STEPS)
     print(f"MOST {max(had)}")
     if scaler is not None:
         print(f"SCALE {scaler.get_scale()}")
     if es.is_main():
-        norm = sum(float(p.detach().double().square().sum()) for p in model.state_dict().values())
-        print("END " + json.dumps([digest(model), trainer.step, trainer.loss.hex(), norm]))
+        whole = nn.ModuleList(model) if isinstance(model, list) else model
+        norm = sum(float(p.detach().double().square().sum()) for p in whole.state_dict().values())
+        print("END " + json.dumps([digest(whole), trainer.step, trainer.loss.hex(), norm]))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,10 @@ class Callable_:
 Given = tuple[nn.Module, torch.optim.Optimizer, Any]
 
 
+def check(model: nn.Module, optimizer: torch.optim.Optimizer, step: Any) -> None:
+    check_not_compiled([model], [optimizer], [step])
+
+
 def made(change: Callable[[nn.Module], Any] = lambda model: None, step: Any = loss) -> Given:
     """change gives another model, or changes the one that it is given."""
     model: Any = Net()
@@ -133,7 +137,7 @@ class CompiledCall(Callable_):
 )
 def test_compiled_code_is_refused_wherever_it_shows(make: Callable[[], Given], words: str) -> None:
     with pytest.raises(es.EvenstepError, match=words) as told:
-        check_not_compiled(*make())
+        check(*make())
     assert "the sizes and the number of the blocks" in str(told.value) and "fix: give it as it is" in str(told.value)
 
 
@@ -157,7 +161,7 @@ def disabled_method(model: Any) -> None:
     ],
 )
 def test_what_is_not_compiled_is_not_refused(make: Callable[[], Given]) -> None:
-    check_not_compiled(*make())
+    check(*make())
 
 
 def test_no_optimizer_of_torch_is_taken_for_compiled() -> None:
@@ -169,7 +173,7 @@ def test_no_optimizer_of_torch_is_taken_for_compiled() -> None:
     assert len(kinds) > 10
     for kind in kinds:
         if kind is not torch.optim.Optimizer:
-            check_not_compiled(model, kind(matrices), loss)
+            check(model, kind(matrices), loss)
 
 
 @pytest.mark.parametrize(

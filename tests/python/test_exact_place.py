@@ -82,9 +82,9 @@ def test_a_checkpoint_of_another_place_is_refused() -> None:
         ExactState(4, PLACE).load_state_dict(state)
 
 
-def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+def made() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
     model = nn.Linear(2, 1)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+    return [model], [torch.optim.SGD(model.parameters(), lr=0.1)]
 
 
 def test_a_place_has_what_chooses_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

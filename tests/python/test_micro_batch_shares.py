@@ -175,7 +175,7 @@ class Stands:
 
 def steps_of(most: int | None, told: tuple[int, float]) -> StepInPieces:
     model = torch.nn.Linear(3, 1)
-    made = StepInPieces(model, lambda model, batch: (model(batch).mean(), None), lambda loss: loss, most)
+    made = StepInPieces([model], lambda batch: (model(batch).mean(), None), lambda loss: loss, most)
     made._times = SimpleNamespace(told=told, take=lambda size, took: None)  # type: ignore[assignment]
     return made
 
@@ -271,7 +271,7 @@ def step(model, batch):
 auto = None if whole or sys.argv[1] == "unlike" and rank else "auto"
 shares = None if whole else lambda number, batch: [batch - 10 - number, 10 + number]
 trainer = es.Trainer(model, optimizer, step, config=es.Config(shares=shares, micro_batch=auto))
-prefer = trainer._pieces.prefer
+prefer = trainer._pieces[0].prefer
 begins = 0
 
 def preferred(size):
@@ -279,7 +279,7 @@ def preferred(size):
     begins = len(seen)
     prefer(size)
 
-trainer._pieces.prefer = preferred
+trainer._pieces[0].prefer = preferred
 trainer.fit(DataLoader(data, batch_size=32, shuffle=True), epochs=1)
 print(seen[begins:])
 print([p.tolist() for p in model.parameters()])

@@ -4,6 +4,7 @@ smaller where the others can take the rest. The memory really is short: RLIMIT_A
 from __future__ import annotations
 
 import ast
+import functools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -167,7 +168,7 @@ def run(monkeypatch: pytest.MonkeyPatch, batch: Any, loss: Any, most: int | None
     model = nn.Linear(4, 3).double() if batch[0].dtype is torch.float64 else nn.Linear(4, 3)
     steps = SimpleNamespace(memory=None, syncs=[], buffers=None, mends_memory=False, ran_short=False)
     session: Any = SimpleNamespace(latest=None, steps=steps, rank=0)
-    pieces = step_in_pieces.StepInPieces(model, loss, lambda one: one * scale, most)
+    pieces = step_in_pieces.StepInPieces([model], functools.partial(loss, model), lambda one: one * scale, most)
     pieces.run(session, batch)
     assert told in ([], [pieces.amount])
     return [p.grad for p in model.parameters()], pieces.loss, pieces.amount

@@ -119,6 +119,12 @@ def test_wrong_arguments() -> None:
         es.Trainer(model, model, print)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="train_step is called"):
         es.Trainer(model, optimizer, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not a list and a list"):
+        es.Trainer([], [], [])
+    with pytest.raises(ValueError, match=r"1 optimizers and 2 train_steps.*\n  fix: two lists of one length"):
+        es.Trainer([model], [optimizer], [print, print])
+    with pytest.raises(ValueError, match="steps of one model with one optimizer"):
+        es.Trainer([model, nn.Linear(1, 1)], optimizer, print, config=es.Config(micro_batch="auto"))
     with pytest.raises(ValueError, match="scheduler_every='batch'"):
         es.Trainer(model, optimizer, print, scheduler_every="batch")
     trainer = es.Trainer(model, optimizer, lambda model, batch: batch)
@@ -127,12 +133,75 @@ def test_wrong_arguments() -> None:
     with torch.autocast("cpu"), pytest.raises(es.EvenstepError, match="inside train_step"):
         trainer.fit([])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="tensor of 2 elements\n  fix: return the loss"):
-        trainer._loss_of(model, torch.zeros(2))
+        trainer._loss_of(lambda model, batch: batch, model, torch.zeros(2))
     for amount, said in ((-1, "-1"), (torch.tensor(math.nan), "nan"), (math.inf, "inf")):
         with pytest.raises(ValueError, match=f"train_step gave {said} as what its loss is a mean over"):
-            trainer._loss_of(model, (torch.zeros(()), amount))
+            trainer._loss_of(lambda model, batch: batch, model, (torch.zeros(()), amount))
     with pytest.raises(ValueError, match="only a loop that computes the batch block by block"):
         es.prepare(model, exact="bitwise")  # type: ignore[arg-type]
+
+
+GAN = """
+import os
+import torch
+from torch import nn
+from torch.nn.functional import softplus
+from torch.utils.data import DataLoader, TensorDataset
+import evenstep as es
+
+def networks():
+    torch.manual_seed(3)
+    generator = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
+    discriminator = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    return [generator, discriminator], [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (discriminator, generator)]
+
+def seen(models, batch):
+    x, drawn = batch
+    with torch.no_grad():
+        fake = models[0](drawn)
+    return softplus(-models[1](x)).mean() + softplus(models[1](fake)).mean()
+
+def fooled(models, batch):
+    return softplus(-models[1](models[0](batch[1]))).mean(), 2.0 * len(batch[0])
+
+torch.manual_seed(7)
+data = TensorDataset(torch.randn(26, 3, dtype=torch.float64), torch.randn(26, 2, dtype=torch.float64))
+models, optimizers = networks()
+by_hand = []
+for _ in range(2):
+    for batch in DataLoader(data, batch_size=6):
+        losses = []
+        for loss_of, model, optimizer in zip((seen, lambda *given: fooled(*given)[0]), models[::-1], optimizers):
+            optimizer.zero_grad()
+            loss = loss_of(models, batch)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            losses.append(loss.item())
+        by_hand.append(losses)
+wanted = [p.detach() for one in models for p in one.state_dict().values()]
+
+def shares(number, batch):  # zeros among them
+    return [number * 5 % (batch + 1), batch - number * 5 % (batch + 1)]
+
+models, optimizers = networks()
+schedulers = [torch.optim.lr_scheduler.ConstantLR(one, factor=1.0) for one in optimizers]
+told = []
+trainer = es.Trainer(
+    models, optimizers, [seen, fooled], scheduler=schedulers, on_step=lambda trainer: told.append([*trainer.losses, trainer.loss]),
+    config=es.Config(clip_norm=0.1, shares=shares),
+)
+trainer.fit(DataLoader(data, batch_size=6), epochs=2)
+assert trainer.step == 10 and trainer.model is models
+for value, other in zip(wanted, (p.detach() for one in models for p in one.state_dict().values())):
+    torch.testing.assert_close(value, other, rtol=1e-12, atol=1e-14)
+torch.testing.assert_close(torch.tensor(told), torch.tensor([[*each, sum(each)] for each in by_hand]), rtol=1e-10, atol=0)
+"""
+
+
+def test_trains_several_models_as_a_loop_by_hand(run_ranks: Callable[..., list[Any]]) -> None:
+    """A GAN: each loss makes gradients of what its own optimizer has, and of nothing else on the way."""
+    run_ranks(GAN)
 
 
 RESUMED = """
