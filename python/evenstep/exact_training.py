@@ -234,9 +234,8 @@ class BlockSteps:
         self._losses.clear()
         for one in self._models:
             one.seen.clear()
-        for (
-            sync
-        ) in steps.syncs:  # also what an earlier loss, or the script, left to parameters that this one does not train
+        # also what an earlier loss, or the script, left to parameters that this one does not train
+        for sync in steps.syncs:
             for parameter in sync.parameters:
                 parameter.grad = None
         try:

@@ -307,9 +307,8 @@ class Trainer:
             self.losses[number] = current.world_size * float(reduce_mean(loss if weight > 0 else 0.0, 1.0))
         else:  # a scaled loss was told, of several the first's; of a step that the scaler skips, none
             mean, weighed = reduce_mean(torch.tensor([loss, 1.0], dtype=torch.float64), weight).tolist()
-            self.losses[number] = (
-                0.0 if math.isnan(weighed) else mean
-            )  # nothing of the batch counted, as without a scaler
+            nothing = math.isnan(weighed)  # of the batch counted, as without a scaler
+            self.losses[number] = 0.0 if nothing else mean
 
     def _update(self, optimizer: Optimizer) -> bool:
         """Whether the scaler has stepped."""
