@@ -146,7 +146,8 @@ static even_status make_bench(bench *to) {
     to->ranks[i].alive = true;
     to->ranks[i].pid = NO_PROCESS + i;
   }
-  return even_loop_open(&to->job.loop);
+  even_status status = even_loop_open(&to->job.loop);
+  return status == EVEN_OK ? even_guardian_start("EVENSTEP_TEST_MARK=none-such", &to->job.guardian) : status;
 }
 
 static void close_bench(bench *of) {
@@ -158,6 +159,7 @@ static void close_bench(bench *of) {
   even_generation_close(of->view);
   even_job_generations_close(&of->job);
   even_progress_close(&of->job.progress);
+  even_guardian_stop(&of->job.guardian);
   even_loop_close(&of->job.loop);
   even_text_free(&of->job.run_folder);
   even_text_free(&of->said);

@@ -264,7 +264,7 @@ static void one_that_stands_before_it_serves_is_replaced(void **state) {
                                     .program = "/usr/bin/evenstep",
                                     .folder = STANDING,
                                     .patience_seconds = 100,
-                                    .silence_seconds = EVEN_SOCKET_SHORTEST_SILENCE_MS * 1e-3,
+                                    .silence_seconds = (int)EVEN_SOCKET_SHORTEST_SILENCE_MS * 1e-3,
                                     .replaces_leader = true,
                                     .before = &of->legacy};
   assert_int_equal(even_hosts_open(&params, &hosts), EVEN_ERR_PEER_LOST);
