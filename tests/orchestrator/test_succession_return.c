@@ -174,11 +174,11 @@ static int open_alone(void **state) {
 static int close_scene(void **state) {
   scene *of = *state;
   char command[80];
-  fault_reset();
   even_succession_close(&of->hosts);
   for (size_t i = 1; i < COUNT; i++) {
     even_voter_close(of->voters[i], true); /* NULL: there is no group */
   }
+  fault_reset(); /* they call as long as they run */
   even_guardian_stop(&of->guardian);
   for (size_t i = 0; i < of->custody.count; i++) {
     even_pipe_close(of->kept[i].fd);
