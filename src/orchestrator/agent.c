@@ -526,7 +526,7 @@ void even_job_close(even_job *job) {
   even_job_snapshots_close(job);
   even_succession_guard(job, false);
   even_job_drain_close(job); /* the guardian would wait for a command that nobody reaps */
-  even_guardian_stop(&job->guardian);
+  even_job_guard_close(job);
   even_oom_watch_close(&job->oom);
   even_progress_close(&job->progress);
   even_hangs_close(job->hangs);

@@ -86,9 +86,32 @@ static even_status tell_all(even_job *job) {
   return even_slowdown_tell(&job->slow);
 }
 
+void even_job_guard_close(even_job *job) {
+  even_guardian_stop(&job->guardian);
+  if (job->unguarded) {
+    even_guardian_stop(&job->unreplaced);
+    job->unguarded = false;
+  }
+}
+
 bool even_job_guardian_holds(const even_job *job) {
   uint64_t held = 0;
   return even_guardian_holds(&job->guardian, &held);
+}
+
+/* EVEN_OK: there is one, and it knows all; else job->guardian says whether there is. */
+static even_status start_next(even_job *job) {
+  even_succession_guard(job, false); /* the voter's thread writes to it: the next check gives the new one */
+  EVEN_TRY(start_guardian(job));
+  even_status status = tell_all(job);
+  if (job->unguarded) {
+    if (status == EVEN_OK) {
+      status = even_guardian_inherit(&job->guardian, &job->unreplaced);
+    }
+    even_guardian_stop(&job->unreplaced);
+    job->unguarded = false;
+  }
+  return status;
 }
 
 /* The guardian has ended, which it never does by itself while the agent lives. The training does not end with it; and
@@ -97,14 +120,11 @@ static void replace(even_job *job) {
   const even_error kept = *even_error_last();
   even_guardian gone = job->guardian;
   long lost = (long)gone.pid;
-  even_succession_guard(job, false); /* the next check gives the new one */
-  even_status status = start_guardian(job);
-  if (status == EVEN_OK) {
-    status = tell_all(job);
-  }
-  if (status == EVEN_OK) {
-    status = even_guardian_inherit(&job->guardian, &gone);
-  }
+  job->unreplaced = (even_guardian){.pid = -1, .pipe = -1, .page_fd = gone.page_fd, .page = gone.page};
+  job->unguarded = true;
+  gone.page = NULL;
+  gone.page_fd = -1;
+  even_status status = start_next(job);
   even_guardian_stop(&gone);
   even_outlast_guarded(job);
   if (status == EVEN_OK) {
@@ -121,8 +141,11 @@ static void replace(even_job *job) {
 /* It was told that there is none. */
 void even_job_guard_again(even_job *job) {
   const even_error kept = *even_error_last();
-  if (job->guardian.pid < 0 && start_guardian(job) == EVEN_OK) {
-    even_status status = tell_all(job);
+  if (job->guardian.pid >= 0) {
+    return;
+  }
+  even_status status = start_next(job);
+  if (job->guardian.pid >= 0) {
     even_outlast_guarded(job);
     even_job_notice(
         job, "the job has a guardian again (process %ld)%s%s", (long)job->guardian.pid,

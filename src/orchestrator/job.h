@@ -90,6 +90,8 @@ typedef struct even_job {
   even_signals signals;
   even_loop_watch signal_watch;
   even_guardian guardian;
+  even_guardian unreplaced; /* while `unguarded`: what the one that has ended was told, and whether it held the ranks */
+  bool unguarded;
   uint64_t unguarded_ns; /* when it was tried last to start another one by the clock; 0: there was one since */
   pid_t guarded_command; /* session that the guardian was told of, and not yet that it is no more; 0: none */
   even_slowdown slow;
@@ -269,6 +271,8 @@ void even_job_signal_ranks(even_job *job, int number, bool groups);
 even_fault_facts even_job_facts(const even_job *job, size_t rank);
 /* Starts the guardian and what slows ranks down. */
 even_status even_job_guard_open(even_job *job) EVEN_MUST_USE;
+/* Ends it, whose work is done. */
+void even_job_guard_close(even_job *job);
 /* Where there is no guardian, as one that has ended could not be replaced: tries it again, and tells it all. */
 void even_job_guard_again(even_job *job);
 /* The same while ranks run, at once and then each 10 s; several times a second. */

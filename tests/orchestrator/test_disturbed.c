@@ -1,6 +1,7 @@
 /* Jobs whose agent is disturbed: its guardian is killed, its calls fail, a signal comes while it reads. */
 #include "base/stop.h"
 #include "job_fixture.h"
+#include "orchestrator/job.h"
 #include "os/calls.h"
 #include "os/signals.h"
 #include "support/fault.h"
@@ -151,6 +152,38 @@ static void a_guardian_that_could_not_be_replaced_is_tried_again(void **state) {
   assert_int_equal(code, 0);
   assert_true(job_fixture_saw(job, "there is no other ("));
   assert_true(job_fixture_saw(job, "notice the job has a guardian again (process "));
+}
+
+static pid_t fork_nothing(void) {
+  errno = EAGAIN;
+  return -1;
+}
+
+/* Whose ranks stand, since nobody may say that they run: who comes late lets them go in its turn. */
+static void a_guardian_that_comes_late_holds_what_was_held(void **state) {
+  const even_agent_params params = {.observer = {.notice = NULL}};
+  even_job job = {.params = &params, .loop = {.fd = -1}};
+  struct sigaction before;
+  (void)state;
+  assert_int_equal(even_signals_pipe_ignore(&before), EVEN_OK);
+  assert_int_equal(even_guardian_start("EVENSTEP_TEST_MARK=none-such", &job.guardian), EVEN_OK);
+  assert_int_equal(even_guardian_limit(&job.guardian, 1, UINT64_MAX), EVEN_OK);
+  while (!even_job_guardian_holds(&job)) {
+    (void)sched_yield();
+  }
+  const even_process_end end = {.pid = job.guardian.pid, .signal = SIGKILL};
+  kill_unheard(end.pid);
+  even_os.fork = fork_nothing;
+  even_job_guard_ended(&job, &end);
+  assert_int_equal(job.guardian.pid, -1);
+  even_job_guard_again(&job);
+  assert_int_equal(job.guardian.pid, -1);
+  even_os.fork = even_os_real.fork;
+  even_job_guard_again(&job);
+  assert_true(job.guardian.pid >= 0);
+  assert_true(even_job_guardian_holds(&job));
+  even_job_guard_close(&job);
+  even_signals_pipe_restore(&before);
 }
 
 static int fails_beside_a_dead_guardian(int epoll, struct epoll_event *events, int count, int timeout_ms) {
@@ -364,6 +397,7 @@ int main(void) {
       JOB_TEST(a_guardian_that_is_gone_at_a_restart_is_replaced),
       JOB_TEST(a_job_goes_on_where_no_guardian_can_be_had),
       JOB_TEST(a_guardian_that_could_not_be_replaced_is_tried_again),
+      JOB_TEST(a_guardian_that_comes_late_holds_what_was_held),
       JOB_TEST(the_error_is_known_after_the_cleaning_up),
       JOB_TEST(the_error_is_known_after_a_tick),
       JOB_TEST(a_signal_while_a_restart_reads_ends_as_that_signal),
