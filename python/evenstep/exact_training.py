@@ -212,25 +212,39 @@ class BlockSteps:
         stage: Stage,
         number: int,
         loss: Loss,
-        trained: Container[int] | None,
+        trained: Optimizer | None,
         scale: Callable[[torch.Tensor], torch.Tensor],
         sums: bool = False,
     ) -> None:
-        """number: of the loss, among those that each batch has. trained: the parameters (ids) that it trains; None: all. sums: losses
-        are sums over samples."""
+        """number: of the loss, among those that each batch has. trained: whose parameters it trains, by the time of each batch; None:
+        all. sums: losses are sums over samples."""
         self._session, self._blocks, self._sums = current, blocks, sums
         self._loss, self._scale, self._number = loss, scale, number
-        models = [_ModelSums(sync, trained) for sync in current.steps.syncs]
-        self._models = [one for one in models if one.parameters]
-        self._all = trained is None
-        self._parameters = [p for one in self._models for p in one.parameters]
+        self._trained = trained
+        self._chosen: list[int] = []  # ids of what that had when the models were looked through
+        self._models: list[_ModelSums] = []
+        self._parameters: list[nn.Parameter] = []
+        self._choose()
         self._norms = any(is_synchronised(module) for model in current.models.values() for module in model.modules())
         self._stage = stage
         self._losses: list[tuple[float, float]] = []  # of this rank's blocks that count: what it is a mean over, loss
 
+    def _choose(self) -> None:
+        """What it trains: groups are added to an optimizer while it runs (layers that were frozen)."""
+        groups = [] if self._trained is None else self._trained.param_groups
+        ids = [id(p) for group in groups for p in group["params"]]
+        if self._models and ids == self._chosen:
+            return
+        kept = None if self._trained is None else set(ids)
+        models = [_ModelSums(sync, kept) for sync in self._session.steps.syncs]
+        self._models = [one for one in models if one.parameters]
+        self._parameters = [p for one in self._models for p in one.parameters]
+        self._chosen = ids
+
     def run(self, batch: list[Any], plan: BatchPlan) -> float:
         """The global batch's loss; NaN where a rank was lost, so that the batch comes again."""
         steps = self._session.steps
+        self._choose()
         self._losses.clear()
         for one in self._models:
             one.seen.clear()
@@ -331,7 +345,9 @@ class BlockSteps:
                 return
             self._forget_gradients()
             # Not what the loss goes through and does not train: a discriminator, on the way to its generator.
-            self._scale(loss).backward(inputs=None if self._all else [p for p in self._parameters if p.requires_grad])
+            self._scale(loss).backward(
+                inputs=None if self._trained is None else [p for p in self._parameters if p.requires_grad]
+            )
             self._add(amount, loss, [p.grad for p in self._parameters])
 
     def _side_by_side(self, batch: list[Any], plan: BatchPlan, sizes: Sequence[int], counts: Sequence[int]) -> None:

@@ -439,7 +439,7 @@ class GradientSync:
             self.engine.discard()
         used, report = self._close_round()
         if again:
-            self._keep_sums()
+            self._keep_sums(weight)
             self._begin(weight)
             used, second = self._close_round()
             report.goes_on(second)
@@ -466,9 +466,9 @@ class GradientSync:
             self.nonfinite += self.look.at_common(range(self._dense, len(self.parameters)), self.parameters, late=False)
         return self._done(report)
 
-    def _keep_sums(self) -> None:
-        """Between two rounds of one pass: what the first has summed into some rank's p.grad is every rank's gradient of the second."""
-        mine = self._kept.in_memory(self.parameters[: self._dense])
+    def _keep_sums(self, weight: float) -> None:
+        """Between two rounds of one pass: what the first summed into p.grad of a rank that counts is all ranks' gradient of the second."""
+        mine = self._kept.in_memory(self.parameters[: self._dense]) if weight > 0 else []
         with self._steps.blocking():
             sums = sums_of_all(self._steps.group, mine, self._refired, self._names)
         for index in set(sums).difference(mine):

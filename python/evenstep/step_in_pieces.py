@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from evenstep import _core
 from evenstep._core import EvenstepError
@@ -39,10 +40,10 @@ class StepInPieces:
         scale: Callable[[torch.Tensor], torch.Tensor],
         micro_batch: int | None = None,
         sums: bool = False,
-        trained: Sequence[nn.Parameter] | None = None,
+        trained: Optimizer | None = None,
     ) -> None:
         """models: that the loss goes through. micro_batch: no more samples at once, whatever fits. sums: losses are sums over
-        samples. trained: the parameters that are to have gradients of it; None: all of the models."""
+        samples. trained: whose parameters are to have gradients of it, by the time of each pass; None: all of the models."""
         self._models, self._loss, self._scale, self._sums = models, loss, scale, sums
         self._trained = trained
         self._micro_batch = micro_batch
@@ -91,7 +92,10 @@ class StepInPieces:
     @property
     def _parameters(self) -> list[nn.Parameter]:
         """That are to have gradients."""
-        every = (p for model in self._models for p in model.parameters()) if self._trained is None else self._trained
+        if self._trained is None:
+            every = [p for model in self._models for p in model.parameters()]
+        else:
+            every = [p for group in self._trained.param_groups for p in group["params"]]
         return list({id(p): p for p in every if p.requires_grad}.values())
 
     # -- at once --

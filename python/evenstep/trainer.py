@@ -161,7 +161,8 @@ class Trainer:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.losses = [math.nan for _ in train_steps]  # of the last step, over the whole global batch
         self._train_steps, self._on_step = train_steps, on_step
-        self._schedulers = [scheduler] if isinstance(scheduler, LRScheduler) else list(scheduler or ())
+        listed = isinstance(scheduler, (list, tuple))  # one need not be torch's
+        self._schedulers: list[Any] = list(scheduler) if listed else [] if scheduler is None else [scheduler]  # type: ignore[arg-type]
         self._every, self._scaler = scheduler_every, scaler
         self._weights = [0.0 for _ in train_steps]  # of this rank's losses of the last step among the others'
         if config.micro_batch == AUTO and self._several:
@@ -190,7 +191,7 @@ class Trainer:
     @property
     def loss(self) -> float:
         """Of the last step, over the whole global batch; of several losses their sum (`losses` has each)."""
-        return math.fsum(self.losses) if self._several else self.losses[0]
+        return sum(self.losses)
 
     @property
     def _several(self) -> bool:
@@ -201,11 +202,9 @@ class Trainer:
         return [partial(self._loss_of, train_step, self.model) for train_step in self._train_steps]
 
     @property
-    def _trained(self) -> list[list[nn.Parameter] | None]:
-        """By each loss; None: all there is."""
-        if not self._several:
-            return [None]
-        return [[p for group in one.param_groups for p in group["params"]] for one in self._optimizers]
+    def _trained(self) -> Sequence[Optimizer | None]:
+        """By each loss: this one's parameters; None: all there is."""
+        return self._optimizers if self._several else [None]
 
     @property
     def step(self) -> int:
@@ -267,10 +266,11 @@ class Trainer:
         scaled, recovery = False, session().recovery
         for number, optimizer in enumerate(self._optimizers):
             stands = recovery is not None and recovery.passes_over  # made before a rank was lost, and its loss with it
-            loss = self._backward(number, batch)
+            loss, weight = self._backward(number, batch)
             if not stands or math.isnan(self.losses[number]):
-                self.losses[number] = loss
-            scaled = self._update(optimizer) or scaled
+                self.losses[number], self._weights[number] = loss, weight
+            # a step that stands is applied no more: not the scaler's to leave out, which would leave the next one's out
+            scaled = self._update(optimizer, None if stands else self._scaler) or scaled
         if scaled:
             self._scaler.update()
         if session().redoing:
@@ -283,18 +283,17 @@ class Trainer:
         if self._on_step is not None:
             self._on_step(self)
 
-    def _backward(self, number: int, batch: Any) -> float:
-        """Of one loss, and its value."""
+    def _backward(self, number: int, batch: Any) -> tuple[float, float]:
+        """Of one loss; its value, and this rank's weight in that of all."""
         if self._steps:
             plan = session().latest
             assert plan is not None
             loss = self._steps[number].run(batch, plan)
             self._steps[number].optimizer_seed(plan)
-            return loss
+            return loss, 0.0
         pieces = self._pieces[number]
         pieces.run(session(), batch)
-        self._weights[number] = pieces.amount
-        return pieces.loss
+        return pieces.loss, pieces.amount
 
     def _tell_loss(self, number: int) -> None:
         """The mean over all ranks, but where they train on their own (es.LocalSGD, es.DiLoCo)."""
@@ -310,11 +309,11 @@ class Trainer:
             nothing = math.isnan(weighed)  # of the batch counted, as without a scaler
             self.losses[number] = 0.0 if nothing else mean
 
-    def _update(self, optimizer: Optimizer) -> bool:
+    def _update(self, optimizer: Optimizer, scaler: Any) -> bool:
         """Whether the scaler has stepped."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         clipped = self.config.clip_norm is not None or self.config.clip_value is not None
-        scaler = self._scaler if any(p.grad is not None for p in parameters) else None  # it wants some gradient
+        scaler = scaler if any(p.grad is not None for p in parameters) else None  # it wants some gradient
         if scaler is not None and self._steps:
             scaler.scale(
                 parameters[0].new_zeros(())
@@ -407,8 +406,7 @@ class Trainer:
     def _make_steps(self, blocks: Blocks) -> None:
         stage = Stage()
         for number, (loss, trained) in enumerate(zip(self._losses_of, self._trained)):
-            ids = None if trained is None else {id(p) for p in trained}
-            self._steps.append(BlockSteps(session(), blocks, stage, number, loss, ids, self._scale, self._sums))
+            self._steps.append(BlockSteps(session(), blocks, stage, number, loss, trained, self._scale, self._sums))
 
     def _measure_micro_batch(self, loader: DataLoader[Any], even: EvenLoader) -> None:
         current = session()

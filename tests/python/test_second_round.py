@@ -38,33 +38,36 @@ def loss():
     return model(torch.randn(5, 3, generator=generator, requires_grad=True)).square().mean()
 
 
-def expected():
+def expected(counts):
     model.reentrant = False
     found = torch.autograd.grad(loss(), list(model.parameters()), allow_unused=True)
     found = [torch.zeros_like(p) if g is None else g for p, g in zip(model.parameters(), found)]
     rows = gather_objects(es.session().group, [one.flatten().tolist() for one in found])
-    whole = [torch.tensor(ranks).sum(0) for ranks in zip(*rows)]
-    return torch.cat(whole) if REDUCTION == "sum" else torch.cat(whole) / es.world_size()
+    whole = [torch.tensor(ranks[:counts]).sum(0) for ranks in zip(*rows)]
+    return torch.cat(whole) if REDUCTION == "sum" else torch.cat(whole) / counts
 
 
 def got():
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
-for REDUCTION, agrees in (("mean", True), ("sum", True), ("sum", False)):  # where they do not, training has ended
+# Of how many ranks the samples count, and whether they agree: where they do not, training has ended.
+for REDUCTION, counts, agrees in (("mean", 2, True), ("sum", 2, True), ("mean", 1, True), ("sum", 2, False)):
     model = Model()
     model, optimizer = es.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), reduction=REDUCTION)
     (sync,) = (one for one in es.session().steps.syncs if one.model is model)
     for _ in range(3):  # until the gradients' order is known, by which they lie in memory
         model.zero_grad()
         loss().backward()
-    wanted = expected()
+    wanted = expected(counts)
     sync.defer = False  # as before the first of these passes
     model.zero_grad(set_to_none=RANK == 0)
-    if agrees:
+    if agrees and counts == 2:
         model.gate.zero_grad()  # set to None
     model.reentrant = RANK == 0
     try:
+        if counts == 1:  # what rank 1 has kept of a sum is no gradient of its own
+            es.set_weight(1.0 - RANK)
         loss().backward()
     except es.EvenstepError as error:
         assert not agrees, error

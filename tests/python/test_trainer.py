@@ -142,7 +142,6 @@ def test_wrong_arguments() -> None:
 
 
 GAN = """
-import os
 import torch
 from torch import nn
 from torch.nn.functional import softplus
@@ -153,7 +152,12 @@ def networks():
     torch.manual_seed(3)
     generator = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
     discriminator = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)).double()
-    return [generator, discriminator], [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (discriminator, generator)]
+    trained = (discriminator, generator[1:])  # the generator's first layer is frozen until `thaw`
+    return [generator, discriminator], [torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in trained]
+
+def thaw(step, models, optimizers):
+    if step == 3:
+        optimizers[1].add_param_group({"params": models[0][0].parameters()})
 
 def seen(models, batch):
     x, drawn = batch
@@ -167,28 +171,37 @@ def fooled(models, batch):
 torch.manual_seed(7)
 data = TensorDataset(torch.randn(26, 3, dtype=torch.float64), torch.randn(26, 2, dtype=torch.float64))
 models, optimizers = networks()
+"""
+
+LOOPS = """
 by_hand = []
 for _ in range(2):
     for batch in DataLoader(data, batch_size=6):
         losses = []
-        for loss_of, model, optimizer in zip((seen, lambda *given: fooled(*given)[0]), models[::-1], optimizers):
+        for loss_of, optimizer in zip((seen, lambda *given: fooled(*given)[0]), optimizers):
             optimizer.zero_grad()
             loss = loss_of(models, batch)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], 0.1)
             optimizer.step()
             losses.append(loss.item())
         by_hand.append(losses)
+        thaw(len(by_hand), models, optimizers)
 wanted = [p.detach() for one in models for p in one.state_dict().values()]
 
 def shares(number, batch):  # zeros among them
     return [number * 5 % (batch + 1), batch - number * 5 % (batch + 1)]
 
 models, optimizers = networks()
-schedulers = [torch.optim.lr_scheduler.ConstantLR(one, factor=1.0) for one in optimizers]
+schedulers = [torch.optim.lr_scheduler.ConstantLR(optimizers[0], factor=1.0)]
 told = []
+
+def on_step(trainer):
+    told.append([*trainer.losses, trainer.loss])
+    thaw(trainer.step, models, optimizers)
+
 trainer = es.Trainer(
-    models, optimizers, [seen, fooled], scheduler=schedulers, on_step=lambda trainer: told.append([*trainer.losses, trainer.loss]),
+    models, optimizers, [seen, fooled], scheduler=schedulers, on_step=on_step,
     config=es.Config(clip_norm=0.1, shares=shares),
 )
 trainer.fit(DataLoader(data, batch_size=6), epochs=2)
@@ -201,7 +214,45 @@ torch.testing.assert_close(torch.tensor(told), torch.tensor([[*each, sum(each)] 
 
 def test_trains_several_models_as_a_loop_by_hand(run_ranks: Callable[..., list[Any]]) -> None:
     """A GAN: each loss makes gradients of what its own optimizer has, and of nothing else on the way."""
-    run_ranks(GAN)
+    run_ranks(GAN + LOOPS)
+
+
+THAWED = """
+frozen = models[0][0].weight.detach().clone()
+changed = []
+
+def on_step(trainer):
+    thaw(trainer.step, models, optimizers)
+    changed.append(not torch.equal(models[0][0].weight, frozen))
+
+es.Trainer(models, optimizers, [seen, fooled], on_step=on_step, config=es.Config(exact="bitwise", block=2)).fit(
+    DataLoader(data, batch_size=6)
+)
+assert changed == [False] * 3 + [True] * 2, changed
+"""
+
+
+def test_bit_by_bit_what_an_optimizer_gets_later_is_trained(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(GAN + THAWED)
+
+
+def test_losses_and_schedulers_may_be_any() -> None:
+    """Networks that diverge have losses of infinite values with opposite signs; schedulers need not be torch's."""
+
+    class Warmth:
+        def step(self) -> None: ...
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    model = nn.Linear(2, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    warmth = Warmth()
+    trainer = es.Trainer(model, optimizers, [lambda model, batch: batch] * 2, scheduler=warmth)  # type: ignore[arg-type]
+    assert trainer._schedulers == [warmth]
+    trainer.losses = [math.inf, -math.inf]
+    assert math.isnan(trainer.loss)
 
 
 RESUMED = """
