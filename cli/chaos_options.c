@@ -85,9 +85,8 @@ static even_status check_own(const even_chaos_command *on) {
     (void)even_fail(EVEN_ERR_USAGE, "chaos: %s is of hosts of your own", alone);
     return even_error_fix("name them: --hosts here,there; or leave it out");
   }
-  if (own && (on->job.devices != NULL || on->job.profile != NULL)) {
-    (void)even_fail(EVEN_ERR_USAGE, "chaos: %s is of this host, and --hosts of several",
-                    on->job.devices != NULL ? "--devices" : "--profile");
+  if (own && on->job.devices != NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "chaos: --devices is of this host, and --hosts of several");
     return even_error_fix("leave out one of the two");
   }
   return EVEN_OK;

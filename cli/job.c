@@ -414,12 +414,16 @@ static void tell_what_a_profile_lacks(running_job *job) {
   if (rank < 0 || options->quiet) {
     return;
   }
+  const char *host = job->setup.labels != NULL ? job->setup.labels[rank] : NULL;
   even_text text = EVEN_TEXT_EMPTY;
-  even_text_format(
-      &text,
-      "%s has no score that holds for %s (none, one of another model, or a disturbed one): the shares do not "
-      "start from it; `evenstep profile` measures anew",
-      options->profile != NULL ? options->profile : "gpu_profiles.json", job->setup.devices.items[rank].name);
+  even_text_format(&text,
+                   "%s%s%s has no score that holds for %s (none, one of another model, %s): the shares do not "
+                   "start from it; `evenstep profile` measures anew",
+                   even_job_profile_path(options), host != NULL ? " of host " : "", host != NULL ? host : "",
+                   job->setup.devices.items[rank].name,
+                   job->setup.labels != NULL
+                       ? "a disturbed one, or one that was not measured as another host's, in C or by torch"
+                       : "or a disturbed one");
   even_job_view_notice(&job->view, even_text_string(&text));
   even_text_free(&text);
 }
@@ -434,11 +438,10 @@ static void tell_what_proportional_lacks(running_job *job) {
   }
   even_text text = EVEN_TEXT_EMPTY;
   even_text_format(&text, "--policy proportional shares by a profile, and %s: shares are equal, and stay so; %s",
-                   setup->hosts != NULL   ? "none here tells of all devices (other hosts' are not read)"
-                   : setup->no_score >= 0 ? "none tells of all devices"
-                                          : "there is none",
-                   setup->hosts != NULL ? "--policy auto measures while it trains"
-                                        : "`evenstep profile` makes one, and --policy auto measures while it trains");
+                   setup->no_score >= 0 ? "none tells of all devices" : "there is none",
+                   setup->hosts != NULL
+                       ? "`evenstep profile` on each host makes one, and --policy auto measures while it trains"
+                       : "`evenstep profile` makes one, and --policy auto measures while it trains");
   even_job_view_notice(&job->view, even_text_string(&text));
   even_text_free(&text);
 }

@@ -253,11 +253,8 @@ static even_status make_own_wish(int ranks, even_host_wish **out, size_t *count)
 }
 
 even_status even_job_check_hosts(const even_job_options *options) {
-  const char *other = options->devices != NULL   ? "--devices names devices of this host"
-                      : options->profile != NULL ? "--profile is of this host's devices"
-                                                 : NULL;
-  if (other != NULL) {
-    (void)even_fail(EVEN_ERR_USAGE, "%s, and %s", other,
+  if (options->devices != NULL) {
+    (void)even_fail(EVEN_ERR_USAGE, "--devices names devices of this host, and %s",
                     options->hosts != NULL ? "--hosts of several" : "--max-ranks lets others join");
     return even_error_fix("leave out one of the two");
   }
@@ -418,6 +415,7 @@ static even_status reach(const even_job_options *options, const even_host_wish *
                                     .folder = way->folder.data,
                                     .script = is_file ? words[0] : NULL,
                                     .python = options->no_python ? NULL : setup->python.data,
+                                    .profile = even_job_profile_path(options),
                                     .words = (const char *const *)words + 1,
                                     .word_count = word_count - 1,
                                     .patience_seconds = patience,

@@ -110,7 +110,10 @@ void even_job_name_hosts(const even_job_setup *setup, even_text *out);
 /* With --hosts: reaches the other hosts, whose devices follow this one's then. */
 even_status even_job_reach_hosts(const even_job_options *options, int ranks, size_t word_count, char **words,
                                  even_job_setup *setup) EVEN_MUST_USE;
-/* setup->speeds, by profile and quota; EVENSTEP_SPEEDS from them, of so many ranks. */
+/* The profile that is looked for: --profile, or the file's usual name. */
+const char *even_job_profile_path(const even_job_options *options);
+/* setup->speeds, by profiles and quota; EVENSTEP_SPEEDS from them, of so many ranks. Other hosts' devices have their
+ * own host's; where that has none, this one's, if a device of the same name and model is in it. */
 even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
 even_status even_job_set_speeds(even_job_setup *setup, size_t ranks) EVEN_MUST_USE;
 /* job_spares.c. How many there are and on which hosts they wait, of the hosts that there are now; `left`: some that the

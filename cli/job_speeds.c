@@ -38,6 +38,10 @@ static bool one_model(const even_device_list *devices) {
   return true;
 }
 
+const char *even_job_profile_path(const even_job_options *options) {
+  return options->profile != NULL ? options->profile : "gpu_profiles.json";
+}
+
 /* *read: it could be. Ranks that run have theirs: for a file that is spoilt, or gone, by now none of them is ended. */
 static even_status read_profile(const even_job_options *options, const char *path, even_job_setup *setup, bool *read) {
   even_status status = even_profile_speeds(path, &setup->devices, setup->speeds);
@@ -50,20 +54,64 @@ static even_status read_profile(const even_job_options *options, const char *pat
   return EVEN_OK;
 }
 
-/* The prior: the profile's score of each device, times its quota. Without a score of each the quotas alone say
+/* A rank whose device has no strength of the measure that the first one has; -1: none. */
+static int first_weak(const even_device_list *devices) {
+  for (size_t i = 0; i < devices->count; i++) {
+    const even_device *device = &devices->items[i];
+    if (!(device->strength > 0) || device->strength_in_c != devices->items[0].strength_in_c) {
+      return (int)i;
+    }
+  }
+  return -1;
+}
+
+static bool any_strength(const even_device_list *devices) {
+  for (size_t i = 0; i < devices->count; i++) {
+    if (devices->items[i].strength > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/* Of several hosts, each by its own profile: scores of two files are of different units. Speeds are the strengths
+ * themselves: those of a host that joins later are of the same unit. `read`: this host's could be. A rank whose device
+ * no profile tells of; -1: none. */
+static int read_strengths(const char *path, bool read, even_job_setup *setup) {
+  for (size_t i = 0; i < setup->devices.count; i++) {
+    if (setup->labels[i] == NULL) {
+      setup->devices.items[i].strength = 0; /* of the file before */
+    }
+  }
+  if (read && even_profile_strengths(path, &setup->devices) != EVEN_OK) {
+    even_error_clear(); /* it is gone now */
+  }
+  int weak = first_weak(&setup->devices);
+  for (size_t i = 0; weak < 0 && i < setup->devices.count; i++) {
+    setup->speeds[i] = setup->devices.items[i].strength;
+  }
+  return weak;
+}
+
+/* The prior: the profiles' score of each device, times its quota. Without a score of each the quotas alone say
  * something only where the devices are alike, so all are then left unknown unless every device is of one model. */
 even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) {
-  const char *path = options->profile != NULL ? options->profile : "gpu_profiles.json";
+  const char *path = even_job_profile_path(options);
   size_t count = setup->devices.count;
-  bool known = false;
+  bool read = false;
+  int unknown = -1;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
   if (options->profile != NULL || even_path_exists(path)) {
-    bool read = false;
     EVEN_TRY(read_profile(options, path, setup, &read));
-    int unknown = read ? first_unknown(setup->speeds, count) : -1;
-    known = read && unknown < 0;
-    setup->no_score = begins_from_speeds(options) ? unknown : -1;
+    unknown = read ? first_unknown(setup->speeds, count) : -1;
   }
+  bool known = read && unknown < 0;
+  if (setup->labels != NULL) {
+    int weak = read_strengths(path, read, setup);
+    unknown = known || !(read || any_strength(&setup->devices)) ? -1 : weak;
+    known = known || weak < 0;
+  }
+  setup->no_score = begins_from_speeds(options) ? unknown : -1;
   if (!known && setup->quota != NULL && one_model(&setup->devices)) {
     for (size_t i = 0; i < count; i++) {
       setup->speeds[i] = 1;

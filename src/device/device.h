@@ -3,6 +3,7 @@
 #define EVEN_DEVICE_DEVICE_H
 
 #include <evenstep/status.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,6 +27,8 @@ typedef struct even_device {
   char uuid[64];         /* of a GPU */
   double cores;          /* CPU time that it may use, in cores: the cgroup's quota honoured (half a core is 0.5) */
   uint64_t memory_bytes; /* that it may use: the cgroup's limit honoured; of a GPU its own */
+  double strength;       /* as even_profile_strengths says; 0: not known */
+  bool strength_in_c;    /* its measure */
 } even_device;
 
 typedef struct even_device_list {
@@ -50,5 +53,10 @@ void even_device_list_free(even_device_list *list);
  * model of processor (another machine), is NaN; a set of cores that it lacks as such has the sum of its cores' scores.
  * Errors: EVEN_ERR_NOT_FOUND (no file), EVEN_ERR_INPUT (not JSON, a speed that is not positive: says which). */
 even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) EVEN_MUST_USE;
+/* The profile's scores in a unit that is the same on all hosts, the square root of fp32 GFLOP/s times the GB/s of
+ * copied memory, into `strength` of each device that has none yet; those whose score is NaN, and all where the file
+ * does not say what was measured, keep none. Of different measures (in C, and by torch) they are not to be compared.
+ * Errors: as even_profile_speeds. */
+even_status even_profile_strengths(const char *path, even_device_list *devices) EVEN_MUST_USE;
 
 #endif

@@ -138,6 +138,11 @@ static double score_of_set(const json_t *devices, const even_device *device) {
   return sum > 0 && isfinite(sum) ? sum : NAN;
 }
 
+static double score_by_any(const json_t *devices, const even_device *device) {
+  double score = score_of(devices, device);
+  return isnan(score) ? score_of_set(devices, device) : score;
+}
+
 even_status even_profile_read(const char *origin, const char *text, size_t bytes, const even_device_list *devices,
                               double *speeds) {
   json_t *root = NULL;
@@ -145,13 +150,15 @@ even_status even_profile_read(const char *origin, const char *text, size_t bytes
   even_status status = document_check(origin, root);
   for (size_t i = 0; i < devices->count && status == EVEN_OK; i++) {
     const json_t *list = json_object_get(root, "devices");
-    speeds[i] = score_of(list, &devices->items[i]);
-    if (isnan(speeds[i])) {
-      speeds[i] = score_of_set(list, &devices->items[i]);
-    }
+    speeds[i] = score_by_any(list, &devices->items[i]);
   }
   json_decref(root);
   return status;
+}
+
+static even_status concluded(even_status status, even_text *content) {
+  even_text_free(content);
+  return status == EVEN_OK || status == EVEN_ERR_MEMORY ? status : fix();
 }
 
 even_status even_profile_speeds(const char *path, const even_device_list *devices, double *speeds) {
@@ -160,6 +167,48 @@ even_status even_profile_speeds(const char *path, const even_device_list *device
   if (status == EVEN_OK) {
     status = even_profile_read(path, even_text_string(&content), content.length, devices, speeds);
   }
-  even_text_free(&content);
-  return status == EVEN_OK || status == EVEN_ERR_MEMORY ? status : fix();
+  return concluded(status, &content);
+}
+
+/* What a score of 1 is, by the first entry that says what was measured (scores may be a user's, who changed some); 0:
+ * none does. */
+static double unit_of(const json_t *devices) {
+  for (size_t i = 0; i < json_array_size(devices); i++) {
+    const json_t *entry = json_array_get(devices, i);
+    double products = json_number_value(json_object_get(entry, "matmul_fp32_gflops"));
+    double memory = json_number_value(json_object_get(entry, "memory_bandwidth_gb_per_second"));
+    double unit = sqrt(products * memory) / json_number_value(json_object_get(entry, "relative_score"));
+    if (unit > 0 && isfinite(unit)) {
+      return unit;
+    }
+  }
+  return 0;
+}
+
+even_status even_profile_read_strengths(const char *origin, const char *text, size_t bytes, even_device_list *devices) {
+  json_t *root = NULL;
+  EVEN_TRY(even_json_parse(origin, text, bytes, &root));
+  even_status status = document_check(origin, root);
+  const json_t *list = json_object_get(root, "devices");
+  const char *with = json_string_value(json_object_get(root, "measured_with"));
+  double unit = status == EVEN_OK && with != NULL ? unit_of(list) : 0;
+  for (size_t i = 0; i < devices->count && unit > 0; i++) {
+    even_device *device = &devices->items[i];
+    double strength = score_by_any(list, device) * unit;
+    if (!(device->strength > 0) && strength > 0 && isfinite(strength)) {
+      device->strength = strength;
+      device->strength_in_c = strcmp(with, "C") == 0;
+    }
+  }
+  json_decref(root);
+  return status;
+}
+
+even_status even_profile_strengths(const char *path, even_device_list *devices) {
+  even_text content = EVEN_TEXT_EMPTY;
+  even_status status = even_file_read(path, FILE_LIMIT, &content);
+  if (status == EVEN_OK) {
+    status = even_profile_read_strengths(path, even_text_string(&content), content.length, devices);
+  }
+  return concluded(status, &content);
 }

@@ -88,8 +88,17 @@ static void note_taken(even_follower *follower) {
   }
 }
 
+/* How fast its devices are by a profile of its own, if it has one; a bad one ends nothing, and the leader tells it. */
+static void read_profile(even_follower *follower, const char *path, char *trouble, size_t bytes) {
+  if (path != NULL && even_path_exists(path) && even_profile_strengths(path, &follower->own) != EVEN_OK) {
+    (void)snprintf(trouble, bytes, "%.250s; fix: %.130s", even_error_last()->what, even_error_last()->fix);
+    even_error_clear();
+  }
+}
+
 even_status even_follower_check(even_follower *follower, const json_t *content) {
   even_text facts = EVEN_TEXT_EMPTY;
+  char profile_trouble[400] = "";
   note_taken(follower);
   const char *folder = json_string_value(json_object_get(content, "folder"));
   const char *script = json_string_value(json_object_get(content, "script"));
@@ -116,15 +125,19 @@ even_status even_follower_check(even_follower *follower, const json_t *content) 
     even_follower_tell(follower, EVEN_MESSAGE_FACTS, &facts, NULL, 0);
     return EVEN_OK;
   }
+  if (even_path_enter(folder) != EVEN_OK) {
+    even_error_clear(); /* the facts say that it is not there */
+  } else {
+    read_profile(follower, json_string_value(json_object_get(content, "profile")), profile_trouble,
+                 sizeof profile_trouble);
+  }
   const even_host_needs needs = {
       .folder = folder,
       .script = script,
       .python = json_string_value(json_object_get(content, "python")),
       .data = json_object_get(content, "data"),
+      .profile_trouble = profile_trouble,
   };
-  if (even_path_enter(folder) != EVEN_OK) {
-    even_error_clear(); /* the facts say that it is not there */
-  }
   even_status status = even_host_facts_read(&needs, &follower->own, &facts);
   if (status != EVEN_OK) {
     even_text_free(&facts);

@@ -231,9 +231,10 @@ even_status even_hosts_read_own_facts(even_hosts *hosts) EVEN_MUST_USE;
 /* ---- host_facts.c: what a host has of what the script needs ---- */
 typedef struct even_host_needs {
   const char *folder;
-  const char *script; /* NULL: none */
-  const char *python; /* NULL: no Python */
-  const json_t *data; /* paths that the command names (host_data.c); NULL: none is looked at */
+  const char *script;          /* NULL: none */
+  const char *python;          /* NULL: no Python */
+  const json_t *data;          /* paths that the command names (host_data.c); NULL: none is looked at */
+  const char *profile_trouble; /* what is wrong with the profile of its devices; "" or NULL: nothing */
 } even_host_needs;
 
 /* As JSON; what cannot be found out is said in it. */

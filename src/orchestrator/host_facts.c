@@ -13,6 +13,7 @@
 
 #include <evenstep/checkpoint.h>
 #include <evenstep/version.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -296,6 +297,9 @@ void even_host_facts_add_devices(even_json *json, const even_device_list *device
     even_json_integer(json, "kind", device->kind);
     even_json_number(json, "cores", device->cores);
     even_json_unsigned(json, "memory_bytes", device->memory_bytes);
+    if (device->strength > 0) {
+      even_json_number(json, device->strength_in_c ? "strength_in_c" : "strength", device->strength);
+    }
     even_json_object_end(json);
   }
   even_json_array_end(json);
@@ -335,6 +339,9 @@ even_status even_host_facts_read(const even_host_needs *needs, const even_device
   if (devices != NULL) {
     even_host_facts_add_devices(&json, devices);
     even_json_unsigned(&json, "places", even_host_places(devices));
+    if (needs->profile_trouble != NULL && needs->profile_trouble[0] != '\0') {
+      even_json_string(&json, "profile_trouble", needs->profile_trouble);
+    }
   }
   even_json_object_end(&json);
   even_text_free(&answer);
@@ -466,6 +473,13 @@ even_status even_host_facts_compare(const json_t *ours, const json_t *theirs, co
   return status;
 }
 
+static void read_strength(const json_t *item, even_device *device) {
+  double in_c = json_number_value(json_object_get(item, "strength_in_c"));
+  double strength = in_c > 0 ? in_c : json_number_value(json_object_get(item, "strength"));
+  device->strength = strength > 0 && isfinite(strength) ? strength : 0;
+  device->strength_in_c = in_c > 0;
+}
+
 even_status even_host_facts_devices(const json_t *facts, even_device_list *out) {
   const json_t *list = json_object_get(facts, "devices");
   *out = (even_device_list){NULL, 0};
@@ -485,6 +499,7 @@ even_status even_host_facts_devices(const json_t *facts, even_device_list *out) 
     device->cores = json_number_value(json_object_get(item, "cores"));
     device->memory_bytes = (uint64_t)json_integer_value(json_object_get(item, "memory_bytes"));
     device->numa_node = device->cuda_index = device->efficiency = -1;
+    read_strength(item, device);
   }
   return EVEN_OK;
 }

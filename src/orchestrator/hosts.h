@@ -50,7 +50,8 @@ typedef struct even_hosts_params {
   const char *folder;          /* absolute: the working folder of all ranks */
   const char *script;          /* compared with its folder's *.py; NULL: those of the working folder */
   const char *python;          /* compared with its packages; NULL: the ranks are no Python */
-  const char *const *words;    /* behind the script: files and folders that they name are compared */
+  const char *profile;      /* of each host's own devices, if it has that file (even_profile_strengths); NULL: none */
+  const char *const *words; /* behind the script: files and folders that they name are compared */
   size_t word_count;
   bool unnamed;               /* the file's name is not this job's alone: one that is there is not replaced */
   double patience_seconds;    /* for all to be there */

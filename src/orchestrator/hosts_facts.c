@@ -30,6 +30,7 @@ even_status even_hosts_ask_facts(even_host_agent *agent) {
   even_json_string(&json, "folder", params->folder);
   even_json_string(&json, "script", params->script);
   even_json_string(&json, "python", params->python);
+  even_json_string(&json, "profile", params->profile);
   even_json_integer(&json, "ranks", agent->wish);
   even_json_integer(&json, "host", (int64_t)agent->index);
   even_json_integer(&json, "silence_ms", even_socket_silence());
@@ -55,9 +56,20 @@ static even_status examine_data(even_host_agent *agent, const json_t *facts) {
   if (status != EVEN_ERR_MISMATCH || check == EVEN_DATA_STRICT) {
     return status;
   }
-  even_text_clear(&agent->differs);
   even_text_format(&agent->differs, "%s; fix: %s", even_error_last()->what, even_error_last()->fix);
   even_error_clear();
+  EVEN_TRY(even_text_status(&agent->differs));
+  even_host_data_tell(agent);
+  return EVEN_OK;
+}
+
+/* Shares do not begin from a profile that cannot be read; that ends nothing: ranks may be running. */
+static even_status examine_profile(even_host_agent *agent, const json_t *facts) {
+  const char *trouble = json_string_value(json_object_get(facts, "profile_trouble"));
+  if (trouble == NULL) {
+    return EVEN_OK;
+  }
+  even_text_format(&agent->differs, "%shost %s: %.480s", agent->differs.length > 0 ? "; " : "", agent->name, trouble);
   EVEN_TRY(even_text_status(&agent->differs));
   even_host_data_tell(agent);
   return EVEN_OK;
@@ -70,7 +82,9 @@ even_status even_hosts_examine(even_host_agent *agent, const json_t *facts) {
     return even_fail(EVEN_ERR_DEVICE, "host %s: %.500s", agent->name, trouble);
   }
   EVEN_TRY(even_host_facts_compare(hosts->facts, facts, agent->name, hosts->params.folder));
+  even_text_clear(&agent->differs);
   EVEN_TRY(examine_data(agent, facts));
+  EVEN_TRY(examine_profile(agent, facts));
   even_device_list devices = {NULL, 0};
   EVEN_TRY(even_host_facts_devices(facts, &devices));
   if (agent->whole.count > 0) {

@@ -122,6 +122,55 @@ static void errors_say_what_is_wrong(void **state) {
   expect(PROFILE("[{\"name\": \"cpu:0\", \"relative_score\": 1e999}]"), "is not valid JSON");
 }
 
+/* Two hosts' files: a score of 1 is another speed in each. */
+static void strengths_are_of_one_unit_on_all_hosts(void **state) {
+  (void)state;
+  machine_file(
+      &host, "/profile.json",
+      "{\"format\": \"evenstep-profile-1\", \"measured_with\": \"torch 2.13.0\", \"devices\": ["
+      "{\"name\": \"cpu:0\", \"cpus\": [0], \"relative_score\": 1, \"matmul_fp32_gflops\": 90,"
+      " \"memory_bandwidth_gb_per_second\": 10},"
+      "{\"name\": \"cpu:1\", \"cpus\": [1], \"relative_score\": 0.5}]}"); /* changed by hand, and what counts */
+  devices.items[1].strength = 7;                                          /* by its own host's */
+  assert_int_equal(even_profile_strengths(path, &devices), EVEN_OK);
+  assert_float_equal(devices.items[0].strength, 30, 1e-12);
+  assert_float_equal(devices.items[1].strength, 7, 0);
+  assert_float_equal(devices.items[2].strength, 45, 1e-12);
+  assert_float_equal(devices.items[3].strength, 0, 0);
+  assert_false(devices.items[0].strength_in_c);
+  machine_file(&host, "/profile.json",
+               "{\"format\": \"evenstep-profile-1\", \"measured_with\": \"C\", \"devices\": ["
+               "{\"name\": \"cpu:2\", \"cpus\": [2], \"relative_score\": 0.5},"
+               "{\"name\": \"cpu:3\", \"cpus\": [3], \"relative_score\": 1, \"matmul_fp32_gflops\": 4,"
+               " \"memory_bandwidth_gb_per_second\": 1}]}");
+  assert_int_equal(even_profile_strengths(path, &devices), EVEN_OK);
+  assert_float_equal(devices.items[3].strength, 3, 1e-12);
+  assert_true(devices.items[3].strength_in_c);
+}
+
+/* Of a file that does not say what its scores are of, or without a measure of memory (another figure), none is known.
+ */
+static void scores_of_an_unknown_unit_are_no_strengths(void **state) {
+  static const char *const files[] = {
+      "{\"format\": \"evenstep-profile-1\", \"measured_with\": \"C\", \"devices\": ["
+      "{\"name\": \"cpu:0\", \"cpus\": [0], \"relative_score\": 1}]}",
+      "{\"format\": \"evenstep-profile-1\", \"measured_with\": \"C\", \"devices\": ["
+      "{\"name\": \"cpu:0\", \"cpus\": [0], \"relative_score\": 1, \"matmul_fp32_gflops\": 90,"
+      " \"memory_bandwidth_gb_per_second\": null}]}",
+      "{\"format\": \"evenstep-profile-1\", \"devices\": ["
+      "{\"name\": \"cpu:0\", \"cpus\": [0], \"relative_score\": 1, \"matmul_fp32_gflops\": 90,"
+      " \"memory_bandwidth_gb_per_second\": 10}]}"};
+  (void)state;
+  for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+    machine_file(&host, "/profile.json", files[i]);
+    assert_int_equal(even_profile_strengths(path, &devices), EVEN_OK);
+    assert_float_equal(devices.items[0].strength, 0, 0);
+  }
+  machine_file(&host, "/profile.json", "[]");
+  assert_int_equal(even_profile_strengths(path, &devices), EVEN_ERR_INPUT);
+  assert_non_null(strstr(even_error_last()->fix, "evenstep profile"));
+}
+
 static void a_missing_file_is_not_found(void **state) {
   (void)state;
   assert_int_equal(even_profile_speeds(path, &devices, speeds), EVEN_ERR_NOT_FOUND);
@@ -136,6 +185,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(another_machines_scores_are_unknown, setup, teardown),
       cmocka_unit_test_setup_teardown(a_core_that_comes_twice_counts_once, setup, teardown),
       cmocka_unit_test_setup_teardown(errors_say_what_is_wrong, setup, teardown),
+      cmocka_unit_test_setup_teardown(strengths_are_of_one_unit_on_all_hosts, setup, teardown),
+      cmocka_unit_test_setup_teardown(scores_of_an_unknown_unit_are_no_strengths, setup, teardown),
       cmocka_unit_test_setup_teardown(a_missing_file_is_not_found, setup, teardown),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -170,6 +170,47 @@ static void large_files_are_compared_by_pieces(void **state) {
   assert_non_null(strstr(data_differs(words, 1, true), "big is a device or pipe there and a file here"));
 }
 
+static void devices_have_their_strength(void **state) {
+  (void)state;
+  even_device items[3] = {
+      {.name = "cpu:0", .strength = 30}, {.name = "cpu:1"}, {.name = "cpu:2", .strength = 4, .strength_in_c = true}};
+  const even_device_list devices = {items, 3};
+  even_device_list heard;
+  even_text text = EVEN_TEXT_EMPTY;
+  json_t *facts = NULL;
+  const even_host_needs needs = {.folder = scratch, .profile_trouble = "not a profile"};
+  assert_int_equal(even_host_facts_read(&needs, &devices, &text), EVEN_OK);
+  assert_int_equal(even_json_parse("facts", text.data, text.length, &facts), EVEN_OK);
+  assert_string_equal(even_json_text(facts, "profile_trouble"), "not a profile");
+  assert_int_equal(even_host_facts_devices(facts, &heard), EVEN_OK);
+  assert_int_equal(heard.count, 3);
+  for (size_t i = 0; i < 3; i++) {
+    assert_float_equal(heard.items[i].strength, items[i].strength, 0);
+    assert_true(heard.items[i].strength_in_c == items[i].strength_in_c);
+  }
+  even_device_list_free(&heard);
+  json_decref(facts);
+  even_text_free(&text);
+}
+
+/* Who talks to the leader may say anything. */
+static void what_is_no_strength_counts_as_none(void **state) {
+  static const char said[] =
+      "{\"devices\": [{\"name\": \"a\", \"strength\": -1}, {\"name\": \"b\", \"strength_in_c\": \"fast\"},"
+      " {\"name\": \"c\", \"strength\": null}]}";
+  (void)state;
+  even_device_list heard;
+  json_t *facts = NULL;
+  assert_int_equal(even_json_parse("facts", said, sizeof said - 1, &facts), EVEN_OK);
+  assert_int_equal(even_host_facts_devices(facts, &heard), EVEN_OK);
+  for (size_t i = 0; i < 3; i++) {
+    assert_float_equal(heard.items[i].strength, 0, 0);
+    assert_false(heard.items[i].strength_in_c);
+  }
+  even_device_list_free(&heard);
+  json_decref(facts);
+}
+
 /* Lists that are too long end somewhere; nothing twice. */
 static void no_list_is_without_end(void **state) {
   const char *words[300];
@@ -194,6 +235,8 @@ int main(void) {
       cmocka_unit_test(modules_are_compared),
       cmocka_unit_test_setup_teardown(what_the_command_names_is_compared, scratch_make, scratch_remove),
       cmocka_unit_test_setup_teardown(large_files_are_compared_by_pieces, scratch_make, scratch_remove),
+      cmocka_unit_test_setup_teardown(devices_have_their_strength, scratch_make, scratch_remove),
+      cmocka_unit_test(what_is_no_strength_counts_as_none),
       cmocka_unit_test_setup_teardown(no_list_is_without_end, scratch_make, scratch_remove),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -542,13 +542,6 @@ def test_an_agent_looks_for_its_leader_for_as_long_as_that_wants_it(program: pat
             assert agent.wait(150) == 7
 
 
-def test_that_profiles_of_other_hosts_are_not_read_is_said(hosts: Hosts, script: Script) -> None:
-    code, said = hosts.run("--policy", "proportional", script("print('ran')"))
-    assert code == 0 and "ran" in said
-    lacks = "none here tells of all devices (other hosts' are not read): shares are equal, and stay so; --policy auto measures"
-    assert said.count(lacks) == 1
-
-
 @pytest.mark.more
 def test_a_restart_goes_on_from_the_checkpoint_and_ends_the_same(hosts: Hosts, script: Script) -> None:
     dies = """
