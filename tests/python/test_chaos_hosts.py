@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import test_run_succession
+import three_hosts
 from run_jobs import end_all, wait_until
 from test_chaos import TRAINING
 from test_run_hosts import Hosts
@@ -22,7 +22,7 @@ from test_run_hosts import names as names  # a fixture
 
 Script = Callable[[str], str]
 
-three_names = test_run_succession.names
+three_names = three_hosts.names
 
 
 # ---- the part itself ----

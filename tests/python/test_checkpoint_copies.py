@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import test_run_hosts
-import test_run_succession
+import three_hosts
 from run_jobs import alive, wait_until
 
 Script = Callable[[str], str]
 
 two_names = test_run_hosts.names
-three_names = test_run_succession.names
+three_names = three_hosts.names
 
 STEP = "step-00000005"
 
@@ -40,7 +40,7 @@ def _disk(folder: pathlib.Path) -> str:
 
 # It stands behind its checkpoint until it is told to end or to go on; then it says how far it is from one device's plain
 # training.
-SCRIPT = test_run_succession.TRAINING.replace(
+SCRIPT = three_hosts.TRAINING.replace(
     "while attempt == 0 and es.step() >= 8:\n",
     """while attempt == 0 and es.step() >= 8 and not os.path.exists("go"):
                 if os.path.exists("end"):
@@ -163,9 +163,9 @@ def test_the_next_leader_goes_on_from_a_copy(
     copies: int,
 ) -> None:
     """Its own, or, with one copy, another host's, which comes to it."""
-    shell = test_run_succession.SHELL.replace('exec "$name" "$@"', f'exec "$name" {_disk(tmp_path)} "$name" "$@"')
-    monkeypatch.setattr(test_run_succession, "SHELL", shell)
-    hosts = test_run_succession.Hosts(three_names, program, tmp_path, environment)
+    shell = three_hosts.SHELL.replace('exec "$name" "$@"', f'exec "$name" {_disk(tmp_path)} "$name" "$@"')
+    monkeypatch.setattr(three_hosts, "SHELL", shell)
+    hosts = three_hosts.Hosts(three_names, program, tmp_path, environment)
     disks = [tmp_path / f"there-{name}/a" for name in three_names[1:]]
 
     def said() -> str:
@@ -173,7 +173,7 @@ def test_the_next_leader_goes_on_from_a_copy(
         return "".join(log.read_text() for log in logs if log.exists())
 
     words = ["--name", "a", "--checkpoint-every", "5", "--checkpoint-copies", str(copies), "--log-rank", "all"]
-    job = hosts.start(*words, script(test_run_succession.TRAINING))
+    job = hosts.start(*words, script(three_hosts.TRAINING))
     try:
         job.wait_for(rf"has a copy of {STEP}", times=copies)
         os.kill(job.process.pid, signal.SIGKILL)

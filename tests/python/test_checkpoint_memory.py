@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import pytest
 import test_run_hosts
-import test_run_succession
+import three_hosts
 from run_jobs import alive, wait_until
 
 Script = Callable[[str], str]
 
 two_names = test_run_hosts.names
-three_names = test_run_succession.names
+three_names = three_hosts.names
 
 TRAINING = """
     import os, pathlib, signal, time
@@ -144,9 +144,9 @@ def test_the_next_leader_goes_on_from_what_memory_has(
 ) -> None:
     """The whole host of rank 0 is killed: its agent, guardian, keeper and ranks, and its memory with them. With one copy the
     next leader may be the host without: then the other's comes to it."""
-    shell = test_run_succession.SHELL.replace('exec "$name" "$@"', f'exec "$name" {_place(tmp_path)} "$name" "$@"')
-    monkeypatch.setattr(test_run_succession, "SHELL", shell)
-    hosts = test_run_succession.Hosts(three_names, program, tmp_path, environment)
+    shell = three_hosts.SHELL.replace('exec "$name" "$@"', f'exec "$name" {_place(tmp_path)} "$name" "$@"')
+    monkeypatch.setattr(three_hosts, "SHELL", shell)
+    hosts = three_hosts.Hosts(three_names, program, tmp_path, environment)
     (tmp_path / "memory").mkdir()
     hosts.environment = {**environment, "EVENSTEP_MEMORY_DIR": str(tmp_path / "memory")}
     words = ["--name", "a", "--checkpoint-memory", "3", "--memory-copies", str(copies), "--log-rank", "all"]

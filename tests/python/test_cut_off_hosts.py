@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-import test_run_succession as three
+import three_hosts as three
 from run_jobs import alive, wait_until
 from test_run_hosts import _ip
 

@@ -11,10 +11,10 @@ import signal
 from collections.abc import Callable
 
 import pytest
-import test_run_succession as three_hosts
+import three_hosts
 from run_jobs import Job, Run, wait_until
 from test_drain_hosts import TRAINING, near
-from test_run_succession import STANDS, WAITING, Hosts
+from three_hosts import STANDS, WAITING, Hosts
 
 names, hosts = three_hosts.names, three_hosts.hosts  # fixtures
 Script = Callable[..., str]

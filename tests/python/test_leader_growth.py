@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import generation_cases as cases
 import pytest
-import test_run_succession as three_hosts
+import three_hosts
 from run_jobs import Job, wait_until
 from test_replacement import assert_replaced
-from test_run_succession import STANDS, Hosts, _leads
+from three_hosts import STANDS, Hosts, leads
 
 from evenstep import hosts as of_hosts
 
@@ -68,7 +68,7 @@ def test_who_has_joined_outlasts_the_leader_and_others_join_under_the_next(
     job.wait_for(r"takes its place \(3 of 4 vote\)")
     (tmp_path / "go").touch()
     wait_until(lambda: re.search(r"hosts join at \S+:(\d+) ", hosts.log("a")))
-    other = next(number for number in (1, 2) if not _leads(hosts, hosts.names[number]))
+    other = next(number for number in (1, 2) if not leads(hosts, hosts.names[number]))
     lost = hosts.names[0]
     again = join(hosts, 0, lost, f"10.80.0.2,10.80.{other}.2:{port}")  # where it is itself, nobody answers
     wait_until(lambda: "a ended well" in hosts.log("a"))

@@ -7,12 +7,10 @@ import contextlib
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
 
-import test_run_succession as three_hosts
+import three_hosts
 from run_jobs import wait_until
-from test_run_hosts import _ip
-from test_run_succession import STANDS, Hosts, _leads
+from three_hosts import STANDS, Hosts, cut_off, leads
 
 names, hosts = three_hosts.names, three_hosts.hosts  # fixtures
 
@@ -21,18 +19,6 @@ NOT_ALONE = """#!/bin/sh
 echo "rank $RANK of $WORLD_SIZE"
 while [ "$WORLD_SIZE" != 1 ]; do sleep 0.05; done
 """
-
-
-@contextlib.contextmanager
-def _cut_off(hosts: Hosts, number: int) -> Iterator[None]:
-    """This host's cable is out meanwhile."""
-    name = hosts.names[number]
-    _ip(f"-n {name} link set eth0 down")
-    try:
-        yield
-    finally:
-        _ip(f"-n {name} link set eth0 up")
-        _ip(f"-n {name} route replace 10.80.0.0/16 via 10.80.{number}.1")
 
 
 def test_a_leader_that_has_ended_does_not_stay_for_an_agent_that_has_ended(
@@ -46,9 +32,9 @@ def test_a_leader_that_has_ended_does_not_stay_for_an_agent_that_has_ended(
     job.wait_for(STANDS)
     os.kill(job.process.pid, signal.SIGKILL)
     wait_until(lambda: hosts.log("a").count(" of 2\n") == 2)
-    other = next(number for number in (1, 2) if not _leads(hosts, hosts.names[number]))
+    other = next(number for number in (1, 2) if not leads(hosts, hosts.names[number]))
     hosts.reach_nobody()
-    with _cut_off(hosts, other):
+    with cut_off(hosts, other):
         wait_until(lambda: "a ended well" in hosts.log("a"))
         for process in hosts.agents_of(hosts.names[other]):  # nobody hears of it, and there is nobody who could
             with contextlib.suppress(ProcessLookupError):

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import generation_cases as cases
 import pytest
-import test_run_succession as three_hosts
+import three_hosts
 from run_jobs import Job, wait_until
 from test_generations import assert_right
 from test_recovery_hosts import HOST_RETURNS
 from test_replacement import assert_replaced
-from test_run_succession import STANDS, Hosts, _cut_off, _leads, stands
 from test_standing_hosts import GRACE
+from three_hosts import STANDS, Hosts, cut_off, leads, stands
 
 from evenstep import hosts as of_hosts
 
@@ -192,7 +192,7 @@ def test_a_leader_that_is_cut_off_goes_on_with_nobody(
     text = KILLS_AGENT.replace("os.kill(os.getppid(), 9)", "open('cut', 'w').close()")
     job = _begun(hosts, tmp_path, *SHRINK, script(text), "0@forward:4")
     wait_until(lambda: (tmp_path / "cut").exists())
-    with _cut_off(hosts.names[0]):
+    with cut_off(hosts):
         log = _ends(hosts)
         assert re.search("generation 1: ranks 1 and 2 go on without host", log), log
         assert_right(_said(tmp_path), [1, 2])
@@ -270,7 +270,7 @@ def test_a_host_joins_under_the_next_leader_and_one_of_them_leads_then(
     os.kill(job.process.pid, signal.SIGKILL)
     wait_until(lambda: re.search(r"hosts join at (\S+) ", hosts.log("a")))
     wait_until(lambda: re.search(r"attempt 1 rank 1 of 2", hosts.log("a")))
-    second = next(name for name in hosts.names[1:] if _leads(hosts, name))
+    second = next(name for name in hosts.names[1:] if leads(hosts, name))
     found = re.search(r"hosts join at \S+:(\d+) ", hosts.log("a"))
     assert found
     first = hosts.names[0]

@@ -7,135 +7,20 @@ import os
 import pathlib
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from run_jobs import Job, alive, end_all, end_soon, go_without, supervised, wait_until
+import three_hosts
+from run_jobs import Job, alive, end_soon, supervised, wait_until
 from test_restart_agent import TRAINING as KILLED
 from test_restart_agent import expect_same_end, expect_same_processes
-from test_run_hosts import _ip, _missing, await_link
+from three_hosts import COUNT, STANDS, TRAINING, WAITING, Hosts, cut_off, stands
 
 Script = Callable[[str], str]
 
-COUNT = 3
-
-# As ssh: its end, and that of who called it, is no matter for what it started on another machine.
-SHELL = """#!/bin/sh
-name=$1
-shift
-exec 3<&0
-EVENSTEP_HOST_ID=$name setsid ip netns exec "$name" "$@" <&3 3<&- &
-wait $!
-"""
-
-
-@pytest.fixture(scope="module")
-def names(program: pathlib.Path) -> Iterator[list[str]]:
-    """Hosts with a router between them: 10.80.0.2, 10.80.1.2 …"""
-    if why := _missing():
-        go_without("namespaces", why)
-    if "no libraft" in subprocess.run([program, "doctor"], capture_output=True, text=True, timeout=150).stdout:
-        pytest.skip("the program was built without libraft")
-    router = f"evens-{os.getpid()}-r"
-    hosts = [f"evens-{os.getpid()}-{letter}" for letter in "abc"[:COUNT]]
-    try:
-        for name in (router, *hosts):
-            _ip(f"netns add {name}")
-            _ip(f"-n {name} link set lo up")
-        _ip(f"netns exec {router} sysctl -q -w net.ipv4.ip_forward=1")
-        for number, name in enumerate(hosts):
-            _ip(f"link add eth0 netns {name} type veth peer name port{number} netns {router}")
-            _ip(f"-n {router} addr add 10.80.{number}.1/24 dev port{number}")
-            _ip(f"-n {router} link set port{number} up")
-            _ip(f"-n {name} addr add 10.80.{number}.2/24 dev eth0")
-            _ip(f"-n {name} link set eth0 up")
-            _ip(f"-n {name} route add 10.80.0.0/16 via 10.80.{number}.1")
-        for name in hosts:
-            await_link(name)
-        yield hosts
-    finally:
-        for name in (*hosts, router):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-
-class Hosts:
-    def __init__(
-        self, names: list[str], program: pathlib.Path, folder: pathlib.Path, environment: dict[str, str]
-    ) -> None:
-        self.names, self.program, self.folder, self.environment = names, program, folder, environment
-        self.jobs: list[Job] = []
-
-    def start(self, *words: str, witness: bool = False) -> Job:
-        """On all hosts; with `witness` on all but the last, which only votes."""
-        shell = self.folder / "shell.sh"
-        shell.write_text(SHELL)
-        shell.chmod(0o755)
-        command = ["ip", "netns", "exec", self.names[0], "env", f"EVENSTEP_HOST_ID={self.names[0]}"]
-        command += [
-            str(self.program),
-            "run",
-            *(["--witness", self.names[-1]] if witness else []),
-            "--hosts",
-            ",".join(self.names[:-1] if witness else self.names),
-            "--ssh",
-            str(shell),
-            "-n",
-            "1",
-            "--no-pin",
-        ]
-        self.jobs.append(Job([*command, *words], self.folder, self.environment))
-        return self.jobs[-1]
-
-    def reach_nobody(self) -> None:
-        """From now on no agent can be started: a lost host does not come back."""
-        none = self.folder / "none.sh"
-        none.write_text("#!/bin/sh\nexit 1\n")
-        none.chmod(0o755)
-        none.replace(self.folder / "shell.sh")
-
-    def agents_of(self, *names: str) -> list[int]:
-        """Processes of the program on these hosts, guardians too."""
-        marks = [f"EVENSTEP_HOST_ID={name}".encode() for name in names]
-        found = []
-        for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                    environment = (entry / "environ").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if words[0].endswith(b"/evenstep") and any(mark in environment for mark in marks):
-                    found.append(int(entry.name))
-        return found
-
-    def agents(self) -> list[int]:
-        return self.agents_of(*self.names)
-
-    def log(self, name: str) -> str:
-        path = self.folder / "runs" / name / "logs/leader.log"
-        return path.read_text() if path.exists() else ""
-
-
-@pytest.fixture
-def hosts(
-    names: list[str], program: pathlib.Path, tmp_path: pathlib.Path, environment: dict[str, str]
-) -> Iterator[Hosts]:
-    group = Hosts(names, program, tmp_path, environment)
-    yield group
-    end_all(group.jobs, group.agents)
-
-
-# Once all members vote that shall.
-STANDS = r"where this host is lost, another one takes its place \(3 of 3 vote\)"
-
-# Says its place, waits in the first attempt, and ends in the second one.
-WAITING = """#!/bin/sh
-echo "attempt $TORCHELASTIC_RESTART_COUNT rank $RANK of $WORLD_SIZE at $MASTER_ADDR process $$"
-while [ "$TORCHELASTIC_RESTART_COUNT" = 0 ]; do sleep 0.05; done
-"""
+names, hosts = three_hosts.names, three_hosts.hosts  # fixtures
 
 
 def _wait(hosts: Hosts, folder: pathlib.Path, *words: str, script: str = WAITING) -> tuple[Job, list[int]]:
@@ -152,6 +37,12 @@ def _wait(hosts: Hosts, folder: pathlib.Path, *words: str, script: str = WAITING
     return job, ranks
 
 
+def _ended(folder: pathlib.Path) -> bool:
+    """Whether the log of each member says that nobody leads any more."""
+    logs = list((folder / "runs/a/members").glob("*/*/log"))
+    return len(logs) == COUNT and all(b"\xff" * 8 in log.read_bytes() for log in logs)
+
+
 def _later(agent: int) -> int:
     """That agent, some turns later: what it leaves to the next one is whole then."""
 
@@ -162,17 +53,6 @@ def _later(agent: int) -> int:
     now = turns()
     wait_until(lambda: turns() > now + 20)
     return agent
-
-
-@contextlib.contextmanager
-def _cut_off(first: str) -> Iterator[None]:
-    """The first host's cable is out meanwhile."""
-    _ip(f"-n {first} link set eth0 down")
-    try:
-        yield
-    finally:
-        _ip(f"-n {first} link set eth0 up")
-        _ip(f"-n {first} route replace 10.80.0.0/16 via 10.80.0.1")
 
 
 def _goes_on(hosts: Hosts) -> None:
@@ -272,7 +152,7 @@ def test_a_leader_that_is_cut_off_waits_and_is_none_when_it_comes_back(
 ) -> None:
     hosts.environment = hosts.environment | {"EVENSTEP_HOST_TIMEOUT": silence}
     job, ranks = _wait(hosts, tmp_path)
-    with _cut_off(hosts.names[0]):
+    with cut_off(hosts):
         job.wait_for("cut off from the majority of the hosts")
         wait_until(lambda: not alive(ranks[0]))
         _goes_on(hosts)
@@ -297,10 +177,6 @@ def test_two_of_three_agents_are_lost_at_once(hosts: Hosts, tmp_path: pathlib.Pa
     assert end_soon(ranks)
     wait_until(lambda: not hosts.agents())
     assert not list((tmp_path / "runs/a/members").glob("*/*"))
-
-
-def stands(pid: int) -> bool:
-    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @pytest.mark.more
@@ -453,87 +329,6 @@ def test_a_place_that_was_set_aside_stays_so_under_another_leader(hosts: Hosts, 
     job.finish()
 
 
-def _wait_two(hosts: Hosts, folder: pathlib.Path) -> tuple[Job, list[int]]:
-    path = folder / "waiting.sh"
-    path.write_text(WAITING)
-    path.chmod(0o755)
-    job = hosts.start("--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path), witness=True)
-    ranks = [int(one) for one in job.wait_for(r"attempt 0 rank \d of 2 at \S+ process (\d+)", times=2)]
-    job.wait_for(STANDS)
-    return job, ranks
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("forgets", [False, True])
-def test_of_two_hosts_with_a_witness_the_second_goes_on(hosts: Hosts, tmp_path: pathlib.Path, forgets: bool) -> None:
-    job, ranks = _wait_two(hosts, tmp_path)
-    members = tmp_path / "runs/a/members"
-    if forgets:
-        next(members.glob("*/3/log")).unlink()
-    for process in hosts.agents_of(hosts.names[2]):  # it is started again, as the member that it was, or a new one
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    job.wait_for("its agent is started again")
-    job.wait_for(STANDS, times=2)
-    assert bool(list(members.glob("*/4/log"))) == forgets
-    os.kill(job.process.pid, signal.SIGKILL)
-    wait_until(lambda: "a ended well" in hosts.log("a"))
-    said = hosts.log("a")
-    assert "this host leads now (generation 2): restart 1 of 3" in said, said
-    assert len(re.findall(r"attempt 1 rank 0 of 1 ", said)) == 1, said
-    assert end_soon(ranks)
-    wait_until(lambda: not hosts.agents())
-    job.finish()
-
-
-def _leads(hosts: Hosts, name: str) -> bool:
-    """Whether the agent of this host has become the leader: what it says goes into the leader's log."""
-    for process in hosts.agents_of(name):
-        try:
-            if os.readlink(f"/proc/{process}/fd/1").endswith("/leader.log"):
-                return True
-        except OSError:
-            pass
-    return False
-
-
-@pytest.mark.more
-def test_a_witness_that_is_lost_when_another_host_begins_to_lead_is_started_again(
-    hosts: Hosts, tmp_path: pathlib.Path
-) -> None:
-    job, ranks = _wait_two(hosts, tmp_path)
-    witness = hosts.agents_of(hosts.names[2])
-    os.kill(job.process.pid, signal.SIGKILL)
-    wait_until(lambda: _leads(hosts, hosts.names[1]))
-    for process in witness:
-        try:
-            os.kill(process, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-    wait_until(lambda: "a ended well" in hosts.log("a"))
-    said = hosts.log("a")
-    assert f"host {hosts.names[2]}: its agent is started again" in said, said
-    assert "takes its place" not in said, said  # a witness leads nothing
-    assert end_soon(ranks)
-    wait_until(lambda: not hosts.agents())
-    job.finish()
-
-
-@pytest.mark.more
-def test_of_two_hosts_the_one_that_is_cut_from_the_witness_waits(hosts: Hosts, tmp_path: pathlib.Path) -> None:
-    job, ranks = _wait_two(hosts, tmp_path)
-    with _cut_off(hosts.names[0]):
-        job.wait_for("cut off from the majority of the hosts")
-        wait_until(lambda: "a ended well" in hosts.log("a"))
-        assert job.process.poll() is None
-    code, text = job.finish()
-    assert code == 7 and "the job has ended on other hosts" in text, text
-    assert end_soon(ranks)
-    wait_until(lambda: not hosts.agents())
-
-
 @pytest.mark.more
 def test_what_is_left_without_a_majority_ends(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     hosts.environment = {**hosts.environment, "EVENSTEP_MAJORITY_PATIENCE": "10"}
@@ -567,12 +362,6 @@ def test_nobody_goes_on_with_a_job_that_was_interrupted(hosts: Hosts, tmp_path: 
     job.finish()
 
 
-def _ended(folder: pathlib.Path) -> bool:
-    """Whether the log of each member says that nobody leads any more."""
-    logs = list((folder / "runs/a/members").glob("*/*/log"))
-    return len(logs) == COUNT and all(b"\xff" * 8 in log.read_bytes() for log in logs)
-
-
 @pytest.mark.more
 def test_an_agent_that_was_started_again_is_a_candidate_too(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     """Of three hosts two are lost one after the other, the second of them the leader."""
@@ -592,34 +381,6 @@ def test_an_agent_that_was_started_again_is_a_candidate_too(hosts: Hosts, tmp_pa
     job.finish()
 
 
-# Twelve steps of one model on any number of ranks, in the first attempt with a wait in the eighth, a checkpoint behind it.
-TRAINING = """
-    import os, time
-    import torch
-    import evenstep as es
-
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    torch.manual_seed(1)
-    data = torch.utils.data.TensorDataset(torch.randn(72, 6), torch.randn(72, 2))
-    model = torch.nn.Linear(6, 2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    loader = torch.utils.data.DataLoader(data, batch_size=12)
-    model, optimizer, loader = es.prepare(model, optimizer, loader)
-    place = os.environ["RANK"], "of", os.environ["WORLD_SIZE"]
-    print("attempt", attempt, "rank", *place, "begins at step", es.step(), flush=True)
-    for _ in es.epochs(2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            while attempt == 0 and es.step() >= 8:
-                time.sleep(0.01)
-    print("ended after", es.step(), "steps", flush=True)
-"""
-
-
 @pytest.mark.more
 @pytest.mark.parametrize("cut", [False, True])
 def test_training_goes_on_from_the_checkpoint(hosts: Hosts, script: Script, tmp_path: pathlib.Path, cut: bool) -> None:
@@ -628,12 +389,8 @@ def test_training_goes_on_from_the_checkpoint(hosts: Hosts, script: Script, tmp_
     job.wait_for(STANDS)
     wait_until(lambda: (tmp_path / "runs/a/checkpoints/step-00000005").exists())
     if cut:
-        _ip(f"-n {hosts.names[0]} link set eth0 down")
-        try:
+        with cut_off(hosts):
             wait_until(lambda: "this host leads now" in hosts.log("a"))
-        finally:
-            _ip(f"-n {hosts.names[0]} link set eth0 up")
-            _ip(f"-n {hosts.names[0]} route replace 10.80.0.0/16 via 10.80.0.1")
         code, text = job.finish()
         assert code == 7 and re.search(r"another host \(10.80.[12].2\) leads this job since generation 2", text), text
     else:
@@ -659,13 +416,9 @@ def test_the_majority_goes_on_without_a_host_and_takes_it_back(
     job.wait_for(r"attempt 0 rank \d of 3 begins at step 0", times=COUNT)
     job.wait_for(STANDS)
     wait_until(lambda: (tmp_path / "runs/a/checkpoints/step-00000005").exists())
-    _ip(f"-n {hosts.names[2]} link set eth0 down")
-    try:
+    with cut_off(hosts, 2):
         job.wait_for("the job goes on with 2 ranks and the same global batch, and starts that host's agent again")
         job.wait_for(r"attempt 1 rank \d of 2 begins at step 5", times=2)
-    finally:
-        _ip(f"-n {hosts.names[2]} link set eth0 up")
-        _ip(f"-n {hosts.names[2]} route replace 10.80.0.0/16 via 10.80.2.1")
     job.wait_for(f"host {hosts.names[2]} is back: .* goes on with 3 ranks")
     (tmp_path / "on-1").touch()
     job.wait_for(r"attempt 2 rank \d of 3 begins at step \d+", times=3)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import test_run_hosts as two_hosts
-import test_run_succession as three_hosts
+import three_hosts
 from run_jobs import end_all, wait_until
 
 from evenstep import hosts as of_hosts
