@@ -109,10 +109,12 @@ static void say_replaced(const even_process_end *end) {
 }
 
 /* This host's processes of the job are not gone on with. Their guardian ends them, too, unless it was killed beside the
- * agent. */
-static void end_rest(const supervised *on) {
+ * agent. First what is kept for them is let go: as long as somebody has the socket at which the other hosts' agents ask
+ * for the next agent here, they keep their ranks; and the leader waits for the end of its connection. */
+static void end_rest(supervised *on) {
   enum { SWEEP_MS = 5000 };
   even_sweep sweep = {.session_count = 0};
+  even_custody_release(&on->supervisor.custody);
   if (even_legacy_mark(&on->legacy, sweep.mark)) {
     (void)even_sweep_kill(&sweep, SWEEP_MS);
   }
@@ -124,7 +126,6 @@ static even_status await_turn(supervised *on, bool lives) {
   if (lives) {
     return even_supervisor_pause(&on->supervisor, (uint64_t)on->waits_s * SECOND_NS);
   }
-  even_custody_release(&on->supervisor.custody); /* first: the leader waits for the end of its connection */
   end_rest(on);
   EVEN_TRY(even_supervisor_clear(&on->supervisor, CLEAR_NS, &clear));
   if (!clear) {
@@ -177,7 +178,6 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
       *code = 128 + on->supervisor.asked;
     }
     if (!again || (on->supervisor.asked != 0 && !goes_on)) {
-      even_custody_release(&on->supervisor.custody);
       end_rest(on);
       return EVEN_OK;
     }
