@@ -14,6 +14,7 @@
 #include "os/lock_holder.h"
 #include "os/locks.h"
 #include "os/path.h"
+#include "os/pipe.h"
 #include "os/random.h"
 
 #include <string.h>
@@ -229,6 +230,17 @@ static void unlock(even_job_setup *setup) {
   setup->lock = -1;
 }
 
+void even_job_leave_folder(even_job_setup *setup) {
+  if (!even_legacy_has_asked(setup->legacy)) {
+    unlock(setup);
+    return;
+  }
+  even_lease_leave(setup->lease);
+  even_pipe_close(setup->lock);
+  setup->lease = NULL;
+  setup->lock = -1;
+}
+
 static even_status lock(const even_job_options *options, even_job_setup *setup) {
   EVEN_TRY(lock_here(options, setup));
   even_status status = lock_there(options, setup);
@@ -302,6 +314,7 @@ even_status even_job_set_sign(even_job_setup *setup) {
 }
 
 even_status even_job_run_folder(const even_job_options *options, const char *script, even_job_setup *setup) {
+  setup->legacy = options->legacy;
   even_status status = open_folder(options, script, setup);
   if (status == EVEN_OK && setup->lock >= 0 && !even_is_shared(setup->lock)) { /* there the lease says whose it is */
     even_legacy_keep_lock(options->legacy, setup->lock);

@@ -188,6 +188,7 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
 static void become_agent(supervised *on, even_job_options *options) {
   options->legacy = &on->legacy;
   on->legacy.custody = strcmp(variable(), "anew") == 0 ? NULL : &on->supervisor.custody;
+  on->legacy.folder = &on->supervisor.custody;
   if (even_legacy_run_name(&on->legacy) != NULL) {
     options->name = even_legacy_run_name(&on->legacy);
   }

@@ -10,8 +10,6 @@
 #include "orchestrator/estate.h"
 #include "orchestrator/host_memory.h"
 #include "orchestrator/outlast.h"
-#include "os/folder.h"
-#include "os/lease.h"
 #include "os/path.h"
 
 #include <errno.h>
@@ -504,8 +502,7 @@ void even_job_setup_close(even_job_setup *setup) {
   even_free((void *)setup->labels);
   even_free(setup->names);
   even_free(setup->spare_hosts);
-  even_lease_release(setup->lease);
-  even_folder_unlock(setup->lock);
+  even_job_leave_folder(setup);
   even_aside_close(&setup->aside);
   even_device_list_free(&setup->devices);
   even_free(setup->quota);

@@ -46,12 +46,13 @@ typedef struct even_job_setup {
   even_text python;
   even_text run_name;
   even_text run_folder;
-  int lock;                        /* on the run folder, for as long as the job lives; -1: none (no locks there) */
-  struct even_lease *lease;        /* the same among hosts; NULL: the file system is this one's alone, or has no room */
-  char id[EVEN_JOB_ID + 1];        /* the job's; that of the leader, or agent, that it goes on after */
-  even_text checkpoint_folder;     /* absolute */
-  struct even_host_memory *memory; /* with --checkpoint-memory; else NULL */
-  even_environment environment;    /* added for every rank */
+  int lock;                 /* on the run folder, for as long as the job lives; -1: none (no locks there) */
+  struct even_lease *lease; /* the same among hosts; NULL: the file system is this one's alone, or has no room */
+  const struct even_legacy *legacy; /* to which both are left where another agent follows this one; NULL: none does */
+  char id[EVEN_JOB_ID + 1];         /* the job's; that of the leader, or agent, that it goes on after */
+  even_text checkpoint_folder;      /* absolute */
+  struct even_host_memory *memory;  /* with --checkpoint-memory; else NULL */
+  even_environment environment;     /* added for every rank */
   int max_restarts;
   bool restart_always;
   double hang_seconds; /* 0: off */
@@ -138,6 +139,9 @@ even_status even_job_check_name(const even_job_options *options) EVEN_MUST_USE;
  * that sees it (os/lease.h) after seconds; what such a one left is taken half a minute later. */
 even_status even_job_run_folder(const even_job_options *options, const char *script,
                                 even_job_setup *setup) EVEN_MUST_USE;
+/* It is another job's to have from now on; where another agent of this one follows (even_legacy_has_asked), its own
+ * alone, without a moment in between. */
+void even_job_leave_folder(even_job_setup *setup);
 /* EVENSTEP_RUN_SIGN, the run folder as seen from the root, where other hosts see its sign: who writes checkpoints looks
  * before whether that is the job's still. */
 even_status even_job_set_sign(even_job_setup *setup) EVEN_MUST_USE;

@@ -41,17 +41,17 @@ void even_legacy_name(even_legacy *legacy, const char *run_name) {
 }
 
 static bool is_kept(const even_legacy *legacy) {
-  return legacy != NULL && legacy->custody != NULL;
+  return legacy != NULL && legacy->folder != NULL;
 }
 
 void even_legacy_keep_lock(const even_legacy *legacy, int lock) {
-  if (is_kept(legacy) && lock >= 0 && even_custody_keep(legacy->custody, FOLDER_LOCK, 0, lock) != EVEN_OK) {
+  if (is_kept(legacy) && lock >= 0 && even_custody_keep(legacy->folder, FOLDER_LOCK, 0, lock) != EVEN_OK) {
     even_error_clear(); /* it goes with this agent */
   }
 }
 
 int even_legacy_lock(const even_legacy *legacy) {
-  return is_kept(legacy) ? even_custody_claim(legacy->custody, FOLDER_LOCK, 0) : -1;
+  return is_kept(legacy) ? even_custody_claim(legacy->folder, FOLDER_LOCK, 0) : -1;
 }
 
 const char *even_legacy_run_name(const even_legacy *legacy) {
@@ -268,6 +268,10 @@ bool even_legacy_asks_again(even_legacy *legacy) {
   bool asked = legacy->page->again;
   legacy->page->again = false;
   return asked;
+}
+
+bool even_legacy_has_asked(const even_legacy *legacy) {
+  return legacy != NULL && legacy->page->again;
 }
 
 bool *even_legacy_taken(even_legacy *legacy) {

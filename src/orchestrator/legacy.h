@@ -85,7 +85,8 @@ typedef struct even_legacy_page {
 typedef struct even_legacy {
   even_shared_memory memory;
   even_legacy_page *page;
-  even_custody *custody; /* of what else is left; NULL: of nothing */
+  even_custody *custody; /* of what else is left; NULL: of nothing, */
+  even_custody *folder;  /* and of the run folder's lock, also where no rank outlasts its agent; NULL: nobody's */
   long starter;          /* the process that starts agents; 0: it cannot be told */
   uint64_t starter_start;
   uint64_t since_ns; /* when the job began */
@@ -99,8 +100,9 @@ void even_legacy_close(even_legacy *legacy);
 
 /* The name of the run folder, which there is from now on. */
 void even_legacy_name(even_legacy *legacy, const char *run_name);
-/* That folder's lock, which nobody else has from now on until the job is over, also while there is no agent. `legacy`
- * NULL: nobody keeps it. */
+/* That folder's lock, which nobody else has from now on until the job is over, also while there is no agent: whoever
+ * starts agents has the same open file, which this one must not unlock where another one follows it. `legacy` NULL:
+ * nobody keeps it. */
 void even_legacy_keep_lock(const even_legacy *legacy, int lock);
 /* The one that an agent before this one had, the caller's from now on; -1: there is none. `legacy` may be NULL. */
 int even_legacy_lock(const even_legacy *legacy);
@@ -151,6 +153,8 @@ void even_legacy_whole(even_legacy *legacy, bool whole);
 void even_legacy_ask_again(const even_legacy *legacy);
 /* Whether the agent that has ended asked for that; once. */
 bool even_legacy_asks_again(even_legacy *legacy);
+/* Whether this one has: what is the job's, and not its own, is left to the next one. `legacy` may be NULL. */
+bool even_legacy_has_asked(const even_legacy *legacy);
 /* Of an agent that does not lead: where it notes that its leader has taken it. */
 bool *even_legacy_taken(even_legacy *legacy);
 /* The job is over, whatever ends this agent from now on. `legacy` may be NULL. */

@@ -428,16 +428,27 @@ static void remove_own(const even_lease *lease, const char *path) {
   }
 }
 
-void even_lease_release(even_lease *lease) {
-  even_error kept = *even_error_last();
-  if (lease == NULL) {
-    return;
-  }
+static void end_thread(even_lease *lease) {
   if (lease->kept) {
     atomic_store(&lease->ends, 1);
     even_futex_wake_all(&lease->ends);
     even_thread_join(lease->thread);
   }
+}
+
+void even_lease_leave(even_lease *lease) {
+  if (lease != NULL) {
+    end_thread(lease);
+    free_lease(lease);
+  }
+}
+
+void even_lease_release(even_lease *lease) {
+  even_error kept = *even_error_last();
+  if (lease == NULL) {
+    return;
+  }
+  end_thread(lease);
   remove_own(lease, lease->path.data);
   if (atomic_load(&lease->unseen)) { /* renaming may have failed */
     remove_own(lease, lease->unseen_path.data);

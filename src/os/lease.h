@@ -57,5 +57,8 @@ bool even_lease_is_seen(const even_lease *lease);
 even_status even_lease_follow(even_lease *lease, const char *folder) EVEN_MUST_USE;
 /* Ends the thread, removes the sign if it is this one's, and frees. NULL is allowed. Keeps the thread's last error. */
 void even_lease_release(even_lease *lease);
+/* The same, but for the sign: another process of this host, of the same owner, takes it over, and as long as it stands
+ * there so does nobody else. */
+void even_lease_leave(even_lease *lease);
 
 #endif

@@ -4,7 +4,9 @@
 #include "base/utf8.h"
 #include "cli/job_setup.h"
 #include "orchestrator/estate.h"
+#include "orchestrator/legacy.h"
 #include "os/calls.h"
+#include "os/custody.h"
 #include "os/folder.h"
 #include "os/lease.h"
 #include "support/fault.h"
@@ -162,6 +164,59 @@ static void what_may_be_in_use_there_is_refused(void **state) {
   assert_non_null(strstr(even_error_last()->fix, "one/agent.json"));
 }
 
+/* ---- agents of one job, one after the other ---- */
+
+/* What the next one finds is what this process has. */
+static void begin_agent(even_custody *starter, even_custody *agent) {
+  int its = -1;
+  assert_int_equal(even_custody_begin(starter, &its), EVEN_OK);
+  *agent = (even_custody){.socket = -1, .count = starter->count};
+  assert_true(starter->count <= 1);
+  if (starter->count == 1) {
+    agent->items = malloc(sizeof *agent->items);
+    assert_non_null(agent->items);
+    agent->items[0] = starter->items[0];
+    agent->items[0].fd = fcntl(starter->items[0].fd, F_DUPFD_CLOEXEC, 0);
+  }
+  even_custody_join(agent, its);
+}
+
+/* It ends by itself, and another one follows; no rank outlasts either. */
+static void agents_have_it_one_after_the_other(void **state) {
+  (void)state;
+  even_legacy legacy;
+  even_custody starter;
+  even_custody agent;
+  char path[96];
+  bool locked = false;
+  (void)snprintf(path, sizeof path, "%s/one", runs);
+  even_custody_open(&starter);
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  options.legacy = &legacy;
+  for (int i = 0; i < 2; i++) {
+    begin_agent(&starter, &agent);
+    legacy.folder = &agent;
+    assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+    assert_true(setup.lock >= 0);
+    even_custody_hear(&starter);
+    assert_int_equal((int)starter.count, 1);
+    if (i == 0) {
+      even_legacy_name(&legacy, "one");
+      even_legacy_ask_again(&legacy);
+    }
+    even_job_leave_folder(&setup);
+    even_custody_close(&agent);
+    assert_int_equal(setup.lock, -1);
+    assert_int_equal(even_folder_is_locked(path, &locked), EVEN_OK);
+    assert_true(locked == (i == 0)); /* the last one's end is the job's, whoever has the lock, too */
+    assert_true(even_legacy_asks_again(&legacy) == (i == 0));
+    options.resume = "auto";
+    close_setup();
+  }
+  even_custody_close(&starter);
+  even_legacy_close(&legacy);
+}
+
 /* ---- a file system that other hosts see ---- */
 
 static int no_locks_of_folders(int fd, int operation) {
@@ -309,6 +364,35 @@ static void a_next_leader_waits_for_nobody(void **state) {
   json_decref(estate.content);
 }
 
+/* Another process: one that lives would have it still. */
+static void a_sign_is_left_to_the_next_agent(void **state) {
+  (void)state;
+  even_legacy legacy;
+  char path[96];
+  int code = -1;
+  sign_path("one", path);
+  assert_int_equal(even_legacy_open(&legacy), EVEN_OK);
+  options.legacy = &legacy;
+  pid_t agent = fork();
+  if (agent == 0) {
+    bool made = even_job_run_folder(&options, "train.py", &setup) == EVEN_OK && setup.lease != NULL;
+    even_legacy_ask_again(&legacy);
+    even_job_leave_folder(&setup);
+    _exit(made && setup.lease == NULL ? 0 : 1);
+  }
+  assert_int_equal(waitpid(agent, &code, 0), agent);
+  assert_int_equal(code, 0);
+  assert_int_equal(access(path, F_OK), 0);
+  assert_true(even_legacy_asks_again(&legacy));
+  options.resume = "auto";
+  assert_int_equal(even_job_run_folder(&options, "train.py", &setup), EVEN_OK);
+  assert_non_null(setup.lease);
+  assert_int_equal(slept_ns, 0);
+  even_job_leave_folder(&setup);
+  assert_int_equal(access(path, F_OK), -1);
+  even_legacy_close(&legacy);
+}
+
 static void a_job_whose_sign_cannot_be_read_is_not_disturbed(void **state) {
   (void)state;
   leave_sign("one", "somebody");
@@ -396,6 +480,8 @@ int main(void) {
       cmocka_unit_test_setup_teardown(who_has_it_no_longer_is_not_told, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_runs_where_nothing_can_be_locked, make_runs, remove_runs),
       cmocka_unit_test_setup_teardown(what_may_be_in_use_there_is_refused, make_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(agents_have_it_one_after_the_other, make_runs, remove_runs),
+      cmocka_unit_test_setup_teardown(a_sign_is_left_to_the_next_agent, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_job_of_another_host_is_not_disturbed, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(what_a_lost_host_left_is_taken_in_time, make_shared_runs, remove_runs),
       cmocka_unit_test_setup_teardown(a_folder_that_is_moved_away_has_no_sign, make_shared_runs, remove_runs),

@@ -5,6 +5,7 @@
 #include "orchestrator/legacy.h"
 #include "orchestrator/outlast.h"
 #include "os/calls.h"
+#include "os/folder.h"
 #include "os/listener.h"
 #include "os/signals.h"
 #include "support/fault.h"
@@ -16,6 +17,7 @@
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -29,6 +31,7 @@ typedef struct shared {
   int swept;  /* how often processes of the job were looked for, */
   int heard;  /* and somebody would have been found at that port then */
   int agents; /* that were started */
+  int free;   /* and how often the run folder was nobody's when one was */
 } shared;
 
 static shared *facts;
@@ -124,6 +127,50 @@ static int supervise(void (*agent)(even_legacy *)) {
   return code;
 }
 
+/* ---- there is a next agent, without ranks that it could go on with ---- */
+
+static char folder[64];
+
+/* Nobody has started it yet. */
+static pid_t look_at_folder(void) {
+  bool locked = false;
+  if (facts->agents > 0) {
+    facts->free += even_folder_is_locked(folder, &locked) == EVEN_OK && locked ? 0 : 1;
+  }
+  return even_os_real.fork();
+}
+
+static void has_the_folder(even_legacy *legacy) {
+  int held = even_legacy_lock(legacy);
+  int lock = -1;
+  even_status status = held < 0 ? even_folder_lock(folder, &lock) : even_folder_lock_again(folder, held, &lock);
+  if (status != EVEN_OK || lock < 0 || (facts->agents > 1) != (held >= 0) || legacy->custody != NULL) {
+    _exit(99);
+  }
+  even_legacy_keep_lock(legacy, lock);
+  if (facts->agents == 1) {
+    be_killed();
+  }
+  _exit(0);
+}
+
+static void agents_have_the_folder_where_no_rank_outlasts_one(void **state) {
+  bool locked = true;
+  (void)state;
+  (void)strcpy(folder, "/tmp/evenstep-restart-XXXXXX");
+  assert_non_null(mkdtemp(folder));
+  assert_int_equal(setenv("EVENSTEP_RESTART_AGENT", "anew", 1), 0);
+  even_os.fork = look_at_folder;
+  int code = supervise(has_the_folder);
+  (void)unsetenv("EVENSTEP_RESTART_AGENT");
+  assert_int_equal(code, 0);
+  assert_int_equal(facts->agents, 2);
+  assert_int_equal(facts->free, 0);
+  assert_int_equal(even_folder_is_locked(folder, &locked), EVEN_OK);
+  assert_false(locked);
+  assert_int_equal(rmdir(folder), 0);
+}
+
 /* ---- there is no next agent ---- */
 
 static void refuses(even_legacy *legacy) {
@@ -179,6 +226,7 @@ static void nobody_is_found_where_ranks_are_ended(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
+      cmocka_unit_test_setup_teardown(agents_have_the_folder_where_no_rank_outlasts_one, begin, end),
       cmocka_unit_test_setup_teardown(nobody_is_found_where_ranks_are_ended, begin, end),
   };
   return cmocka_run_group_tests_name("cli_job_restart", tests, NULL, NULL);
