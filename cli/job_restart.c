@@ -26,7 +26,7 @@ typedef struct supervised {
   even_legacy legacy;
   const char *whose; /* agent it is */
   bool only_lives;   /* where its ranks end with it, whoever leads starts another one, */
-  bool replaced;     /* or leads in its place */
+  bool replaced;     /* or leads in its place, as long as another host votes */
   char *secret;      /* of the first agent alone; NULL: none */
   int most;
   int starts;    /* of an agent, without the first, */
@@ -57,6 +57,14 @@ static bool follows(const even_job_options *options) {
   return options->launched != NULL && options->launched->place > 0;
 }
 
+static bool others_see_to_one_without_ranks(const supervised *on) {
+  return on->only_lives && !(on->replaced && even_legacy_is_alone(&on->legacy));
+}
+
+static int most_of(const supervised *on) {
+  return others_see_to_one_without_ranks(on) ? MOST_RESTARTS : on->most;
+}
+
 /* The first at once: the ranks train meanwhile, and nobody sees to them. */
 static void choose_pause(supervised *on, bool lives) {
   uint64_t again_s = lives ? PAUSE_AGAIN_LIVES_S : PAUSE_AGAIN_S;
@@ -76,8 +84,9 @@ static bool may_again(supervised *on, const even_process_end *end, bool lives) {
   used = used > on->starts - on->since ? used : on->starts - on->since;
   (void)snprintf(how, sizeof how, "%s%s", end->signal == 0 ? "could not go on with its ranks" : "was ended by ",
                  end->signal == 0 ? "" : even_signal_name(end->signal));
-  if (used >= on->most) {
-    (void)snprintf(limit, sizeof limit, on->only_lives ? "%d in a row at most" : "--max-restarts %d", on->most);
+  if (used >= most_of(on)) {
+    (void)snprintf(limit, sizeof limit,
+                   others_see_to_one_without_ranks(on) ? "%d in a row at most" : "--max-restarts %d", most_of(on));
     (void)snprintf(words, sizeof words, "%s agent (process %ld) %s, and no restart is left (%s)", on->whose,
                    (long)end->pid, how, limit);
     even_cli_say(NULL, words);
@@ -164,9 +173,10 @@ static even_status run_agents(supervised *on, bool *is_agent, int *code) {
       return EVEN_OK;
     }
     bool lives = even_legacy_is_whole(&on->legacy) && !on->supervisor.custody.broken;
-    bool may = on->supervisor.asked == 0 && (lives || !on->only_lives);
+    bool others = others_see_to_one_without_ranks(on);
+    bool may = on->supervisor.asked == 0 && (lives || !others);
     bool again = may && may_again(on, &end, lives);
-    if (!again && on->replaced && end.signal != 0 && on->supervisor.asked == 0) {
+    if (!again && on->replaced && others && end.signal != 0 && on->supervisor.asked == 0) {
       say_replaced(&end);
     }
     if (again) {
@@ -231,7 +241,7 @@ bool even_job_supervise(even_job_options *options, int *code) {
   on = (supervised){.whose = follows(options) ? "this host's" : "the job's",
                     .only_lives = replaced,
                     .replaced = replaced,
-                    .most = replaced || options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
+                    .most = options->max_restarts < 0 ? MOST_RESTARTS : (int)options->max_restarts};
   if (!supervise(&on, code)) {
     return false;
   }

@@ -270,6 +270,16 @@ bool even_legacy_asks_again(even_legacy *legacy) {
   return asked;
 }
 
+void even_legacy_alone(const even_legacy *legacy, bool alone) {
+  if (legacy != NULL) {
+    atomic_store(&legacy->page->alone, alone);
+  }
+}
+
+bool even_legacy_is_alone(const even_legacy *legacy) {
+  return atomic_load(&legacy->page->alone);
+}
+
 bool even_legacy_has_asked(const even_legacy *legacy) {
   return legacy != NULL && legacy->page->again;
 }

@@ -75,6 +75,7 @@ typedef struct even_legacy_page {
   bool again;                /* this agent cannot go on with the ranks that run: another one begins without them */
   _Atomic bool whole;        /* the next agent can go on with the ranks that run (outlast.h) */
   even_legacy_votes votes;
+  _Atomic bool alone;       /* of a leader whose place another host may take: none does, for this one alone votes */
   bool taken;               /* an agent that does not lead was taken by its leader */
   _Atomic uint64_t signals; /* that it has passed on to its ranks in this attempt, of those that its leader forwards */
   _Atomic int over;         /* 1 + the job's exit code: it is over, and only its clearing up is left; 0: it is not */
@@ -155,6 +156,10 @@ void even_legacy_ask_again(const even_legacy *legacy);
 bool even_legacy_asks_again(even_legacy *legacy);
 /* Whether this one has: what is the job's, and not its own, is left to the next one. `legacy` may be NULL. */
 bool even_legacy_has_asked(const even_legacy *legacy);
+/* Whether nobody takes this leader's place, where another host could before: never said while one still may. `legacy`
+ * may be NULL. */
+void even_legacy_alone(const even_legacy *legacy, bool alone);
+bool even_legacy_is_alone(const even_legacy *legacy);
 /* Of an agent that does not lead: where it notes that its leader has taken it. */
 bool *even_legacy_taken(even_legacy *legacy);
 /* The job is over, whatever ends this agent from now on. `legacy` may be NULL. */

@@ -6,6 +6,7 @@
 #include "base/json_reader.h"
 #include "base/stop.h"
 #include "orchestrator/elastic.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession_members.h"
 #include "os/clock.h"
@@ -46,6 +47,7 @@ even_status even_succession_vote(even_hosts *hosts, const even_voter_member *mem
 
 static even_status begin_voting(even_job *job, const even_voter_member *members, size_t count, int listener) {
   even_hosts *hosts = job->hosts;
+  even_legacy_alone(hosts->params.before, false);
   even_status status = even_succession_vote(hosts, members, count, listener, false);
   if (status == EVEN_OK) {
     even_voter_announce(hosts->voter, hosts->port); /* for who would join, and came to another host */
@@ -74,7 +76,8 @@ even_status even_succession_open(even_job *job) {
   for (size_t i = 1; i < hosts->count; i++) {
     hosts->agents[i].member = i + 1;
   }
-  even_text_format(&hosts->members_folder, "%s/members/%s", job->run_folder.data, job->id);
+  /* an agent before this one may have left a log, of a group that nobody goes on with */
+  even_text_format(&hosts->members_folder, "%s/members/%s-%d", job->run_folder.data, job->id, job->era);
   EVEN_TRY(even_text_status(&hosts->members_folder));
   EVEN_TRY(even_listener_open(hosts->params.address == NULL ? "0.0.0.0" : hosts->params.address, &hosts->voter_port,
                               &listener));

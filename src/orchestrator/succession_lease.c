@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/follower.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/succession.h"
 #include "orchestrator/succession_members.h"
 #include "os/clock.h"
@@ -147,13 +148,24 @@ static void lapse(even_job *job) {
   }
 }
 
+/* Who starts agents here goes on with the job then, as with one of two hosts. */
+static void leave_whether_alone(const even_hosts *hosts, const even_voter_view *view) {
+  bool alone = hosts->voter == NULL || (even_succession_leads(hosts, view) && view->settled && view->voters == 1);
+  if (alone) {
+    even_legacy_alone(hosts->params.before, true);
+  } /* that it is so no longer is left before another one is to vote (even_succession_want) */
+}
+
 void even_succession_check(even_job *job) {
   even_hosts *hosts = job->hosts;
-  even_voter_view view;
+  even_voter_view view = {.port = 0};
+  if (hosts->voter != NULL) {
+    even_voter_look(hosts->voter, &view);
+  }
+  leave_whether_alone(hosts, &view);
   if (hosts->voter == NULL) {
     return;
   }
-  even_voter_look(hosts->voter, &view);
   tell_standing(job, &view);
   even_succession_guard(job, true);
   if (even_succession_is_over(hosts, &view)) {

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/fail.h"
 #include "base/json_writer.h"
+#include "orchestrator/legacy.h"
 #include "os/socket.h"
 
 #include <stdio.h>
@@ -80,6 +81,9 @@ even_status even_succession_want(const even_hosts *hosts) {
   even_voter_member *members = NULL;
   size_t count = 0;
   even_status status = even_succession_list(hosts, &members, &count);
+  if (even_leadership_voters((unsigned)count) > 1) {
+    even_legacy_alone(hosts->params.before, false);
+  }
   status = status == EVEN_OK ? even_voter_want(hosts->voter, members, count) : status;
   even_free(members);
   return status;

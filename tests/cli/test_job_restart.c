@@ -171,6 +171,44 @@ static void agents_have_the_folder_where_no_rank_outlasts_one(void **state) {
   assert_int_equal(rmdir(folder), 0);
 }
 
+/* ---- of several hosts, where another one may take this one's place ---- */
+
+static bool alone;
+
+/* Its ranks end with it. */
+static void leads(even_legacy *legacy) {
+  leave_ranks(legacy);
+  even_legacy_whole(legacy, false);
+  even_legacy_alone(legacy, alone);
+  if (facts->agents == 1) {
+    be_killed();
+  }
+  _exit(0);
+}
+
+static void another_host_leads_unless_this_one_votes_alone(void **state) {
+  (void)state;
+  replaced = true;
+  options.hosts = "a,b,c";
+  assert_int_equal(supervise(leads), 128 + SIGKILL);
+  assert_int_equal(facts->agents, 1);
+  assert_non_null(strstr(said, "another host leads from now on"));
+  alone = true;
+  *facts = (shared){.port = 0};
+  said[0] = '\0';
+  assert_int_equal(supervise(leads), 0);
+  assert_int_equal(facts->agents, 2);
+  assert_non_null(strstr(said, "another one is started in 1 s, once its ranks are gone"));
+  *facts = (shared){.port = 0};
+  said[0] = '\0';
+  options.max_restarts = 0;
+  assert_int_equal(supervise(leads), 128 + SIGKILL);
+  assert_int_equal(facts->agents, 1);
+  assert_non_null(strstr(said, "no restart is left (--max-restarts 0)"));
+  assert_null(strstr(said, "another host leads"));
+  alone = false;
+}
+
 /* ---- there is no next agent ---- */
 
 static void refuses(even_legacy *legacy) {
@@ -227,6 +265,7 @@ static void nobody_is_found_where_ranks_are_ended(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(agents_have_the_folder_where_no_rank_outlasts_one, begin, end),
+      cmocka_unit_test_setup_teardown(another_host_leads_unless_this_one_votes_alone, begin, end),
       cmocka_unit_test_setup_teardown(nobody_is_found_where_ranks_are_ended, begin, end),
   };
   return cmocka_run_group_tests_name("cli_job_restart", tests, NULL, NULL);

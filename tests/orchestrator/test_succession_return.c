@@ -3,7 +3,9 @@
 #include "orchestrator/succession.h"
 
 #include "base/fail.h"
+#include "orchestrator/job.h"
 #include "orchestrator/outlast.h"
+#include "orchestrator/succession_members.h"
 #include "os/calls.h"
 #include "os/clock.h"
 #include "os/listener.h"
@@ -273,6 +275,42 @@ static void one_that_stands_before_it_serves_is_replaced(void **state) {
   assert_true(even_legacy_asks_again(&of->legacy));
 }
 
+static even_agent_params job_params;
+static even_job job;
+
+static bool is_alone(scene *of) {
+  even_succession_check(&job);
+  return even_legacy_is_alone(&of->legacy);
+}
+
+static bool acts(scene *of) {
+  assert_false(is_alone(of)); /* as far as is known three vote */
+  return look(of->hosts.voter).acts;
+}
+
+/* The others have left the job; and, the moment before one of them may vote again, they have not. */
+static void whether_nobody_takes_its_place_is_left(void **state) {
+  static even_link links[COUNT];
+  scene *of = *state;
+  job = (even_job){.params = &job_params, .hosts = &of->hosts, .guardian = {.pid = -1, .pipe = -1, .page_fd = -1}};
+  assert_int_equal(even_succession_return(&of->hosts), EVEN_OK);
+  even_guardian_leave(&of->hosts.guardian); /* the job has another one */
+  of->hosts.guards = false;
+  await(acts, of);
+  assert_int_equal(even_succession_want(&of->hosts), EVEN_OK); /* none is here */
+  await(is_alone, of);
+  assert_int_equal(look(of->hosts.voter).voters, 1);
+  for (size_t i = 1; i < COUNT; i++) {
+    links[i] = (even_link){.fd = -1};
+    of->agents[i].link = &links[i];
+  }
+  assert_int_equal(even_succession_want(&of->hosts), EVEN_OK);
+  assert_false(even_legacy_is_alone(&of->legacy));
+  even_voter_guard(of->hosts.voter, NULL);
+  even_succession_leave_to_others(&of->hosts); /* what votes no more is no obstacle either */
+  assert_true(is_alone(of));
+}
+
 int main(void) {
   struct sigaction before;
 #define SCENE(test) cmocka_unit_test_setup_teardown(test, open_scene, close_scene)
@@ -282,6 +320,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_guardian_that_cannot_be_taken_is_an_error, open_alone, close_scene),
       SCENE(without_a_guardian_it_returns_as_well),
       SCENE(one_that_stands_before_it_serves_is_replaced),
+      SCENE(whether_nobody_takes_its_place_is_left),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
     return 1;

@@ -330,6 +330,35 @@ def test_a_place_that_was_set_aside_stays_so_under_another_leader(hosts: Hosts, 
 
 
 @pytest.mark.more
+def test_where_one_host_alone_votes_its_agent_is_started_again(hosts: Hosts, tmp_path: pathlib.Path) -> None:
+    """Of three one is left out; of the other two nobody could lead in the first one's place."""
+    hosts.environment = hosts.environment | {"EVENSTEP_HOSTS_PATIENCE": "6"}
+    path = tmp_path / "waiting.sh"
+    path.write_text(WAITING.replace("= 0 ]", "-lt 2 ]"))
+    path.chmod(0o755)
+    words = ("--min-ranks", "1", "--name", "a", "--log-rank", "all", "--no-monitor", "--no-python", str(path))
+    job = hosts.start(*words)
+    job.wait_for(r"attempt 0 rank \d of 3", times=3)
+    job.wait_for(STANDS)
+    hosts.reach_nobody()
+    os.kill(min(hosts.agents_of(hosts.names[2])), signal.SIGKILL)
+    job.wait_for(rf"host {hosts.names[2]} is left out")
+    job.wait_for(r"attempt 1 rank \d of 2", times=2)
+    agent = _later(supervised(job))
+    os.kill(job.process.pid, signal.SIGSTOP)
+    try:
+        os.kill(agent, signal.SIGKILL)
+        hosts.reach()
+    finally:
+        os.kill(job.process.pid, signal.SIGCONT)
+    job.wait_for("another one is started in 1 s, once its ranks are gone")
+    job.wait_for(r"attempt 2 rank \d of \d", times=2)
+    code, text = job.finish()
+    assert code == 0 and "another host leads" not in text, text
+    wait_until(lambda: not hosts.agents())
+
+
+@pytest.mark.more
 def test_what_is_left_without_a_majority_ends(hosts: Hosts, tmp_path: pathlib.Path) -> None:
     hosts.environment = {**hosts.environment, "EVENSTEP_MAJORITY_PATIENCE": "10"}
     job, ranks = _wait(hosts, tmp_path)

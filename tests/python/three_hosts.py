@@ -64,9 +64,8 @@ class Hosts:
 
     def start(self, *words: str, witness: bool = False) -> Job:
         """On all hosts; with `witness` on all but the last, which only votes."""
+        self.reach()
         shell = self.folder / "shell.sh"
-        shell.write_text(SHELL)
-        shell.chmod(0o755)
         command = ["ip", "netns", "exec", self.names[0], "env", f"EVENSTEP_HOST_ID={self.names[0]}"]
         command += [
             str(self.program),
@@ -83,12 +82,18 @@ class Hosts:
         self.jobs.append(Job([*command, *words], self.folder, self.environment))
         return self.jobs[-1]
 
+    def _reach_by(self, script: str) -> None:
+        shell = self.folder / "new-shell.sh"
+        shell.write_text(script)
+        shell.chmod(0o755)
+        shell.replace(self.folder / "shell.sh")
+
+    def reach(self) -> None:
+        self._reach_by(SHELL)
+
     def reach_nobody(self) -> None:
         """From now on no agent can be started: a lost host does not come back."""
-        none = self.folder / "none.sh"
-        none.write_text("#!/bin/sh\nexit 1\n")
-        none.chmod(0o755)
-        none.replace(self.folder / "shell.sh")
+        self._reach_by("#!/bin/sh\nexit 1\n")
 
     def agents_of(self, *names: str) -> list[int]:
         """Processes of the program on these hosts, guardians too."""
