@@ -50,7 +50,8 @@ static void add(struct timespec *time) {
   time->tv_nsec = (long)((ns + 1000000000) % 1000000000);
 }
 
-int clock_gettime(clockid_t clock, struct timespec *out) {
+/* By no name that another library could have. */
+static int read_clock(clockid_t clock, struct timespec *out) {
   int result = (int)syscall(SYS_clock_gettime, clock, out);
   if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
     add(out);
@@ -58,10 +59,14 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
   return result;
 }
 
+int clock_gettime(clockid_t clock, struct timespec *out) {
+  return read_clock(clock, out);
+}
+
 int gettimeofday(struct timeval *restrict out, void *restrict zone) {
   struct timespec now;
   (void)zone;
-  if (clock_gettime(CLOCK_REALTIME, &now) != 0) {
+  if (read_clock(CLOCK_REALTIME, &now) != 0) {
     return -1;
   }
   out->tv_sec = now.tv_sec;
@@ -71,7 +76,7 @@ int gettimeofday(struct timeval *restrict out, void *restrict zone) {
 
 time_t time(time_t *out) {
   struct timespec now;
-  if (clock_gettime(CLOCK_REALTIME, &now) != 0) {
+  if (read_clock(CLOCK_REALTIME, &now) != 0) {
     return (time_t)-1;
   }
   if (out != NULL) {

@@ -87,7 +87,7 @@ KINDS = [
     pytest.param("out-of-memory", 0, 1, 100, marks=pytest.mark.more),
     pytest.param("stop,slow", 33, 1, 10, marks=pytest.mark.more),
     pytest.param("agent", 33, 1, 10, marks=pytest.mark.more),
-    pytest.param("bit-flip,torn-write", 33, 2, 100, marks=pytest.mark.more),
+    pytest.param("bit-flip,torn-write", 33, 2, 100),
 ]
 
 
