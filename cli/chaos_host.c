@@ -111,27 +111,34 @@ even_status even_chaos_rob(even_chaos_job *job, const even_process_stat *rank) {
   return EVEN_OK;
 }
 
-/* The port at which the ranks of the attempt that has begun are to meet; 0: none has. */
-static int next_port(const even_chaos_job *job) {
+/* Another port than `not_port` at which a process below this one is to meet others, so many generations down: the first
+ * process has the agent, and that the ranks. 0: none is. */
+static int port_below(pid_t parent, int generations, int not_port) {
   char path[64];
   even_text list = EVEN_TEXT_EMPTY;
   int port = 0;
-  long agent = (long)job->agent.process.pid;
-  (void)snprintf(path, sizeof path, "/proc/%ld/task/%ld/children", agent, agent);
+  (void)snprintf(path, sizeof path, "/proc/%ld/task/%ld/children", (long)parent, (long)parent);
   if (even_file_read(path, LONGEST_LIST, &list) != EVEN_OK) {
     even_error_clear();
   }
   char *end = NULL;
-  for (const char *at = even_text_string(&list); port == 0 || port == job->host.robbed_port; at = end) {
-    long pid = strtol(at, &end, 10);
+  for (const char *at = even_text_string(&list); port == 0; at = end) {
+    pid_t pid = (pid_t)strtol(at, &end, 10);
     if (end == at) {
-      port = 0;
       break;
     }
-    port = even_chaos_port_of((pid_t)pid, "MASTER_PORT");
+    port = even_chaos_port_of(pid, "MASTER_PORT");
+    port = port == not_port ? 0 : port;
+    port = port == 0 && generations > 1 ? port_below(pid, generations - 1, not_port) : port;
   }
   even_text_free(&list);
   return port;
+}
+
+/* The port at which the ranks of the attempt that has begun are to meet; 0: none has. */
+static int next_port(const even_chaos_job *job) {
+  enum { TO_RANKS = 2 };
+  return port_below(job->agent.process.pid, TO_RANKS, job->host.robbed_port);
 }
 
 static even_status steal(even_chaos_job *job) {

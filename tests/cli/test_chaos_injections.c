@@ -343,8 +343,11 @@ static const char agent_script[] =
     "  echo \"$rank\"\n"
     "done 2>/dev/null\n";
 
-static void start_agent(void) {
-  const char *words[] = {"sh", "-c", agent_script, NULL};
+/* `first`: below a process that has started it, as `evenstep run` does. */
+static void start_agent(bool first) {
+  const char *below[] = {"sh", "-c", "exec 3<&0; sh -c \"$0\" <&3 & wait", agent_script, NULL};
+  const char *itself[] = {"sh", "-c", agent_script, NULL};
+  const char **words = first ? below : itself;
   assert_int_equal(even_dialogue_start_typed((char *const *)(uintptr_t)words, &made.job.agent), EVEN_OK);
 }
 
@@ -398,11 +401,10 @@ static bool is_of_no_use(void) {
   return made.job.host.port_until_ns == 1;
 }
 
-static void the_next_attempts_port_is_taken(void **state) {
+static void rob(bool first) {
   int ports[3];
-  (void)state;
   alone_open(&made, EVEN_CHAOS_PORT, 0);
-  start_agent();
+  start_agent(first);
   for (int i = 0; i < 3; i++) {
     ports[i] = free_port();
   }
@@ -430,10 +432,21 @@ static void the_next_attempts_port_is_taken(void **state) {
   even_dialogue_end(&made.job.agent);
 }
 
+static void the_next_attempts_port_is_taken(void **state) {
+  (void)state;
+  rob(true);
+}
+
+/* With EVENSTEP_RESTART_AGENT=0 the first process is the agent itself. */
+static void so_it_is_where_the_first_process_is_the_agent(void **state) {
+  (void)state;
+  rob(false);
+}
+
 static void the_agent_is_killed_and_is_to_be_started_again(void **state) {
   (void)state;
   alone_open(&made, EVEN_CHAOS_AGENT, 0);
-  start_agent();
+  start_agent(false);
   assert_true(alone_inject(&made));
   assert_true(made.job.agent_killed);
   assert_int_equal(made.done[0].tended, EVEN_CHAOS_RESUMED_BY_US);
@@ -510,6 +523,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(the_clock_jumps_while_a_process_runs, set_up, tear_down),
       cmocka_unit_test_setup_teardown(the_agents_clock_jumps_alone, set_up, tear_down),
       cmocka_unit_test_setup_teardown(the_next_attempts_port_is_taken, set_up, tear_down),
+      cmocka_unit_test_setup_teardown(so_it_is_where_the_first_process_is_the_agent, set_up, tear_down),
       cmocka_unit_test_setup_teardown(the_agent_is_killed_and_is_to_be_started_again, set_up, tear_down),
       cmocka_unit_test_setup_teardown(garbage_comes_to_each_port_of_the_job, set_up, tear_down),
       cmocka_unit_test_setup_teardown(a_rank_is_asked_for_a_gradient_and_says_when_it_was, set_up, tear_down),
