@@ -154,6 +154,10 @@ static void write_question(const even_bring_back *back, const char *folder, cons
   even_text_free(&received);
 }
 
+static bool has_answered(const even_bring_back *back, size_t host) {
+  return back->answers[host] != EVEN_BRING_NOT_ASKED && back->answers[host] != EVEN_BRING_ASKED;
+}
+
 /* Who cannot be asked is lost in a moment. */
 even_status even_bring_back_ask(even_bring_back *back) {
   even_hosts *hosts = back->job->hosts;
@@ -164,7 +168,7 @@ even_status even_bring_back_ask(even_bring_back *back) {
   for (size_t i = 1; i < even_hosts_count(hosts) && status == EVEN_OK; i++) {
     even_host_agent *agent = &hosts->agents[i];
     even_text text = EVEN_TEXT_EMPTY;
-    if (!even_bring_back_reaches(agent)) {
+    if (!even_bring_back_reaches(agent) || has_answered(back, i)) {
       continue;
     }
     write_question(back, folder.data, even_copies_of(back->job, agent->name), &text);
@@ -281,21 +285,28 @@ static bool all_damaged(const even_bring_back *back) {
   return true;
 }
 
-static even_status bring_newest(even_bring_back *back, const even_bring_found **missed) {
+/* Of those that did not come. */
+static const even_bring_found *missed(const even_bring_back *back) {
+  const even_bring_found *worst = NULL;
+  for (size_t i = 0; i < back->count; i++) {
+    worst = worse_missed(worst, &back->items[i]);
+  }
+  return worst;
+}
+
+/* Each is tried once, also where others are found after it. */
+static even_status bring_newest(even_bring_back *back) {
   even_job *job = back->job;
   for (size_t i = 0; i < back->count && !back->whole; i++) {
     even_bring_found *one = &back->items[i];
     const even_host_agent *agent = &job->hosts->agents[one->host];
     const char *name = even_path_name(one->folder);
     uint64_t since_ns = even_clock_ns();
-    one->damaged = is_known_damaged(back, i);
-    if (one->damaged) {
+    one->damaged = one->damaged || is_known_damaged(back, i);
+    if (one->tried || one->damaged || !even_bring_back_reaches(agent)) {
       continue;
     }
-    if (!even_bring_back_reaches(agent)) {
-      *missed = worse_missed(*missed, one);
-      continue;
-    }
+    one->tried = true;
     even_job_notice(job, "host %s has %s%s, newer than all that is whole here: it is brought back", agent->name, name,
                     one->memory ? " in its memory" : "");
     EVEN_TRY(even_bring_back_one(back, one));
@@ -304,7 +315,6 @@ static even_status bring_newest(even_bring_back *back, const even_bring_found **
                       (double)(even_clock_ns() - since_ns) * 1e-9);
     } else {
       one->damaged = back->why.status == EVEN_ERR_CORRUPT;
-      *missed = worse_missed(*missed, one);
       even_job_notice(job, "warning: %s could not be brought back from host %s: %.300s", name, agent->name,
                       back->why.what);
     }
@@ -313,24 +323,24 @@ static even_status bring_newest(even_bring_back *back, const even_bring_found **
 }
 
 /* There are some, and none of them could be brought. */
-static even_status refuse(const even_bring_back *back, const even_bring_found *missed) {
-  const char *host = back->job->hosts->agents[missed->host].name;
+static even_status refuse(const even_bring_back *back, const even_bring_found *one) {
+  const char *host = back->job->hosts->agents[one->host].name;
   char words[WORDS];
   (void)snprintf(words, sizeof words, ", which could not be brought back: %.250s",
                  back->failed ? back->why.what : "the host is lost");
   if (all_damaged(back)) {
-    return even_bring_back_refuse_damaged(host, missed->folder, words);
+    return even_bring_back_refuse_damaged(host, one->folder, words);
   }
-  return missed->memory ? even_bring_back_refuse_memory(back->job, host, missed->folder, words)
-                        : even_bring_back_refuse_anew(back->job, host, missed->folder, words);
+  return one->memory ? even_bring_back_refuse_memory(back->job, host, one->folder, words)
+                     : even_bring_back_refuse_anew(back->job, host, one->folder, words);
 }
 
 /* None was brought: what is here is gone on from, where anything is. */
-static even_status conclude_without(const even_bring_back *back, const even_bring_found *missed) {
+static even_status conclude_without(const even_bring_back *back) {
   char why[WORDS] = "";
   const even_host_agent *silent = unheard(back, why);
-  if (back->wish->after[0] == '\0' && missed != NULL) {
-    return refuse(back, missed);
+  if (back->wish->after[0] == '\0' && back->count > 0) {
+    return refuse(back, missed(back));
   }
   if (silent == NULL || (back->wish->after[0] == '\0' && !back->wish->trained)) {
     return EVEN_OK;
@@ -351,17 +361,83 @@ static even_status conclude_without(const even_bring_back *back, const even_brin
       "begins anew");
 }
 
-static even_status find(even_bring_back *back) {
-  const even_bring_found *missed = NULL;
-  EVEN_TRY(await_coming(back));
+/* Of those behind `index` the first that is lost, and has a copy; NULL: none. */
+static even_host_agent *lost_with_copy(const even_bring_back *back, size_t index) {
+  even_hosts *hosts = back->job->hosts;
+  bool starts = hosts->params.shell != NULL || hosts->params.returns || hosts->params.restarts;
+  for (size_t i = index + 1; starts && i < even_hosts_count(hosts); i++) {
+    even_host_agent *agent = &hosts->agents[i];
+    if (agent->lost && !agent->came && even_copies_of(back->job, agent->name) != NULL) {
+      return agent;
+    }
+  }
+  return NULL;
+}
+
+/* Starts its agent again, which the restart would do next, too. *here: it has come. */
+static even_status await_lost(even_bring_back *back, even_host_agent *agent, bool *here) {
+  even_hosts *hosts = back->job->hosts;
+  char words[sizeof agent->lost_words];
+  even_job_notice(back->job,
+                  "no whole checkpoint of the job is left here, and host %s, which is lost (%.200s), has a copy: it is "
+                  "waited for (up to %g s, EVENSTEP_HOSTS_PATIENCE)",
+                  agent->name, agent->lost_words, hosts->params.patience_seconds);
+  even_host_agent_drop(agent);
+  agent->returns = agent->member != 0; /* as the same member, if its host has kept what it was */
+  even_status status = even_host_agent_launch(agent);
+  status = status == EVEN_OK ? even_hosts_await(hosts) : status;
+  *here = status == EVEN_OK && even_bring_back_reaches(agent);
+  if (*here || status == EVEN_ERR_INTERRUPTED || status == EVEN_ERR_MEMORY) {
+    return status;
+  }
+  (void)snprintf(words, sizeof words, "%.300s", status == EVEN_OK ? agent->lost_words : even_error_last()->what);
+  even_error_clear();
+  even_host_agent_drop(agent);
+  agent->lost = true;
+  (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%s", words);
+  even_job_notice(back->job, "host %s does not come back: %s", agent->name, words);
+  return even_succession_refuse_superseded(hosts);
+}
+
+/* What it could not give, for it was lost, it may now. */
+static void try_again(even_bring_back *back, size_t host) {
+  for (size_t i = 0; i < back->count; i++) {
+    back->items[i].tried = back->items[i].tried && back->items[i].host != host;
+  }
+}
+
+/* Asks those that have not answered yet. */
+static even_status look_round(even_bring_back *back) {
   EVEN_TRY(even_bring_back_ask(back));
   EVEN_TRY(hear_all(back));
   forget_what_is_gone(back);
   if (back->count > 1) {
     qsort(back->items, back->count, sizeof *back->items, newest_first);
   }
-  EVEN_TRY(bring_newest(back, &missed));
-  return back->whole ? EVEN_OK : conclude_without(back, missed);
+  return bring_newest(back);
+}
+
+/* Nothing is here, and nothing of the hosts that are could be brought: those that are lost, and have a copy, are waited
+ * for, one after the other. */
+static even_status look_with_lost(even_bring_back *back) {
+  even_host_agent *lost = back->whole ? NULL : lost_with_copy(back, 0);
+  while (lost != NULL) {
+    bool here = false;
+    EVEN_TRY(await_lost(back, lost, &here));
+    try_again(back, lost->index);
+    EVEN_TRY(here ? look_round(back) : EVEN_OK);
+    lost = back->whole ? NULL : lost_with_copy(back, lost->index);
+  }
+  return EVEN_OK;
+}
+
+static even_status find(even_bring_back *back) {
+  EVEN_TRY(await_coming(back));
+  EVEN_TRY(look_round(back));
+  if (back->wish->after[0] == '\0') {
+    EVEN_TRY(look_with_lost(back));
+  }
+  return back->whole ? EVEN_OK : conclude_without(back);
 }
 
 even_status even_bring_back_open(even_job *job, const even_bring_back_wish *wish, even_bring_back **out) {

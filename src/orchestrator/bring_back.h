@@ -23,14 +23,16 @@ typedef struct even_bring_back_wish {
  * where it was in a host's, else in the job's folder of checkpoints; every checksum was compared. One that cannot be
  * brought is told, and the next best is taken. *path NULL: none is newer, or none could be brought (told, where
  * something is here). Waits for an answer for a minute, for what is on its way to a host now for as long as it moves,
- * and for a host that has all of it for five minutes; others are heard meanwhile.
+ * and for a host that has all of it for five minutes; others are heard meanwhile. Where nothing is here, and nothing
+ * could be brought, each lost host to whose disk a copy was sent (even_copies_of) is waited for, as where its agent is
+ * started again for an attempt (even_hosts_await); where none can be started, it is not.
  * Errors, where nothing is here: EVEN_ERR_NOT_FOUND: there is one, and it could not be brought; EVEN_ERR_CORRUPT: all
  * that there are are damaged; EVEN_ERR_PEER_LOST: a host that may have one is lost, or does not answer, or not come to
  * the end of what it gets, meanwhile. EVEN_ERR_PEER_LOST also where another host leads by now
  * (even_succession_is_superseded): whatever is here, this one asks no more. EVEN_ERR_INTERRUPTED (the thread's
  * question), EVEN_ERR_MEMORY. */
 even_status even_bring_back_newest(even_job *job, const even_bring_back_wish *wish, char **path) EVEN_MUST_USE;
-/* Of these: what hosts say is heard until it is closed; each that is here is asked once. */
+/* Of these: what hosts say is heard until it is closed; each that is here, and has not answered, is asked. */
 even_status even_bring_back_open(even_job *job, const even_bring_back_wish *wish, even_bring_back **out) EVEN_MUST_USE;
 even_status even_bring_back_ask(even_bring_back *back) EVEN_MUST_USE;
 void even_bring_back_close(even_bring_back *back);

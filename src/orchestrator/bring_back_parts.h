@@ -18,6 +18,7 @@ typedef struct even_bring_found {
   uint64_t sum;
   bool memory; /* in its memory */
   char mark[EVEN_FILE_MARK];
+  bool tried;   /* to be brought, */
   bool damaged; /* it came, and was */
 } even_bring_found;
 

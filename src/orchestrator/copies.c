@@ -3,10 +3,12 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "base/json_reader.h"
 #include "checkpoint/reader.h"
 #include "orchestrator/bring.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/host_memory.h"
+#include "orchestrator/succession.h"
 #include "os/clock.h"
 #include "os/folder.h"
 #include "os/path.h"
@@ -75,6 +77,10 @@ void even_copies_close(even_copies *copies) {
 static size_t at_most(const even_hosts *hosts, int wanted) {
   size_t others = even_hosts_count(hosts) - 1; /* a witness, the last, keeps none */
   return (size_t)wanted < others ? (size_t)wanted : others;
+}
+
+static bool are_kept(const even_hosts *hosts) {
+  return hosts != NULL && (hosts->params.copies > 0 || hosts->params.memory_copies > 0);
 }
 
 static even_status open_copies(even_hosts *hosts) {
@@ -238,19 +244,23 @@ static even_copy *place_for(even_copies *copies, const char *host, const char *o
   return place;
 }
 
+static void note_copy(even_copies *copies, const char *host, const char *folder, const char *order) {
+  even_copy *held = place_for(copies, host, order);
+  if (held != NULL) {
+    forget(held);
+    even_text_add(&held->host, host);
+    even_text_add(&held->folder, folder);
+    even_text_add(&held->order, order);
+  }
+}
+
 static void keep_in_mind(even_copies *copies, const even_host_agent *agent) {
   const char *order = even_text_string(&copies->now->order);
   const char *there = even_path_name(even_text_string(&agent->resume));
   if (copies->now->memory || strcmp(there, even_path_name(even_text_string(&copies->now->newest))) != 0) {
     return; /* or a restart has had another one brought there meanwhile */
   }
-  even_copy *held = place_for(copies, agent->name, order);
-  if (held != NULL) {
-    forget(held);
-    even_text_add(&held->host, agent->name);
-    even_text_add(&held->folder, even_text_string(&agent->resume));
-    even_text_add(&held->order, order);
-  }
+  note_copy(copies, agent->name, even_text_string(&agent->resume), order);
 }
 
 static bool is_copy(const even_host_agent *agent) {
@@ -355,6 +365,9 @@ static void look(even_job *job) {
   }
   kind->failure_told = kind->failed;
   job->hosts->copies->now = NULL;
+  if (!kind->memory && even_succession_bequeath(job) != EVEN_OK) {
+    even_error_clear(); /* lack of memory: whoever leads next hears of the next one */
+  }
 }
 
 /* Begins to send one, where there is a new one. */
@@ -389,7 +402,7 @@ static bool any_comes_anew(const even_hosts *hosts) {
 void even_copies_tick(even_job *job) {
   even_hosts *hosts = job->hosts;
   uint64_t now = even_clock_ns();
-  if ((hosts->params.copies == 0 && hosts->params.memory_copies == 0) || job->alive == 0) {
+  if (!are_kept(hosts) || job->alive == 0) {
     return; /* between attempts what a restart needs is sent */
   }
   if ((hosts->copies == NULL || !hosts->copies->opened) && open_copies(hosts) != EVEN_OK) {
@@ -408,6 +421,42 @@ void even_copies_tick(even_job *job) {
     copies->turn = 1 - copies->turn;
     look_for_new(job, &copies->kinds[copies->turn]);
   }
+}
+
+/* ---- another host leads ---- */
+
+void even_copies_write(const even_job *job, even_json *json) {
+  const even_copies *copies = job->hosts == NULL ? NULL : job->hosts->copies;
+  even_json_array(json, "copies");
+  for (size_t i = 0; copies != NULL && i < EVEN_COPIES_HELD; i++) {
+    const even_copy *copy = &copies->held[i];
+    if (is_known(copy)) {
+      even_json_object(json, NULL);
+      even_json_string(json, "host", even_text_string(&copy->host));
+      even_json_string(json, "folder", even_text_string(&copy->folder));
+      even_json_string(json, "order", even_text_string(&copy->order));
+      even_json_object_end(json);
+    }
+  }
+  even_json_array_end(json);
+}
+
+even_status even_copies_read(even_job *job, const json_t *list) {
+  even_hosts *hosts = job->hosts;
+  if (!are_kept(hosts)) {
+    return EVEN_OK;
+  }
+  EVEN_TRY(open_copies(hosts));
+  for (size_t i = 0; i < json_array_size(list); i++) {
+    const json_t *one = json_array_get(list, i);
+    const char *host = even_json_text(one, "host");
+    const char *folder = even_json_text(one, "folder");
+    const char *order = even_json_text(one, "order");
+    if (host[0] != '\0' && folder[0] == '/' && strcmp(host, hosts->agents[0].name) != 0) {
+      note_copy(hosts->copies, host, folder, order);
+    }
+  }
+  return EVEN_OK;
 }
 
 void even_copies_tell(even_job *job) {
@@ -472,7 +521,7 @@ static even_status take_held(even_copy *held, const even_copies_left_copy *from)
 
 even_status even_copies_take(even_job *job, const even_copies_left *from) {
   even_hosts *hosts = job->hosts;
-  if (hosts == NULL || (hosts->params.copies == 0 && hosts->params.memory_copies == 0)) {
+  if (!are_kept(hosts)) {
     return EVEN_OK;
   }
   EVEN_TRY(open_copies(hosts));

@@ -5,6 +5,7 @@
 #ifndef EVEN_ORCHESTRATOR_COPIES_H
 #define EVEN_ORCHESTRATOR_COPIES_H
 
+#include "base/json_writer.h"
 #include "orchestrator/host_agent.h"
 #include "orchestrator/job.h"
 
@@ -23,8 +24,8 @@ void even_copies_tick(even_job *job);
 enum { EVEN_COPIES_HELD = 8 };
 
 /* The newest that this leader's agent has sent, or one before it of whose ranks it has gone on with, valid until the
- * next tick; NULL: it knows of none. What a leader before it has sent it does not know, nor what a host had already and
- * did not get as a copy: that may be the leader's own folder. */
+ * next tick; NULL: it knows of none. What a leader before it has sent it knows from what that one has left (estate.h).
+ * What a host had already and did not get as a copy it does not: that may be the leader's own folder. */
 const even_copy *even_copies_newest(even_job *job);
 /* The last that is known to have come to the host of that name, as valid. */
 const even_copy *even_copies_of(const even_job *job, const char *host);
@@ -36,6 +37,10 @@ const char *even_copies_coming(const even_copies *copies);
 void even_copies_forget(even_job *job);
 /* The hosts are others, or have other numbers, from now on. NULL is allowed. */
 void even_copies_renew(even_copies *copies);
+/* What is known of copies on disks, as a member of the object that is written: for whoever leads next. */
+void even_copies_write(const even_job *job, even_json *json);
+/* Of another leader: whatever is in it. What came to this host itself is not a copy any more. */
+even_status even_copies_read(even_job *job, const json_t *list) EVEN_MUST_USE;
 /* The job has ended: says what was sent, where anything was. */
 void even_copies_tell(even_job *job);
 void even_copies_close(even_copies *copies);

@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json_reader.h"
 #include "base/json_writer.h"
+#include "orchestrator/copies.h"
 #include "orchestrator/elastic.h"
 #include "orchestrator/hold.h"
 #include "orchestrator/host_agent.h"
@@ -150,6 +151,7 @@ even_status even_estate_write(const even_job *job, even_text *out) {
   even_json_string(&json, "foreign", even_text_string(&job->foreign));
   even_json_string(&json, "lineage", even_text_string(&job->lineage));
   even_json_string(&json, "began", even_text_string(&job->began));
+  even_copies_write(job, &json);
   even_json_object_end(&json);
   return even_text_status(out);
 }
@@ -365,7 +367,8 @@ static even_status take_line(const even_estate *estate, even_job *job) {
   EVEN_TRY(even_text_status(&job->foreign));
   EVEN_TRY(even_text_status(&job->lineage));
   EVEN_TRY(even_text_status(&job->began));
-  return even_text_status(&job->resume);
+  EVEN_TRY(even_text_status(&job->resume));
+  return even_copies_read(job, json_object_get(estate->content, "copies"));
 }
 
 even_status even_estate_continue(const even_estate *estate, even_job *job) {

@@ -33,6 +33,11 @@ bring_scene at;
 static even_status hears(struct star *of, int self, int other, const even_message *message) {
   json_t *content = NULL;
   (void)of;
+  if (self != 0 && message->kind == EVEN_MESSAGE_ESTATE) {
+    even_text_clear(&at.sides[self].estate);
+    even_text_append(&at.sides[self].estate, message->json, message->json_bytes);
+    return EVEN_OK;
+  }
   if (self != 0 && (message->kind != EVEN_MESSAGE_SEEK || at.sides[self].deaf)) {
     return EVEN_OK;
   }
@@ -121,7 +126,12 @@ static void open_leader(void) {
                           .params = {.copies = 1, .memory_copies = 1}};
   assert_int_equal(even_elastic_open(&at.hosts), EVEN_OK);
   for (size_t i = 0; i < STAR_HOSTS; i++) {
-    at.agents[i] = (even_host_agent){.hosts = &at.hosts, .index = i, .fits = i > 0, .shell = {.pid = -1}};
+    at.agents[i] = (even_host_agent){.hosts = &at.hosts,
+                                     .index = i,
+                                     .fits = i > 0,
+                                     .shell = {.pid = -1},
+                                     .input = -1,
+                                     .watches = {{.fd = -1}, {.fd = -1}}};
     at.agents[i].link = i > 0 ? &at.star.hosts[0].ends[i].link : NULL;
     (void)snprintf(at.agents[i].name, sizeof at.agents[i].name, "host%zu", i);
   }
@@ -153,6 +163,7 @@ static void close_scene(void) {
   star_close(&at.star);
   for (int i = 1; i < STAR_HOSTS; i++) {
     even_bring_kept_free(&at.sides[i].kept);
+    even_text_free(&at.sides[i].estate);
   }
   even_host_memory_close(at.params.memory);
   even_copies_close(at.hosts.copies);

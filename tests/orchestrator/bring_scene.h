@@ -18,7 +18,8 @@ typedef struct bring_side { /* of a host */
   even_bring_kept kept;
   even_bring_give *give;
   char disk[160];
-  bool deaf; /* what the leader asks does not reach it */
+  bool deaf;        /* what the leader asks does not reach it */
+  even_text estate; /* what the leader has left it last */
 } bring_side;
 
 typedef struct bring_scene {

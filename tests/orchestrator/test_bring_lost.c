@@ -1,4 +1,5 @@
 /* Copies that come back where a host has none any more, or does not come to the end of what it gets. */
+#include "base/json_reader.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "orchestrator/bring.h"
@@ -7,6 +8,7 @@
 #include "orchestrator/resume.h"
 #include "os/clock.h"
 #include "os/signals.h"
+#include "support/clock_ahead.h"
 
 #include <setjmp.h>
 #include <signal.h>
@@ -110,6 +112,135 @@ static void copies_that_all_hosts_have_no_more_do_not_end_the_job(void **state) 
   assert_true(bring_scene_was_told("warning: host host2 had a copy of step-3 ("));
 }
 
+/* Whoever leads next knows it as soon as it is there. */
+static void a_copy_that_has_come_is_left_to_the_other_hosts(void **state) {
+  even_device devices[] = {{.name = "cpu:0"}};
+  const even_device_list list = {devices, 1};
+  char said[256];
+  (void)state;
+  at.params.devices = &list;
+  at.hosts.params.memory_copies = 0;
+  at.job.alive = 1;
+  bring_scene_save(at.folder, 3);
+  even_copies_tick(&at.job); /* it is on its way */
+  (void)snprintf(said, sizeof said, "{\"serial\":%llu,\"holds\":true,\"folder\":\"%s\",\"came\":true}",
+                 (unsigned long long)at.hosts.brought, scratch_path("disk1/step-3"));
+  json_t *content = json_loads(said, 0, NULL);
+  assert_int_equal(even_bring_hear(&at.agents[1], content), EVEN_OK);
+  json_decref(content);
+  at.hosts.voter = (void *)&at; /* it is asked nothing */
+  even_copies_tick(&at.job);
+  at.hosts.voter = NULL;
+  for (uint64_t since = even_clock_ns(); at.sides[2].estate.length == 0 && even_clock_ns() - since < 10000000000U;) {
+    assert_int_equal(even_loop_turn(&at.hosts.loop, 10), EVEN_OK);
+  }
+  json_t *estate = json_loads(even_text_string(&at.sides[2].estate), 0, NULL);
+  const json_t *copy = json_array_get(json_object_get(estate, "copies"), 0);
+  assert_string_equal(even_json_text(copy, "host"), "host1");
+  assert_string_equal(even_json_text(copy, "folder"), scratch_path("disk1/step-3"));
+  json_decref(estate);
+  for (size_t i = 1; i < STAR_HOSTS; i++) {
+    even_bring_drop(&at.agents[i]);
+  }
+}
+
+/* ---- a host that is lost, and has a copy ---- */
+
+static even_link *gone; /* the link of host 2; NULL: it does not come back */
+
+/* In each turn once its agent is awaited: it comes, or time passes. */
+static void turns(void *context, int fd) {
+  (void)context;
+  (void)fd;
+  if (at.agents[2].lost) {
+    return;
+  }
+  if (gone != NULL) {
+    at.agents[2].link = gone;
+    at.agents[2].fits = true;
+  } else {
+    clock_ahead_add(20 * UINT64_C(1000000000));
+  }
+}
+
+static void lose_host_2(even_loop_watch *watch, int ends[2]) {
+  gone = at.agents[2].link;
+  at.agents[2].link = NULL;
+  at.agents[2].fits = false;
+  at.agents[2].lost = true;
+  (void)snprintf(at.agents[2].lost_words, sizeof at.agents[2].lost_words, "it is off");
+  at.hosts.params.returns = true;
+  at.hosts.params.patience_seconds = 120;
+  assert_int_equal(pipe(ends), 0);
+  assert_int_equal(write(ends[1], "x", 1), 1);
+  assert_int_equal(even_loop_add(&at.hosts.loop, watch, ends[0], turns, NULL), EVEN_OK);
+}
+
+static void find_again(even_loop_watch *watch, int ends[2]) {
+  even_loop_remove(&at.hosts.loop, watch);
+  (void)close(ends[0]);
+  (void)close(ends[1]);
+}
+
+/* The restart starts its agent again in any case: it does so before the job ends, or begins anew, for want of it. */
+static void a_lost_host_with_the_only_copy_is_waited_for(void **state) {
+  even_loop_watch watch = {.fd = -1};
+  int ends[2];
+  (void)state;
+  have_sent(false);
+  bring_scene_save(at.sides[2].disk, 3);
+  lose_host_2(&watch, ends);
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_OK);
+  assert_string_equal(at.job.resume.data, scratch_path("leader/step-3"));
+  assert_true(
+      bring_scene_was_told("host host2, which is lost (it is off), has a copy: it is waited for (up to 120 s, "
+                           "EVENSTEP_HOSTS_PATIENCE)"));
+  even_text_free(&at.job.resume);
+  find_again(&watch, ends);
+}
+
+/* Those that are here have one that is damaged: it is brought, and told, once. */
+static void a_lost_host_is_waited_for_where_nothing_else_is_whole(void **state) {
+  even_loop_watch watch = {.fd = -1};
+  int ends[2];
+  (void)state;
+  have_sent(false);
+  bring_scene_save(at.sides[2].disk, 3);
+  bring_scene_save(at.sides[1].disk, 4);
+  scratch_flip("disk1/step-4/model.safetensors", scratch_size("disk1/step-4/model.safetensors") - 1, 0);
+  lose_host_2(&watch, ends);
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_OK);
+  assert_string_equal(at.job.resume.data, scratch_path("leader/step-3"));
+  const char *told = strstr(at.notices, "warning: step-4 could not be brought back from host host1");
+  assert_non_null(told);
+  assert_null(strstr(told + 1, "warning: step-4 could not"));
+  even_text_free(&at.job.resume);
+  find_again(&watch, ends);
+}
+
+static void a_lost_host_that_does_not_come_is_named(void **state) {
+  even_loop_watch watch = {.fd = -1};
+  int ends[2];
+  (void)state;
+  have_sent(false);
+  lose_host_2(&watch, ends);
+  even_link *link = gone;
+  gone = NULL;
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_ERR_NOT_FOUND);
+  assert_non_null(strstr(even_error_last()->what, "for host host2 has a copy of step-3"));
+  assert_true(
+      bring_scene_was_told("host host2 does not come back: host host2: its agent did not come here within 120 s"));
+  assert_true(at.agents[2].lost);
+  at.notices[0] = '\0';
+  bring_scene_save(at.folder, 2); /* something is here: */
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_OK);
+  assert_true(bring_scene_was_told("warning: host host2 has a copy of step-3"));
+  assert_false(bring_scene_was_told("waited for"));
+  even_text_free(&at.job.resume);
+  at.agents[2].link = link;
+  find_again(&watch, ends);
+}
+
 int main(void) {
 #define LOST_TEST(name) cmocka_unit_test_setup_teardown(name, bring_scene_set_up, bring_scene_tear_down)
   const struct CMUnitTest tests[] = {
@@ -117,6 +248,10 @@ int main(void) {
       LOST_TEST(copies_that_all_hosts_have_no_more_do_not_end_the_job),
       LOST_TEST(a_copy_that_does_not_come_to_its_end_is_not_waited_for_without_end),
       LOST_TEST(a_host_that_does_not_write_what_it_gets_is_given_up),
+      LOST_TEST(a_copy_that_has_come_is_left_to_the_other_hosts),
+      LOST_TEST(a_lost_host_with_the_only_copy_is_waited_for),
+      LOST_TEST(a_lost_host_is_waited_for_where_nothing_else_is_whole),
+      LOST_TEST(a_lost_host_that_does_not_come_is_named),
   };
   struct sigaction pipe_before; /* as agents have it */
   if (even_signals_pipe_ignore(&pipe_before) != EVEN_OK) {

@@ -206,6 +206,43 @@ static void of_more_hosts_than_are_known_those_with_the_newest_are(void **state)
   assert_int_equal(known, EVEN_COPIES_HELD);
 }
 
+/* Whoever leads next knows it, but for what came to itself. */
+static void another_leader_knows_what_was_sent(void **state) {
+  static const char *const strange[] = {"{}", "7", "[7,[],{\"host\":\"b\"},{\"host\":\"\",\"folder\":\"/b\"}]",
+                                        "[{\"host\":\"b\",\"folder\":\"here\",\"order\":\"1\"}]"};
+  (void)state;
+  even_text text = EVEN_TEXT_EMPTY;
+  even_json json = even_json_begin(&text, 0);
+  json_t *content = NULL;
+  left = (even_copies_left){.held[0] = {.host = "there", .folder = "/there/one", .order = "0001"},
+                            .held[1] = {.host = "elsewhere", .folder = "/there/two", .order = "0002"}};
+  assert_int_equal(even_copies_take(&at.job, &left), EVEN_OK);
+  even_json_object(&json, NULL);
+  even_copies_write(&at.job, &json);
+  even_json_object_end(&json);
+  assert_int_equal(even_text_status(&text), EVEN_OK);
+  end();
+  lead();
+  (void)snprintf(at.agents[0].name, sizeof at.agents[0].name, "there");
+  assert_int_equal(even_json_parse("it", text.data, text.length, &content), EVEN_OK);
+  assert_int_equal(even_copies_read(&at.job, json_object_get(content, "copies")), EVEN_OK);
+  json_decref(content);
+  even_text_free(&text);
+  assert_null(even_copies_of(&at.job, "there"));
+  const even_copy *other = even_copies_of(&at.job, "elsewhere");
+  assert_string_equal(even_text_string(&other->folder), "/there/two");
+  assert_string_equal(even_text_string(&other->order), "0002");
+  for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++) {
+    json_t *list = json_loads(strange[i], JSON_DECODE_ANY, NULL);
+    assert_non_null(list);
+    assert_int_equal(even_copies_read(&at.job, list), EVEN_OK);
+    json_decref(list);
+  }
+  assert_null(even_copies_of(&at.job, "b"));
+  at.hosts.params.copies = 0;
+  assert_int_equal(even_copies_read(&at.job, NULL), EVEN_OK);
+}
+
 static void what_is_damaged_is_not_known(void **state) {
   (void)state;
   memset(&left, 'x', sizeof left);
@@ -225,6 +262,13 @@ static void without_memory_nothing_is_taken(void **state) {
   fault_allocation(1);
   assert_int_equal(even_copies_take(&at.job, &left), EVEN_ERR_MEMORY);
   fault_reset();
+  json_t *list = json_loads("[{\"host\":\"b\",\"folder\":\"/b\",\"order\":\"1\"}]", 0, NULL);
+  fault_allocation(1); /* of the list of copies, where there was none */
+  even_copies_close(at.hosts.copies);
+  at.hosts.copies = NULL;
+  assert_int_equal(even_copies_read(&at.job, list), EVEN_ERR_MEMORY);
+  fault_reset();
+  json_decref(list);
 }
 
 int main(void) {
@@ -237,6 +281,7 @@ int main(void) {
       COPIES_TEST(without_memory_nothing_is_taken),
       COPIES_TEST(what_is_gone_is_looked_for_once),
       COPIES_TEST(of_more_hosts_than_are_known_those_with_the_newest_are),
+      COPIES_TEST(another_leader_knows_what_was_sent),
       COPIES_TEST(what_a_host_has_no_more_is_known_of_the_others),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

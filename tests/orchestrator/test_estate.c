@@ -1,6 +1,7 @@
 /* What a leader leaves to the one that takes its place, as that reads it. */
 #include "orchestrator/estate.h"
 
+#include "orchestrator/copies.h"
 #include "orchestrator/host_agent.h"
 #include "os/calls.h"
 
@@ -132,6 +133,40 @@ static void what_ranks_lack_and_restarts_are_left_to_the_next_leader(void **stat
   json_decref(estate.content);
 }
 
+/* Of a lost host's copies another leader knows, too. */
+static void copies_on_other_hosts_are_left_to_the_next_leader(void **state) {
+  even_device devices[] = {{.name = "cpu:0"}};
+  const even_device_list list = {devices, 1};
+  even_host_agent agents[] = {{.name = "a", .count = 1}};
+  even_host_agent of_next[] = {{.name = "b", .count = 1}};
+  even_hosts hosts = {.agents = agents, .count = 1, .self = 1, .params = {.copies = 2}};
+  even_hosts next_hosts = {.agents = of_next, .count = 1, .self = 2, .params = {.copies = 2}};
+  const even_agent_params params = {.devices = &list, .checkpoint_folder = "/c"};
+  even_job job = {.params = &params, .hosts = &hosts, .id = "0123456789abcdef0123456789abcdef"};
+  even_job next = {.params = &params, .hosts = &next_hosts};
+  static const even_copies_left held = {
+      .held = {{.host = "b", .folder = "/c/one", .order = "1"}, {.host = "c", .folder = "/c/one", .order = "1"}}};
+  even_estate estate = {.self = 2};
+  even_text text = EVEN_TEXT_EMPTY;
+  (void)state;
+  even_text_add(&job.run_folder, "/runs/a");
+  assert_int_equal(even_copies_take(&job, &held), EVEN_OK);
+  assert_int_equal(even_estate_write(&job, &text), EVEN_OK);
+  assert_int_equal(even_estate_read(text.data, text.length, &estate.content), EVEN_OK);
+  assert_int_equal(even_estate_take(&estate, &next), EVEN_OK);
+  assert_null(even_copies_of(&next, "b")); /* it is its own by now */
+  assert_non_null(even_copies_of(&next, "c"));
+  even_copies_close(hosts.copies);
+  even_copies_close(next_hosts.copies);
+  even_text_free(&text);
+  even_text_free(&job.run_folder);
+  even_text *const texts[] = {&next.resume, &next.foreign, &next.lineage, &next.began};
+  for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+    even_text_free(texts[i]);
+  }
+  json_decref(estate.content);
+}
+
 static void leave(const even_job *job, uint64_t to, bool handed, const char *hosts) {
   even_estate estate = {.self = to};
   even_text text = EVEN_TEXT_EMPTY;
@@ -170,6 +205,7 @@ int main(void) {
       cmocka_unit_test(a_rank_has_the_quota_of_the_one_in_its_place),
       cmocka_unit_test(places_that_were_set_aside_are_left_to_the_next_leader),
       cmocka_unit_test(what_ranks_lack_and_restarts_are_left_to_the_next_leader),
+      cmocka_unit_test(copies_on_other_hosts_are_left_to_the_next_leader),
       cmocka_unit_test(who_leaves_has_no_part_under_the_leader_that_it_is_handed_to),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
