@@ -58,9 +58,10 @@ from evenstep.device_places import has_xccl, open_xccl, over_hosts_among, said_o
 from evenstep.device_streams import CudaStreams
 from evenstep.exits import left_in_children
 from evenstep.gloo_group import open_gloo, told_to_all
+from evenstep.group_end import end_calls
 from evenstep.hosts import this_host
 from evenstep.hosts_over_gloo import REDUCED, Collectives, HostsOverGloo, open_hosts_over_gloo
-from evenstep.rendezvous import begin_world, open_group
+from evenstep.rendezvous import OverGloo, begin_world, open_group
 
 
 class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, OlderNamesMixin, dist.ProcessGroup):
@@ -88,7 +89,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         self._messages_lock = threading.Lock()
         self._host_calls = None
         self._told = set()
-        heard: list[Any] = []
+        heard: list[OverGloo] = []
         self._comm = comm = open_group(
             store,
             rank,
@@ -96,16 +97,17 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
             name=f"torch/{name}",
             timeout_seconds=timeout.total_seconds(),
             members=members,
-            over_gloo=lambda *words: heard.extend(words),
+            over_gloo=heard.append,
         )
         self._reducer = reducer_of(self._comm)
         self._devices: DeviceCollectives | None = None
         self._devices_chosen = False
         self._torch_nccl: Any = None
         self._life = ""
-        if comm is not None:
-            heard = [told_to_all(lambda word: comm.broadcast(word.data_ptr(), word.nbytes, 0)), []]
-        word, host_of = heard
+        host_of = heard[0].host_of if heard else []
+        word = (
+            heard[0].word if comm is None else told_to_all(lambda word: comm.broadcast(word.data_ptr(), word.nbytes, 0))
+        )
         self._beneath = self._open_beneath(word)
         self._engine = self._open_hosts(host_of) if host_of else self._comm
 
@@ -254,6 +256,12 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
             self._engine.revoke()
         for backend in self._all_beneath():
             ended(backend, "abort")
+
+    def end_over_gloo(self) -> None:
+        """Ends the calls of CPU tensors, those under way and those to come, where no engine of ours has them all. Any thread."""
+        if self._engine is not None:
+            self._engine.revoke()
+        end_calls(self._beneath["cpu"])
 
     def _all_beneath(self) -> list[Any]:
         """What is registered for C++ as well, though it may never be called."""

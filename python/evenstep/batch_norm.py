@@ -304,7 +304,7 @@ class _Call:
         current.norm_calls += 1
         self.where, place = _place(pass_, name)
         self.mark = float(current.norm_calls), place
-        self.fast: Any = current.group if hasattr(current.group, "norm_statistics") else None
+        self.fast: Any = current.group if getattr(current.group, "adds_norms", False) else None
 
     def make(self, meet: Callable[[], Any]) -> Any:
         """meet(), where all ranks make this call; None in a pass that counts nothing."""

@@ -135,11 +135,18 @@ def _torch_group(bootstrap: Bootstrap, places: Sequence[Place], on_gpus: bool) -
 
 def _group_by_hosts(bootstrap: Bootstrap, places: Sequence[Place], options: EngineOptions) -> Any:
     """A process group of our own, in which shared memory connects the ranks of each host, and Gloo the hosts; None where a host has
-    one rank of several, or gradients go another way than an all-reduce in their own type."""
+    one rank of several, gradients go another way than an all-reduce in their own type, or a rank may be lost: torch's group of all
+    ranks, without which such a group is not made, would be no more."""
     plain = options.compression is None and not options.adasum and all(place.on_host for place in places)
     hosts = len({place.host for place in places})
     known = "evenstep" in dist.Backend.backend_list
-    if not plain or not known or not 1 < hosts < len(places) or wanted_engine() not in ("", "hosts-gloo"):
+    if (
+        bootstrap.heed is not None
+        or not plain
+        or not known
+        or not 1 < hosts < len(places)
+        or wanted_engine() not in ("", "hosts-gloo")
+    ):
         return None
     made = bootstrap.torch_group("evenstep")
     if made.over_hosts_by_gloo:

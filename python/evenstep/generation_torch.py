@@ -46,6 +46,21 @@ def open_torch_group(
 ) -> Any:
     """Collective over its ranks, which meet in `store` under `name`. look: called while they come together; raises where the group is
     to be made no more. EvenstepError: EVEN_ERR_PEER_LOST, a rank ended meanwhile, or does not come."""
+    made = make_backend(backend, store, rank, ranks, name=name, timeout_seconds=timeout_seconds, look=look)
+    return _as_group(backend, made, store, rank, ranks, name)
+
+
+def make_backend(
+    backend: str,
+    store: Any,
+    rank: int,
+    ranks: int,
+    *,
+    name: str,
+    timeout_seconds: float,
+    look: Callable[[], None] | None = None,
+) -> Any:
+    """The same, without what torch.distributed's functions ask of a group: for calls of its own methods."""
     limit = timeout_seconds if look is None else min(timeout_seconds, _CONNECT_SECONDS)
     making = _Making(MAKERS[backend], dist.PrefixStore(f"{name}/", store), rank, ranks, timedelta(seconds=limit))
     try:
@@ -62,7 +77,7 @@ def open_torch_group(
         fix = "another rank has ended meanwhile, or cannot be reached: see what it says"
         raise error_of("EVEN_ERR_PEER_LOST", words, fix) from error
     made._set_default_timeout(timedelta(seconds=timeout_seconds))
-    return _as_group(backend, made, store, rank, ranks, name)
+    return left_in_children(made)
 
 
 class _Making:
@@ -104,7 +119,6 @@ def _as_group(backend: str, made: Any, store: Any, rank: int, ranks: int, name: 
     for device in dist.Backend.backend_capability.get(backend, ["cpu"]):
         group._register_backend(torch.device(device), kind, made)
     group._set_group_name(name)
-    left_in_children(made)
     left_in_children(group)
     script_exchanges.is_ours(group)
     dist.distributed_c10d._world.pg_map[group] = (backend, store)

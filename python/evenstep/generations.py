@@ -45,6 +45,7 @@ from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut
 from evenstep.shared_states import share_again, take_again
 
 if TYPE_CHECKING:
+    from evenstep.mended_hosts import MendedHosts
     from evenstep.session import Session
 
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
@@ -52,12 +53,10 @@ _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand
 _ENDED_SECONDS = 1.0  # so long a call goes on beside one that has ended, and may have done its part, before it is lost
 _HEED_GAP = 0.5  # looks of one wait lie closer together
 _SLOW_SECONDS = 2.0  # who meets the others says then that it waits: one that is not seen here may stand still
+_FAR_SECONDS = 10.0  # the same in calls over Gloo, beyond what a straggler takes for a step
 _CONNECT_SECONDS = 2.0
 _STAND, _SAVE = 1, 2  # even_generation_wish
-BETWEEN_HOSTS = (
-    "the ranks talk through Gloo, which ends no call when a rank is lost, and makes no group of those that are left"
-)
-"""Why a job cannot go on without a rank where nothing of ours connects its hosts."""
+WITHOUT_MEMORY = "the ranks talk through Gloo, and not all of them have the agent's memory"
 
 
 class Recovery(Joins):
@@ -83,6 +82,7 @@ class Recovery(Joins):
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote:
         self._heard = (0, 0)  # that of this turn, in this generation
         self._heeded = self._doubted = 0.0  # its last look while it waits; seconds for which one has ended, or stands
+        self._waits_since = 0.0
         session.scheduler_steps.uncertain = lambda: self.can_go_on and not self.at_rest
 
     # -- before anything is lost --
@@ -97,6 +97,11 @@ class Recovery(Joins):
         """The job's first groups: whoever waits in one of them for a rank of another host hears from the agent that it is lost."""
         if not self.joining:
             bootstrap.over = self._memory.over(self.number)
+
+    @property
+    def takes_in(self) -> bool:
+        """Whether other processes may join."""
+        return self._memory.takes_in
 
     @property
     def hindrance(self) -> str:
@@ -174,7 +179,7 @@ class Recovery(Joins):
     def needs_places(self, call: str) -> None:
         """What a call gives is asked of each rank, before es.prepare: whoever takes a lost one's place could not make it. So the job
         starts again with all where one is lost there, or was."""
-        if self._said is not None or self.joining or self.calling or not self._memory.takes_in:
+        if self._said is not None or self.joining or self.calling or not self.takes_in:
             return
         self._unrepeatable = f"a process that takes a place could not make the {call} of before es.prepare"
         if len(self.members) < self._began:
@@ -214,17 +219,25 @@ class Recovery(Joins):
 
     def heed(self) -> None:
         """Raises where this rank waits for one that is lost."""
-        if not self.joining and (why := self._why_lost()):  # one that joins waits by itself
+        if not self.joining:  # one that joins waits by itself
+            self.heed_in(self.number, self.members)
+
+    def heed_in(self, number: int, members: Sequence[int]) -> None:
+        """The same of a group of this generation's, which the others may just be making."""
+        if why := self._why_lost(number, members):
             raise error_of("EVEN_ERR_PEER_LOST", f"another rank was lost: {why}", "the end of its own output says why")
 
-    def _why_lost(self) -> str:
+    def _why_lost(self, number: int, members: Sequence[int]) -> str:
         """Of a rank that this one waits for; "": none is. Once a look."""
-        if self._memory.number != self.number:
+        if self._memory.number != number:
             return "the others go on without it"
         now, last = time.monotonic(), self._heeded
         self._heeded = now
-        ended = has_ended(self.members)  # which may have given all its part: then the call soon ends
-        if not ended and not stands_still(self.members):
+        self._waits_since = self._waits_since if now - last < _HEED_GAP else now
+        if now - self._waits_since > _FAR_SECONDS and not are_here(members):
+            self._memory.doubt(self._job_rank, number)
+        ended = has_ended(members)  # which may have given all its part: then the call soon ends
+        if not ended and not stands_still(members):
             self._doubted = 0.0
             return ""
         # looks that lie apart are of another wait, or this rank stood still itself
@@ -361,7 +374,7 @@ class Recovery(Joins):
             if error is not None and (doubts or waited > max(_PATIENCE_SECONDS, patience)):
                 raise error
 
-    def _meet(self, number: int) -> tuple[_core.Comm, list[Told]]:
+    def _meet(self, number: int) -> tuple[_core.Comm | MendedHosts, list[Told]]:
         """The new control group, and where its members stand."""
         members = self._members_of(number)
         if self._job_rank not in members:
@@ -372,7 +385,8 @@ class Recovery(Joins):
         environment = replace(session.environment, rank=members.index(self._job_rank), world_size=len(members))
         look = partial(self._look_for_newer, number, time.monotonic() + _SLOW_SECONDS)
         bootstrap.go_on(environment, self._store(number, members), members, number, self._memory.over(number), look)
-        comm = _made(bootstrap.shared(0, "control"))
+        comm = bootstrap.lasting("control", partial(self.heed_in, number, members))
+        assert comm is not None
         stands = self._stands or ((self.undo is not None or self._early) and self.at_rest)
         position = (self.committed, self._passes, self._calls, stands, self._asks)
         place = (session.environment.device, host_name())
@@ -419,7 +433,13 @@ class Recovery(Joins):
             return store
 
     def _go_on(
-        self, number: int, comm: _core.Comm, told: list[Told], began: float, calling: bool, committing: bool
+        self,
+        number: int,
+        comm: _core.Comm | MendedHosts,
+        told: list[Told],
+        began: float,
+        calling: bool,
+        committing: bool,
     ) -> bytes | None:
         """All members have told where they stand: the same on all from here on."""
         session, bootstrap = self._session, self._session.bootstrap
@@ -490,12 +510,6 @@ class Recovery(Joins):
         for words in lost if session.rank == 0 else ():
             session.telemetry.event(_core.EVENT_MESSAGE, session.step, 0, words)
             sys.stderr.write(f"evenstep: {words}\n")
-
-
-def _made(comm: _core.Comm | None) -> _core.Comm:
-    if comm is None:
-        raise EvenstepError(f"those that are left cannot go on without the rank that was lost: {BETWEEN_HOSTS}")
-    return comm
 
 
 def host_timeout() -> float:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,11 @@ from evenstep.device_memory import is_out_of_memory
 from evenstep.environment import Environment
 from evenstep.generation_torch import MAKERS, forget, open_torch_group
 from evenstep.group_end import GroupEnd, closed_peers, raise_instead
-from evenstep.rendezvous import claim, has_ended, open_group
+from evenstep.rendezvous import OverGloo, claim, has_ended, open_group
 from evenstep.torch_groups import named_by_ranks
+
+if TYPE_CHECKING:
+    from evenstep.mended_hosts import MendedHosts
 
 
 class Group(Protocol):
@@ -74,9 +77,9 @@ def _addresses(mine: tuple[torch.Tensor, torch.Tensor] | None) -> tuple[int, int
 
 
 class SharedGroup:
-    """Over an engine group in shared memory."""
+    """Over an engine group in shared memory; where a rank may be lost, also over one whose hosts Gloo connects."""
 
-    def __init__(self, comm: _core.Comm) -> None:
+    def __init__(self, comm: _core.Comm | MendedHosts) -> None:
         self.comm = comm
         self.rank, self.ranks = comm.rank, comm.ranks
         self._bytes = -1
@@ -109,6 +112,11 @@ class SharedGroup:
         self.comm.all_gather(mine.data_ptr(), out.data_ptr(), [count * size for count in counts], _core.DTYPE_U8)
         return out
 
+    @property
+    def adds_norms(self) -> bool:
+        """Whether it has the two calls that follow."""
+        return hasattr(self.comm, "norm_statistics")
+
     def norm_statistics(
         self,
         mark: tuple[float, float],
@@ -119,7 +127,8 @@ class SharedGroup:
     ) -> tuple[float, ...] | None:
         """Of a BatchNorm's layer: all ranks' mean and variance into out (two rows of 64 bits), and into narrow in 32. mine: this
         rank's, contiguous CPU tensors of 32 or 64 bits. What each rank counted; None where the ranks' marks differ."""
-        return self.comm.norm_statistics(
+        comm: Any = self.comm
+        return comm.norm_statistics(  # type: ignore[no-any-return]
             *mark, count, *_addresses(mine), out.shape[1], out.data_ptr(), 0 if narrow is None else narrow.data_ptr()
         )
 
@@ -131,7 +140,8 @@ class SharedGroup:
         out: torch.Tensor,
     ) -> tuple[float, ...] | None:
         """The same of a layer's backward: the ranks' sums, each times its weight, into out."""
-        return self.comm.norm_sums(*mark, weight, *_addresses(mine), out.shape[1], out.data_ptr())
+        comm: Any = self.comm
+        return comm.norm_sums(*mark, weight, *_addresses(mine), out.shape[1], out.data_ptr())
 
     def barrier(self) -> None:
         self.comm.barrier()
@@ -319,10 +329,11 @@ class Bootstrap:
         ranks: Sequence[int] | None = None,
         messages: bool = False,
         measures: bool = False,
+        over_gloo: Callable[[OverGloo], None] | None = None,
     ) -> _core.Comm | None:
         """An engine group of all ranks, or of some, or None where only torch can connect them, and on a rank outside. No
         messages, no all-to-all between hosts but where they are asked for. measures: it moves much, so that its engine is
-        worth a measurement; one with messages has one in any case. Every rank calls it."""
+        worth a measurement; one with messages has one in any case. over_gloo: hears of it where only Gloo does. Every rank calls it."""
         self._opened += 1
         chosen = range(self.environment.world_size) if ranks is None else ranks
         if self.environment.rank not in chosen:
@@ -340,6 +351,31 @@ class Bootstrap:
             over=self.over,
             look=self._look,
             heeds=self.heeds,
+            over_gloo=over_gloo,
+        )
+
+    def lasting(self, purpose: str, heed: Callable[[], None]) -> _core.Comm | MendedHosts | None:
+        """A group of all ranks in which one may be lost, and the others go on: also where only Gloo connects the hosts. heed: raises,
+        while a call waits, where one of them is lost. None: not all ranks have `over`. Every rank that has it calls this, and the others
+        `shared`."""
+        heard: list[OverGloo] = []
+        comm = self.shared(0, purpose, over_gloo=heard.append)
+        if comm is not None or not heard[0].lasts:
+            return comm
+        from evenstep.mended_hosts import open_mended_hosts  # which imports this module
+
+        assert self.over is not None
+        return open_mended_hosts(
+            self._store or dist.distributed_c10d._get_default_store(),
+            self.environment.rank,
+            heard[0].host_of or range(self.environment.world_size),
+            name=f"evenstep/{self._name}/{purpose}/{heard[0].word}",
+            timeout_seconds=self.timeout_seconds,
+            members=self._members,
+            over=self.over,
+            look=self._look,
+            heeds=self.heeds,
+            heed=heed,
         )
 
     def go_on(
@@ -405,7 +441,10 @@ class Bootstrap:
 
     def control(self) -> Group:
         comm = self.shared(0, "control")
-        return SharedGroup(comm) if comm is not None else TorchGroup(self.gloo(), self._end_of_gloo())
+        return SharedGroup(comm) if comm is not None else self.over_torch()
+
+    def over_torch(self) -> TorchGroup:
+        return TorchGroup(self.gloo(), self._end_of_gloo())
 
     def _end_of_gloo(self) -> GroupEnd:
         members = self._members or range(self.environment.world_size)

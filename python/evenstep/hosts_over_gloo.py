@@ -370,11 +370,14 @@ class HostsOverGloo:
 
     def _await(self, work: Any) -> None:
         try:
-            wait_for(work, self._between)
+            self._wait_for(work)
         except EvenstepError:
             raise
         except RuntimeError as error:
             raise self._cut_off(error) from error
+
+    def _wait_for(self, work: Any) -> None:
+        wait_for(work, self._between)
 
     def _cut_off(self, error: RuntimeError) -> EvenstepError:
         """Of a call between the hosts."""
@@ -492,7 +495,7 @@ class HostsOverGloo:
             return error
         inside = isinstance(error, EvenstepError) and error.__cause__ is None
         if not inside and not self._inside.closed:
-            within(STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", _words(error)))
+            self._say_why(_words(error))
         if not self._inside.closed:
             self._inside.revoke()
         made = self._told(error) if inside and isinstance(error, EvenstepError) else error
@@ -501,10 +504,7 @@ class HostsOverGloo:
 
     def _told(self, error: EvenstepError) -> EvenstepError:
         """The engine's error of this host's ranks, in the group's numbers, or what another of these ranks has said."""
-        key = f"why/{self._host}"
-        said = None
-        if error.status == "EVEN_ERR_REVOKED":
-            said = within(STORE_SECONDS, lambda: self._store.get(key).decode() if self._store.check([key]) else None)
+        said = self._why_said() if error.status == "EVEN_ERR_REVOKED" else None
         words = _words(error)
         if said is not None:
             return error_of(error.status, f"{words}: {said}", error.fix)
@@ -516,6 +516,14 @@ class HostsOverGloo:
         return error_of(
             error.status, f"{words} (numbered on this host, where {places} of the group)", error.fix, number
         )
+
+    def _say_why(self, words: str) -> None:
+        """To the other ranks of this host."""
+        within(STORE_SECONDS, lambda: self._store.set(f"why/{self._host}", words))
+
+    def _why_said(self) -> str | None:
+        key = f"why/{self._host}"
+        return within(STORE_SECONDS, lambda: self._store.get(key).decode() if self._store.check([key]) else None)
 
     @property
     def _forked(self) -> bool:

@@ -15,6 +15,7 @@ from evenstep.group import SharedGroup, as_bytes
 
 if TYPE_CHECKING:
     from evenstep.generations import Recovery
+    from evenstep.mended_hosts import MendedHosts
 
 T = TypeVar("T")
 
@@ -55,16 +56,23 @@ class MendedGroup(SharedGroup):
     then those of whoever is left.
     """
 
-    def __init__(self, comm: _core.Comm, recovery: Recovery) -> None:
+    def __init__(self, comm: _core.Comm | MendedHosts, recovery: Recovery) -> None:
         super().__init__(comm)
         self._recovery = recovery
+
+    @property
+    def takes_in(self) -> bool:
+        """Whether other processes may join."""
+        return self._recovery.takes_in
 
     def heed(self) -> None:
         """For who waits for the others by means that say nothing of a loss: raises where one is lost, or stands still for too long."""
         self._recovery.heed()
 
-    def take(self, comm: _core.Comm) -> None:
+    def take(self, comm: _core.Comm | MendedHosts) -> None:
         """Goes on over another one."""
+        if not isinstance(self.comm, _core.Comm):
+            self.comm.leave()
         self.comm = comm
         self.rank, self.ranks = comm.rank, comm.ranks
         self._bytes = -1

@@ -38,11 +38,14 @@ def own_groups() -> list[Any]:
 
 def end_torch_groups() -> None:
     """Ends every call in torch's process groups over engines of ours, those under way and those to come, also where all members
-    live: one that waits there would never hear of the loss, and the others for ever for it."""
+    live: one that waits there would never hear of the loss, and the others for ever for it. So it is with torch's group of all ranks
+    where Gloo connects the hosts."""
     for group in [*own_groups(), dist.group.WORLD]:
         comm = getattr(group, "_comm", None)
         if comm is not None and not comm.closed:
             comm.revoke()
+        elif comm is None and hasattr(group, "end_over_gloo"):
+            group.end_over_gloo()
 
 
 def memory_pool(session: Session) -> int:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from evenstep import _core, mpi
 from evenstep._core import EvenstepError
@@ -384,14 +384,25 @@ def _plan(meeting: _Meeting, rank: int, ranks: int, arena_bytes: int) -> tuple[d
     return plan, -1
 
 
-def _choose(meeting: _Meeting, rank: int, ranks: int, plan: dict[str, Any]) -> tuple[str, str]:
-    """The engine, chosen by every rank from the same facts. UCX is looked for only where it may be needed."""
+def _choose(meeting: _Meeting, rank: int, ranks: int, plan: dict[str, Any], lasts: bool) -> tuple[str, str, bool]:
+    """The engine, chosen by every rank from the same facts. UCX is looked for only where it may be needed. With whether all say that
+    it `lasts`."""
     over_mpi = plan["wanted"] == "mpi"
-    meeting.put(f"network/{rank}", json.dumps(mpi.record() if over_mpi else ucx_record()))
+    own = mpi.record() if over_mpi else ucx_record()
+    meeting.put(f"network/{rank}", json.dumps({**own, "lasts": lasts}))
     records = [json.loads(meeting.get(f"network/{other}")) for other in range(ranks)]
+    all_last = all(record["lasts"] for record in records)
     if over_mpi:
-        return mpi.choose(plan["host_of"], records), ""
-    return choose(plan["wanted"], plan["host_of"], records)
+        return mpi.choose(plan["host_of"], records), "", all_last
+    return *choose(plan["wanted"], plan["host_of"], records), all_last
+
+
+class OverGloo(NamedTuple):
+    """What ranks that only Gloo connects know of their group."""
+
+    word: str  # that no other group has
+    host_of: list[int]  # the host of each rank; []: Gloo connects also ranks of one host
+    lasts: bool  # all ranks were given `over`
 
 
 MOST_MEASURED = 64
@@ -437,7 +448,7 @@ def open_group(
     look: Callable[[], None] | None = None,
     heeds: Callable[[], None] | None = None,
     number: int = -1,
-    over_gloo: Callable[[str, list[int]], None] | None = None,
+    over_gloo: Callable[[OverGloo], None] | None = None,
 ) -> _core.Comm | None:
     """Opens a group over `store`; collective over its `ranks` ranks. None where only Gloo can connect them.
 
@@ -447,8 +458,8 @@ def open_group(
     engine may be chosen by measurement where it is not known which costs less. `over` tells the group, and
     `look`, called while ranks come together, raises, when it is to be opened, or used, no more; so does `heeds`, where
     the ranks would begin again without one that is lost: then they wait for none that is stopped, beyond EVENSTEP_STOP_GRACE.
-    `number`: what errors call this rank where each is on a host of its own; -1: as the group does. `over_gloo` hears, where
-    only Gloo connects the hosts, a word that no other group has, and, where shared memory connects the ranks of one, the host of each rank.
+    `number`: what errors call this rank where each is on a host of its own; -1: as the group does. `over_gloo` hears of
+    it where only Gloo connects the hosts.
     """
     limits: dict[str, Any] = {"timeout_seconds": timeout_seconds, "spin": spin}
 
@@ -475,7 +486,8 @@ def open_group(
         return open_shared(fd, rank, ranks)
 
     plan, fd = _plan(meeting, rank, ranks, arena_bytes)
-    engine, why = ("shm", "") if "segment" in plan else _choose(meeting, rank, ranks, plan)
+    lasts = over is not None
+    engine, why, all_last = ("shm", "", lasts) if "segment" in plan else _choose(meeting, rank, ranks, plan, lasts)
     if engine in ("gloo", "hosts-gloo"):
         inside = engine == "hosts-gloo" and over_gloo is not None
         if rank == 0:
@@ -485,7 +497,7 @@ def open_group(
         meeting.keep()
         meeting.forget_when_read(plan["word"], ranks)
         if over_gloo is not None:
-            over_gloo(plan["word"], plan["host_of"] if inside else [])
+            over_gloo(OverGloo(plan["word"], plan["host_of"] if inside else [], all_last))
         return None
 
     network = mpi.open_mpi if plan["wanted"] == "mpi" else partial(open_ucx, over=over)

@@ -22,8 +22,8 @@ from evenstep.call_results import packs_later
 from evenstep.counted_share import CountedShare
 from evenstep.end_signal import hold_end_signal
 from evenstep.environment import Environment, read_environment
-from evenstep.generations import BETWEEN_HOSTS, Recovery, agree_on_recovery, open_recovery
-from evenstep.group import Alone, Bootstrap, Group, SharedGroup, broadcast_bytes, gather_bytes, gather_objects
+from evenstep.generations import WITHOUT_MEMORY, Recovery, agree_on_recovery, open_recovery
+from evenstep.group import Alone, Bootstrap, Group, broadcast_bytes, gather_bytes, gather_objects
 from evenstep.lineage import look_for_the_first
 from evenstep.loops import Loops
 from evenstep.measured_place import host_name
@@ -207,13 +207,13 @@ class Session:
         if recovery is None:
             return bootstrap.control()
         recovery.watch(bootstrap)
-        group = bootstrap.control()
-        if not isinstance(group, SharedGroup):
-            recovery.say(BETWEEN_HOSTS)
-            return group
+        comm = bootstrap.lasting("control", recovery.heed)
+        if comm is None:
+            recovery.say(WITHOUT_MEMORY)
+            return bootstrap.over_torch()
         bootstrap.heed = recovery.heed  # of groups of torch's that are made from now on
         self.recovery = self.steps.recovery = recovery
-        return MendedGroup(group.comm, recovery)
+        return MendedGroup(comm, recovery)
 
     # -- other ranks (evenstep.generations) --
 

@@ -98,16 +98,6 @@ def test_newcomers_get_the_state_wherever_they_are(
 
 
 @pytest.mark.more
-def test_over_gloo_the_job_starts_again(run: Run, script: Script) -> None:
-    gloo = played("a,b", EVENSTEP_COMM_ENGINE="gloo")
-    result = run("-n", "2", *SHRINK, script(cases.PLAIN_LOOP), "1@forward:3", env=gloo)
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
-    assert "cannot go on without rank 1: rank 0: the ranks talk through Gloo" in text, text
-    assert "restart 1 of 3" in text
-
-
-@pytest.mark.more
 def test_the_bits_are_those_of_a_run_in_which_nobody_died(run: Run, script: Script) -> None:
     path = script(cases.BITWISE)
     alone = run("-n", "1", *SHRINK[:-2], path, "", "")
