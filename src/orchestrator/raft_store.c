@@ -199,14 +199,14 @@ void even_raft_store_close(even_raft_store *store, bool forget) {
   (void)even_error_restore(&kept);
 }
 
-/* A file that is behind would make a member that forgot what it said: better none. */
+/* A file that is behind would make a member that forgot what it said: better none, also after the machine has lost its
+ * power. */
 static even_status give_up(even_raft_store *store, const char *path) {
-  even_status status = even_file_remove(path);
-  if (status == EVEN_OK) {
-    even_folder_unlock(store->lock);
-    store->lock = -1;
-  }
-  return status;
+  EVEN_TRY(even_file_remove(path));
+  EVEN_TRY(even_folder_sync(store->folder.data));
+  even_folder_unlock(store->lock);
+  store->lock = -1;
+  return EVEN_OK;
 }
 
 static even_status keep(even_raft_store *store) {
