@@ -228,32 +228,48 @@ static even_status keep(even_raft_store *store) {
   return status;
 }
 
-even_status even_raft_store_term(even_raft_store *store, uint64_t term) {
-  store->vote = term == store->term ? store->vote : 0;
+static even_status keep_vote(even_raft_store *store, uint64_t term, uint64_t vote) {
+  const uint64_t term_before = store->term;
+  const uint64_t vote_before = store->vote;
   store->term = term;
-  return keep(store);
+  store->vote = vote;
+  even_status status = keep(store);
+  if (status != EVEN_OK) {
+    store->term = term_before;
+    store->vote = vote_before;
+  }
+  return status;
+}
+
+even_status even_raft_store_term(even_raft_store *store, uint64_t term) {
+  return keep_vote(store, term, term == store->term ? store->vote : 0);
 }
 
 even_status even_raft_store_vote(even_raft_store *store, uint64_t member) {
-  store->vote = member;
-  return keep(store);
+  return keep_vote(store, store->term, member);
 }
 
 even_status even_raft_store_append(even_raft_store *store, const even_raft_kept *entries, size_t count) {
-  size_t before = store->count;
-  for (size_t i = 0; i < count; i++) {
-    even_status status = add_copy(store, &entries[i]);
-    if (status != EVEN_OK) {
-      drop_from(store, before);
-      return status;
-    }
+  const size_t before = store->count;
+  even_status status = EVEN_OK;
+  for (size_t i = 0; status == EVEN_OK && i < count; i++) {
+    status = add_copy(store, &entries[i]);
   }
-  return keep(store);
+  status = status == EVEN_OK ? keep(store) : status;
+  if (status != EVEN_OK) {
+    drop_from(store, before);
+  }
+  return status;
 }
 
 even_status even_raft_store_truncate(even_raft_store *store, uint64_t index) {
-  if (index >= 1 && index <= store->count) {
-    drop_from(store, (size_t)index - 1);
+  const size_t before = store->count;
+  const size_t left = index >= 1 && index <= before ? (size_t)index - 1 : before;
+  store->count = left;
+  even_status status = keep(store);
+  store->count = before;
+  if (status == EVEN_OK) {
+    drop_from(store, left);
   }
-  return keep(store);
+  return status;
 }

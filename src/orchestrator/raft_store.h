@@ -39,7 +39,8 @@ even_status even_raft_store_open(even_raft_store *store, const char *folder, uin
 void even_raft_store_close(even_raft_store *store, bool forget);
 
 /* Each is durable when it returns. Where the file cannot be written any more it is removed and the member goes on in
- * memory alone: one that is started again is another one then. EVEN_ERR_SYSTEM: not even that. */
+ * memory alone: one that is started again is another one then. Where not even that can be, or there is no memory, an
+ * error: the store holds what it held before. */
 even_status even_raft_store_term(even_raft_store *store, uint64_t term) EVEN_MUST_USE;
 even_status even_raft_store_vote(even_raft_store *store, uint64_t member) EVEN_MUST_USE;
 /* Entries are copied. */

@@ -137,6 +137,12 @@ static int no_space_for_files(int fd) {
   return 0;
 }
 
+static int cannot_unlink(const char *path) {
+  (void)path;
+  errno = EIO;
+  return -1;
+}
+
 /* It goes on in memory, and leaves no file behind that says less than it said, whatever becomes of the machine. */
 static void a_full_disk_costs_its_return(void **state) {
   even_raft_store store;
@@ -155,12 +161,48 @@ static void a_full_disk_costs_its_return(void **state) {
   even_raft_store_close(&store, true);
 }
 
+static void see_as_filled(const even_raft_store *store) {
+  assert_int_equal(store->term, 2);
+  assert_int_equal(store->vote, 5);
+  assert_int_equal(store->count, 3);
+  assert_memory_equal(store->entries[2].data, "third", 6);
+}
+
+/* The disk takes neither the file, nor that there is none: nothing of what was asked for is so, and later all may be.
+ */
+static void what_cannot_be_kept_is_undone(void **state) {
+  unsigned char fourth[] = "fourth";
+  const even_raft_kept entry = {2, 1, sizeof fourth, fourth};
+  even_raft_store store;
+  (void)state;
+  open_store(&store, false);
+  fill(&store);
+  for (int i = 0; i < 2; i++) {
+    even_os.fsync = no_space;
+    even_os.unlink = i == 0 ? cannot_unlink : even_os_real.unlink;
+    assert_int_not_equal(even_raft_store_term(&store, 9), EVEN_OK);
+    assert_int_not_equal(even_raft_store_vote(&store, 1), EVEN_OK);
+    assert_int_not_equal(even_raft_store_append(&store, &entry, 1), EVEN_OK);
+    assert_int_not_equal(even_raft_store_append(&store, &entry, 1), EVEN_OK);
+    assert_int_not_equal(even_raft_store_truncate(&store, 2), EVEN_OK);
+    even_os = even_os_real;
+    see_as_filled(&store);
+  }
+  assert_int_equal(even_raft_store_append(&store, &entry, 1), EVEN_OK);
+  even_raft_store_close(&store, false);
+  open_store(&store, true);
+  assert_int_equal(store.count, 4);
+  assert_memory_equal(store.entries[3].data, "fourth", 7);
+  even_raft_store_close(&store, true);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(what_it_keeps_is_there_again, make_folder, remove_folder),
       cmocka_unit_test_setup_teardown(one_process_is_a_member, make_folder, remove_folder),
       cmocka_unit_test(a_damaged_file_is_none),
       cmocka_unit_test_setup_teardown(a_full_disk_costs_its_return, make_folder, remove_folder),
+      cmocka_unit_test_setup_teardown(what_cannot_be_kept_is_undone, make_folder, remove_folder),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
