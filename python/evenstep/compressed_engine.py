@@ -41,6 +41,9 @@ class CompressedEngine(Leftovers, GatheringEngine):
         assert options.compression is not None
         self._encoding = encoding_of(options.compression)
         self._seed, self._way = options.seed, options.way
+        self._rank = (
+            group.rank
+        )  # of the exchange; where a rank is lost, the group has another one before this engine ends
         self._left_out: dict[int, torch.Tensor] = {}  # of each bucket, in fp32
         self._left_of_sums: dict[int, torch.Tensor] = {}  # of this rank's part of each bucket
         self._new: dict[int, torch.Tensor] = {}  # the same, of the round under way
@@ -123,7 +126,7 @@ class CompressedEngine(Leftovers, GatheringEngine):
         return self._gathered_bytes(payload)
 
     def _by_parts(self, number: int, values: torch.Tensor, total: torch.Tensor) -> int:
-        encoding, rank = self._encoding, self._group.rank
+        encoding, rank = self._encoding, self._rank
         parts = self._parts(values.numel())
         payloads = [
             encoding.encode(values[part], self._random_seed(number, owner + 1)) for owner, part in enumerate(parts)
@@ -164,7 +167,7 @@ class CompressedEngine(Leftovers, GatheringEngine):
 
     def _random_seed(self, number: int, part: int = 0) -> int:
         seed = self._seed
-        for one in (self._group.rank, *self._round, number, *([part] if part else [])):
+        for one in (self._rank, *self._round, number, *([part] if part else [])):
             seed = (seed * 1_000_003 + one) & 0x7FFFFFFFFFFFFFFF
         return seed
 
@@ -178,7 +181,7 @@ class CompressedEngine(Leftovers, GatheringEngine):
             return left[at:end], 0
         if not in_parts(self._way, self._exchange.ranks, self._encoding.bytes(flat.numel())):
             return None
-        part = self._parts(flat.numel())[self._group.rank]
+        part = self._parts(flat.numel())[self._rank]
         start, stop = self._own_part(index)
         if start >= stop:
             return None
@@ -188,7 +191,7 @@ class CompressedEngine(Leftovers, GatheringEngine):
     def _own_part(self, index: int) -> tuple[int, int]:
         """Where a parameter begins and ends among the values of its bucket that this rank adds up; none where it ends first."""
         number, at = self._lies[index]
-        part = self._parts(self._buckets[number].flat.numel())[self._group.rank]
+        part = self._parts(self._buckets[number].flat.numel())[self._rank]
         start, stop = max(at, part.start), min(at + self.views[index].numel(), part.stop)
         return start - part.start, stop - part.start
 

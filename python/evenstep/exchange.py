@@ -134,6 +134,7 @@ class TorchExchange:
 
     def leave(self) -> None:
         let_go((self.process_group,), self.under_way)
+        self.under_way = []  # what has failed refers to this, and so to the group
 
 
 class SharedExchange:

@@ -106,6 +106,43 @@ def test_a_step_that_counts_nothing_leaves_nothing_out(name: str) -> None:
     assert not same(engine.feedback_state(), known)
 
 
+class Among:
+    """A place among others, of whom none is asked anything."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+class Between:
+    """An exchange of so many."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+
+    def leave(self) -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["onebit", "topk:0.4"])
+def test_what_was_left_out_of_sums_stays_with_its_parameters(kind: str) -> None:
+    """The third of four ranks has the third part of each bucket; the group calls it the second before its engine ends."""
+    count = 16384
+    options, group = EngineOptions(compression=parse_compression(kind), way="parts"), Among(2)
+    make: Any = CompressedEngine
+    engine = make([torch.zeros(count)], Between(4), group, _core.Telemetry(-1, 0), options)
+    whole, first = engine.left_out(0, True)
+    assert (whole.numel(), first) == (count // 4, count // 2)
+    whole.copy_(torch.arange(whole.numel()))
+    group.rank = 1
+    state = engine.again(Between(3)).feedback_state()
+    got = torch.zeros(count)
+    for key, values in state.items():
+        at = int(key.split()[2]) if key.startswith("sum") else 0
+        got[at : at + values.numel()] += values
+    wanted = torch.zeros(count)
+    wanted[first : first + whole.numel()] = torch.arange(whole.numel())
+    assert torch.equal(got, wanted)
+
+
 def test_what_powersgd_has_left_out_counts_as_much_among_others() -> None:
     engine = engine_of("powersgd:1")
     for number in range(12):
