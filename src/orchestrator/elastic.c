@@ -363,7 +363,7 @@ static even_status take_votes(even_job *job) {
       hosts->agents[i].cannot_vote = true;
     }
   }
-  return even_succession_join(job);
+  return even_succession_release(job);
 }
 
 even_status even_elastic_settle(even_job *job, bool *changed) {

@@ -113,3 +113,8 @@ uint64_t even_leadership_answered(uint64_t *times, size_t count) {
 unsigned even_leadership_voters(unsigned members) {
   return members < 3 ? 1 : members < 5 ? 3 : 5;
 }
+
+bool even_leadership_spares(unsigned voters, unsigned staying) {
+  unsigned needed = even_leadership_voters(staying) > 1 ? 1 : 0;
+  return staying > needed && staying - needed > voters / 2;
+}

@@ -119,5 +119,8 @@ uint64_t even_leadership_answered(uint64_t *times, size_t count);
 
 /* How many of so many members vote: one of one or two, three of three or four, five of more. */
 unsigned even_leadership_voters(unsigned members);
+/* Whether members may go although they vote still: of so many voters in the log `staying` stay, and are there. These
+ * must be a majority, and, where another one is to lead after the leader of so many, without that one, too. */
+bool even_leadership_spares(unsigned voters, unsigned staying);
 
 #endif

@@ -80,6 +80,11 @@ even_status even_succession_join(even_job *job) EVEN_MUST_USE;
 /* One that is back while an attempt runs is a new member: the others went on without the one that it was. Nothing where
  * nobody votes. */
 even_status even_succession_add(even_job *job, even_host_agent *agent) EVEN_MUST_USE;
+/* Those that leave (even_host_agent.leaves), which are no members any more by what is wanted, vote no more when this
+ * returns: then they may be told to go. Where the others do not agree on that within some seconds, and could elect
+ * nobody without their votes, the user is told, and it waits for as long as for a majority (even_succession_await,
+ * whose errors it has; EVEN_ERR_PEER_LOST: it took too long). */
+even_status even_succession_release(even_job *job) EVEN_MUST_USE;
 /* An agent says whether it is the member that it was named. */
 void even_succession_take_votes(even_job *job, even_host_agent *agent, const json_t *content);
 

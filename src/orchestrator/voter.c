@@ -325,15 +325,15 @@ static void act(even_voter *voter, const even_leadership_view *view) {
   }
 }
 
-/* Under the lock. */
-static bool all_there(even_voter *voter) {
+/* Under the lock: of those that shall be members so many are there; `voters`: of those of them that vote. */
+static unsigned count_there(even_voter *voter, bool voters) {
+  unsigned count = 0;
   for (size_t i = 0; i < voter->wanted.count; i++) {
     uint64_t id = voter->wanted.items[i].id;
-    if (id != voter->links.own.id && even_voter_links_find(&voter->links, id) == NULL) {
-      return false;
-    }
+    bool there = id == voter->links.own.id || even_voter_links_find(&voter->links, id) != NULL;
+    count += there && (!voters || even_voter_log_votes(&voter->log, id)) ? 1 : 0;
   }
-  return even_voter_log_is(&voter->log, voter->wanted.items, voter->wanted.count);
+  return count;
 }
 
 static bool hears_majority(even_voter *voter, const even_leadership_view *view, bool leads_job) {
@@ -363,7 +363,9 @@ static void publish(even_voter *voter, const even_leadership_view *view) {
       .starts_ns = leads && view->newest.generation > 1 && claim_ns != 0 ? claim_ns + voter->times.wait_ns : 0,
       .exact = leads && view->raft_leads && view->raft_own && quorum &&
                even_voter_log_has_only(&voter->log, voter->wanted.items, voter->wanted.count),
-      .settled = leads && view->raft_leads && quorum && all_there(voter),
+      .settled = leads && view->raft_leads && quorum && count_there(voter, false) == voter->wanted.count &&
+                 even_voter_log_is(&voter->log, voter->wanted.items, voter->wanted.count),
+      .staying = leads && view->raft_leads && quorum ? count_there(voter, true) : 0,
       .voters = even_voter_log_voters(&voter->log),
       .deserted_ns = deserted_ns,
       .missing_ns = missing == NULL ? 0 : missing->since_ns,
@@ -588,6 +590,7 @@ even_status even_voter_want(even_voter *voter, const even_voter_member *members,
   EVEN_TRY(replace_list(voter, &voter->wanted, members, count));
   (void)pthread_mutex_lock(&voter->lock);
   voter->view.exact = voter->view.settled = false; /* what was said was of the list before */
+  voter->view.staying = 0;
   (void)pthread_mutex_unlock(&voter->lock);
   return EVEN_OK;
 }

@@ -51,6 +51,7 @@ typedef struct even_voter_view {
   bool linked;                      /* there is a connection to the leader, or this is it */
   bool exact;                       /* of one that leads: nobody is a member any more that shall be none */
   bool settled;                     /* of one that leads: all members are those that shall be, and all are there */
+  unsigned staying;                 /* of these, of one that leads: those that shall be members, and are there */
   unsigned voters;                  /* as far as this member knows */
   uint64_t deserted_ns; /* since when the hosts of all others that it knows of have said, whenever these were
                            called, that nobody listens there; 0: not so */

@@ -203,6 +203,10 @@ bool even_voter_log_connects(const even_voter_log *log, uint64_t id) {
   return own == NULL || (other != NULL && (votes(other) || votes(own)));
 }
 
+bool even_voter_log_votes(const even_voter_log *log, uint64_t id) {
+  return votes(even_voter_log_server(log, id));
+}
+
 unsigned even_voter_log_voters(const even_voter_log *log) {
   unsigned voters = 0;
   for (unsigned i = 0; i < log->raft.configuration.n; i++) {

@@ -57,6 +57,7 @@ const struct raft_server *even_voter_log_server(const even_voter_log *log, uint6
 /* Whether this member and that one are to be connected: one of the two votes, or this one joins, or was left out. */
 bool even_voter_log_connects(const even_voter_log *log, uint64_t id);
 unsigned even_voter_log_voters(const even_voter_log *log);
+bool even_voter_log_votes(const even_voter_log *log, uint64_t id);
 /* Of the other voters how many have a later turn than this one where all do something one after the other: the job's
  * leader has the last. */
 unsigned even_voter_log_after(const even_voter_log *log, uint64_t leader);

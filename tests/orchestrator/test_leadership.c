@@ -430,6 +430,21 @@ static void each_has_its_turn_and_the_leader_the_last(void **state) {
   assert_int_equal(even_members_after(all, 0, 7, 4), 0);
 }
 
+/* Those that stay elect a leader, also without the one that leads, where any of as many could take its place. */
+static void votes_are_missed_where_the_rest_could_elect_nobody(void **state) {
+  static const struct {
+    unsigned voters;
+    unsigned staying;
+    bool spares;
+  } cases[] = {{1, 1, true}, {1, 0, false}, {2, 1, false}, {2, 2, true},  {3, 1, false},
+               {3, 2, true}, {3, 3, true},  {5, 2, false}, {5, 3, false}, /* three: without the leader two of five */
+               {5, 4, true}, {5, 5, true},  {4, 3, false}, {4, 2, false}};
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    assert_true(even_leadership_spares(cases[i].voters, cases[i].staying) == cases[i].spares);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(no_two_act_in_one_generation),
@@ -445,6 +460,7 @@ int main(void) {
       cmocka_unit_test(times_follow_the_silence),
       cmocka_unit_test(every_group_becomes_every_other),
       cmocka_unit_test(each_has_its_turn_and_the_leader_the_last),
+      cmocka_unit_test(votes_are_missed_where_the_rest_could_elect_nobody),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
