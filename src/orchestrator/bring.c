@@ -194,18 +194,6 @@ static void hear_where(even_host_agent *agent, const json_t *content) {
   }
 }
 
-/* Once it knows the manifest. Numbers that are none are nobody's. */
-static void hear_had(even_bring *bring, const json_t *files) {
-  size_t at = 0;
-  json_t *number = NULL;
-  json_array_foreach(files, at, number) {
-    json_int_t file = json_integer_value(number);
-    if (file > 0 && (uint64_t)file <= bring->files.info.file_count) {
-      bring->files.had[file] = true;
-    }
-  }
-}
-
 static void hear_lacks(even_host_agent *agent) {
   even_bring *bring = agent->bring;
   if (bring->state != ASKED) {
@@ -234,7 +222,7 @@ even_status even_bring_hear(even_host_agent *agent, const json_t *content) {
     (void)even_error_fix("%s", even_json_text(content, "fix"));
     fail(bring);
   } else if (json_is_array(json_object_get(content, "had"))) {
-    hear_had(bring, json_object_get(content, "had"));
+    even_bring_files_spare(&bring->files, json_object_get(content, "had")); /* once it knows the manifest */
   } else if (json_is_true(json_object_get(content, "holds"))) {
     hear_where(agent, content);
   } else {

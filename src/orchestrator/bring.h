@@ -95,10 +95,14 @@ typedef struct even_bring_wish {
   const char *other;  /* where another one gives way to it */
   uint64_t sum;       /* of its manifest */
   bool memory;        /* to the memory of this host, which `kept` has: under the name of `folder` */
+  const char *shared; /* a checkpoint here, which stays: where none came before, files that are the same are linked to
+                         those of this one; NULL: none */
 } even_bring_wish;
 
 /* The same where it is known not to be here: its files are awaited. */
 even_status even_bring_take_begin(even_bring_take *take, const even_bring_wish *wish) EVEN_MUST_USE;
+/* Bytes of files of the last one that were here already, and are not sent. */
+uint64_t even_bring_take_spared(const even_bring_take *take);
 /* Whether nothing is on its way, or being done with what came, since so long. */
 bool even_bring_take_is_idle(const even_bring_take *take, uint64_t ns);
 /* Tells what a thread has done meanwhile; several times a second. NULL is allowed. */

@@ -311,8 +311,12 @@ static even_status bring_newest(even_bring_back *back) {
                     one->memory ? " in its memory" : "");
     EVEN_TRY(even_bring_back_one(back, one));
     if (back->whole) {
-      even_job_notice(job, "%s was brought back from host %s in %.1f s", name, agent->name,
-                      (double)(even_clock_ns() - since_ns) * 1e-9);
+      char spared[64] = "";
+      if (back->spared_bytes > 0) {
+        (void)snprintf(spared, sizeof spared, " (%.1f MB of it were here already)", (double)back->spared_bytes * 1e-6);
+      }
+      even_job_notice(job, "%s was brought back from host %s in %.1f s%s", name, agent->name,
+                      (double)(even_clock_ns() - since_ns) * 1e-9, spared);
     } else {
       one->damaged = back->why.status == EVEN_ERR_CORRUPT;
       even_job_notice(job, "warning: %s could not be brought back from host %s: %.300s", name, agent->name,

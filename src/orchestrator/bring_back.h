@@ -12,6 +12,7 @@ typedef struct even_bring_back even_bring_back;
 /* Which are wanted. No text is NULL. */
 typedef struct even_bring_back_wish {
   const char *after; /* newer than this order (info.order) of what is here; "": nothing whole is */
+  const char *here;  /* that one: files of it that are the same are not sent. NULL: none */
   const char *job;   /* that this job wrote ("": none), */
   const char *lineage;
   const char *until; /* or that is of this training ("": of none), and no newer than this order ("": however new) */

@@ -31,6 +31,14 @@ void even_bring_back_fail_as_said(even_bring_back *back, const json_t *content) 
   even_bring_back_fail(back);
 }
 
+/* The host hears it in these words. */
+static void say_had(even_bring_back *back, even_text *text) {
+  const even_host_agent *agent = &back->job->hosts->agents[back->from];
+  if (even_bring_back_reaches(agent) && even_link_send_text(agent->link, EVEN_MESSAGE_SEEK, text, NULL, 0) != EVEN_OK) {
+    even_bring_back_fail(back);
+  }
+}
+
 /* What the taking of it says, in the words in which a host says it to its leader. */
 static void told(void *context, even_text *text) {
   even_bring_back *back = context;
@@ -43,6 +51,8 @@ static void told(void *context, even_text *text) {
     even_bring_back_fail(back);
   } else if (json_object_get(content, "status") != NULL) {
     even_bring_back_fail_as_said(back, content);
+  } else if (json_is_array(json_object_get(content, "had"))) {
+    say_had(back, text);
   } else if (json_is_true(json_object_get(content, "holds"))) {
     even_text_clear(&back->place);
     even_text_add(&back->place, even_json_text(content, "folder"));
@@ -103,13 +113,18 @@ static even_status await_files(even_bring_back *back, const even_bring_found *on
   return EVEN_OK;
 }
 
-static even_status take_files(even_bring_back *back, const even_bring_found *one, bool memory, even_bring_take *take) {
+static even_status take_files(even_bring_back *back, const even_bring_found *one, bool memory, const char *shared,
+                              even_bring_take *take) {
   even_text folder = EVEN_TEXT_EMPTY;
   even_text other = EVEN_TEXT_EMPTY;
   even_status status = choose_places(back, one, &folder, &other);
   if (status == EVEN_OK) {
-    const even_bring_wish wish = {
-        .serial = back->serial, .folder = folder.data, .other = other.data, .sum = one->sum, .memory = memory};
+    const even_bring_wish wish = {.serial = back->serial,
+                                  .folder = folder.data,
+                                  .other = other.data,
+                                  .sum = one->sum,
+                                  .memory = memory,
+                                  .shared = shared};
     status = even_bring_take_begin(take, &wish);
   }
   if (status == EVEN_OK) {
@@ -121,16 +136,18 @@ static even_status take_files(even_bring_back *back, const even_bring_found *one
 }
 
 /* What is no error of this host's as such is `failed`. */
-static even_status bring(even_bring_back *back, const even_bring_found *one, bool memory) {
+static even_status bring(even_bring_back *back, const even_bring_found *one, bool memory, const char *shared) {
   even_parcels *parcels = back->job->hosts->parcels;
   even_bring_kept kept = {.host = memory ? back->job->params->memory : NULL};
   even_bring_take *take = NULL;
   back->from = one->host;
   back->serial = ++back->job->hosts->brought;
   back->whole = back->failed = false;
+  back->spared_bytes = 0;
   even_status status = even_bring_take_open(parcels, (int)one->host, &kept, told, back, &take);
   if (status == EVEN_OK) {
-    status = take_files(back, one, memory, take);
+    status = take_files(back, one, memory, shared, take);
+    back->spared_bytes = even_bring_take_spared(take);
   }
   if (status != EVEN_OK && status != EVEN_ERR_INTERRUPTED) {
     even_bring_back_fail(back);
@@ -146,11 +163,18 @@ static even_status bring(even_bring_back *back, const even_bring_found *one, boo
   return status;
 }
 
+/* What it shares may be what is damaged: then all of it comes. */
+static even_status bring_sharing(even_bring_back *back, const even_bring_found *one, bool memory) {
+  EVEN_TRY(bring(back, one, memory, back->wish->here));
+  bool again = back->failed && back->why.status == EVEN_ERR_CORRUPT && back->spared_bytes > 0;
+  return again ? bring(back, one, memory, NULL) : EVEN_OK;
+}
+
 /* What memory does not hold the disk may. */
 even_status even_bring_back_one(even_bring_back *back, const even_bring_found *one) {
   bool memory = one->memory && back->job->params->memory != NULL;
-  EVEN_TRY(bring(back, one, memory));
+  EVEN_TRY(bring_sharing(back, one, memory));
   bool again = memory && back->failed && back->why.status != EVEN_ERR_CORRUPT &&
                even_bring_back_reaches(&back->job->hosts->agents[one->host]);
-  return again ? bring(back, one, false) : EVEN_OK;
+  return again ? bring_sharing(back, one, false) : EVEN_OK;
 }

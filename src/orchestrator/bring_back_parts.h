@@ -38,11 +38,12 @@ struct even_bring_back {
   even_bring_answer *answers; /* a host each */
   even_bring_found *items;
   size_t count;
-  size_t from;          /* the host that sends one; 0: none does */
-  size_t stuck;         /* a host to which one was on its way that did not come to its end; 0: none */
-  double stuck_seconds; /* which it had */
-  bool whole;           /* it is here, */
-  even_text place;      /* at this place; or: */
+  size_t from;           /* the host that sends one; 0: none does */
+  uint64_t spared_bytes; /* of it, which were here already */
+  size_t stuck;          /* a host to which one was on its way that did not come to its end; 0: none */
+  double stuck_seconds;  /* which it had */
+  bool whole;            /* it is here, */
+  even_text place;       /* at this place; or: */
   bool failed;
   even_error why;
 };

@@ -62,6 +62,17 @@ void even_bring_files_free(even_bring_files *files) {
   *files = (even_bring_files){.open = NULL};
 }
 
+void even_bring_files_spare(even_bring_files *files, const json_t *numbers) {
+  size_t at = 0;
+  json_t *number = NULL;
+  json_array_foreach(numbers, at, number) {
+    json_int_t file = json_integer_value(number);
+    if (file > 0 && (uint64_t)file <= files->info.file_count) {
+      files->had[file] = true;
+    }
+  }
+}
+
 static uint64_t bytes_of(const even_bring_files *files, size_t file) {
   return file == 0 ? files->manifest_bytes : files->info.files[file - 1].bytes;
 }

@@ -36,6 +36,9 @@ typedef struct even_bring_files {
  * after a failure. Errors: those of reading, EVEN_ERR_UNSUPPORTED: it has too many files. */
 even_status even_bring_files_read(const char *folder, bool keep, even_bring_files *out) EVEN_MUST_USE;
 void even_bring_files_free(even_bring_files *files);
+/* The other end has these already, by their numbers from 1 on (an array): they are not sent. Numbers that are none are
+ * nobody's. */
+void even_bring_files_spare(even_bring_files *files, const json_t *numbers);
 /* Offers the next of those that are to be sent, the numbers of which have `serial`, and calls `done` for it, as
  * even_parcels_offer; nothing where all were. */
 even_status even_bring_files_send_next(even_bring_files *files, even_parcels *parcels, int to, const char *name,

@@ -229,13 +229,24 @@ static even_status begin_sending(even_bring_give *give, const char *folder, uint
   return send_next(give);
 }
 
+static void hear_had(even_bring_give *give, uint64_t serial, const json_t *files) {
+  if (give->sends && serial == give->serial) {
+    even_bring_files_spare(&give->files, files);
+  }
+}
+
 even_status even_bring_give_hear(even_bring_give *give, const json_t *content) {
+  const json_t *files = json_object_get(content, "had");
   const char *folder = json_string_value(json_object_get(content, "send"));
   json_int_t serial = json_integer_value(json_object_get(content, "serial"));
   uint64_t sum = 0;
   bool named = even_bring_sum_read(even_json_text(content, "sum"), &sum);
   if (serial < 1 || (folder != NULL && (folder[0] != '/' || !named))) {
     return even_fail(EVEN_ERR_INPUT, "the leader asks for a checkpoint back without saying which");
+  }
+  if (json_is_array(files)) {
+    hear_had(give, (uint64_t)serial, files);
+    return EVEN_OK;
   }
   stop(give);
   give->serial = (uint64_t)serial;

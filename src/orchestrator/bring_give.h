@@ -8,7 +8,9 @@
  * FOUND answers: {"serial", "found": [{"folder", "order", "sum", "memory", "mark"}, ...], "left"}: EVEN_BRING_BACK_MOST
  * at most. The mark is the same where hosts see the same folder, and "" where that cannot be told.
  * SEEK: {"serial", "send": FOLDER, "sum"}: send that one. It comes as parcels (EVEN_BRING_BACK_PARCEL), the manifest
- * first; where it does not, FOUND says why: {"serial", "status", "what", "fix"}. */
+ * first; where it does not, FOUND says why: {"serial", "status", "what", "fix"}.
+ * SEEK: {"serial", "had": [...]}, before the manifest is acknowledged: of what is being sent the leader has these files
+ * already, by their numbers from 1 on. */
 #ifndef EVEN_ORCHESTRATOR_BRING_GIVE_H
 #define EVEN_ORCHESTRATOR_BRING_GIVE_H
 

@@ -31,6 +31,8 @@ struct even_bring_take {
   even_text folder; /* where it shall lie, or else: */
   even_text other;
   bool in_memory;                     /* in this host's memory: `other` */
+  even_text shared;                   /* a checkpoint that stays, and whose files it may share */
+  uint64_t spared_bytes;              /* of files that it shares */
   bool unseen;                        /* what has the name of `folder` here is not the leader's */
   uint64_t sum;                       /* of its manifest */
   even_checkpoint_incoming *incoming; /* files of it are still to come */
@@ -207,12 +209,16 @@ static even_status set_wish(even_bring_take *take, const even_bring_wish *wish) 
   even_text_clear(&take->other);
   even_text_add(&take->folder, wish->folder);
   even_text_add(&take->other, wish->other);
+  even_text_clear(&take->shared);
+  even_text_add(&take->shared, wish->shared == NULL ? "" : wish->shared);
+  take->spared_bytes = 0;
   take->serial = wish->serial;
   take->sum = wish->sum;
   take->in_memory = wish->memory;
   take->coming = false;
   take->quiet_ns = even_clock_ns();
   EVEN_TRY(even_text_status(&take->folder));
+  EVEN_TRY(even_text_status(&take->shared));
   return even_text_status(&take->other);
 }
 
@@ -247,6 +253,10 @@ even_status even_bring_take_begin(even_bring_take *take, const even_bring_wish *
   give_up(take);
   EVEN_TRY(set_wish(take, wish));
   return wish->memory ? choose_memory(take) : EVEN_OK;
+}
+
+uint64_t even_bring_take_spared(const even_bring_take *take) {
+  return take->spared_bytes;
 }
 
 bool even_bring_take_is_idle(const even_bring_take *take, uint64_t ns) {
@@ -346,7 +356,7 @@ static bool is_same(const even_checkpoint_stored_file *one, const even_checkpoin
          memcmp(one->sums, other->sums, one->sum_count * sizeof *one->sums) == 0;
 }
 
-/* A file of the checkpoint that came before with the same checksums needs not come again. */
+/* A file of the checkpoint `before` with the same checksums needs not come again. */
 static even_status link_from(even_bring_take *take, const char *before, const even_checkpoint_info *had,
                              even_json *json, bool *any) {
   const even_checkpoint_info *info = even_checkpoint_incoming_info(take->incoming);
@@ -367,6 +377,7 @@ static even_status link_from(even_bring_take *take, const char *before, const ev
       *any = *any || linked;
       if (linked) {
         even_json_integer(json, NULL, (int64_t)i + 1);
+        take->spared_bytes += info->files[i].bytes;
       }
     }
   }
@@ -374,9 +385,9 @@ static even_status link_from(even_bring_take *take, const char *before, const ev
   return status;
 }
 
-/* The leader hears of them before it hears that the manifest is here, after which it sends the others. */
+/* Who sends it hears of them before it hears that the manifest is here, after which it sends the others. */
 static even_status link_unchanged(even_bring_take *take) {
-  const even_text *before = before_of(take);
+  const even_text *before = before_of(take)->length > 0 ? before_of(take) : &take->shared;
   even_checkpoint_info had = {0};
   even_text text = EVEN_TEXT_EMPTY;
   even_json json;
@@ -412,9 +423,10 @@ static even_status take_manifest(even_bring_take *take, const char *manifest, si
     status = open_at(take, take->other.data, true, manifest, bytes);
   }
   if (status == EVEN_OK) {
-    status = check_room(take, even_checkpoint_incoming_info(take->incoming)->bytes);
+    status = link_unchanged(take);
   }
-  return status == EVEN_OK ? link_unchanged(take) : status;
+  return status == EVEN_OK ? check_room(take, even_checkpoint_incoming_info(take->incoming)->bytes - take->spared_bytes)
+                           : status;
 }
 
 static even_status arrived(void *context, const even_parcel *parcel, int fd) {
@@ -484,5 +496,6 @@ void even_bring_take_close(even_bring_take *take) {
   even_text_free(&take->folder);
   even_text_free(&take->other);
   even_text_free(&take->place);
+  even_text_free(&take->shared);
   even_free(take);
 }

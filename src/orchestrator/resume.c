@@ -246,6 +246,7 @@ static even_status look_at_hosts(even_job *job, bool restart, char **path) {
   if (status == EVEN_OK) {
     const char *went_on_with = job->began.length > 0 ? even_text_string(&job->lineage) : "";
     const even_bring_back_wish wish = {.after = even_text_string(&order),
+                                       .here = *path,
                                        .job = restart ? job->id : "",
                                        .lineage = restart ? went_on_with : even_text_string(&lineage),
                                        .until = restart ? even_text_string(&job->began) : "",

@@ -50,6 +50,60 @@ static void the_newest_of_all_hosts_comes_back(void **state) {
   assert_false(scratch_has("leader/step-2"));
 }
 
+/* "step-N" of two files, of which one may be that of other steps. */
+static void save_with_frozen(const char *folder, int frozen, int step) {
+  static const char *const names[] = {"frozen.safetensors", "model.safetensors"};
+  even_checkpoint_tensor tensors[3];
+  even_checkpoint_writer *writer = NULL;
+  char path[256];
+  char state[320];
+  (void)mkdir(folder, 0700); /* or it is there */
+  (void)snprintf(path, sizeof path, "%s/step-%d", folder, step);
+  const even_checkpoint_params params = {.size = sizeof params, .folder = path};
+  (void)snprintf(state, sizeof state, "{\"step\": %d, \"job\": \"%s\", \"order\": [1, 0, %d]}", step, JOB, step);
+  assert_int_equal(even_checkpoint_writer_open(&params, &writer), EVEN_OK);
+  for (size_t i = 0; i < 2; i++) {
+    const even_checkpoint_file file = {.size = sizeof file, .name = names[i], .tensors = tensors, .tensor_count = 3};
+    sample_tensors(tensors, i == 0 ? frozen : step);
+    assert_int_equal(even_checkpoint_writer_add(writer, &file), EVEN_OK);
+  }
+  assert_int_equal(even_checkpoint_writer_commit(writer, state), EVEN_OK);
+}
+
+/* What is here stays; so many pieces come of the next one, which host 1 has: each file is one. */
+static void share(uint64_t pieces) {
+  char here[256];
+  even_bring_back_wish wish = bring_scene_wish();
+  (void)snprintf(here, sizeof here, "%s/step-2", at.folder);
+  bring_scene_read_order(at.folder, 2, at.after);
+  wish.here = here;
+  bring_scene_assert_brings(&wish, scratch_path("leader/step-3"));
+  assert_int_equal(at.star.hosts[0].pieces, pieces);
+  assert_true(scratch_has("leader/step-2/frozen.safetensors"));
+  assert_false(bring_scene_was_told("could not be brought back"));
+}
+
+static void what_has_not_changed_is_not_sent(void **state) {
+  struct stat facts;
+  (void)state;
+  save_with_frozen(at.folder, 1, 2);
+  save_with_frozen(at.sides[1].disk, 1, 3);
+  share(2); /* the manifest, and the other file */
+  assert_int_equal(stat(scratch_path("leader/step-3/frozen.safetensors"), &facts), 0);
+  assert_int_equal(facts.st_nlink, 2);
+  assert_true(bring_scene_was_told(" MB of it were here already)"));
+}
+
+/* It has been damaged since it was read: nothing is wrong with the host's. */
+static void what_is_shared_and_damaged_comes_as_the_rest(void **state) {
+  (void)state;
+  save_with_frozen(at.folder, 1, 2);
+  save_with_frozen(at.sides[1].disk, 1, 3);
+  scratch_flip("leader/step-2/frozen.safetensors", scratch_size("leader/step-2/frozen.safetensors") - 1, 0);
+  share(2 + 3); /* and then all */
+  assert_false(bring_scene_was_told("already"));
+}
+
 static void what_is_no_newer_stays_where_it_is(void **state) {
   (void)state;
   const even_bring_back_wish wish = bring_scene_wish();
@@ -387,9 +441,15 @@ static void to_the_disk_where_memory_does_not_take_it(void **state) {
 
 /* ---- whatever fails ---- */
 
-/* Whether the fault was met: the last one that is not ends the test. */
-static bool look_with_fault(fault_call call, long nth) {
-  const even_bring_back_wish wish = bring_scene_wish();
+/* Whether the fault was met: the last one that is not ends the test. `shares`: a file of it is here. */
+static bool look_with_fault(fault_call call, long nth, bool shares) {
+  even_bring_back_wish wish = bring_scene_wish();
+  char here[256];
+  (void)snprintf(here, sizeof here, "%s/step-1", at.folder);
+  if (shares) {
+    save_with_frozen(at.folder, 1, 1);
+    wish.here = here;
+  }
   char *path = NULL;
   bool memory = call == FAULT_CALL_COUNT;
   if (memory) {
@@ -417,11 +477,11 @@ static void whatever_fails_nothing_half_is_left_and_nothing_lost(void **state) {
   static const fault_call calls[] = {FAULT_open,   FAULT_write, FAULT_fsync,
                                      FAULT_rename, FAULT_mkdir, FAULT_CALL_COUNT /* allocations */};
   (void)state;
-  bring_scene_save(at.sides[1].disk, 2);
-  bring_scene_save(at.sides[2].disk, 3);
-  for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+  save_with_frozen(at.sides[1].disk, 1, 2);
+  save_with_frozen(at.sides[2].disk, 1, 3);
+  for (size_t i = 0; i < 2 * (sizeof calls / sizeof calls[0]); i++) {
     long nth = 1;
-    while (look_with_fault(calls[i], nth)) {
+    while (look_with_fault(calls[i / 2], nth, i % 2 == 1)) {
       nth++;
     }
     assert_true(nth > 1);
@@ -441,6 +501,7 @@ static even_status say(int host, const char *text) {
 static void what_no_leader_asks_is_refused(void **state) {
   (void)state;
   assert_int_equal(say(1, "{}"), EVEN_ERR_INPUT);
+  assert_int_equal(say(1, "{\"serial\":1,\"had\":[1,7,-1,\"x\"]}"), EVEN_OK); /* nothing is being sent */
   assert_int_equal(say(1, "{\"serial\":1,\"send\":\"step\",\"sum\":\"0000000000000000\"}"), EVEN_ERR_INPUT);
   assert_int_equal(say(1, "{\"serial\":1,\"send\":\"/step\",\"sum\":\"000000000000000\"}"), EVEN_ERR_INPUT);
   assert_int_equal(say(1, "{\"serial\":1,\"folders\":[\"here\"]}"), EVEN_ERR_INPUT);
@@ -451,6 +512,8 @@ int main(void) {
 #define BACK_TEST(name) cmocka_unit_test_setup_teardown(name, bring_scene_set_up, bring_scene_tear_down)
   const struct CMUnitTest tests[] = {
       BACK_TEST(the_newest_of_all_hosts_comes_back),
+      BACK_TEST(what_has_not_changed_is_not_sent),
+      BACK_TEST(what_is_shared_and_damaged_comes_as_the_rest),
       BACK_TEST(what_is_no_newer_stays_where_it_is),
       BACK_TEST(only_what_the_job_may_go_on_from_comes),
       BACK_TEST(a_damaged_copy_is_told_and_the_next_best_is_taken),
