@@ -11,6 +11,7 @@
 #include "orchestrator/elastic.h"
 #include "orchestrator/job.h"
 #include "orchestrator/outlast.h"
+#include "orchestrator/remote.h"
 #include "orchestrator/remote_start.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -158,6 +159,9 @@ static even_status take_greeting(even_hosts *hosts, even_link *link, const json_
   json_decref(agent->runs);
   agent->runs = NULL;
   agent->holds = holds;
+  if (!holds) {
+    even_remote_begin_places(agent);
+  }
   return hosts->gathering ? EVEN_OK : even_hosts_ask_facts(agent);
 }
 

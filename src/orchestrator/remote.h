@@ -34,8 +34,11 @@ bool even_job_is_nobodys(const even_job *job, size_t rank);
 /* Whether it is of that host. */
 bool even_host_agent_has(const even_host_agent *agent, size_t rank);
 /* What tells a host that its attempt goes on (ADOPT): which number it has, and how far the telemetry of its ranks was
- * taken here, by this agent or one that was killed: the host sends again what comes behind (remote_records.c). */
+ * taken here, by this agent or one that was killed, 0: not at all; the host sends again what comes behind
+ * (remote_records.c). */
 void even_remote_write_adopt(const even_job *job, const even_host_agent *agent, even_text *out);
+/* Another agent was started there, whose ranks have new rings: nothing of them was taken. */
+void even_remote_begin_places(const even_host_agent *agent);
 /* How far the rings were read from which the records of one drain are, those of a rank together (RECORDS). */
 void even_remote_write_places(const even_telemetry_reader *reader, const even_record *records, size_t count,
                               even_text *out);

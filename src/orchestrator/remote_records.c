@@ -58,7 +58,8 @@ void even_remote_each_place(const json_t *places, void (*take)(void *context, in
     const json_t *one = json_array_get(places, i);
     json_int_t rank = json_integer_value(json_array_get(one, 0));
     json_int_t place = json_integer_value(json_array_get(one, 1));
-    if (rank >= 0 && rank < EVEN_TELEMETRY_MOST_RANKS && place > 0) {
+    bool numbers = json_is_integer(json_array_get(one, 0)) && json_is_integer(json_array_get(one, 1));
+    if (numbers && rank >= 0 && rank < EVEN_TELEMETRY_MOST_RANKS && place >= 0) {
       take(context, (int)rank, (uint64_t)place);
     }
   }
@@ -68,13 +69,22 @@ void even_remote_write_adopt(const even_job *job, const even_host_agent *agent, 
   bool any = false;
   even_text_format(out, "{\"host\":%zu,\"places\":[", agent->index);
   for (size_t rank = 0; rank < job->count && job->hosts->rings != NULL; rank++) {
-    uint64_t place = even_host_agent_has(agent, rank) ? even_telemetry_source(job->hosts->rings[rank]) : 0;
-    if (place > 0) {
-      even_text_format(out, "%s[%zu,%" PRIu64 "]", any ? "," : "", rank, place);
+    if (even_host_agent_has(agent, rank) && job->hosts->rings[rank] != NULL) {
+      even_text_format(out, "%s[%zu,%" PRIu64 "]", any ? "," : "", rank,
+                       even_telemetry_source(job->hosts->rings[rank]));
       any = true;
     }
   }
   even_text_add(out, "]}");
+}
+
+void even_remote_begin_places(const even_host_agent *agent) {
+  const even_hosts *hosts = agent->hosts;
+  for (size_t rank = 0; hosts->rings != NULL && rank < hosts->job->count; rank++) {
+    if (even_host_agent_has(agent, rank)) {
+      even_telemetry_copied(hosts->rings[rank], 0);
+    }
+  }
 }
 
 typedef struct copying {

@@ -6,7 +6,8 @@
 
 #include <evenstep/telemetry.h>
 
-/* All that was written there before this place (even_telemetry_reader_place) is in this ring. NULL is allowed. */
+/* All that was written there before this place (even_telemetry_reader_place) is in this ring; 0: of another ring, from
+ * now on, nothing. NULL is allowed. */
 void even_telemetry_copied(even_telemetry *ring, uint64_t place);
 /* 0: nothing was copied, or `ring` is NULL. */
 uint64_t even_telemetry_source(const even_telemetry *ring);

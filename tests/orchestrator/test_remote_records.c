@@ -47,15 +47,27 @@ static void kill_leader(scene *at) {
   }
 }
 
+static void start_host(scene *at) {
+  assert_int_equal(even_telemetry_create_segment(RANKS, 0, &at->there), EVEN_OK);
+  for (int i = 1; i < RANKS; i++) {
+    assert_int_equal(even_telemetry_open(at->there, i, &at->rings[i]), EVEN_OK);
+  }
+  assert_int_equal(even_telemetry_reader_open(at->there, &at->forwards), EVEN_OK);
+}
+
+static void end_host(scene *at) {
+  for (int i = 1; i < RANKS; i++) {
+    even_telemetry_close(at->rings[i]);
+  }
+  even_telemetry_reader_close(at->forwards);
+  even_pipe_close(at->there);
+}
+
 static int begin(void **state) {
   static scene at;
   at = (scene){.there = -1};
-  assert_int_equal(even_telemetry_create_segment(RANKS, 0, &at.there), EVEN_OK);
+  start_host(&at);
   assert_int_equal(even_telemetry_create_segment(RANKS, 0, &at.here), EVEN_OK);
-  for (int i = 1; i < RANKS; i++) {
-    assert_int_equal(even_telemetry_open(at.there, i, &at.rings[i]), EVEN_OK);
-  }
-  assert_int_equal(even_telemetry_reader_open(at.there, &at.forwards), EVEN_OK);
   assert_int_equal(even_telemetry_reader_open(at.here, &at.reads), EVEN_OK);
   start_leader(&at);
   *state = &at;
@@ -65,12 +77,8 @@ static int begin(void **state) {
 static int end(void **state) {
   scene *at = *state;
   kill_leader(at);
-  for (int i = 1; i < RANKS; i++) {
-    even_telemetry_close(at->rings[i]);
-  }
-  even_telemetry_reader_close(at->forwards);
+  end_host(at);
   even_telemetry_reader_close(at->reads);
-  even_pipe_close(at->there);
   even_pipe_close(at->here);
   return 0;
 }
@@ -164,14 +172,36 @@ static void what_it_has_read_is_not_sent_again(void **state) {
   expect_steps(at, 0, 6);
 }
 
-static void a_leader_that_has_nothing_yet_asks_for_nothing(void **state) {
+/* Of the first batch, too. */
+static void what_comes_before_any_was_read_is_sent_again(void **state) {
   scene *at = *state;
   make_steps(at, 0, 4);
   forward(at, false);
-  adopt(at); /* as of a host that leads from now on, whose history begins here */
+  kill_leader(at);
+  start_leader(at);
+  adopt(at);
   make_steps(at, 5, 6);
   forward(at, true);
-  expect_steps(at, 5, 6);
+  expect_steps(at, 0, 6);
+}
+
+/* An agent that was started in a lost one's place has other rings, and what was taken is no place in them. */
+static void of_another_agents_ranks_nothing_was_taken(void **state) {
+  scene *at = *state;
+  make_steps(at, 0, 4);
+  forward(at, true);
+  expect_steps(at, 0, 4);
+  end_host(at);
+  start_host(at);
+  even_remote_begin_places(&at->agents[1]);
+  make_steps(at, 0, 2);
+  forward(at, false);
+  kill_leader(at);
+  start_leader(at);
+  adopt(at);
+  make_steps(at, 3, 6);
+  forward(at, true);
+  expect_steps(at, 0, 6);
 }
 
 static void places_that_are_none_change_nothing(void **state) {
@@ -197,7 +227,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(what_a_killed_leader_did_not_read_is_sent_again, begin, end),
       cmocka_unit_test_setup_teardown(what_it_has_read_is_not_sent_again, begin, end),
-      cmocka_unit_test_setup_teardown(a_leader_that_has_nothing_yet_asks_for_nothing, begin, end),
+      cmocka_unit_test_setup_teardown(what_comes_before_any_was_read_is_sent_again, begin, end),
+      cmocka_unit_test_setup_teardown(of_another_agents_ranks_nothing_was_taken, begin, end),
       cmocka_unit_test_setup_teardown(places_that_are_none_change_nothing, begin, end),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
