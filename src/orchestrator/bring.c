@@ -14,7 +14,7 @@
 #include <evenstep/checkpoint.h>
 #include <string.h>
 
-enum { TICK_MS = 50 };
+enum { TICK_MS = 50, MOST_OVERDUE = 2 };
 
 typedef enum bring_state { ASKED, SENDING, HOLDS, FAILED } bring_state;
 
@@ -166,6 +166,10 @@ double even_bring_overdue_seconds(const even_host_agent *agent) {
   return even_clock_ns() - agent->bring->asked_ns > given_ns ? (double)given_ns * 1e-9 : 0;
 }
 
+bool even_bring_hangs(const even_host_agent *agent) {
+  return agent->overdue >= MOST_OVERDUE;
+}
+
 bool even_bring_was_sent(const even_host_agent *agent) {
   return agent->bring != NULL && agent->bring->files.next > 0;
 }
@@ -190,6 +194,7 @@ static void hear_where(even_host_agent *agent, const json_t *content) {
     fail(agent->bring);
   } else {
     agent->bring->state = HOLDS;
+    agent->overdue = 0;
     agent->bring->came = json_is_true(json_object_get(content, "came"));
   }
 }
@@ -260,13 +265,14 @@ static bool gets_it(const even_job *job, const even_host_agent *agent, bool all)
 }
 
 /* Its end is told with the next tick, as that of any connection. */
-static void give_up_overdue(const even_host_agent *agent) {
+static void give_up_overdue(even_host_agent *agent) {
   double seconds = even_bring_overdue_seconds(agent);
   if (seconds > 0) {
     (void)even_fail(EVEN_ERR_TIMEOUT,
                     "what was sent there of %.120s has not come to its end within %g s: its disk may hang",
                     even_path_name(even_text_string(&agent->bring->files.folder)), seconds);
     even_link_give_up(agent->link);
+    agent->overdue++;
   }
 }
 

@@ -38,6 +38,9 @@ even_bring_step even_bring_state(const even_host_agent *agent, const even_error 
 /* Of one that is under way, and for which nothing but the host's own word has been awaited for longer than that: the
  * seconds that it had, else 0. A file that is on its way is given up by itself (parcel.h). */
 double even_bring_overdue_seconds(const even_host_agent *agent);
+/* Whether that has been the end of a host twice, and it has had none whole between (even_bring_to_all): another agent
+ * there will not do better. */
+bool even_bring_hangs(const even_host_agent *agent);
 /* Whether the last one had to be sent. */
 bool even_bring_was_sent(const even_host_agent *agent);
 /* Whether the last one had not to be, and is no folder that this host sees, too: it came before, from whichever agent

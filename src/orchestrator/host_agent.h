@@ -61,6 +61,7 @@ typedef struct even_host_agent {
   uint64_t member;          /* its number among the voters' group, 0: it is none of it (yet) */
   int voter_port;           /* where it listens for the others of the group */
   bool joins;               /* it becomes a member now */
+  unsigned overdue;         /* times in a row that it was given up with one that did not come to its end there */
   struct even_bring *bring; /* of the checkpoint that it is to have (bring.h); NULL: none */
   even_text resume;         /* where that lies there; empty: where it does here */
   even_text differs;        /* what the command names, and is another one there or nothing: to be told */

@@ -293,8 +293,16 @@ static even_status reach_all(even_job *job) {
   } while (true);
 }
 
-/* A checkpoint takes its time to come, in which a host may be lost: that one is reached again, as before it began.
- * Where hosts may be left out that is decided elsewhere. */
+static bool any_hangs(const even_hosts *hosts) {
+  bool any = false;
+  for (size_t i = 1; i < hosts->count; i++) {
+    any = any || (hosts->agents[i].lost && even_bring_hangs(&hosts->agents[i]));
+  }
+  return any;
+}
+
+/* A checkpoint takes its time to come, in which a host may be lost: that one is reached again, as before it began, but
+ * one whose disk hangs once more alone. Where hosts may be left out that is decided elsewhere. */
 static even_status bring_all(even_job *job) {
   for (int round = 1;; round++) {
     EVEN_TRY(reach_all(job));
@@ -305,6 +313,11 @@ static even_status bring_all(even_job *job) {
     }
     bool again = (status == EVEN_OK || status == EVEN_ERR_PEER_LOST) && any_lost(job->hosts) && round < MOST_ROUNDS &&
                  !even_elastic_may_leave_out(job, EVEN_ERR_PEER_LOST) && job->failure.status == EVEN_OK;
+    if (again && status != EVEN_OK && any_hangs(job->hosts)) {
+      return even_error_fix(
+          "look at the disk there, or leave that host out of --hosts: --name NAME --resume auto goes "
+          "on from the newest whole checkpoint");
+    }
     if (!again) {
       return status;
     }

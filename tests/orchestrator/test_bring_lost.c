@@ -5,6 +5,7 @@
 #include "orchestrator/bring.h"
 #include "orchestrator/bring_scene.h"
 #include "orchestrator/copies.h"
+#include "orchestrator/remote.h"
 #include "orchestrator/resume.h"
 #include "os/clock.h"
 #include "os/signals.h"
@@ -20,6 +21,19 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+/* With each turn of the leader's loop. */
+static void turn_with(even_loop_watch *watch, int ends[2], void (*ready)(void *context, int fd)) {
+  assert_int_equal(pipe(ends), 0);
+  assert_int_equal(write(ends[1], "x", 1), 1);
+  assert_int_equal(even_loop_add(&at.hosts.loop, watch, ends[0], ready, NULL), EVEN_OK);
+}
+
+static void turn_without(even_loop_watch *watch, int ends[2]) {
+  even_loop_remove(&at.hosts.loop, watch);
+  (void)close(ends[0]);
+  (void)close(ends[1]);
+}
 
 /* The hosts here take no copy: what is on its way there does not come to its end. */
 static void a_copy_that_does_not_come_to_its_end_is_not_waited_for_without_end(void **state) {
@@ -62,6 +76,56 @@ static void a_host_that_does_not_write_what_it_gets_is_given_up(void **state) {
   assert_int_equal(even_bring_to_those_here(&at.job), EVEN_OK); /* nobody is, by now */
   for (size_t i = 1; i < STAR_HOSTS; i++) {
     assert_null(at.agents[i].link);
+    even_bring_drop(&at.agents[i]);
+  }
+  even_text_free(&at.job.resume);
+}
+
+static even_link silent[STAR_HOSTS]; /* what goes out there nobody hears */
+static int come;                     /* agents, where they were lost */
+
+/* In each turn time passes; a connection that was given up ends, and an agent that is awaited comes. */
+static void hang(void *context, int fd) {
+  (void)context;
+  (void)fd;
+  clock_ahead_add(20 * UINT64_C(1000000000));
+  for (size_t i = 1; i < STAR_HOSTS; i++) {
+    even_host_agent *agent = &at.agents[i];
+    if (agent->link != NULL && agent->link->failed) {
+      (void)snprintf(agent->lost_words, sizeof agent->lost_words, "%.300s", even_link_why(agent->link)->what);
+      agent->link = NULL;
+      agent->lost = true;
+      agent->fits = false;
+    } else if (agent->link == NULL && !agent->lost) {
+      silent[i] = (even_link){.fd = -1};
+      agent->link = &silent[i];
+      agent->fits = true;
+      come++;
+    }
+  }
+}
+
+/* Its agent is started again, once. */
+static void a_disk_that_hangs_is_tried_twice(void **state) {
+  even_loop_watch watch = {.fd = -1};
+  int ends[2];
+  (void)state;
+  come = 0;
+  for (size_t i = 1; i < STAR_HOSTS; i++) {
+    silent[i] = (even_link){.fd = -1};
+    at.agents[i].link = &silent[i];
+  }
+  at.hosts.params.returns = true;
+  at.hosts.params.patience_seconds = 120;
+  bring_scene_save(at.folder, 3);
+  even_text_add(&at.job.resume, scratch_path("leader/step-3"));
+  turn_with(&watch, ends, hang);
+  assert_int_equal(even_job_hosts_begin(&at.job), EVEN_ERR_PEER_LOST);
+  assert_int_equal(come, STAR_HOSTS - 1);
+  assert_non_null(strstr(even_error_last()->what, "host host1 is lost: what was sent there of step-3 has not come"));
+  assert_non_null(strstr(even_error_last()->fix, "look at the disk there"));
+  turn_without(&watch, ends);
+  for (size_t i = 1; i < STAR_HOSTS; i++) {
     even_bring_drop(&at.agents[i]);
   }
   even_text_free(&at.job.resume);
@@ -171,15 +235,7 @@ static void lose_host_2(even_loop_watch *watch, int ends[2]) {
   (void)snprintf(at.agents[2].lost_words, sizeof at.agents[2].lost_words, "it is off");
   at.hosts.params.returns = true;
   at.hosts.params.patience_seconds = 120;
-  assert_int_equal(pipe(ends), 0);
-  assert_int_equal(write(ends[1], "x", 1), 1);
-  assert_int_equal(even_loop_add(&at.hosts.loop, watch, ends[0], turns, NULL), EVEN_OK);
-}
-
-static void find_again(even_loop_watch *watch, int ends[2]) {
-  even_loop_remove(&at.hosts.loop, watch);
-  (void)close(ends[0]);
-  (void)close(ends[1]);
+  turn_with(watch, ends, turns);
 }
 
 /* The restart starts its agent again in any case: it does so before the job ends, or begins anew, for want of it. */
@@ -196,7 +252,7 @@ static void a_lost_host_with_the_only_copy_is_waited_for(void **state) {
       bring_scene_was_told("host host2, which is lost (it is off), has a copy: it is waited for (up to 120 s, "
                            "EVENSTEP_HOSTS_PATIENCE)"));
   even_text_free(&at.job.resume);
-  find_again(&watch, ends);
+  turn_without(&watch, ends);
 }
 
 /* Those that are here have one that is damaged: it is brought, and told, once. */
@@ -215,7 +271,7 @@ static void a_lost_host_is_waited_for_where_nothing_else_is_whole(void **state) 
   assert_non_null(told);
   assert_null(strstr(told + 1, "warning: step-4 could not"));
   even_text_free(&at.job.resume);
-  find_again(&watch, ends);
+  turn_without(&watch, ends);
 }
 
 static void a_lost_host_that_does_not_come_is_named(void **state) {
@@ -238,7 +294,7 @@ static void a_lost_host_that_does_not_come_is_named(void **state) {
   assert_false(bring_scene_was_told("waited for"));
   even_text_free(&at.job.resume);
   at.agents[2].link = link;
-  find_again(&watch, ends);
+  turn_without(&watch, ends);
 }
 
 int main(void) {
@@ -248,6 +304,7 @@ int main(void) {
       LOST_TEST(copies_that_all_hosts_have_no_more_do_not_end_the_job),
       LOST_TEST(a_copy_that_does_not_come_to_its_end_is_not_waited_for_without_end),
       LOST_TEST(a_host_that_does_not_write_what_it_gets_is_given_up),
+      LOST_TEST(a_disk_that_hangs_is_tried_twice),
       LOST_TEST(a_copy_that_has_come_is_left_to_the_other_hosts),
       LOST_TEST(a_lost_host_with_the_only_copy_is_waited_for),
       LOST_TEST(a_lost_host_is_waited_for_where_nothing_else_is_whole),
