@@ -25,19 +25,14 @@ static even_raft_memory *memory_of(const struct raft_io *io) {
   return io->impl;
 }
 
-static int keep(even_raft_memory *memory, const even_raft_done *done) {
-  even_raft_done *copy = raft_malloc(sizeof *copy);
-  if (copy == NULL) {
-    return RAFT_NOMEM;
-  }
-  *copy = *done;
-  *memory->done_end = copy;
-  memory->done_end = &copy->next;
-  return 0;
+static void queue(even_raft_memory *memory, even_raft_done *at, const even_raft_done *done) {
+  *at = *done;
+  *memory->done_end = at;
+  memory->done_end = &at->next;
 }
 
 static void call_back(even_raft_memory *memory, bool cancelled) {
-  while (memory->done != NULL) {
+  while (memory->done != NULL && (cancelled || !memory->gave_up)) {
     even_raft_done *done = memory->done;
     memory->done = done->next;
     if (memory->done == NULL) {
@@ -53,6 +48,25 @@ static void call_back(even_raft_memory *memory, bool cancelled) {
   }
 }
 
+void even_raft_memory_give_up(even_raft_memory *memory) {
+  if (!memory->gave_up) {
+    memory->gave_up = true;
+    memory->why = *even_error_last();
+  }
+  even_error_clear();
+}
+
+/* What libraft does where it hears that something could not be kept does not fit what is: a leader has told the others
+ * of an entry by then, and goes on; a follower takes an entry for kept that is not, when it is sent again; and where
+ * members change, or it was to stand for election at once, it frees what it uses on. So it hears nothing: its word goes
+ * nowhere any more. */
+static int kept(even_raft_memory *memory, even_status status) {
+  if (status != EVEN_OK) {
+    even_raft_memory_give_up(memory);
+  }
+  return 0;
+}
+
 /* ---- what raft calls ---- */
 
 static int on_init(struct raft_io *io, raft_id id, const char *address) {
@@ -64,6 +78,10 @@ static int on_init(struct raft_io *io, raft_id id, const char *address) {
 static void on_close(struct raft_io *io, raft_io_close_cb cb) {
   even_raft_memory *memory = memory_of(io);
   call_back(memory, true);
+  if (memory->unkept != NULL) {
+    memory->unkept_cb(memory->unkept, RAFT_CANCELED);
+    memory->unkept = NULL;
+  }
   memory->tick = NULL;
   memory->receive = NULL;
   if (cb != NULL) {
@@ -155,16 +173,16 @@ static int on_recover(struct raft_io *io, const struct raft_configuration *confi
 }
 
 static int on_term(struct raft_io *io, raft_term term) {
-  return code_of(even_raft_store_term(&memory_of(io)->store, term));
+  even_raft_memory *memory = memory_of(io);
+  return kept(memory, memory->gave_up ? EVEN_OK : even_raft_store_term(&memory->store, term));
 }
 
 static int on_vote(struct raft_io *io, raft_id member) {
-  return code_of(even_raft_store_vote(&memory_of(io)->store, member));
+  even_raft_memory *memory = memory_of(io);
+  return kept(memory, memory->gave_up ? EVEN_OK : even_raft_store_vote(&memory->store, member));
 }
 
-static int on_send(struct raft_io *io, struct raft_io_send *request, const struct raft_message *message,
-                   raft_io_send_cb cb) {
-  even_raft_memory *memory = memory_of(io);
+static bool send_now(even_raft_memory *memory, const struct raft_message *message) {
   even_text bytes = EVEN_TEXT_EMPTY;
   struct raft_message says = *message;
   if (says.type == RAFT_IO_APPEND_ENTRIES_RESULT) {
@@ -172,29 +190,68 @@ static int on_send(struct raft_io *io, struct raft_io_send *request, const struc
   } else if (says.type == RAFT_IO_REQUEST_VOTE_RESULT) {
     even_raft_rules_refuse(&says.request_vote_result, memory->store.term);
   }
-  bool sent = even_raft_wire_write(&says, &bytes) == EVEN_OK &&
+  bool sent = !memory->gave_up && even_raft_wire_write(&says, &bytes) == EVEN_OK &&
               memory->send(memory->context, message->server_id, bytes.data, bytes.length);
   even_text_free(&bytes);
-  return keep(memory, &(even_raft_done){.sent = request, .sent_cb = cb, .status = sent ? 0 : RAFT_NOCONNECTION});
+  return sent;
 }
 
+/* Without memory entries go out later, and of anything else libraft hears at once that it is done: it has only to free
+ * its request. An error there has libraft give up, or free what came twice. */
+static int on_send(struct raft_io *io, struct raft_io_send *request, const struct raft_message *message,
+                   raft_io_send_cb cb) {
+  even_raft_memory *memory = memory_of(io);
+  even_raft_done *done = cb == NULL ? NULL : raft_malloc(sizeof *done);
+  if (cb != NULL && done == NULL && message->type == RAFT_IO_APPEND_ENTRIES) {
+    return RAFT_NOMEM;
+  }
+  int status = send_now(memory, message) ? 0 : RAFT_NOCONNECTION;
+  if (done != NULL) {
+    queue(memory, done, &(even_raft_done){.sent = request, .sent_cb = cb, .status = status});
+  } else if (cb != NULL) {
+    cb(request, status);
+  }
+  return 0;
+}
+
+static even_status store_entries(even_raft_memory *memory, const struct raft_entry entries[], unsigned n) {
+  even_raft_kept *copies = NULL;
+  const bool follows = raft_state(memory->io.data) == RAFT_FOLLOWER;
+  EVEN_TRY(EVEN_NEW_ARRAY(&copies, n));
+  for (unsigned i = 0; i < n; i++) {
+    copies[i] = (even_raft_kept){
+        .term = entries[i].term, .type = entries[i].type, .bytes = entries[i].buf.len, .data = entries[i].buf.base};
+    memory->changed = memory->changed || (follows && entries[i].type == RAFT_CHANGE);
+  }
+  even_status status = even_raft_store_append(&memory->store, copies, n);
+  even_free(copies);
+  return status;
+}
+
+/* Of entries that are not kept libraft hears when it is closed. */
 static int on_append(struct raft_io *io, struct raft_io_append *request, const struct raft_entry entries[], unsigned n,
                      raft_io_append_cb cb) {
   even_raft_memory *memory = memory_of(io);
-  even_raft_kept *copies = NULL;
-  even_status status = EVEN_NEW_ARRAY(&copies, n);
-  for (unsigned i = 0; status == EVEN_OK && i < n; i++) {
-    copies[i] = (even_raft_kept){
-        .term = entries[i].term, .type = entries[i].type, .bytes = entries[i].buf.len, .data = entries[i].buf.base};
+  even_raft_done *done = memory->gave_up ? NULL : raft_malloc(sizeof *done);
+  if (done != NULL) {
+    (void)kept(memory, store_entries(memory, entries, n));
+  } else if (!memory->gave_up) {
+    (void)kept(memory, even_fail(EVEN_ERR_MEMORY, "no memory for what the voters' log is to keep"));
   }
-  status = status == EVEN_OK ? even_raft_store_append(&memory->store, copies, n) : status;
-  even_free(copies);
-  return keep(memory, &(even_raft_done){.appended = request, .appended_cb = cb, .status = code_of(status)});
+  if (!memory->gave_up) {
+    queue(memory, done, &(even_raft_done){.appended = request, .appended_cb = cb});
+    return 0;
+  }
+  raft_free(done);
+  memory->unkept = request;
+  memory->unkept_cb = cb;
+  return 0;
 }
 
 static int on_truncate(struct raft_io *io, raft_index index) {
-  memory_of(io)->undone = true;
-  return code_of(even_raft_store_truncate(&memory_of(io)->store, index));
+  even_raft_memory *memory = memory_of(io);
+  memory->changed = true;
+  return kept(memory, memory->gave_up ? EVEN_OK : even_raft_store_truncate(&memory->store, index));
 }
 
 /* The log never grows so long that raft takes a snapshot of it (voter.c). */
@@ -258,15 +315,34 @@ void even_raft_memory_close(even_raft_memory *memory, bool forget) {
   even_raft_store_close(&memory->store, forget);
 }
 
-/* Where there is no memory for it, again in the next turn. */
-static void see_members(even_raft_memory *memory) {
-  memory->undone = memory->undone && even_raft_rules_members(memory->io.data, &memory->store) == RAFT_NOMEM;
+/* libraft has no memory, or has heard what contradicts its log; or it has members that count no more, and there is no
+ * memory for those that do. Where it lacked memory for members that came, it goes on with those before. */
+static void see_raft(even_raft_memory *memory) {
+  struct raft *raft = memory->io.data;
+  if (memory->gave_up || memory->receive == NULL) {
+    return;
+  }
+  if (raft_state(raft) == RAFT_UNAVAILABLE) {
+    (void)even_fail(EVEN_ERR_STATE, "libraft takes part no more (no memory, or a word that contradicts its log)");
+    even_raft_memory_give_up(memory);
+  } else if (memory->changed) {
+    int failed = even_raft_rules_members(raft, &memory->store);
+    if (failed != 0) {
+      (void)even_fail(EVEN_ERR_STATE, "members that have changed: %s", raft_strerror(failed));
+      even_raft_memory_give_up(memory);
+    }
+    memory->changed = false;
+  }
+}
+
+const even_error *even_raft_memory_gave_up(const even_raft_memory *memory) {
+  return memory->gave_up ? &memory->why : NULL;
 }
 
 even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, const char *address,
                                      const unsigned char *bytes, size_t count) {
   struct raft_message message;
-  if (memory->receive == NULL) {
+  if (memory->receive == NULL || memory->gave_up) {
     return EVEN_OK;
   }
   EVEN_TRY(even_raft_wire_read(bytes, count, &message));
@@ -286,16 +362,16 @@ even_status even_raft_memory_receive(even_raft_memory *memory, uint64_t from, co
     memory->receive(&memory->io, &message);
   }
   call_back(memory, false);
-  see_members(memory);
+  see_raft(memory);
   return EVEN_OK;
 }
 
 void even_raft_memory_turn(even_raft_memory *memory, uint64_t now_ns) {
   call_back(memory, false);
-  see_members(memory);
-  if (memory->tick != NULL && now_ns >= memory->next_tick_ns) {
+  if (!memory->gave_up && memory->tick != NULL && now_ns >= memory->next_tick_ns) {
     memory->next_tick_ns = now_ns + (uint64_t)memory->tick_ms * 1000000u;
     memory->tick(&memory->io);
     call_back(memory, false);
   }
+  see_raft(memory);
 }

@@ -55,8 +55,11 @@ static int read_members(const even_raft_kept *entry, struct raft_configuration *
 int even_raft_rules_members(struct raft *raft, const even_raft_store *store) {
   struct raft_configuration members;
   const uint64_t newest = find_members(store, UINT64_MAX);
-  if (newest == 0 || raft->state == RAFT_LEADER) {
-    return 0; /* it joins, and has none yet; or all of its log is committed: it alone votes */
+  if (newest == 0) {
+    return 0; /* it joins, and has none yet */
+  }
+  if (raft->state != RAFT_FOLLOWER) {
+    return RAFT_BUSY;
   }
   raft_configuration_init(&members);
   int failed = read_members(&store->entries[newest - 1], &members);

@@ -19,7 +19,9 @@ void even_raft_rules_answer(struct raft_append_entries_result *answer, uint64_t 
 
 /* Members are those of the newest such entry in the log, whether it is committed or not; one that is undone leaves
  * those of the one before. libraft takes all that it has read at its start for committed, and does not go back. After
- * its start, and after a part of the log was undone. RAFT_NOMEM: as before; RAFT_MALFORMED. */
+ * its start, and after a part of the log was undone. Of one that follows: a candidate counts the votes of the members
+ * with which it began, a leader the copies. RAFT_BUSY: it does not follow, RAFT_NOMEM: members are as before;
+ * RAFT_MALFORMED. */
 int even_raft_rules_members(struct raft *raft, const even_raft_store *store);
 
 /* A member votes for whoever asks, also where its log does not say yet that it has a vote, unless it has heard from a

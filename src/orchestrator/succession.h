@@ -54,8 +54,8 @@ even_status even_succession_refuse_superseded(const even_hosts *hosts) EVEN_MUST
 /* Whether the voter tells this job's guardian until when its ranks may run; before that one is stopped, it must not. */
 void even_succession_guard(even_job *job, bool guards);
 /* A turn of the job's loop begins, or is over: this host's member of the group hears it (even_voter_turns), whether the
- * host leads or serves. */
-void even_succession_turns(const even_job *job, bool begins);
+ * host leads or serves; where it has given its part of the log up, that is told. */
+void even_succession_turns(even_job *job, bool begins);
 /* Waits until it may start ranks, and meanwhile starts agents again that are lost: with them there may be a majority.
  * EVEN_ERR_PEER_LOST: another one leads now, or there was none for EVEN_MAJORITY_PATIENCE. EVEN_ERR_INTERRUPTED: the
  * thread's question. */

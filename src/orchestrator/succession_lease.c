@@ -66,12 +66,23 @@ void even_succession_guard(even_job *job, bool guards) {
   }
 }
 
-void even_succession_turns(const even_job *job, bool begins) {
+static void tell_gave_up(even_job *job, even_voter *voter) {
+  char why[EVEN_VOTER_WHY];
+  if (even_voter_gave_up(voter, why)) {
+    even_job_notice(job,
+                    "this host could not go on with its part of the hosts' log of who leads (%s): for %.1f s it takes "
+                    "no part, and another host may lead; then it tries again with what it has kept",
+                    why, (double)even_leadership_times_of(even_socket_silence()).wait_ns * 1e-9);
+  }
+}
+
+void even_succession_turns(even_job *job, bool begins) {
   even_voter *voter = job->hosts != NULL      ? job->hosts->voter
                       : job->follower != NULL ? even_job_follower_voter(job)
                                               : NULL;
   if (voter != NULL) {
     even_voter_turns(voter, begins);
+    tell_gave_up(job, voter);
   }
 }
 

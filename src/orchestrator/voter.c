@@ -3,52 +3,17 @@
 
 #include "base/alloc.h"
 #include "base/fail.h"
-#include "orchestrator/member_list.h"
-#include "orchestrator/voter_links.h"
-#include "orchestrator/voter_log.h"
-#include "orchestrator/voter_watch.h"
+#include "orchestrator/voter_thread.h"
 #include "os/clock.h"
 #include "os/pipe.h"
 #include "os/socket.h"
 #include "os/thread.h"
 
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { TURN_MS = 25 };
-
-struct even_voter {
-  pthread_t thread;
-  even_leadership_times times;
-  atomic_bool stop;
-  even_voter_watch watch; /* of its agent's loop */
-  pthread_mutex_t lock;   /* of what follows, up to the thread's own */
-  even_voter_view view;
-  uint64_t lease_ns; /* see even_leadership_answered; by even_clock_boot_ns, as all that is compared with it */
-  int announced;
-  bool ends;
-  bool hands;
-  uint64_t heirs[EVEN_VOTER_MOST]; /* to one of these rather than to others */
-  size_t heir_count;
-  bool waits;
-  even_guardian *guardian; /* NULL: none */
-  even_member_list wanted;
-  even_member_list known; /* where they listen, those that were named at first and later */
-  /* the thread's */
-  even_loop loop;
-  even_voter_links links;
-  even_voter_log log;
-  uint64_t first;
-  bool witness;
-  uint64_t led;       /* the newest generation in which this member led, 0: none */
-  uint64_t leader_ns; /* when anything came from the leader last, or since when it is none */
-  uint64_t heard_ns;  /* when the log's leader was heard last */
-  uint64_t next_call_ns;
-  uint64_t next_ask_ns;
-};
 
 /* ---- what comes ---- */
 
@@ -402,8 +367,31 @@ static void tell_guardian(even_voter *voter, const even_leadership_view *seen) {
   }
 }
 
+/* What it could not keep the others must not have heard, nor may they count with it: until a new leader is there, if
+ * it was one, and then it may be again what it was. */
+static bool gives_up(even_voter *voter, uint64_t now) {
+  const even_error *why = even_voter_log_gave_up(&voter->log);
+  if (why == NULL) {
+    return false;
+  }
+  if (voter->again_ns == 0) {
+    (void)pthread_mutex_lock(&voter->lock);
+    voter->gave_up = true;
+    (void)snprintf(voter->why, sizeof voter->why, "%.*s", (int)sizeof voter->why - 1, why->what);
+    (void)pthread_mutex_unlock(&voter->lock);
+  } else if (now < voter->again_ns) {
+    return true;
+  } else if (even_voter_log_again(&voter->log, &voter->times) == EVEN_OK) {
+    voter->again_ns = 0;
+    return false;
+  }
+  even_error_clear();
+  voter->again_ns = now + voter->times.wait_ns;
+  return true;
+}
+
 /* Its agent could not lead, nor serve: it is as good as gone, where those that are heard can elect one of them. */
-static bool rests(even_voter *voter) {
+static bool stands(even_voter *voter) {
   const struct raft_configuration *all = &voter->log.raft.configuration;
   unsigned after = even_voter_log_after(&voter->log, leader_of(voter));
   unsigned others = 0;
@@ -411,8 +399,7 @@ static bool rests(even_voter *voter) {
     others += all->servers[i].role == RAFT_VOTER && even_voter_links_find(&voter->links, all->servers[i].id) != NULL;
   }
   bool can = voter->links.rests || others > even_voter_log_voters(&voter->log) / 2;
-  even_voter_links_rest(&voter->links, can && even_voter_watch_stands(&voter->watch, after, even_clock_boot_ns()));
-  return voter->links.rests;
+  return can && even_voter_watch_stands(&voter->watch, after, even_clock_boot_ns());
 }
 
 static void *live(void *argument) {
@@ -424,13 +411,18 @@ static void *live(void *argument) {
     }
     uint64_t now = even_clock_ns();
     even_voter_links_tick(&voter->links, now);
-    if (rests(voter)) {
+    bool gave_up = gives_up(voter, even_clock_boot_ns());
+    bool agent_stands = stands(voter);
+    even_voter_links_rest(&voter->links, gave_up || agent_stands);
+    if (agent_stands) {
       continue;
     }
     even_raft_memory_turn(&voter->log.memory, now);
     see(voter, even_clock_boot_ns(), &view);
     act(voter, &view);
-    call_others(voter, now);
+    if (!gave_up) {
+      call_others(voter, now);
+    }
     publish(voter, &view);
     tell_guardian(voter, &view);
   }
@@ -516,81 +508,4 @@ void even_voter_close(even_voter *voter, bool forget) {
 
 const char *even_voter_library(void) {
   return "libraft " EVEN_RAFT_VERSION;
-}
-
-/* ---- from other threads ---- */
-
-void even_voter_look(even_voter *voter, even_voter_view *out) {
-  (void)pthread_mutex_lock(&voter->lock);
-  *out = voter->view;
-  const even_leadership_view view = {.times = voter->times, /* as is its number, for ever */
-                                     .newest = out->newest,
-                                     .self = voter->log.raft.id, /* it never changes */
-                                     .lease_ns = voter->lease_ns,
-                                     .now_ns = even_clock_boot_ns()};
-  (void)pthread_mutex_unlock(&voter->lock);
-  out->acts = even_leadership_acts(&view);
-  out->acts_until_ns = out->acts ? view.lease_ns + view.times.lease_ns : 0;
-  out->answered_ns = out->acts ? view.lease_ns : 0;
-}
-
-void even_voter_announce(even_voter *voter, int port) {
-  (void)pthread_mutex_lock(&voter->lock);
-  voter->announced = port;
-  (void)pthread_mutex_unlock(&voter->lock);
-}
-
-void even_voter_turns(even_voter *voter, bool begins) {
-  even_voter_watch_note(&voter->watch, begins ? even_clock_boot_ns() : 0);
-}
-
-void even_voter_lead(even_voter *voter) {
-  (void)pthread_mutex_lock(&voter->lock);
-  voter->waits = false;
-  (void)pthread_mutex_unlock(&voter->lock);
-}
-
-void even_voter_guard(even_voter *voter, even_guardian *guardian) {
-  (void)pthread_mutex_lock(&voter->lock);
-  voter->guardian = guardian;
-  (void)pthread_mutex_unlock(&voter->lock);
-}
-
-void even_voter_hand_over(even_voter *voter, const uint64_t *heirs, size_t count) {
-  (void)pthread_mutex_lock(&voter->lock);
-  voter->heir_count = count < EVEN_VOTER_MOST ? count : EVEN_VOTER_MOST;
-  memcpy(voter->heirs, heirs, voter->heir_count * sizeof *heirs);
-  voter->hands = true;
-  (void)pthread_mutex_unlock(&voter->lock);
-}
-
-void even_voter_finish(even_voter *voter) {
-  (void)pthread_mutex_lock(&voter->lock);
-  voter->ends = true;
-  (void)pthread_mutex_unlock(&voter->lock);
-}
-
-static even_status replace_list(even_voter *voter, even_member_list *list, const even_voter_member *members,
-                                size_t count) {
-  even_member_list copy = {NULL, 0};
-  EVEN_TRY(even_member_list_copy(members, count, &copy));
-  (void)pthread_mutex_lock(&voter->lock);
-  even_member_list before = *list;
-  *list = copy;
-  (void)pthread_mutex_unlock(&voter->lock);
-  even_member_list_free(&before);
-  return EVEN_OK;
-}
-
-even_status even_voter_know(even_voter *voter, const even_voter_member *members, size_t count) {
-  return replace_list(voter, &voter->known, members, count);
-}
-
-even_status even_voter_want(even_voter *voter, const even_voter_member *members, size_t count) {
-  EVEN_TRY(replace_list(voter, &voter->wanted, members, count));
-  (void)pthread_mutex_lock(&voter->lock);
-  voter->view.exact = voter->view.settled = false; /* what was said was of the list before */
-  voter->view.staying = 0;
-  (void)pthread_mutex_unlock(&voter->lock);
-  return EVEN_OK;
 }

@@ -16,7 +16,7 @@
 
 typedef struct even_voter even_voter;
 
-enum { EVEN_VOTER_ADDRESS = 64, EVEN_VOTER_MOST = 512 };
+enum { EVEN_VOTER_ADDRESS = 64, EVEN_VOTER_MOST = 512, EVEN_VOTER_WHY = 256 };
 
 typedef struct even_voter_member {
   uint64_t id;                      /* from 1 on; one that has forgotten its log is another one, with another id */
@@ -82,6 +82,11 @@ even_status even_voter_want(even_voter *voter, const even_voter_member *members,
  * member closes its connections then, and neither votes, nor stands for election, nor renews a lease, until that turn
  * is over; so others lead. Of one thread. What may take long for good reasons belongs to no turn. */
 void even_voter_turns(even_voter *voter, bool begins);
+/* Whether this member has given its part of the log up since this was asked last, and why: it could not keep what it
+ * must not forget, or had no memory (raft_memory.h). Then it closes its connections, as one that stands still, so that
+ * others can lead; after the time for which a new leader waits it goes on with what it has kept, as one that comes
+ * back. */
+bool even_voter_gave_up(even_voter *voter, char why[EVEN_VOTER_WHY]);
 /* It has all that it needs to lead. */
 void even_voter_lead(even_voter *voter);
 /* While this member leads, this guardian holds the ranks where it may not act, and kills them when that lasts: the

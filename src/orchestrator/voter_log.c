@@ -51,7 +51,19 @@ static void on_proposed(struct raft_apply *request, int status, void *result) {
   ((even_voter_log *)request->data)->proposed = false;
 }
 
+const even_error *even_voter_log_gave_up(const even_voter_log *log) {
+  return even_raft_memory_gave_up(&log->memory);
+}
+
+/* Whether libraft may be asked for anything. */
+static bool takes_part(const even_voter_log *log) {
+  return even_voter_log_gave_up(log) == NULL;
+}
+
 void even_voter_log_propose(even_voter_log *log, uint64_t leader) {
+  if (!takes_part(log)) {
+    return;
+  }
   struct raft_buffer buffer = {.base = raft_malloc(ENTRY_BYTES), .len = ENTRY_BYTES};
   unsigned char *bytes = buffer.base;
   if (bytes == NULL) {
@@ -72,7 +84,7 @@ void even_voter_log_propose(even_voter_log *log, uint64_t leader) {
 }
 
 bool even_voter_log_leads(even_voter_log *log) {
-  bool leads = raft_state(&log->raft) == RAFT_LEADER;
+  bool leads = takes_part(log) && raft_state(&log->raft) == RAFT_LEADER;
   if (leads && log->led_term != log->raft.current_term) {
     log->led_term = log->raft.current_term;
     log->led_ns = even_clock_boot_ns();
@@ -83,7 +95,9 @@ bool even_voter_log_leads(even_voter_log *log) {
 uint64_t even_voter_log_leader(even_voter_log *log) {
   raft_id leader = 0;
   const char *address = NULL;
-  raft_leader(&log->raft, &leader, &address);
+  if (takes_part(log)) {
+    raft_leader(&log->raft, &leader, &address);
+  }
   return leader;
 }
 
@@ -92,7 +106,7 @@ static void on_yielded(struct raft_transfer *request) {
 }
 
 void even_voter_log_yield(even_voter_log *log, uint64_t leader) {
-  if (!log->yielding) {
+  if (takes_part(log) && !log->yielding) {
     log->transfer.data = log;
     log->yielding = raft_transfer(&log->raft, &log->transfer, leader, on_yielded) == 0;
   }
@@ -120,7 +134,20 @@ static const char *address_of(const even_voter_member *members, size_t count, ui
   return "";
 }
 
+/* Where libraft lacks memory in the midst of a change, it has freed the members that it put in place of those before,
+ * or has an entry that it has written nowhere. */
+static void see_unmade(even_voter_log *log, const struct raft_server *before, int failed) {
+  if (log->raft.configuration.servers != before) {
+    raft_configuration_init(&log->raft.configuration);
+  }
+  if (failed == RAFT_NOMEM) {
+    (void)even_fail(EVEN_ERR_MEMORY, "libraft had no memory for a change of members");
+    even_raft_memory_give_up(&log->memory);
+  }
+}
+
 static void make(even_voter_log *log, const even_member_change *change, const char *address) {
+  const struct raft_server *before = log->raft.configuration.servers;
   int failed = 0;
   log->change.data = log;
   log->changing = true;
@@ -133,6 +160,9 @@ static void make(even_voter_log *log, const even_member_change *change, const ch
                          change->role == EVEN_MEMBER_VOTER ? RAFT_VOTER : RAFT_STANDBY, on_changed);
   }
   log->changing = failed == 0;
+  if (failed != 0) {
+    see_unmade(log, before, failed);
+  }
 }
 
 /* How many there are; 0: too many. */
@@ -161,7 +191,7 @@ static bool next_change(const even_voter_log *log, const even_voter_member *want
 
 void even_voter_log_change(even_voter_log *log, const even_voter_member *wanted, size_t count, uint64_t now_ns) {
   even_member_change change;
-  if (log->changing || now_ns < log->next_change_ns || !next_change(log, wanted, count, &change) ||
+  if (!takes_part(log) || log->changing || now_ns < log->next_change_ns || !next_change(log, wanted, count, &change) ||
       change.kind == EVEN_MEMBER_KEEP) {
     return;
   }
@@ -253,33 +283,73 @@ static int bootstrap(even_voter_log *log, const even_voter_params *params) {
   return failed;
 }
 
+static int init(even_voter_log *log, uint64_t self, const char *address, const even_leadership_times *times) {
+  log->raft = (struct raft){.state = RAFT_UNAVAILABLE};
+  int failed = raft_init(&log->raft, &log->memory.io, &log->machine, self, address);
+  log->open = failed == 0;
+  if (log->open) {
+    raft_set_heartbeat_timeout(&log->raft, (unsigned)(times->heartbeat_ns / 1000000u));
+    raft_set_election_timeout(&log->raft, (unsigned)(times->election_ns / 1000000u));
+    raft_set_snapshot_threshold(&log->raft, UINT32_MAX);
+    raft_set_pre_vote(&log->raft, true);
+  }
+  return failed;
+}
+
+/* One that votes alone leads at once, by the newest members that it has: these count. */
+static int start(even_voter_log *log) {
+  int failed = raft_start(&log->raft);
+  return failed != 0 || raft_state(&log->raft) == RAFT_LEADER ? failed
+                                                              : even_raft_rules_members(&log->raft, &log->memory.store);
+}
+
 even_status even_voter_log_open(even_voter_log *log, const even_voter_params *params,
                                 const even_leadership_times *times, const even_raft_store *store, bool known,
                                 bool (*send)(void *context, uint64_t member, const void *bytes, size_t count)) {
   log->machine =
       (struct raft_fsm){.version = 1, .data = log, .apply = on_apply, .snapshot = on_snapshot, .restore = on_restore};
   even_raft_memory_open(&log->memory, store, log->context, send);
-  int failed = raft_init(&log->raft, &log->memory.io, &log->machine, params->self,
-                         address_of(params->members, params->count, params->self));
+  int failed = init(log, params->self, address_of(params->members, params->count, params->self), times);
   if (failed != 0) {
     return raft_failed("it cannot be opened", failed);
   }
-  log->open = true;
-  raft_set_heartbeat_timeout(&log->raft, (unsigned)(times->heartbeat_ns / 1000000u));
-  raft_set_election_timeout(&log->raft, (unsigned)(times->election_ns / 1000000u));
-  raft_set_snapshot_threshold(&log->raft, UINT32_MAX);
-  raft_set_pre_vote(&log->raft, true);
   log->claim_ns = known ? even_clock_boot_ns() : 0; /* its earlier process may have proposed itself a moment ago */
   failed = params->joins || known ? 0 : bootstrap(log, params);
-  failed = failed == 0 ? raft_start(&log->raft) : failed;
-  failed = failed == 0 ? even_raft_rules_members(&log->raft, &log->memory.store) : failed;
+  failed = failed == 0 ? start(log) : failed;
   return failed == 0 ? EVEN_OK : raft_failed("it cannot be begun", failed);
 }
 
-void even_voter_log_close(even_voter_log *log, bool forget) {
+static void close_raft(even_voter_log *log) {
   if (log->open) {
     raft_close(&log->raft, NULL);
+    raft_configuration_init(&log->raft.configuration); /* it is freed */
   }
   log->open = false;
+}
+
+even_status even_voter_log_again(even_voter_log *log, const even_leadership_times *times) {
+  const uint64_t self = log->memory.id;
+  const even_error why = *even_voter_log_gave_up(log);
+  const even_raft_store store = log->memory.store;
+  close_raft(log);
+  even_raft_memory_open(&log->memory, &store, log->context, log->memory.send);
+  log->memory.id = self;
+  log->says = (even_leadership_log){.sure_term = 0};
+  log->proposed = log->changing = log->yielding = false;
+  log->led_term = 0;
+  log->claim_ns = even_clock_boot_ns();
+  int failed = init(log, self, "", times);
+  failed = failed == 0 ? start(log) : failed;
+  if (failed == 0) {
+    return EVEN_OK;
+  }
+  close_raft(log);
+  log->memory.gave_up = true;
+  log->memory.why = why;
+  return raft_failed("it cannot be begun again", failed);
+}
+
+void even_voter_log_close(even_voter_log *log, bool forget) {
+  close_raft(log);
   even_raft_memory_close(&log->memory, forget);
 }

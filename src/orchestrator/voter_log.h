@@ -36,6 +36,11 @@ even_status even_voter_log_open(even_voter_log *log, const even_voter_params *pa
                                 const even_leadership_times *times, const even_raft_store *store, bool known,
                                 bool (*send)(void *context, uint64_t member, const void *bytes,
                                              size_t count)) EVEN_MUST_USE;
+/* Why it takes part no more (raft_memory.h): whatever follows does nothing, and nobody leads, as far as is known here.
+ * NULL: it takes part. */
+const even_error *even_voter_log_gave_up(const even_voter_log *log);
+/* Then, with what it has kept, as a member that was killed and comes back. On failure it is as before the call. */
+even_status even_voter_log_again(even_voter_log *log, const even_leadership_times *times) EVEN_MUST_USE;
 /* `forget`: the member is needed no more. */
 void even_voter_log_close(even_voter_log *log, bool forget);
 
