@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The further variants of long tests (marked `more`), which `make test` leaves out, against the wheel. Further words are pytest's: -k hosts.
+# The further variants of long tests (marked `more`), which `make test` leaves out, against the wheel; and 30,000 histories of the voters' log.
+# Further words are pytest's: -k hosts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,4 +14,9 @@ if [ -z "${EVENSTEP_TEST_MPIRUN:-}" ]; then # `make test` has installed the firs
   [ -z "${EVENSTEP_TEST_MPIRUN:-}" ] || export EVENSTEP_TEST_MPIRUN
 fi
 export PATH="$PATH:$PWD/build/mpi/intel/bin" # Intel's mpirun looks for its own programs there, whoever named it
+if [ $# -eq 0 ]; then # the histories of the voters' log, of which `make test` has 400
+  scripts/build.sh gcc > /dev/null
+  histories=build/gcc/tests/orchestrator/test_orchestrator_voter_log_simulated
+  [ ! -x "$histories" ] || "$histories" # without libraft there is none
+fi
 scripts/python_tests.sh "${EVENSTEP_VENV:-$PWD/.venv}/bin" -m more "$@"

@@ -1,11 +1,13 @@
 /* Up to five members with libraft's own log, in a time of their own: messages that are late, connections that break,
  * members that stand still, are killed and come back with the log that they kept, and a leader that wants other
- * members. Whatever comes: one leader in each generation, and no two that act; and when all is well again, one that
- * acts, with the members that it wants. Histories are drawn from seeds, and are the same each time.
+ * members. Whatever comes: what Raft promises of logs (raft_guarantees.h), one leader in each generation, and no two
+ * that act; and when all is well again, one that acts, with the members that it wants. Histories are drawn from seeds,
+ * and are the same each time.
  *
  * Of a member it has the log and the rules; what voter.c puts between these and its connections is played here. */
 #include "orchestrator/voter_log.h"
 
+#include "orchestrator/raft_guarantees.h"
 #include "orchestrator/voter_links.h"
 #include "os/calls.h"
 
@@ -182,16 +184,14 @@ static void tear(size_t a, size_t b) {
 }
 
 static void say_wrong(const char *what, unsigned long long one, unsigned long long other) {
-  if (all.wrong[0] == '\0') {
+  if (what != NULL && all.wrong[0] == '\0') {
     (void)snprintf(all.wrong, sizeof all.wrong, "%s (%llu, %llu) after %.3f s", what, one, other,
                    (double)all.now_ns * 1e-9);
   }
 }
 
+/* Also what is no news to who hears it. */
 static void hear(member *one, const even_leadership *told) {
-  if (!even_leadership_hear(&one->newest, told)) {
-    return;
-  }
   assert_true(told->generation < GENERATIONS);
   uint64_t *led = &all.led[told->generation];
   if (*led != 0 && *led != told->leader) {
@@ -199,12 +199,17 @@ static void hear(member *one, const even_leadership *told) {
   }
   *led = told->leader;
   all.newest = told->generation > all.newest ? told->generation : all.newest;
-  one->leader_ns = all.now_ns;
+  if (even_leadership_hear(&one->newest, told)) {
+    one->leader_ns = all.now_ns;
+  }
+}
+
+static void look_at(const member *one) {
+  say_wrong(raft_guarantees_see(place_of(one), &one->log), place_of(one) + 1, one->log.raft.current_term);
 }
 
 static void on_log(void *context) {
-  member *one = context;
-  hear(one, &one->log.says.sure);
+  hear(context, &((member *)context)->log.says.sure);
 }
 
 static bool may_act(const member *one) {
@@ -382,6 +387,7 @@ static void turn(member *one) {
   }
   one->told = one->newest;
   one->turn_ns = all.now_ns + 20 * MS + draw(10 * MS);
+  look_at(one);
 }
 
 static void receive(letter *what) {
@@ -392,6 +398,7 @@ static void receive(letter *what) {
     (void)snprintf(name, sizeof name, "%llu", (unsigned long long)id_of(what->from));
     assert_int_equal(even_raft_memory_receive(&one->log.memory, id_of(what->from), name, what->bytes, what->count),
                      EVEN_OK);
+    look_at(one);
     return;
   }
   if (what->says.answers > one->answered_ns[what->from]) {
@@ -411,17 +418,11 @@ static void want_others(void) {
       all.wanted[all.wants++] = all.names[i];
     }
   }
-  if (all.wants == 0) {
-    all.wanted[all.wants++] = all.names[draw(all.count)];
-  }
+  all.wanted[0] = all.wants == 0 ? all.names[draw(all.count)] : all.wanted[0];
+  all.wants += all.wants == 0 ? 1 : 0;
 }
 
 static even_raft_store kept[MOST];
-
-/* Who leads the newest generation; MOST: nobody does. */
-static size_t find_leader(void) {
-  return find(all.led[all.newest]);
-}
 
 /* Some of it, now and then: thousandths of the quarter seconds. */
 static void disturb(void) {
@@ -446,7 +447,8 @@ static void disturb(void) {
   if (happens(30)) {
     all.members[a].stands_ns = all.now_ns + draw(12 * SECOND);
   }
-  b = happens(500) && find_leader() != MOST ? find_leader() : b;
+  size_t leader = find(all.led[all.newest]); /* MOST: nobody is */
+  b = happens(500) && leader != MOST ? leader : b;
   if (happens(20) && all.members[b].up) {
     kept[b] = kill_member(b);
   } else if (happens(200) && !all.members[b].up) {
@@ -535,17 +537,15 @@ static void describe(uint64_t seed) {
   print_error("seed %llu: %s\n", (unsigned long long)seed, all.wrong);
   for (size_t i = 0; i < all.count; i++) {
     const member *one = &all.members[i];
-    print_error(
-        "  member %zu: raft state %d, term %llu, log of %zu, %llu committed, generation %llu of %llu, acts %d, "
-        "voters %u, changing %d\n",
-        i + 1, one->log.raft.state, (unsigned long long)one->log.raft.current_term, one->log.memory.store.count,
-        (unsigned long long)one->log.raft.commit_index, (unsigned long long)one->newest.generation,
-        (unsigned long long)one->newest.leader, may_act(one), even_voter_log_voters(&one->log), one->log.changing);
+    print_error("  member %zu: generation %llu of %llu, acts %d, ", i + 1, (unsigned long long)one->newest.generation,
+                (unsigned long long)one->newest.leader, may_act(one));
+    raft_guarantees_describe(&one->log);
   }
 }
 
 static void live_through(uint64_t seed) {
   memset(&all, 0, sizeof all);
+  raft_guarantees_begin();
   all.state = seed;
   all.now_ns = 1000 * SECOND;
   all.count = 3 + draw(3);
