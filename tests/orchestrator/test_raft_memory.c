@@ -212,6 +212,71 @@ static void one_to_whom_the_log_was_given_gets_no_second_vote(void **state) {
   close_follower(&own);
 }
 
+/* One whose log does not say yet that it votes, and to which a leader has spoken, a moment ago or long ago. */
+static void while_a_vote_is_asked_for_it_is_a_voter_that_gives_the_log_to_nobody(void **state) {
+  struct raft_transfer given = {.id = AFTER};
+  follower own;
+  (void)state;
+  open_follower(&own);
+  own.raft.configuration.servers[0].role = RAFT_STANDBY;
+  own.raft.transfer = &given;
+  for (int late = 0; late < 2; late++) {
+    own.raft.follower_state.current_leader.id = BEFORE;
+    own.raft.election_timer_start = late ? 0 : own.memory.io.time(&own.memory.io) + 3600000;
+    own.raft.election_timeout = 0;
+    const even_raft_rules_vote before = even_raft_rules_vote_begin(&own.raft);
+    assert_int_equal(own.raft.configuration.servers[0].role, RAFT_VOTER);
+    assert_null(own.raft.transfer);
+    assert_int_equal(own.raft.follower_state.current_leader.id, late ? 0 : BEFORE);
+    even_raft_rules_vote_end(&own.raft, &before);
+    assert_int_equal(own.raft.configuration.servers[0].role, RAFT_STANDBY);
+    assert_ptr_equal(own.raft.transfer, &given);
+  }
+  own.raft.transfer = NULL;
+  close_follower(&own);
+}
+
+static void who_asks_before_an_election_hears_of_the_newer_term(void **state) {
+  struct raft_request_vote_result refused = {.term = 3, .pre_vote = raft_tribool_true};
+  struct raft_request_vote_result newer = {.term = 9, .pre_vote = raft_tribool_true};
+  struct raft_request_vote_result granted = {.term = 3, .pre_vote = raft_tribool_true, .vote_granted = true};
+  struct raft_request_vote_result vote = {.term = 3, .pre_vote = raft_tribool_false};
+  (void)state;
+  even_raft_rules_refuse(&refused, 7);
+  even_raft_rules_refuse(&newer, 7);
+  even_raft_rules_refuse(&granted, 7);
+  even_raft_rules_refuse(&vote, 7);
+  assert_int_equal(refused.term, 7);
+  assert_int_equal(newer.term, 9);
+  assert_int_equal(granted.term, 3);
+  assert_int_equal(vote.term, 3);
+}
+
+static void only_what_is_taken_ends_with_the_message(void **state) {
+  struct raft_append_entries_result taken = {.rejected = 0, .last_log_index = 9};
+  struct raft_append_entries_result refused = {.rejected = 5, .last_log_index = 9};
+  (void)state;
+  even_raft_rules_answer(&taken, 3);
+  even_raft_rules_answer(&refused, 3);
+  assert_int_equal(taken.last_log_index, 3);
+  assert_int_equal(refused.last_log_index, 9);
+}
+
+static void members_change_only_of_one_that_follows(void **state) {
+  follower own;
+  (void)state;
+  open_follower(&own);
+  const struct raft_server *servers = own.raft.configuration.servers;
+  own.raft.state = RAFT_LEADER;
+  assert_int_equal(even_raft_rules_members(&own.raft, &own.memory.store), RAFT_BUSY);
+  own.raft.state = RAFT_CANDIDATE;
+  assert_int_equal(even_raft_rules_members(&own.raft, &own.memory.store), RAFT_BUSY);
+  assert_ptr_equal(own.raft.configuration.servers, servers);
+  own.raft.state = RAFT_FOLLOWER;
+  assert_int_equal(even_raft_rules_members(&own.raft, &own.memory.store), 0);
+  close_follower(&own);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(what_only_a_leader_before_has_sent_is_not_answered_for),
@@ -219,6 +284,10 @@ int main(void) {
       cmocka_unit_test(what_is_refused_says_how_long_the_log_is),
       cmocka_unit_test(members_that_are_undone_count_no_more),
       cmocka_unit_test(one_to_whom_the_log_was_given_gets_no_second_vote),
+      cmocka_unit_test(while_a_vote_is_asked_for_it_is_a_voter_that_gives_the_log_to_nobody),
+      cmocka_unit_test(who_asks_before_an_election_hears_of_the_newer_term),
+      cmocka_unit_test(only_what_is_taken_ends_with_the_message),
+      cmocka_unit_test(members_change_only_of_one_that_follows),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
