@@ -4,6 +4,7 @@
 
 #include "fault/agree.h"
 #include "fault/generation.h"
+#include "fault/generation_sets.h"
 
 typedef struct generation_object {
   PyObject_HEAD even_generation *generation;
@@ -211,36 +212,136 @@ static PyObject *generation_take(PyObject *self, PyObject *arguments) {
   Py_RETURN_NONE;
 }
 
+/* Ranks of a set. */
+typedef struct set_ranks {
+  int *ranks; /* the caller's: PyMem_Free */
+  size_t count;
+} set_ranks;
+
+/* false: with an exception. */
+static bool read_ranks(PyObject *given, set_ranks *out) {
+  PyObject *tuple = PySequence_Tuple(given);
+  *out = (set_ranks){.ranks = NULL};
+  if (tuple == NULL) {
+    return false;
+  }
+  Py_ssize_t count = PyTuple_Size(tuple);
+  out->ranks = PyMem_Calloc((size_t)count + 1, sizeof *out->ranks);
+  if (out->ranks == NULL) {
+    (void)PyErr_NoMemory();
+  }
+  for (Py_ssize_t i = 0; i < count && out->ranks != NULL; i++) {
+    out->ranks[i] = (int)PyLong_AsLong(PyTuple_GetItem(tuple, i)); /* borrowed */
+  }
+  out->count = (size_t)count;
+  Py_DECREF(tuple);
+  if (PyErr_Occurred() != NULL) {
+    PyMem_Free(out->ranks);
+    out->ranks = NULL;
+    return false;
+  }
+  return true;
+}
+
+static PyObject *generation_number_of(PyObject *self, PyObject *given) {
+  set_ranks of_set;
+  if (!read_ranks(given, &of_set)) {
+    return NULL;
+  }
+  uint32_t number = even_generation_number_of(of(self), of_set.ranks, of_set.count);
+  PyMem_Free(of_set.ranks);
+  return PyLong_FromUnsignedLong(number);
+}
+
+static PyObject *generation_meet_at(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  unsigned int number = 0;
+  unsigned int port = 0;
+  if (!PyArg_ParseTuple(arguments, "iII:meet_at", &rank, &number, &port)) {
+    return NULL;
+  }
+  even_generation_meet_at(of(self), rank, number, port);
+  Py_RETURN_NONE;
+}
+
+static PyObject *generation_port_at(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  unsigned int number = 0;
+  unsigned int seen = 0;
+  double seconds = 0;
+  uint32_t port = 0;
+  if (!PyArg_ParseTuple(arguments, "iIId:port_at", &rank, &number, &seen, &seconds)) {
+    return NULL;
+  }
+  Py_BEGIN_ALLOW_THREADS;
+  port = even_generation_port_at(of(self), rank, number, seen, nanoseconds(seconds));
+  Py_END_ALLOW_THREADS;
+  return PyLong_FromUnsignedLong(port);
+}
+
+static PyObject *generation_train_apart(PyObject *self, PyObject *unused) {
+  (void)unused;
+  even_generation_train_apart(of(self));
+  Py_RETURN_NONE;
+}
+
+static PyObject *generation_leave(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  if (!PyArg_ParseTuple(arguments, "i:leave", &rank)) {
+    return NULL;
+  }
+  even_generation_leave(of(self), rank);
+  Py_RETURN_NONE;
+}
+
+static PyObject *generation_left(PyObject *self, PyObject *arguments) {
+  int rank = 0;
+  if (!PyArg_ParseTuple(arguments, "i:left", &rank)) {
+    return NULL;
+  }
+  return PyBool_FromLong(even_generation_left(of(self), rank));
+}
+
 /* Whom groups of one generation ask whether it is over. */
 typedef struct over_mark {
   even_ext_over over;
   PyObject *object; /* the Generation */
   uint32_t number;
+  set_ranks of_set; /* none: of all ranks */
 } over_mark;
 
 static bool is_over(void *context) {
   const over_mark *mark = context;
-  return even_generation_number(of(mark->object)) > mark->number;
+  const even_generation *generation = of(mark->object);
+  uint32_t newest = mark->of_set.ranks == NULL
+                        ? even_generation_number(generation)
+                        : even_generation_number_of(generation, mark->of_set.ranks, mark->of_set.count);
+  return newest > mark->number;
 }
 
 static void over_died(PyObject *capsule) {
   over_mark *mark = PyCapsule_GetPointer(capsule, EVEN_EXT_OVER);
   Py_DECREF(mark->object);
+  PyMem_Free(mark->of_set.ranks);
   PyMem_Free(mark);
 }
 
 static PyObject *generation_over(PyObject *self, PyObject *arguments) {
   unsigned int number = 0;
-  if (!PyArg_ParseTuple(arguments, "I:over", &number)) {
+  PyObject *ranks = NULL;
+  set_ranks of_set = {.ranks = NULL};
+  if (!PyArg_ParseTuple(arguments, "I|O:over", &number, &ranks) || (ranks != NULL && !read_ranks(ranks, &of_set))) {
     return NULL;
   }
   over_mark *mark = PyMem_Calloc(1, sizeof *mark);
   if (mark == NULL) {
+    PyMem_Free(of_set.ranks);
     return PyErr_NoMemory();
   }
-  *mark = (over_mark){.over = {.call = is_over, .context = mark}, .object = self, .number = number};
+  *mark = (over_mark){.over = {.call = is_over, .context = mark}, .object = self, .number = number, .of_set = of_set};
   PyObject *capsule = PyCapsule_New(mark, EVEN_EXT_OVER, over_died);
   if (capsule == NULL) {
+    PyMem_Free(of_set.ranks);
     PyMem_Free(mark);
     return NULL;
   }
@@ -298,7 +399,15 @@ static PyMethodDef methods[] = {
     {"offer", generation_offer, METH_VARARGS, "offer(rank): a process that is no member could be one"},
     {"give", generation_give, METH_VARARGS, "give(rank, number, fd): the state for those that are new in it"},
     {"over", generation_over, METH_VARARGS,
-     "over(number) -> what tells a Comm (over=) that there is a newer generation, and the group is over"},
+     "over(number, ranks=all) -> what tells a Comm (over=) that there is a newer generation, and the group is over"},
+    {"number_of", generation_number_of, METH_O, "number_of(ranks) -> of the newest that concerns this set"},
+    {"meet_at", generation_meet_at, METH_VARARGS,
+     "meet_at(rank, number, port): where those of this rank's set meet in that generation"},
+    {"port_at", generation_port_at, METH_VARARGS,
+     "port_at(rank, number, seen, seconds) -> that port; 0: not said, or there is one after `seen`"},
+    {"train_apart", generation_train_apart, METH_NOARGS, "train_apart(): the ranks train in sets"},
+    {"leave", generation_leave, METH_VARARGS, "leave(rank): its process comes to its end by itself"},
+    {"left", generation_left, METH_VARARGS, "left(rank) -> whether it has said so"},
     {"given", generation_given, METH_VARARGS, "given(number) -> (process, fd) of that state, or None"},
     {"gives_away", generation_gives_away, METH_VARARGS, "gives_away(rank, number) -> whether other hosts' need it"},
     {"fail_giving", generation_fail_giving, METH_VARARGS, "fail_giving(number, why): nobody of this host gives it"},

@@ -1,75 +1,27 @@
-/* The segment: a header, one block a rank, then who was in each of the last generations. Words that the agent or one
- * rank writes, and one bell for all who sleep. */
 #include "fault/generation.h"
 
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "fault/generation_memory.h"
 #include "os/clock.h"
-#include "os/futex.h"
-#include "os/shared_memory.h"
 
-#include <stdatomic.h>
-#include <stddef.h>
 #include <string.h>
 
 #define MAGIC 0x6e65676e65766565u
-#define VERSION 7u
+#define VERSION 8u
 enum { MOST_RANKS = 4096, UNSAID = 0, ABLE = 1, UNABLE = 2, EARLY = 3, ADDRESS_WORDS = EVEN_GENERATION_ADDRESS / 8 };
 
-typedef struct header {
-  uint64_t magic;
-  uint32_t version;
-  uint32_t ranks;
-  _Alignas(64) _Atomic uint32_t number; /* the newest generation */
-  _Atomic uint32_t bell;                /* the futex: rung after each change of what follows, too */
-  _Atomic uint32_t refused;
-  _Atomic uint32_t wish;
-  _Atomic uint32_t takes_in;
-  _Atomic uint64_t place; /* generation << 32 | port of its meeting; 0 while the address is written */
-  _Atomic uint64_t address[ADDRESS_WORDS];
-  _Atomic uint32_t bringer; /* the process that holds what was brought: written before `brought` */
-  _Atomic uint64_t brought; /* generation << 32 | 1 + descriptor */
-  _Atomic uint64_t ungiven; /* 1 + the generation of which it is true; written after `why` */
-  char why[EVEN_GENERATION_WORDS];
-} header;
-
-typedef struct block {
-  _Alignas(64) _Atomic uint32_t able; /* written after `why` */
-  _Atomic uint32_t process;
-  _Atomic uint32_t offers;
-  _Atomic uint64_t early;  /* 1 + the calls before the one in which it is EARLY; written before `able` */
-  _Atomic uint64_t stands; /* 1 + the generation in which it does; 0: it does not */
-  _Atomic uint64_t doubts; /* the same */
-  _Atomic uint64_t gift;   /* generation << 32 | 1 + descriptor */
-  _Atomic uint64_t away;   /* 1 + the generation in which it gives to other hosts */
-  _Atomic uint64_t took;   /* 1 + the generation of which it took the state */
-  char why[EVEN_GENERATION_WORDS];
-} block;
-
-struct even_generation {
-  even_shared_memory memory;
-  header *header;
-  block *blocks;
-  _Atomic uint8_t *members; /* a row of all ranks for each of the generations kept: written before `number` */
-};
-
 static size_t bytes_of(uint32_t ranks) {
-  return sizeof(header) + ranks * (sizeof(block) + EVEN_GENERATIONS_KEPT * sizeof(_Atomic uint8_t));
-}
-
-static _Atomic uint8_t *row(const even_generation *generation, uint32_t number) {
-  return generation->members + (size_t)(number % EVEN_GENERATIONS_KEPT) * generation->header->ranks;
-}
-
-static bool is_rank(const even_generation *generation, int rank) {
-  return rank >= 0 && (uint32_t)rank < generation->header->ranks;
+  return sizeof(even_generation_header) +
+         ranks * (sizeof(even_generation_block) + EVEN_GENERATIONS_KEPT * sizeof(_Atomic uint8_t));
 }
 
 static void place_parts(even_generation *generation) {
   unsigned char *base = generation->memory.address;
   generation->header = generation->memory.address;
-  generation->blocks = (block *)(void *)(base + sizeof(header));
-  generation->members = (_Atomic uint8_t *)(void *)(base + sizeof(header) + generation->header->ranks * sizeof(block));
+  generation->blocks = (even_generation_block *)(void *)(base + sizeof(even_generation_header));
+  generation->members = (_Atomic uint8_t *)(void *)(base + sizeof(even_generation_header) +
+                                                    generation->header->ranks * sizeof(even_generation_block));
 }
 
 even_status even_generation_create(int ranks, int *fd) {
@@ -79,7 +31,7 @@ even_status even_generation_create(int ranks, int *fd) {
     return even_fail(EVEN_ERR_ARGUMENT, "generations of %d ranks", ranks);
   }
   EVEN_TRY(even_shared_memory_create("evenstep-generation", bytes_of((uint32_t)ranks), &made.memory));
-  header *head = made.memory.address;
+  even_generation_header *head = made.memory.address;
   head->magic = MAGIC;
   head->version = VERSION;
   head->ranks = (uint32_t)ranks;
@@ -100,7 +52,7 @@ even_status even_generation_open(int fd, even_generation **out) {
     even_free(generation);
     return status;
   }
-  const header *head = generation->memory.address;
+  const even_generation_header *head = generation->memory.address;
   size_t there = generation->memory.bytes;
   if (there < sizeof *head || head->magic != MAGIC || head->version != VERSION || head->ranks < 1 ||
       head->ranks > MOST_RANKS || there < bytes_of(head->ranks)) {
@@ -128,20 +80,15 @@ uint32_t even_generation_number(const even_generation *generation) {
 }
 
 bool even_generation_has(const even_generation *generation, int rank, uint32_t number) {
-  return is_rank(generation, rank) && atomic_load(&row(generation, number)[rank]) != 0;
+  return even_generation_is_rank(generation, rank) && atomic_load(&even_generation_row(generation, number)[rank]) != 0;
 }
 
 uint32_t even_generation_process(const even_generation *generation, int rank) {
-  return is_rank(generation, rank) ? atomic_load(&generation->blocks[rank].process) : 0;
-}
-
-static void ring(even_generation *generation) {
-  atomic_fetch_add(&generation->header->bell, 1u);
-  even_futex_wake_all(&generation->header->bell);
+  return even_generation_is_rank(generation, rank) ? atomic_load(&generation->blocks[rank].process) : 0;
 }
 
 void even_generation_retell(even_generation *generation) {
-  ring(generation);
+  even_generation_ring(generation);
 }
 
 bool even_generation_refused(const even_generation *generation) {
@@ -171,18 +118,18 @@ static void copy_words(const char *words, char into[EVEN_GENERATION_WORDS]) {
 }
 
 void even_generation_say(even_generation *generation, int rank, const char *why) {
-  if (!is_rank(generation, rank)) {
+  if (!even_generation_is_rank(generation, rank)) {
     return;
   }
-  block *own = &generation->blocks[rank];
+  even_generation_block *own = &generation->blocks[rank];
   atomic_store(&own->able, UNSAID);
   copy_words(why, own->why);
   atomic_store(&own->able, why[0] == '\0' ? ABLE : UNABLE);
 }
 
 void even_generation_say_early(even_generation *generation, int rank, uint64_t early) {
-  if (is_rank(generation, rank)) {
-    block *own = &generation->blocks[rank];
+  if (even_generation_is_rank(generation, rank)) {
+    even_generation_block *own = &generation->blocks[rank];
     if (early == 0) { /* the number stays: who has just read that it is EARLY finds one */
       atomic_store(&own->able, UNSAID);
     } else {
@@ -193,7 +140,7 @@ void even_generation_say_early(even_generation *generation, int rank, uint64_t e
 }
 
 void even_generation_place(even_generation *generation, uint32_t number, uint32_t port, const char *address) {
-  header *head = generation->header;
+  even_generation_header *head = generation->header;
   uint64_t words[ADDRESS_WORDS] = {0};
   if (atomic_load(&head->place) >> 32 > number) {
     return;
@@ -204,7 +151,7 @@ void even_generation_place(even_generation *generation, uint32_t number, uint32_
     atomic_store(&head->address[i], words[i]);
   }
   atomic_store(&head->place, (uint64_t)number << 32 | port);
-  ring(generation);
+  even_generation_ring(generation);
 }
 
 void even_generation_meet(even_generation *generation, uint32_t number, uint32_t port) {
@@ -212,7 +159,8 @@ void even_generation_meet(even_generation *generation, uint32_t number, uint32_t
 }
 
 /* Whether the place of that generation is known, and did not change while it was read. */
-static bool read_place(const header *head, uint32_t number, uint32_t *port, char address[EVEN_GENERATION_ADDRESS]) {
+static bool read_place(const even_generation_header *head, uint32_t number, uint32_t *port,
+                       char address[EVEN_GENERATION_ADDRESS]) {
   uint64_t words[ADDRESS_WORDS];
   uint64_t place = atomic_load(&head->place);
   if (place >> 32 != number || (uint32_t)place == 0) {
@@ -250,27 +198,27 @@ even_generation_wish even_generation_wished(const even_generation *generation) {
 }
 
 void even_generation_stand(even_generation *generation, int rank, uint32_t number) {
-  if (is_rank(generation, rank)) {
+  if (even_generation_is_rank(generation, rank)) {
     atomic_store(&generation->blocks[rank].stands, (uint64_t)number + 1);
   }
 }
 
 void even_generation_doubt(even_generation *generation, int rank, uint32_t number) {
-  if (is_rank(generation, rank)) {
+  if (even_generation_is_rank(generation, rank)) {
     atomic_store(&generation->blocks[rank].doubts, (uint64_t)number + 1);
   }
 }
 
 void even_generation_offer(even_generation *generation, int rank) {
-  if (is_rank(generation, rank)) {
+  if (even_generation_is_rank(generation, rank)) {
     atomic_store(&generation->blocks[rank].offers, 1u);
   }
 }
 
 void even_generation_give(even_generation *generation, int rank, uint32_t number, int fd) {
-  if (is_rank(generation, rank)) {
+  if (even_generation_is_rank(generation, rank)) {
     atomic_store(&generation->blocks[rank].gift, (uint64_t)number << 32 | ((uint32_t)fd + 1));
-    ring(generation);
+    even_generation_ring(generation);
   }
 }
 
@@ -301,11 +249,12 @@ bool even_generation_given(const even_generation *generation, uint32_t number, u
 }
 
 bool even_generation_gives_away(const even_generation *generation, int rank, uint32_t number) {
-  return is_rank(generation, rank) && atomic_load(&generation->blocks[rank].away) == (uint64_t)number + 1;
+  return even_generation_is_rank(generation, rank) &&
+         atomic_load(&generation->blocks[rank].away) == (uint64_t)number + 1;
 }
 
 bool even_generation_ungiven(const even_generation *generation, uint32_t number, char why[EVEN_GENERATION_WORDS]) {
-  const header *head = generation->header;
+  const even_generation_header *head = generation->header;
   if (atomic_load(&head->ungiven) != (uint64_t)number + 1) {
     return false;
   }
@@ -315,14 +264,14 @@ bool even_generation_ungiven(const even_generation *generation, uint32_t number,
 }
 
 void even_generation_take(even_generation *generation, int rank, uint32_t number) {
-  if (is_rank(generation, rank)) {
+  if (even_generation_is_rank(generation, rank)) {
     atomic_store(&generation->blocks[rank].took, (uint64_t)number + 1);
   }
 }
 
 /* ---- the agent ---- */
 
-static void forget(block *its) {
+static void forget(even_generation_block *its) {
   atomic_store(&its->able, UNSAID);
   atomic_store(&its->early, 0u);
   atomic_store(&its->process, 0u);
@@ -332,14 +281,19 @@ static void forget(block *its) {
   atomic_store(&its->gift, 0u);
   atomic_store(&its->away, 0u);
   atomic_store(&its->took, 0u);
+  atomic_store(&its->place, 0u);
+  atomic_store(&its->left, 0u);
 }
 
 void even_generation_begin(even_generation *generation, const bool *members) {
   for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
     forget(&generation->blocks[rank]);
-    atomic_store(&row(generation, 0)[rank], members == NULL || members[rank] ? 1 : 0);
+    atomic_store(&generation->blocks[rank].changed, 0u);
+    atomic_store(&even_generation_row(generation, 0)[rank], members == NULL || members[rank] ? 1 : 0);
   }
   atomic_store(&generation->header->number, 0u);
+  atomic_store(&generation->header->apart, 0u);
+  atomic_store(&generation->header->same, 0u);
   atomic_store(&generation->header->place, 0u);
   atomic_store(&generation->header->refused, 0u);
   atomic_store(&generation->header->wish, EVEN_WISH_NOTHING);
@@ -356,20 +310,20 @@ bool even_generation_takes_in(const even_generation *generation) {
 }
 
 void even_generation_vacate(even_generation *generation, int rank) {
-  if (is_rank(generation, rank)) {
+  if (even_generation_is_rank(generation, rank)) {
     forget(&generation->blocks[rank]);
   }
 }
 
 void even_generation_started(even_generation *generation, int rank, uint32_t process) {
-  if (is_rank(generation, rank)) {
+  if (even_generation_is_rank(generation, rank)) {
     atomic_store(&generation->blocks[rank].process, process);
   }
 }
 
 /* The call before es.prepare in which it is, or was when it ended; 0: it was in none. Who trains has come to all of
  * them. */
-static uint64_t early_call(const block *its) {
+static uint64_t early_call(const even_generation_block *its) {
   switch (atomic_load(&its->able)) {
     case ABLE:
       return UINT64_MAX;
@@ -406,7 +360,7 @@ bool even_generation_able(const even_generation *generation, const bool *lost, i
                           char why[EVEN_GENERATION_WORDS]) {
   uint64_t furthest = 0; /* of the calls before es.prepare in which others wait */
   for (uint32_t each = 0; each < generation->header->ranks; each++) {
-    const block *its = &generation->blocks[each];
+    const even_generation_block *its = &generation->blocks[each];
     uint32_t able = atomic_load(&its->able);
     uint64_t early = able == EARLY && !lost[each] ? atomic_load(&its->early) : 0;
     furthest = early > furthest ? early : furthest;
@@ -429,16 +383,33 @@ bool even_generation_able(const even_generation *generation, const bool *lost, i
   return false;
 }
 
+/* Makes it the newest, when its members are written. */
+static void turn_to(even_generation *generation, uint32_t number) {
+  uint32_t before = even_generation_number(generation);
+  bool same = true;
+  for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
+    bool was = even_generation_has(generation, (int)rank, before);
+    if (even_generation_has(generation, (int)rank, number) != was) {
+      atomic_store(&generation->blocks[rank].changed, number);
+      same = false;
+    }
+  }
+  if (same) {
+    atomic_store(&generation->header->same, number);
+  }
+  atomic_store(&generation->header->number, number);
+  even_generation_ring(generation);
+}
+
 /* The members of the newest, without `lost`, and with `joining`; either may be NULL. */
 static uint32_t make(even_generation *generation, const bool *lost, const bool *joining) {
   uint32_t before = even_generation_number(generation);
   for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
     bool in = even_generation_has(generation, (int)rank, before) && !(lost != NULL && lost[rank]);
     in = in || (joining != NULL && joining[rank]);
-    atomic_store(&row(generation, before + 1)[rank], in ? 1 : 0);
+    atomic_store(&even_generation_row(generation, before + 1)[rank], in ? 1 : 0);
   }
-  atomic_store(&generation->header->number, before + 1);
-  ring(generation);
+  turn_to(generation, before + 1);
   return before + 1;
 }
 
@@ -452,7 +423,7 @@ uint32_t even_generation_grow(even_generation *generation, const bool *joining) 
 }
 
 bool even_generation_offers(const even_generation *generation, int rank) {
-  return is_rank(generation, rank) && atomic_load(&generation->blocks[rank].offers) != 0 &&
+  return even_generation_is_rank(generation, rank) && atomic_load(&generation->blocks[rank].offers) != 0 &&
          !even_generation_has(generation, rank, even_generation_number(generation));
 }
 
@@ -474,46 +445,46 @@ void even_generation_ask(even_generation *generation, even_generation_wish wish)
 
 void even_generation_refuse(even_generation *generation) {
   atomic_store(&generation->header->refused, 1u);
-  ring(generation);
+  even_generation_ring(generation);
 }
 
 void even_generation_ask_away(even_generation *generation, int rank, uint32_t number) {
-  if (is_rank(generation, rank)) {
+  if (even_generation_is_rank(generation, rank)) {
     atomic_store(&generation->blocks[rank].away, (uint64_t)number + 1);
   }
 }
 
 void even_generation_bring(even_generation *generation, uint32_t number, uint32_t process, int fd) {
-  header *head = generation->header;
+  even_generation_header *head = generation->header;
   atomic_store(&head->brought, 0u);
   atomic_store(&head->bringer, process);
   atomic_store(&head->brought, (uint64_t)number << 32 | ((uint32_t)fd + 1));
-  ring(generation);
+  even_generation_ring(generation);
 }
 
 void even_generation_fail_bringing(even_generation *generation, uint32_t number, const char *why) {
-  header *head = generation->header;
+  even_generation_header *head = generation->header;
   if (atomic_load(&head->ungiven) == (uint64_t)number + 1) {
     return; /* the first reason is it */
   }
   atomic_store(&head->ungiven, 0u);
   copy_words(why, head->why);
   atomic_store(&head->ungiven, (uint64_t)number + 1);
-  ring(generation);
+  even_generation_ring(generation);
 }
 
 bool even_generation_took(const even_generation *generation, int rank, uint32_t number) {
-  return is_rank(generation, rank) && atomic_load(&generation->blocks[rank].took) > number;
+  return even_generation_is_rank(generation, rank) && atomic_load(&generation->blocks[rank].took) > number;
 }
 
 /* ---- agents of several hosts ---- */
 
 void even_generation_hear(const even_generation *generation, int rank, even_generation_words *out) {
   *out = (even_generation_words){.said = false};
-  if (!is_rank(generation, rank)) {
+  if (!even_generation_is_rank(generation, rank)) {
     return;
   }
-  const block *its = &generation->blocks[rank];
+  const even_generation_block *its = &generation->blocks[rank];
   uint32_t able = atomic_load(&its->able);
   out->said = able == ABLE || able == UNABLE;
   out->early = able == EARLY ? atomic_load(&its->early) : 0;
@@ -527,10 +498,10 @@ void even_generation_hear(const even_generation *generation, int rank, even_gene
 }
 
 void even_generation_repeat(even_generation *generation, int rank, const even_generation_words *words) {
-  if (!is_rank(generation, rank)) {
+  if (!even_generation_is_rank(generation, rank)) {
     return;
   }
-  block *its = &generation->blocks[rank];
+  even_generation_block *its = &generation->blocks[rank];
   if (words->said) {
     even_generation_say(generation, rank, words->why);
   } else {
@@ -544,10 +515,9 @@ void even_generation_repeat(even_generation *generation, int rank, const even_ge
 
 static void follow(even_generation *generation, uint32_t number, const bool *members) {
   for (uint32_t rank = 0; rank < generation->header->ranks; rank++) {
-    atomic_store(&row(generation, number)[rank], members[rank] ? 1 : 0);
+    atomic_store(&even_generation_row(generation, number)[rank], members[rank] ? 1 : 0);
   }
-  atomic_store(&generation->header->number, number);
-  ring(generation);
+  turn_to(generation, number);
 }
 
 bool even_generation_follow(even_generation *generation, uint32_t number, const bool *members) {

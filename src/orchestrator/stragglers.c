@@ -4,6 +4,7 @@
 #include "balancer/lag.h"
 #include "base/alloc.h"
 #include "base/fail.h"
+#include "fault/generation_sets.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
 #include "os/clock.h"
@@ -141,11 +142,11 @@ static bool is_member(const even_job *job, size_t rank) {
   return job->ranks[rank].alive && !even_job_is_outside(job, rank);
 }
 
-/* Nothing else happens to the members now. */
+/* Nothing else happens to the members now, and their steps can be compared. */
 static bool calm(even_job *job) {
-  if (!even_succession_acts(job) || job->stage != EVEN_JOB_RUNS || job->draining != 0 || job->changing ||
-      job->interrupted != 0 || job->undecided_ns != 0 || job->lost_ns != 0 || job->awaits_joiner ||
-      even_job_any_stands(job)) {
+  if (!even_succession_acts(job) || even_generation_is_apart(job->generation) || job->stage != EVEN_JOB_RUNS ||
+      job->draining != 0 || job->changing || job->interrupted != 0 || job->undecided_ns != 0 || job->lost_ns != 0 ||
+      job->awaits_joiner || even_job_any_stands(job)) {
     return false;
   }
   for (size_t i = 0; i < job->count; i++) {

@@ -3,6 +3,7 @@
 #include "orchestrator/stragglers.h"
 
 #include "base/fail.h"
+#include "fault/generation_sets.h"
 #include "orchestrator/boards.h"
 #include "os/calls.h"
 #include "os/clock.h"
@@ -372,6 +373,16 @@ static void nobody_is_ended_who_makes_no_steps(void **state) {
   assert_int_equal(killed, 0);
 }
 
+static void steps_of_ranks_that_train_apart_are_not_compared(void **state) {
+  (void)state;
+  assert_int_equal(open_bench(EVEN_ON_STRAGGLER_LEAVE, false), EVEN_OK);
+  even_generation_train_apart(own.view);
+  steps(100, 10);
+  own.seconds[SLOW] = 0.04;
+  steps(300, 10);
+  assert_int_equal(killed, 0);
+}
+
 static void without_the_wish_nobody_looks(void **state) {
   (void)state;
   assert_int_equal(open_bench(EVEN_ON_STRAGGLER_KEEP, false), EVEN_OK);
@@ -395,6 +406,7 @@ int main(void) {
       BENCH_TEST(a_new_process_is_tried_once),
       BENCH_TEST(who_has_left_is_no_measure_for_the_others),
       BENCH_TEST(nobody_is_ended_who_makes_no_steps),
+      BENCH_TEST(steps_of_ranks_that_train_apart_are_not_compared),
       BENCH_TEST(without_the_wish_nobody_looks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
