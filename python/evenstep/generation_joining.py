@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from evenstep.session import Session
+    from evenstep.set_generations import SetBoard
 
 LOOK_SECONDS = 0.1  # between two looks at signals, while it waits
 _LOOK_FOR_GIFT_SECONDS = 0.002
@@ -29,10 +30,11 @@ _LOOK_FOR_GIFT_SECONDS = 0.002
 class Joins(Passes):
     """Both sides of it, on this rank."""
 
-    def __init__(self, session: Session, memory: _core.Generation) -> None:
+    def __init__(self, session: Session, memory: _core.Generation | SetBoard, job_rank: int | None = None) -> None:
+        """job_rank: of this rank in the job; None: as in the session."""
         super().__init__()
         self._session, self._memory = session, memory
-        self._job_rank = session.environment.rank
+        self._job_rank = session.environment.rank if job_rank is None else job_rank
         self.number = 0  # the generation that this rank is in
         self.members: Sequence[int] = []  # of it, by their numbers in the job
         self._said: str | None = None
@@ -73,7 +75,7 @@ class Joins(Passes):
         return gift
 
     def _open_gift(self, number: int) -> Gift | None:
-        given = self._memory.given(number)
+        given: tuple[int, int] | None = self._memory.given(number)
         if given is None:
             elder = self._elder_than_this(number)
             if not elder:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from evenstep.session import Session
 
 
-_NO_MODEL = "no model is prepared"
+NO_MODEL = "no model is prepared"
 _NO_LOADER = "it needs a prepared training loader, to give a batch again"
 _NO_OPTIMIZER = "it needs a prepared optimizer, whose step commits"
 ON_GPUS = "gradients are on GPUs, or summed by torch otherwise than over Gloo"
 _OVER_GLOO = ("hosts-gloo", "gloo")
-LACKS = (_NO_MODEL, _NO_LOADER, _NO_OPTIMIZER)
+LACKS = (NO_MODEL, _NO_LOADER, _NO_OPTIMIZER)
 """What a later es.prepare may bring."""
 
 
@@ -39,7 +39,7 @@ def why_no_groups(session: Session) -> str:
         return "the ranks talk through MPI, which may end them all, and makes no group without a rank that was lost"
     if group.comm.engine in _OVER_GLOO and group.takes_in:
         return "Gloo connects the hosts, and a process that joins could not know so when it makes its engine"
-    if of_sets:
+    if not session.name and (of_sets or (session.recovery is not None and session.recovery.beside_sets)):
         return "it trains in process sets"
     if session.environment.plan or session.plan is not None or session.watch is not None:
         return "it measures for a plan, or is verified"
@@ -50,7 +50,7 @@ def _of_models(session: Session) -> str:
     for sync in session.steps.syncs:
         if not all(map(_goes_on, sync.engines)):
             return ON_GPUS
-    return "" if session.steps.syncs else _NO_MODEL
+    return "" if session.steps.syncs else NO_MODEL
 
 
 def _goes_on(engine: Engine) -> bool:

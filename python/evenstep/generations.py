@@ -47,6 +47,7 @@ from evenstep.shared_states import share_again, take_again
 if TYPE_CHECKING:
     from evenstep.mended_hosts import MendedHosts
     from evenstep.session import Session
+    from evenstep.set_generations import SetBoard
 
 _PATIENCE_SECONDS = 60.0  # for the agent's word, which comes in milliseconds
 _DOUBT_SECONDS = 1.0  # the same while nobody is seen to have ended, or to stand still: one gave up
@@ -60,12 +61,13 @@ WITHOUT_MEMORY = "the ranks talk through Gloo, and not all of them have the agen
 
 
 class Recovery(Joins):
-    """Of the whole job's session on this rank."""
+    """Of the whole job's session on this rank; of a process set's: evenstep.set_generations."""
 
-    def __init__(self, session: Session, memory: _core.Generation) -> None:
-        super().__init__(session, memory)
-        speeds = session.environment.speeds
-        self._speed = speeds[self._job_rank] if speeds is not None and self._job_rank < len(speeds) else None
+    def __init__(self, session: Session, memory: _core.Generation | SetBoard, job_rank: int | None = None) -> None:
+        super().__init__(session, memory, job_rank)
+        speeds, rank = session.environment.speeds, session.environment.rank
+        self._speed = speeds[rank] if speeds is not None and rank < len(speeds) else None
+        self.beside_sets = False  # sets of its ranks train, and all together nothing: its calls wait for them
         self.members = [r for r in range(memory.ranks) if memory.has(r, 0)]
         self._stands = False  # between two steps, until there is a newer generation
         self.calling = False  # the script is in a call
@@ -97,6 +99,24 @@ class Recovery(Joins):
         """The job's first groups: whoever waits in one of them for a rank of another host hears from the agent that it is lost."""
         if not self.joining:
             bootstrap.over = self._memory.over(self.number)
+
+    def keep_silent(self) -> None:
+        """Its process sets say it for this rank."""
+        self._said = ""
+
+    @property
+    def memory(self) -> _core.Generation | SetBoard:
+        return self._memory
+
+    @property
+    def job_rank(self) -> int:
+        """This rank's number in the job, as that began."""
+        return self._job_rank
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a rank is lost, as far as all heard in the last call."""
+        return len(self.members) < self._began
 
     @property
     def takes_in(self) -> bool:
@@ -387,7 +407,7 @@ class Recovery(Joins):
         bootstrap.go_on(environment, self._store(number, members), members, number, self._memory.over(number), look)
         comm = bootstrap.lasting("control", partial(self.heed_in, number, members))
         assert comm is not None
-        stands = self._stands or ((self.undo is not None or self._early) and self.at_rest)
+        stands = self._stands or ((self.undo is not None or self._early or self.beside_sets) and self.at_rest)
         position = (self.committed, self._passes, self._calls, stands, self._asks)
         place = (session.environment.device, host_name())
         facts = (*place, memory_pool(session), own_caps(session), own_buckets(session), own_workers(session))
@@ -419,7 +439,8 @@ class Recovery(Joins):
         while True:
             address, port = self._memory.port(number, LOOK_SECONDS)
             self._look_for_newer(number, slow)
-            if time.monotonic() > until and not self._stands:  # who joins may take its time: the agent sees its end
+            in_time = self._stands or self.beside_sets or time.monotonic() <= until
+            if not in_time:  # who joins, or trains in a set, may take its time: the agent sees its end
                 raise Overtaken
             if not port:
                 continue
@@ -503,7 +524,7 @@ class Recovery(Joins):
         session = self._session
         gone = [rank for rank in before if rank not in self.members]
         new = [rank for rank in self.members if rank not in before]
-        if session.rank == 0 and (gone or new):
+        if session.rank == 0 and (gone or new) and not self.beside_sets:  # these have told
             words = changed(number, gone, new, self.members, time.monotonic() - began)
             session.telemetry.event(_core.EVENT_GENERATION, session.step, number, words)
         lost = [words for sync in session.steps.syncs for words in sync.lost_with(gone)] if gone else []
@@ -525,6 +546,10 @@ def far_doubt() -> float:
 
 def open_recovery(session: Session) -> Recovery | None:
     """None where the launcher did not ask for it."""
+    if session.name:
+        from evenstep.set_generations import recovery_of_set
+
+        return recovery_of_set(session)
     fd = session.environment.generation_fd
     if fd < 0:
         return None

@@ -13,6 +13,7 @@ from evenstep._core import EvenstepError
 from evenstep.environment import Environment
 from evenstep.group import Bootstrap, gather_objects
 from evenstep.session import Session, enter, leave, of_sets, whole_session
+from evenstep.set_generations import leave_word_to_sets, refuse_after_loss, train_apart
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,6 +42,7 @@ class ProcessSet:
         whole = whole_session()
         whole.join()
         whole.refuse_in_place("es.ProcessSet")
+        refuse_after_loss(whole)
         told, problem = _ranks_of(ranks, whole.world_size)
         if not problem and name is not None and not _NAME.match(name):
             problem = f"its name is {name!r}: give up to 64 letters, digits, dots, dashes and underscores, not step-…"
@@ -49,22 +51,23 @@ class ProcessSet:
         made = _agree(everyone)
         mine = next((known for known in made if known.ranks == told), None)
         self.ranks: tuple[int, ...] = told
-        """Of the job, in order."""
+        """Of the job, in order, as it was made."""
         self.name: str = mine.name if mine is not None else ""
         """Its checkpoints' folder."""
         self._session: Session | None = None
-        if mine is not None and whole.rank in told:
+        included = mine is not None and whole.rank in told
+        train_apart(whole, _ranks, self.name if included else "")
+        if mine is not None and included:
             self._session = _open(whole, mine)
             of_sets.append(self._session)
             self._session.join()
-        if whole.recovery is not None:
-            whole.recovery.say("it trains in process sets")
+        leave_word_to_sets(whole)
 
     def __repr__(self) -> str:
         return f"<evenstep.ProcessSet {self.name!r} of the ranks {list(self.ranks)}>"
 
     def __len__(self) -> int:
-        return len(self.ranks)
+        return self.size
 
     def __contains__(self, rank: int) -> bool:
         return rank in self.ranks
@@ -76,12 +79,12 @@ class ProcessSet:
 
     @property
     def size(self) -> int:
-        """How many ranks it has."""
-        return len(self.ranks)
+        """How many ranks it has; in a set that goes on without lost ones: that are left."""
+        return len(self.ranks) if self._session is None else self._session.world_size
 
     @property
     def rank(self) -> int | None:
-        """This process's number in it, 0 … size - 1; None outside."""
+        """This process's number in it, 0 … size - 1, among those that are left; None outside."""
         return None if self._session is None else self._session.rank
 
     @property
@@ -133,9 +136,10 @@ def explain(error: EvenstepError, session: Session) -> None:
 
 
 def whereabouts(session: Session) -> str:
-    ranks = _ranks.get(session.name)
-    if not session.name or ranks is None:
+    made = _ranks.get(session.name)
+    if not session.name or made is None:
         return ""
+    ranks = made if session.recovery is None else session.recovery.members
     return f"process set {session.name!r}: its ranks 0 … {len(ranks) - 1} are the job's {', '.join(map(str, ranks))}"
 
 

@@ -203,7 +203,7 @@ class Session:
         return self.place[1] if self.joining else self.world_size
 
     def _control(self, bootstrap: Bootstrap) -> Group:
-        recovery = None if self.name else open_recovery(self)
+        recovery = open_recovery(self)
         if recovery is None:
             return bootstrap.control()
         recovery.watch(bootstrap)
