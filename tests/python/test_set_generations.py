@@ -16,8 +16,8 @@ SHRINK = ("-n", "4", "--no-pin", "--no-monitor", "--log-rank", "all", "--recover
 NOBODY = re.compile(r"process set '(\S+)' is lost with (ranks? [\d, and]+): nobody trains its model any more")
 
 
-def train(run: Run, script: Script, deaths: str, sets: str, *more: str) -> str:
-    result = run(*SHRINK, script(cases.SETS), deaths, sets, *more)
+def train(run: Run, script: Script, deaths: str, sets: str, source: str = cases.SETS) -> str:
+    result = run(*SHRINK, script(source), deaths, sets)
     text = result.stdout + result.stderr
     assert result.returncode == 0 and "restart" not in text, text
     return text
@@ -71,6 +71,11 @@ def test_a_set_that_is_lost_as_a_whole_is_told_once(run: Run, script: Script) ->
     text = train(run, script, "0@forward:3,1@forward:3", "01,23")
     assert_trained(text, "01,23", {0, 1})
     assert NOBODY.findall(text) == [("set-1", "ranks 0 and 1")], text
+
+
+@pytest.mark.more
+def test_a_barrier_of_all_waits_for_a_set_that_trains_on(run: Run, script: Script) -> None:
+    assert_trained(train(run, script, "1@forward:8", "01,23", cases.WAITED), "01,23", {1})
 
 
 @pytest.mark.more
