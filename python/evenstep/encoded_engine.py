@@ -205,13 +205,18 @@ class EncodedEngine(Leftovers, SharedEngine):
             return ""
         return f"what {self._options.compression} left out of the gradients of {name(ranks, '')} is lost"
 
-    def again(self, comm: _core.Comm) -> EncodedEngine:
-        """Another one for the same parameters; what this rank has left out goes with it."""
+    def take_leftovers(self) -> State:
+        """For an engine that comes after this one: what this rank has left out in the rounds that count."""
         self._copy_before()
         kept = self._copies
         if kept is None:  # es.Stale knows it of each round
             kept = {} if self._in_round else {key: values.clone() for key, values in named_leftovers(self)}
         self.stands()
+        return kept
+
+    def again(self, comm: _core.Comm) -> EncodedEngine:
+        """Another one for the same parameters; what this rank has left out goes with it."""
+        kept = self.take_leftovers()
         other = super().again(comm)
         assert isinstance(other, EncodedEngine)
         other.takes_back = self.takes_back

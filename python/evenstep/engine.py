@@ -288,9 +288,18 @@ class SharedEngine:
 
     def again(self, comm: _core.Comm) -> SharedEngine:
         """Another one for the same parameters; this one has ended, whatever round was open."""
+        self.close()
+        return type(self)(self._parameters, comm, self._telemetry, self._options)
+
+    def close(self) -> None:
+        """It has ended, whatever round was open."""
         self._sync.close()
         self._held = [None] * len(self._parameters)
-        return type(self)(self._parameters, comm, self._telemetry, self._options)
+
+    @property
+    def made_of(self) -> tuple[Sequence[torch.Tensor], _core.Telemetry | None, EngineOptions]:
+        """What another one for the same parameters is made of, too."""
+        return self._parameters, self._telemetry, self._options
 
     @staticmethod
     def arena_bytes(parameters: Sequence[torch.Tensor], options: EngineOptions = EngineOptions()) -> int:

@@ -64,6 +64,11 @@ class GatheringEngine(Buckets):
         """Whether all parameters, and what adds them up, are in the host's memory."""
         return self._exchange.lasts and all(p.is_cpu for p in self._parameters)
 
+    @property
+    def over_torch(self) -> bool:
+        """Whether a process group of torch's adds up."""
+        return isinstance(self._exchange, TorchExchange)
+
     def meet_again(self, bootstrap: Bootstrap) -> Exchange:
         """By which another one for the same parameters adds up. Collective."""
         return self._exchange.meet_again(bootstrap)

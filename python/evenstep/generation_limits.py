@@ -22,7 +22,6 @@ NO_MODEL = "no model is prepared"
 _NO_LOADER = "it needs a prepared training loader, to give a batch again"
 _NO_OPTIMIZER = "it needs a prepared optimizer, whose step commits"
 ON_GPUS = "gradients are on GPUs, or summed by torch otherwise than over Gloo"
-_OVER_GLOO = ("hosts-gloo", "gloo")
 LACKS = (NO_MODEL, _NO_LOADER, _NO_OPTIMIZER)
 """What a later es.prepare may bring."""
 
@@ -35,10 +34,8 @@ def why_not(session: Session) -> str:
 def why_no_groups(session: Session) -> str:
     """Why those that are left could not go on in groups of their own, whatever was prepared; "": they could."""
     group = session.group
-    if not isinstance(group, MendedGroup) or group.comm.engine not in ("shm", "ucx", "hosts", *_OVER_GLOO):
+    if not isinstance(group, MendedGroup) or group.comm.engine not in ("shm", "ucx", "hosts", "hosts-gloo", "gloo"):
         return "the ranks talk through MPI, which may end them all, and makes no group without a rank that was lost"
-    if group.comm.engine in _OVER_GLOO and group.takes_in:
-        return "Gloo connects the hosts, and a process that joins could not know so when it makes its engine"
     if not session.name and (of_sets or (session.recovery is not None and session.recovery.beside_sets)):
         return "it trains in process sets"
     if session.environment.plan or session.plan is not None or session.watch is not None:

@@ -32,6 +32,7 @@ class Told(NamedTuple):
     late: Sequence[dict[int, float]] = ()  # of each model under es.Stale: its weight in each of the late rounds
     adapted: dict[str, Any] | None = None  # where the global batch is adapted: what was decided of it
     has_values: bool = False  # in es.prepare: it has got the values that the first of all gives
+    through_torch: Sequence[bool] = ()  # of each model: whether its gradients go through torch's Gloo
 
     def of_members(self) -> list[list[Any] | None]:
         """The timings of each member; of one that took a lost rank's place, what was measured of the last one lost."""

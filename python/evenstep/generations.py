@@ -31,7 +31,6 @@ from evenstep.measured_place import host_name
 from evenstep.mended_group import MendedGroup, is_lost, part_lost
 from evenstep.regrouping import (
     end_torch_groups,
-    lasting,
     memory_pool,
     own_adapted,
     own_buckets,
@@ -43,6 +42,7 @@ from evenstep.regrouping import (
 )
 from evenstep.rendezvous import Overtaken, are_here, has_ended, know, notice_cut, stands_still, stop_grace
 from evenstep.shared_states import share_again, take_again
+from evenstep.through_torch import goes_through_torch, meet_again
 
 if TYPE_CHECKING:
     from evenstep.mended_hosts import MendedHosts
@@ -117,11 +117,6 @@ class Recovery(Joins):
     def has_lost(self) -> bool:
         """Whether a rank is lost, as far as all heard in the last call."""
         return len(self.members) < self._began
-
-    @property
-    def takes_in(self) -> bool:
-        """Whether other processes may join."""
-        return self._memory.takes_in
 
     @property
     def hindrance(self) -> str:
@@ -199,7 +194,7 @@ class Recovery(Joins):
     def needs_places(self, call: str) -> None:
         """What a call gives is asked of each rank, before es.prepare: whoever takes a lost one's place could not make it. So the job
         starts again with all where one is lost there, or was."""
-        if self._said is not None or self.joining or self.calling or not self.takes_in:
+        if self._said is not None or self.joining or self.calling or not self._memory.takes_in:
             return
         self._unrepeatable = f"a process that takes a place could not make the {call} of before es.prepare"
         if len(self.members) < self._began:
@@ -413,7 +408,8 @@ class Recovery(Joins):
         facts = (*place, memory_pool(session), own_caps(session), own_buckets(session), own_workers(session))
         begun = self._pass if self._begun else 0
         turn = (self._passes, self._turns, self._closures)
-        now = (own_place(session), turn, own_late(session), own_adapted(session), self.has_values)
+        ways = [goes_through_torch(sync.engine) for sync in session.steps.syncs]
+        now = (own_place(session), turn, own_late(session), own_adapted(session), self.has_values, ways)
         mine = Told(members, position, begun, told_result(self._result), self._speed, *facts, self._timings(), *now)
         return comm, gather_objects(SharedGroup(comm), mine)
 
@@ -480,7 +476,7 @@ class Recovery(Joins):
         undone = self.undo is not None and calls == self._calls
         if self.undo is not None and undone:
             self.undo(self.members, members, told[0].has_values)
-        met = [[lasting(engine).meet_again(bootstrap) for engine in sync.engines] for sync in session.steps.syncs]
+        met = meet_again(session, bootstrap, comm, told)
         sharing = share_again(session, SharedGroup(comm))
         before = self.members
         begun = {one.begun for one in told if one.begun and one.position[0] == committed}

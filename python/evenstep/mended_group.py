@@ -60,11 +60,6 @@ class MendedGroup(SharedGroup):
         super().__init__(comm)
         self._recovery = recovery
 
-    @property
-    def takes_in(self) -> bool:
-        """Whether other processes may join."""
-        return self._recovery.takes_in
-
     def heed(self) -> None:
         """For who waits for the others by means that say nothing of a loss: raises where one is lost, or stands still for too long."""
         self._recovery.heed()

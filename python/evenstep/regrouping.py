@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from evenstep.caps import among_others, cap_of_joining
-from evenstep.engine import Engine, LastingEngine
 from evenstep.generation_told import adapted_by, late_weights
 from evenstep.memory import RanksMemory
 from evenstep.script_exchanges import is_known
 from evenstep.share_schedule import places_among
 
 if TYPE_CHECKING:
+    from evenstep.engine import Engine
     from evenstep.environment import Environment
     from evenstep.generation_told import Told
     from evenstep.session import Session
     from evenstep.shares import Shares
-
-
-def lasting(engine: Engine) -> LastingEngine:
-    """One that another generation's ranks go on with: evenstep.generation_limits has seen to it."""
-    assert isinstance(engine, LastingEngine)
-    return engine
 
 
 def own_groups() -> list[Any]:
@@ -134,12 +128,12 @@ def timings_of(session: Session, members: Sequence[int]) -> dict[int, list[Any]]
 def regroup(
     session: Session,
     environment: Environment,
-    met: Sequence[Sequence[Any]],
+    met: Sequence[Sequence[Callable[[], Engine]]],
     told: Sequence[Told],
     committed: int = 0,
 ) -> None:
-    """Goes on among the ranks of a new generation, by what they told. met: what each model's engines have met in; committed: turns
-    that stand."""
+    """Goes on among the ranks of a new generation, by what they told. met: what makes each model's engines; committed: turns that
+    stand."""
     speeds = [one.speed for one in told if one.speed is not None]
     usual = sum(speeds) / len(speeds) if speeds else 0.0
     own = tuple(usual if one.speed is None else one.speed for one in told) if speeds else None
@@ -150,7 +144,7 @@ def regroup(
     session.places = places_among([one.place for one in told], session.place[1])
     late = 0
     for sync, of_model in zip(session.steps.syncs, met):
-        engines = [lasting(engine).again(comm) for engine, comm in zip(sync.engines, of_model)]
+        engines = [again() for again in of_model]
         sync.go_on(engines)
         if sync.stale is not None:
             sync.stale.go_on(engines, late_weights(told, late, committed, len(engines)), len(told))

@@ -16,7 +16,6 @@ import test_run_hosts as two_hosts
 from run_jobs import Run, alive, wait_until
 from test_generations import SHRINK, assert_right
 from test_recovery_hosts import HOST_IS_LOST, _lose_agent, _on_without_host, _waiting
-from test_replacement import REPLACE
 from test_run_hosts import Hosts, _ip
 
 torch = pytest.importorskip("torch")
@@ -29,7 +28,6 @@ from evenstep.mended_hosts import MendedHosts, open_mended_hosts
 names, hosts = two_hosts.names, two_hosts.hosts  # fixtures
 Script = Callable[[str], str]
 PLAYS = 'import os\nexec(os.environ["PLAYED_HOSTS_CODE"])\n'
-NO_PROCESS_JOINS = "rank 0: Gloo connects the hosts, and a process that joins could not know so"
 
 
 def over_gloo(names: str, engine: str = "hosts-gloo") -> dict[str, str]:
@@ -127,14 +125,6 @@ def test_a_rank_that_stands_alone_on_its_host_is_ended(run: Run, script: Script)
     text = result.stdout + result.stderr
     assert result.returncode == 0, text
     assert_right(text, [0, 1])
-
-
-@pytest.mark.more
-def test_where_another_process_would_join_the_job_starts_again(run: Run, script: Script) -> None:
-    result = run("-n", "3", *REPLACE, script(cases.PLAIN_LOOP), "1@forward:3", env=over_gloo("a,b,b"))
-    text = result.stdout + result.stderr
-    assert result.returncode == 0, text
-    assert f"cannot go on without rank 1: {NO_PROCESS_JOINS}" in text and "restart 1 of 3" in text, text
 
 
 @pytest.mark.more
