@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from evenstep.backend_exchange import ExchangeMixin
 from evenstep.backend_forms import in_full
 from evenstep.backend_gloo import in_place, reading
 from evenstep.backend_legs import device_collectives
+from evenstep.backend_lists import heard
 from evenstep.backend_messages import MessagesMixin
 from evenstep.backend_monitored import MonitoredMixin
 from evenstep.backend_older import OlderNamesMixin, ended, keep_works_for_cpp, shut_down_with_torch
@@ -75,8 +76,11 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         timeout: timedelta,
         name: str,
         members: Sequence[int] | None = None,
+        backends: Mapping[str, str] | None = None,
     ) -> None:
+        """`backends`: by kinds of devices, whose tensors go to torch's own where they say so."""
         super().__init__(rank, size)
+        chosen = backends or {}
         self._rank = rank
         self._size = size
         self._store = store
@@ -90,7 +94,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         self._host_calls = None
         self._told = set()
         heard: list[OverGloo] = []
-        self._comm = comm = open_group(
+        comm = open_group(
             store,
             rank,
             size,
@@ -99,9 +103,14 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
             members=members,
             over_gloo=heard.append,
         )
+        self._board = comm  # by which GPUs' ranks watch one another
+        by_gloo = chosen.get("cpu") == "gloo"
+        if by_gloo:
+            note(f"group torch/{name}: CPU tensors go to torch's Gloo, as the list of backends says", rank)
+        self._comm = None if by_gloo else comm
         self._reducer = reducer_of(self._comm)
         self._devices: DeviceCollectives | None = None
-        self._devices_chosen = False
+        self._devices_chosen = chosen.get("cuda") == "nccl"
         self._torch_nccl: Any = None
         self._life = ""
         host_of = heard[0].host_of if heard else []
@@ -109,7 +118,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
             heard[0].word if comm is None else told_to_all(lambda word: comm.broadcast(word.data_ptr(), word.nbytes, 0))
         )
         self._beneath = self._open_beneath(word)
-        self._engine = self._open_hosts(host_of) if host_of else self._comm
+        self._engine = self._open_hosts(host_of) if host_of and not by_gloo else self._comm
+        self._own = self._board if self._engine is None else self._engine  # what is ours, and ends with the group
 
     def _open_beneath(self, word: str) -> dict[str, Any]:
         """torch's own backends for all that the engine does not do, registered where C++ looks for them. `word`: no
@@ -174,7 +184,7 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
                 seconds,
                 streams.identity,
                 library=nccl_library(),
-                beside=self._comm,
+                beside=self._board,
                 name=f"torch/{self._name}/device",
                 members=self._members,
             )
@@ -220,8 +230,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        if self._engine is not None:
-            self._engine.set_timeout(timeout.total_seconds())
+        if self._own is not None:
+            self._own.set_timeout(timeout.total_seconds())
         for backend in self._all_beneath():
             set_default = getattr(backend, "_set_default_timeout", None)
             if set_default is not None:
@@ -240,8 +250,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
         if self._later is not None and self._engine is not None and not self._engine.closed:
             self._later.settle()  # what this rank has begun, others wait for
         explain(f"torch/{self._name}", self._comm, "at its end")
-        if self._engine is not None:
-            self._engine.close()
+        if self._own is not None:
+            self._own.close()
         self._end_records()
         if self._later is not None:
             self._later.stop()
@@ -252,8 +262,8 @@ class EvenstepGroup(MessagesMixin, ExchangeMixin, MonitoredMixin, StagedMixin, O
             ended(backend, "shutdown")
 
     def abort(self) -> None:
-        if self._engine is not None and not self._engine.closed:
-            self._engine.revoke()
+        if self._own is not None and not self._own.closed:
+            self._own.revoke()
         for backend in self._all_beneath():
             ended(backend, "abort")
 
@@ -579,4 +589,5 @@ def create_group(options: Any, backend_options: Any) -> EvenstepGroup:
         options.timeout,
         str(options.group_id or "default"),
         members,
+        heard(),
     )

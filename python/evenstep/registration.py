@@ -14,6 +14,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
+from evenstep.backend_lists import hear_lists
+
 if TYPE_CHECKING:
     from evenstep._core import Telemetry
 
@@ -42,6 +44,7 @@ def _register(c10d: ModuleType) -> None:
             usual.clear()
             usual.update(before)
         _limit_ours(c10d)
+        hear_lists(c10d)
         ranks = os.environ.get("WORLD_SIZE", "")
         if ranks.isdigit() and os.environ.get("EVENSTEP_TELEMETRY_FD"):
             _watch(c10d, int(ranks))

@@ -42,6 +42,56 @@ def test_it_says_how_it_moves_data(run_ranks: Callable[..., Any], asked: str, sp
             assert f"rank {rank}, {when}: shared memory, 2 ranks, " in line
 
 
+LISTS = """
+    import os, torch, torch.distributed as dist, evenstep
+    from evenstep import backend, backend_device
+    words = os.environ["BACKENDS"]
+    backend.engine_version = lambda: 22000  # as if every rank had NCCL, for ours
+    torch.cuda.is_available = lambda: True
+    dist.is_nccl_available = lambda: False  # and none for torch's
+    dist.init_process_group(words)
+
+    def calls(group):
+        tensor = torch.ones(3)
+        with torch.profiler.profile() as seen:
+            dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2.0] * 3
+        return {event.key for event in seen.key_averages()}
+
+    def for_gpus(group):
+        try:
+            return type(group._for_device(torch.device("cuda")))
+        except evenstep.EvenstepError as error:
+            assert "has nothing for tensors on cuda" in str(error), error
+            return None
+
+    for group in (dist.group.WORLD, dist.new_group(), dist.new_group(backend="evenstep")):
+        has = words if group.group_name in ("0", "1") else "evenstep"
+        assert isinstance(group, backend.EvenstepGroup)
+        assert ("gloo:all_reduce" in calls(group)) == ("cpu:gloo" in has), (group.group_name, has)
+        assert for_gpus(group) is (None if "cuda:nccl" in has else backend_device.DeviceCollectives)
+        assert group._board is not None  # by which ranks with GPUs watch one another, whatever CPU tensors go over
+        group.barrier()
+        group.monitored_barrier()
+    for wrong, why in (("cpu:evenstep,cuda:ucc", "no ucc for tensors on cuda"), ("hpu:x,cpu:evenstep", "leave 'hpu' out")):
+        try:
+            dist.new_group(backend=wrong)
+        except evenstep.EvenstepError as error:
+            assert why in str(error) and wrong in str(error), error
+        else:
+            raise AssertionError(wrong)
+    board = group._board
+    dist.destroy_process_group()
+    assert board.closed
+"""
+
+
+@pytest.mark.parametrize("words", ["cpu:gloo,cuda:evenstep", "cpu:evenstep,cuda:nccl"])
+def test_the_others_of_a_list_of_backends_are_heeded(run_ranks: Callable[..., Any], words: str) -> None:
+    """In the group of all ranks, in those that are made after it, and not where one names us alone."""
+    run_ranks(LISTS, 2, env={"BACKENDS": words})
+
+
 SILENT = """
     import os, warnings, torch, torch.distributed as dist
     warnings.simplefilter("error")
