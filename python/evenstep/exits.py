@@ -45,14 +45,20 @@ def stop_at_exit(owner: Stoppable) -> None:
 _left: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
+def _groups_of_torch() -> list[Any]:
+    """The script's own among them."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    return list(getattr(world, "pg_map", ()))
+
+
 def _keep_all() -> None:
-    for one in list(_left):
+    for one in [*_left, *_groups_of_torch()]:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def left_in_children(one: _One) -> _One:
     """The object, which processes forked from this one never take down: torch's Gloo would join threads that only the parent has,
-    and abort where the child ends by sys.exit."""
+    and abort where the child ends by sys.exit. So it is with all process groups that torch knows."""
     _left.add(one)
     return one
 

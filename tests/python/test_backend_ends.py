@@ -464,19 +464,24 @@ CHILD = """
     import os, sys, torch, torch.distributed as dist, evenstep
     dist.init_process_group("evenstep")
     dist.all_reduce(torch.ones(3))
-    gloo = dist.group.WORLD._beneath["cpu"]
-    held = sys.getrefcount(gloo)
+    own = dist.new_group(backend="gloo")
+    dist.all_reduce(torch.ones(3), group=own)
+    left = (dist.group.WORLD._beneath["cpu"], own)
+    held = list(map(sys.getrefcount, left))
     child = os.fork()
-    if child == 0:  # without the one more it would abort, or hang for a while, as chance has it
-        sys.exit(6 + sys.getrefcount(gloo) - held)
+    if child == 0:  # without the one more of each it would abort, or hang for a while, as chance has it
+        now = list(map(sys.getrefcount, left))
+        sys.exit(7 if now == [before + 1 for before in held] else 8)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(3), group=own)
     dist.destroy_process_group()
 """
 
 
 def test_a_forked_child_may_end_as_any_process(run_ranks: Callable[..., Any]) -> None:
-    """Nobody takes down there what has threads in the rank alone: torch's Gloo, of which each group has one beneath."""
+    """Nobody takes down there what has threads in the rank alone: torch's Gloo, of which each group has one beneath, and which the
+    script may have groups of its own over."""
     run_ranks(CHILD, 2, fresh=True)
 
 
