@@ -1,5 +1,6 @@
 /* Copies that come back where a host has none any more, or does not come to the end of what it gets. */
 #include "base/json_reader.h"
+#include "checkpoint/manifest_writer.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/scratch.h"
 #include "orchestrator/bring.h"
@@ -8,9 +9,11 @@
 #include "orchestrator/remote.h"
 #include "orchestrator/resume.h"
 #include "os/clock.h"
+#include "os/file.h"
 #include "os/signals.h"
 #include "support/clock_ahead.h"
 
+#include <inttypes.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -129,6 +132,66 @@ static void a_disk_that_hangs_is_tried_twice(void **state) {
     even_bring_drop(&at.agents[i]);
   }
   even_text_free(&at.job.resume);
+}
+
+/* The digits behind `name`, once, and the rest. */
+static const char *replace_number(const char *text, const char *name, uint64_t number, even_text *out) {
+  const char *found = strstr(text, name);
+  assert_non_null(found);
+  found += strlen(name);
+  even_text_append(out, text, (size_t)(found - text));
+  even_text_format(out, "%llu", (unsigned long long)number);
+  return found + strspn(found, "0123456789");
+}
+
+/* As its manifest has it: one file, of one chunk. What is sent is not looked at before. */
+static void claim_bytes(const char *manifest, uint64_t bytes) {
+  even_text before = EVEN_TEXT_EMPTY;
+  even_text after = EVEN_TEXT_EMPTY;
+  assert_int_equal(even_file_read(manifest, 1 << 20, &before), EVEN_OK);
+  const char *rest = replace_number(even_text_string(&before), "\"bytes\": ", bytes, &after);
+  rest = replace_number(rest, "\"chunk_bytes\": ", bytes, &after);
+  const char *tail = strstr(rest, EVEN_MANIFEST_TAIL);
+  assert_non_null(tail);
+  even_text_append(&after, rest, (size_t)(tail - rest));
+  uint64_t sum = even_checkpoint_checksum(after.data, after.length);
+  even_text_format(&after, "%s%016" PRIx64 "%s", EVEN_MANIFEST_TAIL, sum, EVEN_MANIFEST_END);
+  assert_int_equal(even_text_status(&after), EVEN_OK);
+  FILE *file = fopen(manifest, "w");
+  assert_non_null(file);
+  assert_int_equal(fwrite(after.data, 1, after.length, file), after.length);
+  assert_int_equal(fclose(file), 0);
+  even_text_free(&before);
+  even_text_free(&after);
+}
+
+/* Else each that takes longer than five minutes to sync what it has got would be lost, again and again. */
+static void a_host_has_the_longer_the_more_it_is_to_write(void **state) {
+  static const struct {
+    uint64_t bytes;
+    uint64_t seconds;
+    const char *words;
+  } cases[] = {{63999999, 300, "within 300 s: "},
+               {64000000, 301, "within 301 s: "},
+               {UINT64_C(64000000000), 1300, "within 1300 s: "},
+               {UINT64_C(640000000000), 10300, "within 10300 s: "}};
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    bring_scene_save(at.folder, 3);
+    claim_bytes(scratch_path("leader/step-3/manifest.json"), cases[i].bytes);
+    even_text_add(&at.job.resume, scratch_path("leader/step-3"));
+    const uint64_t began_ns = even_clock_ns();
+    assert_int_equal(even_bring_to_all(&at.job), EVEN_ERR_PEER_LOST);
+    assert_in_range(even_clock_ns() - began_ns, cases[i].seconds * UINT64_C(1000000000),
+                    (cases[i].seconds + 60) * UINT64_C(1000000000));
+    assert_non_null(strstr(even_error_last()->what, cases[i].words));
+    even_text_free(&at.job.resume);
+    for (size_t host = 1; host < STAR_HOSTS; host++) {
+      even_bring_drop(&at.agents[host]);
+    }
+    assert_int_equal(even_checkpoint_remove(scratch_path("leader/step-3")), EVEN_OK);
+    bring_scene_begin_anew();
+  }
 }
 
 /* The agent has sent step-3 to host 2, and, or, to host 1, and another one goes on from what it knew. */
@@ -305,6 +368,7 @@ int main(void) {
       LOST_TEST(a_copy_that_does_not_come_to_its_end_is_not_waited_for_without_end),
       LOST_TEST(a_host_that_does_not_write_what_it_gets_is_given_up),
       LOST_TEST(a_disk_that_hangs_is_tried_twice),
+      LOST_TEST(a_host_has_the_longer_the_more_it_is_to_write),
       LOST_TEST(a_copy_that_has_come_is_left_to_the_other_hosts),
       LOST_TEST(a_lost_host_with_the_only_copy_is_waited_for),
       LOST_TEST(a_lost_host_is_waited_for_where_nothing_else_is_whole),
