@@ -493,6 +493,7 @@ static even_status find_beginning(even_job *job) {
 even_status even_job_open(even_job *job) {
   job->hurries = even_priority_raise(); /* whoever waits for a lost rank waits for this thread's word */
   EVEN_TRY(make_room(job));
+  even_succession_turns(job, job->adopted); /* ranks run: up to the loop a disk may hang as in a turn of it */
   EVEN_TRY(even_job_make_folders(job));
   EVEN_TRY(find_beginning(job));
   even_host_name(job->host, sizeof job->host);
@@ -516,6 +517,7 @@ even_status even_job_open(even_job *job) {
 }
 
 void even_job_close(even_job *job) {
+  even_succession_turns(job, false); /* where it could not be opened */
   if (job->hurries) {
     even_priority_lower();
   }
@@ -554,10 +556,7 @@ void even_job_close(even_job *job) {
 static even_status open_and_run(even_job *job, even_status opened, int *exit_code) {
   bool changed = false;
   even_fault_facts *ends = NULL;
-  even_status status = opened;
-  if (status == EVEN_OK) {
-    status = EVEN_NEW_ARRAY(&ends, job->count);
-  }
+  even_status status = opened == EVEN_OK ? EVEN_NEW_ARRAY(&ends, job->count) : opened;
   if (status == EVEN_OK) {
     status = run_attempts(job, ends, exit_code, &changed);
   }

@@ -334,6 +334,7 @@ even_status even_job_run_attempt(even_job *job) {
   even_status status = !job->adopted          ? even_job_begin_attempt(job)
                        : job->outlast != NULL ? even_outlast_adopt(job)
                                               : even_adopt_ranks(job);
+  even_succession_turns(job, false); /* it began with even_job_open, where ranks run */
   while (status == EVEN_OK && even_job_attempt_lives(job)) {
     even_outlast_settle(job);
     status = even_job_turn(job);

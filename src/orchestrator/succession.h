@@ -54,7 +54,9 @@ even_status even_succession_refuse_superseded(const even_hosts *hosts) EVEN_MUST
 /* Whether the voter tells this job's guardian until when its ranks may run; before that one is stopped, it must not. */
 void even_succession_guard(even_job *job, bool guards);
 /* A turn of the job's loop begins, or is over: this host's member of the group hears it (even_voter_turns), whether the
- * host leads or serves; where it has given its part of the log up, that is told. */
+ * host leads or serves; where it has given its part of the log up, that is told. What a job does before its loop, while
+ * ranks that it adopts run already (even_job_open up to even_outlast_adopt), is one, too: no host is waited for there,
+ * but its disk is written to. */
 void even_succession_turns(even_job *job, bool begins);
 /* Waits until it may start ranks, and meanwhile starts agents again that are lost: with them there may be a majority.
  * EVEN_ERR_PEER_LOST: another one leads now, or there was none for EVEN_MAJORITY_PATIENCE. EVEN_ERR_INTERRUPTED: the

@@ -278,6 +278,49 @@ static void one_that_stands_before_it_serves_is_replaced(void **state) {
 static even_agent_params job_params;
 static even_job job;
 
+static bool returned_acts(scene *of) {
+  return look(of->hosts.voter).acts;
+}
+
+/* The first that the job asks of its disk. */
+static int stand_in_mkdir(const char *path, mode_t mode) {
+  (void)mode;
+  if (strncmp(STANDING, path, strlen(path)) == 0) {
+    clock_slept_add(3600000000000u);
+    await(another_leads, current);
+  }
+  errno = EIO;
+  return -1;
+}
+
+static bool hears_who_leads(scene *of) {
+  return look(of->hosts.voter).newest.generation == 2;
+}
+
+/* It may act, and tells the guardian so, but the disk hangs before the job's loop turns. */
+static void one_whose_job_stands_before_its_loop_is_replaced(void **state) {
+  scene *of = *state;
+  const even_device_list devices = {NULL, 0};
+  const even_agent_params params = {.devices = &devices, .run_folder = STANDING, .legacy = &of->legacy};
+  of->hosts.job_watch = (even_loop_watch){.fd = -1};
+  job = (even_job){.params = &params,
+                   .hosts = &of->hosts,
+                   .loop = {.fd = -1},
+                   .signals = {.fd = -1},
+                   .guardian = {.pid = -1, .pipe = -1, .page_fd = -1},
+                   .generation_fd = -1,
+                   .oom = {.kernel_log = -1},
+                   .adopted = true};
+  assert_int_equal(even_succession_return(&of->hosts), EVEN_OK);
+  await(returned_acts, of);
+  even_os.mkdir = stand_in_mkdir;
+  assert_int_equal(even_job_open(&job), EVEN_ERR_SYSTEM);
+  even_os.mkdir = even_os_real.mkdir;
+  assert_int_equal(look(of->hosts.voter).newest.generation, 1); /* it took no part, */
+  even_job_close(&job);
+  await(hears_who_leads, of); /* until that was over */
+}
+
 static bool is_alone(scene *of) {
   even_succession_check(&job);
   return even_legacy_is_alone(&of->legacy);
@@ -320,6 +363,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(a_guardian_that_cannot_be_taken_is_an_error, open_alone, close_scene),
       SCENE(without_a_guardian_it_returns_as_well),
       SCENE(one_that_stands_before_it_serves_is_replaced),
+      SCENE(one_whose_job_stands_before_its_loop_is_replaced),
       SCENE(whether_nobody_takes_its_place_is_left),
   };
   if (even_signals_pipe_ignore(&before) != EVEN_OK) {
