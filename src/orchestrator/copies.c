@@ -307,6 +307,16 @@ const even_copy *even_copies_of(const even_job *job, const char *host) {
   return copy_of(job, host);
 }
 
+const even_copy *even_copies_newer(const even_job *job, const char *order) {
+  const even_copies *copies = job->hosts == NULL ? NULL : job->hosts->copies;
+  for (size_t i = 0; copies != NULL && i < EVEN_COPIES_HELD; i++) {
+    if (is_known(&copies->held[i]) && strcmp(even_text_string(&copies->held[i].order), order) > 0) {
+      return &copies->held[i];
+    }
+  }
+  return NULL;
+}
+
 void even_copies_miss(even_job *job, const char *host) {
   even_copy *copy = copy_of(job, host);
   if (copy != NULL) {
@@ -316,12 +326,6 @@ void even_copies_miss(even_job *job, const char *host) {
 
 const char *even_copies_coming(const even_copies *copies) {
   return copies == NULL || copies->now == NULL ? NULL : even_text_string(&copies->now->order);
-}
-
-void even_copies_forget(even_job *job) {
-  for (size_t i = 0; job->hosts != NULL && job->hosts->copies != NULL && i < EVEN_COPIES_HELD; i++) {
-    forget(&job->hosts->copies->held[i]);
-  }
 }
 
 static void take_stock(even_job *job, const even_host_agent *agent) {

@@ -29,12 +29,12 @@ enum { EVEN_COPIES_HELD = 8 };
 const even_copy *even_copies_newest(even_job *job);
 /* The last that is known to have come to the host of that name, as valid. */
 const even_copy *even_copies_of(const even_job *job, const char *host);
-/* That host has it no more. */
+/* Of those that are known, as valid, one of which that is newer than this order; NULL: none is. */
+const even_copy *even_copies_newer(const even_job *job, const char *order);
+/* That host has it no more, or will not have it once it has what a restart goes on from. */
 void even_copies_miss(even_job *job, const char *host);
 /* The order of what is on its way to hosts now, NULL: nothing is. `copies` NULL is allowed. */
 const char *even_copies_coming(const even_copies *copies);
-/* A restart goes on from another one, which takes its place there. */
-void even_copies_forget(even_job *job);
 /* The hosts are others, or have other numbers, from now on. NULL is allowed. */
 void even_copies_renew(even_copies *copies);
 /* What is known of copies on disks, as a member of the object that is written: for whoever leads next. */

@@ -211,26 +211,35 @@ static even_status look_elsewhere(even_job *job, bool restart, char **path) {
   return EVEN_OK;
 }
 
+/* It goes once what the job goes on from has come there. */
+static void leave_newer(even_job *job, const char *order) {
+  for (const even_copy *copy = even_copies_newer(job, order); copy != NULL; copy = even_copies_newer(job, order)) {
+    const char *host = even_text_string(&copy->host);
+    const char *there = even_text_string(&copy->folder);
+    even_job_notice(job,
+                    "warning: host %s has a copy of %s (%s there), which is newer than all that is whole here; it "
+                    "goes once what the job goes on from has come there",
+                    host, even_path_name(there), there);
+    even_copies_miss(job, host);
+  }
+}
+
 /* What hosts that are here have and is newer is here by now. Of a restart: steps that are in a copy on one that is lost
- * are not made again unasked, nor some of them without a word. `path`: the newest that is whole here; NULL: none is. */
+ * are not made again unasked, nor some of them without a word; what is no newer its host still has. `path`: the newest
+ * that is whole here; NULL: none is. */
 static even_status look_at_copies(even_job *job, const char *path) {
   const even_copy *copy = even_copies_newest(job);
   even_text order = EVEN_TEXT_EMPTY;
   if (copy == NULL) {
     return EVEN_OK;
   }
-  const char *host = even_text_string(&copy->host);
-  const char *there = even_text_string(&copy->folder);
   if (path == NULL) {
-    return even_bring_back_refuse_anew(job, host, there, ", and is not here");
+    return even_bring_back_refuse_anew(job, even_text_string(&copy->host), even_text_string(&copy->folder),
+                                       ", and is not here");
   }
   even_status status = read_origin(path, &order, NULL);
-  if (status == EVEN_OK && strcmp(even_text_string(&copy->order), even_text_string(&order)) > 0) {
-    even_job_notice(job,
-                    "warning: host %s has a copy of %s (%s there), which is newer than all that is whole here; it "
-                    "goes once what the job goes on from has come there",
-                    host, even_path_name(there), there);
-    even_copies_forget(job);
+  if (status == EVEN_OK) {
+    leave_newer(job, even_text_string(&order));
   }
   even_text_free(&order);
   return status;

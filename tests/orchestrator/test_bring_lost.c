@@ -271,6 +271,32 @@ static void a_copy_that_has_come_is_left_to_the_other_hosts(void **state) {
   }
 }
 
+/* It will go; those that are no newer than what is gone on from stay, and are known. */
+static void only_copies_that_are_newer_are_given_up(void **state) {
+  (void)state;
+  even_copies_left left = {.held = {{.host = "host1"}, {.host = "host2"}}};
+  at.hosts.params.copies = 2;
+  bring_scene_save(at.folder, 2);
+  bring_scene_save(at.sides[1].disk, 1);
+  bring_scene_save(at.sides[2].disk, 3);
+  for (size_t i = 0; i < 2; i++) {
+    even_copies_left_copy *copy = &left.held[i];
+    char order[64];
+    (void)snprintf(copy->folder, sizeof copy->folder, "%s/step-%zu", at.sides[i + 1].disk, 2 * i + 1);
+    bring_scene_read_order(at.sides[i + 1].disk, 2 * (int)i + 1, order);
+    (void)snprintf(copy->order, sizeof copy->order, "%s", order);
+  }
+  assert_int_equal(even_copies_take(&at.job, &left), EVEN_OK);
+  at.agents[2].link = NULL; /* it is lost */
+  assert_int_equal(even_job_find_resume(&at.job, true), EVEN_OK);
+  assert_string_equal(at.job.resume.data, scratch_path("leader/step-2"));
+  assert_true(bring_scene_was_told("warning: host host2 has a copy of step-3"));
+  assert_false(bring_scene_was_told("host1"));
+  assert_null(even_copies_of(&at.job, "host2"));
+  assert_non_null(even_copies_of(&at.job, "host1"));
+  even_text_free(&at.job.resume);
+}
+
 /* ---- a host that is lost, and has a copy ---- */
 
 static even_link *gone; /* the link of host 2; NULL: it does not come back */
@@ -369,6 +395,7 @@ int main(void) {
       LOST_TEST(a_host_that_does_not_write_what_it_gets_is_given_up),
       LOST_TEST(a_disk_that_hangs_is_tried_twice),
       LOST_TEST(a_host_has_the_longer_the_more_it_is_to_write),
+      LOST_TEST(only_copies_that_are_newer_are_given_up),
       LOST_TEST(a_copy_that_has_come_is_left_to_the_other_hosts),
       LOST_TEST(a_lost_host_with_the_only_copy_is_waited_for),
       LOST_TEST(a_lost_host_is_waited_for_where_nothing_else_is_whole),

@@ -155,8 +155,11 @@ static void what_a_host_has_no_more_is_known_of_the_others(void **state) {
   assert_string_equal(even_text_string(&even_copies_newest(&at.job)->host), "there");
   go_on();
   assert_string_equal(even_text_string(&even_copies_newest(&at.job)->host), "there");
-  even_copies_forget(&at.job);
+  assert_null(even_copies_newer(&at.job, "0001"));
+  assert_string_equal(even_text_string(&even_copies_newer(&at.job, "0000")->host), "there");
+  even_copies_miss(&at.job, "there");
   assert_null(even_copies_newest(&at.job));
+  assert_null(even_copies_newer(&at.job, ""));
 }
 
 /* Host `i` says that it holds what was asked for last. */
