@@ -6,6 +6,7 @@ checkpoints of tf.compat.v1.train, of Keras 2.10 (slots), 2.11 to 2.15 and 3 (li
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
 from collections import deque
 
@@ -13,6 +14,17 @@ from evenstep.convert_tensorflow_table import masked, read_fields, read_varint
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # behind the name of a variable of an object
 GRAPH = b"_CHECKPOINTABLE_OBJECT_GRAPH"
+# Keras's lists: what only that class has -> its lists as slots.
+LISTS = {
+    "RMSprop": ("_average_gradients", {"_velocities": "rms", "_average_gradients": "mg", "_momentums": "momentum"}),
+    "SGD": ("momentums", {"momentums": "momentum"}),
+    "Adadelta": ("_accumulated_grads", {"_accumulated_grads": "accum_grad", "_accumulated_delta_vars": "accum_var"}),
+    "Adagrad": ("_accumulators", {"_accumulators": "accumulator"}),
+    "Adam": ("_velocities", {"_momentums": "m", "_velocities": "v", "_velocity_hats": "vhat"}),
+}
+OTHER_LISTS = {"_u_product", "_linears", "_m", "_u"}  # of Nadam, Ftrl, Adamax
+_OF_OPTIMIZERS = {"_learning_rate", *OTHER_LISTS, *(name for _, lists in LISTS.values() for name in lists)}
+_PLACE = re.compile("[0-9]{1,9}")
 _INSIDE = ("optimizer", "inner_optimizer")  # also where nothing else of the object says what it is: around another one
 
 
@@ -27,7 +39,10 @@ class Node:
 
     def is_optimizer(self) -> bool:
         keras_2 = {"iter", "learning_rate"} <= self.children.keys()
-        return bool(self.slots) or keras_2 or {"_iterations", "_learning_rate"} <= self.children.keys()
+        keras_3 = "_iterations" in self.children and bool(
+            self.children.keys() & _OF_OPTIMIZERS
+        )  # a schedule has no rate
+        return bool(self.slots) or keras_2 or keras_3
 
 
 @dataclasses.dataclass
@@ -41,11 +56,21 @@ class Graph:
         """The name of the weight that this object is."""
         return self.weights.get(self.nodes[node].key or "")
 
-    def listed(self, node: int, name: str) -> list[int]:
-        """The objects of a list, in order; [] where there is none of that name."""
+    def listed(self, node: int, name: str) -> dict[int, int]:
+        """The objects of a list, by their places, of which some may be empty; none where there is no list of that name."""
         at = self.nodes[node].children.get(name)
         children = {} if at is None else self.nodes[at].children
-        return [children[str(i)] for i in range(len(children))] if all(map(str.isdigit, children)) else []
+        return {int(place): child for place, child in children.items() if _PLACE.fullmatch(place)}
+
+    def keys_of(self, optimizer: int) -> set[str]:
+        """Of its states in the table, and of what else it alone has; not those of an optimizer that it is around."""
+        seen, waiting = {optimizer}, [optimizer]
+        while waiting:
+            node = self.nodes[waiting.pop()]
+            more = {*node.children.values(), *(state for _, _, state in node.slots)} - seen - self.optimizers.keys()
+            seen |= more
+            waiting += more
+        return {self.nodes[one].key or "" for one in seen} & self.states
 
 
 def text_of(data: bytes, crc: int) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from evenstep.convert_contents import Contents, Key, Optimizer, Tensors, name_optimizers, numbered
-from evenstep.convert_tensorflow_graph import Graph, Node
+from evenstep.convert_tensorflow_graph import LISTS, OTHER_LISTS, Graph, Node
 
 # Each class: its states' names there (slots) -> torch's; the first ones are always there.
 _NEEDED = {"Adam": 2, "SGD": 1, "RMSprop": 1, "Adagrad": 1, "Adadelta": 2}
@@ -25,15 +25,6 @@ _STATES = {
     "Adadelta": {"accum_grad": "square_avg", "accum_var": "acc_delta"},
 }
 _OLDER = {"accum": "accum_grad", "accum_update": "accum_var"}  # tf.compat.v1.train.AdadeltaOptimizer
-# Keras's lists: what only that class has -> its lists as slots.
-_LISTS = {
-    "RMSprop": ("_average_gradients", {"_velocities": "rms", "_average_gradients": "mg", "_momentums": "momentum"}),
-    "SGD": ("momentums", {"momentums": "momentum"}),
-    "Adadelta": ("_accumulated_grads", {"_accumulated_grads": "accum_grad", "_accumulated_delta_vars": "accum_var"}),
-    "Adagrad": ("_accumulators", {"_accumulators": "accumulator"}),
-    "Adam": ("_velocities", {"_momentums": "m", "_velocities": "v", "_velocity_hats": "vhat"}),
-}
-_NOT_THESE = {"_u_product", "_linears", "_m", "_u"}  # lists of Nadam, Ftrl, Adamax
 # Names behind a variable's, by the number of states: Saver's, and those of BERT's own optimizer.
 _SAVED: dict[str, dict[int, tuple[str, ...]]] = {
     "Adam": {2: ("m", "v")},
@@ -47,6 +38,10 @@ _BEHIND = re.compile(r"(.+)/(?:(Adam|Momentum|RMSProp|Adagrad|Adadelta)(?:_([1-9
 _MOMENTUM = 0.9
 _COUNTS = ("_iterations", "iter")
 _POWERS = ("beta1_power", "beta2_power")
+_SETTINGS = (*_COUNTS, *_POWERS, "_learning_rate", "learning_rate", "beta_1", "beta_2", "momentum", "rho")
+_SMALLEST = 1e-37  # a power below it has lost its digits, in 32 bits
+_MANY = 90_000  # steps, by which both powers have: their corrections are none any more
+Keys = dict[str, dict[str, str]]  # weight -> slot -> key in the table
 
 
 @dataclasses.dataclass
@@ -105,7 +100,7 @@ def _add(into: Contents, found: _Found) -> None:
         settings["centered"] = True
     name = numbered("optimizer", len(into.optimizers))
     into.optimizers[name] = Optimizer([settings], [list(found.states)], state, class_name=found.kind)
-    into.step = found.step if into.step is None else into.step
+    into.step = found.step if into.step is None and found.step != _MANY else into.step
     known = f" but {', '.join(told)}" if told else ""
     taken = f", and momentum {_MOMENTUM}" if len(told) < len(found.settings) else ""
     into.note(
@@ -113,17 +108,20 @@ def _add(into: Contents, found: _Found) -> None:
     )
     if found.step is None and found.kind != "SGD":
         into.note(
-            f"{name}: the file does not say how many steps it has made, so that its states count as those of step 0"
+            f"{name}: how many steps it has made cannot be told from the file (there is no count of them, and powers of betas "
+            "tell it of 0.9 and 0.999 alone), so that its states count as those of step 0"
         )
+    if found.step == _MANY:
+        into.note(f"{name}: the powers of its betas are too small to tell its steps, which are taken for {_MANY}")
 
 
 # -- by the graph --
 
 
 def _keras_kind(node: Node, full_name: str) -> str | None:
-    if node.children.keys() & _NOT_THESE or full_name.startswith("lamb"):
+    if node.children.keys() & OTHER_LISTS or full_name.startswith("lamb"):
         return None
-    kind = next((kind for kind, (own, _) in _LISTS.items() if own in node.children), None)
+    kind = next((kind for kind, (own, _) in LISTS.items() if own in node.children), None)
     return "AdamW" if kind == "Adam" and full_name.lower().startswith(("adamw", "adam_w")) else kind
 
 
@@ -135,33 +133,33 @@ def _slot_kind(slots: set[str]) -> str | None:
 
 
 def _by_end(graph: Graph, full_name: str) -> str | None:
-    """Keras 2.11 to 2.15: a state is called as its weight, with something before that."""
-    fits = [
-        one
-        for one in graph.nodes
-        if one.key in graph.weights and one.full_name and full_name.endswith(f"/{one.full_name}")
-    ]
-    return graph.weights[str(max(fits, key=lambda one: len(one.full_name)).key)] if fits else None
+    """Keras 2.11 to 2.15: a state is called as its weight, with something before that. None: as no weight, or as several."""
+    fits: dict[int, list[str]] = {}
+    for one in graph.nodes:
+        if one.key in graph.weights and one.full_name and full_name.endswith(f"/{one.full_name}"):
+            fits.setdefault(len(one.full_name), []).append(graph.weights[str(one.key)])
+    longest = fits[max(fits)] if fits else []
+    return longest[0] if len(longest) == 1 else None
 
 
-def _of_lists(graph: Graph, at: int, values: Tensors, kind: str) -> dict[str, Tensors]:
-    trained = [graph.weight_of(one) for one in graph.listed(at, "_trainable_variables")]
-    states: dict[str, Tensors] = {}
-    for listed, slot in _LISTS[kind.replace("AdamW", "Adam")][1].items():
-        for i, one in enumerate(graph.listed(at, listed)):
+def _of_lists(graph: Graph, at: int, values: Tensors, kind: str) -> Keys:
+    trained = {i: graph.weight_of(one) for i, one in graph.listed(at, "_trainable_variables").items()}
+    states: Keys = {}
+    for listed, slot in LISTS[kind.replace("AdamW", "Adam")][1].items():
+        for i, one in graph.listed(at, listed).items():
             node = graph.nodes[one]
-            weight = trained[i] if i < len(trained) else _by_end(graph, node.full_name)
+            weight = trained[i] if i in trained else _by_end(graph, node.full_name)
             if weight is not None and node.key in values:
-                states.setdefault(weight, {})[slot] = values[node.key]
+                states.setdefault(weight, {})[slot] = str(node.key)
     return states
 
 
-def _of_slots(graph: Graph, at: int, values: Tensors) -> dict[str, Tensors]:
-    states: dict[str, Tensors] = {}
+def _of_slots(graph: Graph, at: int, values: Tensors) -> Keys:
+    states: Keys = {}
     for variable, slot, state in graph.nodes[at].slots:
         weight, key = graph.weight_of(variable), graph.nodes[state].key
         if weight is not None and key in values:
-            states.setdefault(weight, {})[_OLDER.get(slot, slot)] = values[key]
+            states.setdefault(weight, {})[_OLDER.get(slot, slot)] = str(key)
     return states
 
 
@@ -171,7 +169,7 @@ def _setting(graph: Graph, at: int, values: Tensors, *names: str) -> torch.Tenso
     return next((values[key] for key in keys if key in values and values[key].numel() == 1), None)
 
 
-def _all_alike(states: dict[str, Tensors]) -> set[str] | None:
+def _all_alike(states: Keys) -> set[str] | None:
     kinds = {frozenset(slots) for slots in states.values()}
     return set(next(iter(kinds))) if len(kinds) == 1 else None
 
@@ -194,48 +192,84 @@ def _fill(graph: Graph, at: int, values: Tensors, found: _Found) -> None:
         found.step = _steps(powers[0], powers[1])
 
 
+def _recognised(graph: Graph, at: int, values: Tensors, model: Tensors) -> tuple[str | None, Keys]:
+    """Its class, None where it is none of torch's or its states are not of that; and the keys of its states."""
+    node = graph.nodes[at]
+    first = node.children.get("_iterations")
+    kind = _keras_kind(node, graph.nodes[first].full_name) if first is not None else None
+    states = _of_lists(graph, at, values, kind) if kind is not None else _of_slots(graph, at, values)
+    if kind == "SGD" and not states:  # without momentum
+        trained = map(graph.weight_of, graph.listed(at, "_trainable_variables").values())
+        states = {name: {} for name in trained if name is not None}
+    slots = _all_alike(states)
+    if first is None and slots:
+        kind = _slot_kind(slots)
+    known = slots is not None and kind is not None
+    known = known and (kind == "SGD" or _slot_kind(slots or set()) == str(kind).replace("AdamW", "Adam"))
+    shapes = all(
+        name in model and values[key].shape == model[name].shape for name, one in states.items() for key in one.values()
+    )
+    return (kind if known and shapes else None), states
+
+
 def take_from_graph(into: Contents, graph: Graph, values: Tensors) -> None:
     """The states of what the graph has as optimizers; what is not taken is listed. values: by their keys in the table."""
+    done: set[str] = set()  # taken, or listed
     for at, way in graph.optimizers.items():
         node = graph.nodes[at]
-        first = node.children.get("_iterations")
-        kind = _keras_kind(node, graph.nodes[first].full_name) if first is not None else None
-        states = _of_lists(graph, at, values, kind) if kind is not None else _of_slots(graph, at, values)
-        if kind == "SGD" and not states:  # without momentum
-            states = {
-                name: {} for name in map(graph.weight_of, graph.listed(at, "_trainable_variables")) if name is not None
-            }
-        slots = _all_alike(states)
-        if first is None and slots:
-            kind = _slot_kind(slots)
-        known = (
-            slots is not None
-            and kind is not None
-            and (kind == "SGD" or _slot_kind(slots) == kind.replace("AdamW", "Adam"))
-        )
-        shapes = all(t.shape == into.model()[name].shape for name, one in states.items() for t in one.values())
-        if kind is None or not known or not shapes:
-            if any(key.startswith(f"{way}/") or f".OPTIMIZER_SLOT/{way}/" in key for key in graph.states):
-                into.leave(f"{way!r}: an optimizer without states, or with none that torch has")
+        kind, keys = _recognised(graph, at, values, into.model())
+        if kind is None:
+            around = any(child in graph.optimizers for child in node.children.values())
+            own = set() if around else graph.keys_of(at)  # what is around another one: each of its variables, below
+            if own:
+                into.leave(f"{way!r}: an optimizer without states, with none that torch has, or of unclear weights")
                 made = _whole(_setting(graph, at, values, *_COUNTS))
                 into.step = made if into.step is None else into.step
+            done |= own
             continue
-        found = _Found(kind, states, keras=first is not None or "iter" in node.children)
+        states = {name: {slot: values[key] for slot, key in one.items()} for name, one in keys.items()}
+        found = _Found(kind, states, keras="_iterations" in node.children or "iter" in node.children)
         _fill(graph, at, values, found)
         _add(into, found)
+        done |= {key for one in keys.values() for key in one.values()}
+        done |= {graph.nodes[node.children[name]].key or "" for name in _SETTINGS if name in node.children}
+    for key in values.keys() - done:
+        into.leave(f"{key!r}: of an optimizer, with no place in torch's, or of an unclear weight")
 
 
 # -- by names --
 
 
 def _steps(first: torch.Tensor | None, second: torch.Tensor | None) -> int | None:
-    """How many steps Adam has made by the powers of its betas, where these are 0.9 and 0.999: of t steps the power t + 1 is kept."""
-    powers = [float(one) if one is not None and one.numel() == 1 else 0.0 for one in (first, second)]
-    if not all(0 < power < 1 for power in powers):
+    """How many steps Adam has made by the powers of its betas, where these are 0.9 and 0.999: of t steps the power t + 1 is kept.
+    _MANY: too many for that."""
+    powers = [float(one) if one is not None and one.numel() == 1 else -1.0 for one in (first, second)]
+    if not all(0 <= power < 1 for power in powers):
         return None
-    counts = [math.log(power) / math.log(beta) - 1 for power, beta in zip(powers, (0.9, 0.999))]
-    count = round(counts[0])
-    return count if abs(counts[0] - count) < 0.01 and abs(counts[1] - count) < 0.1 + 1e-3 * count else None
+    if powers[1] < _SMALLEST:
+        return _MANY if powers[0] < _SMALLEST else None
+    by_second = math.log(powers[1]) / math.log(0.999) - 1
+    if powers[0] < _SMALLEST:
+        return round(by_second) if by_second > math.log(_SMALLEST) / math.log(0.9) - 2 else None
+    by_first = math.log(powers[0]) / math.log(0.9) - 1
+    count = round(by_first)
+    return count if abs(by_first - count) < 0.01 and abs(by_second - count) < 0.1 + 1e-3 * count else None
+
+
+def _pop_powers(into: Contents) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Of the first Adam. More of them, as tf.compat.v1 numbers those of one graph, are listed: names do not tell whose a state is."""
+    model = into.model()
+    powers = (model.pop(_POWERS[0], None), model.pop(_POWERS[1], None))
+    further = 1
+    while all(numbered(power, further) in model for power in _POWERS):
+        for power in _POWERS:
+            del model[numbered(power, further)]
+        into.leave(
+            f"{numbered(_POWERS[0], further)!r}: the steps of one more Adam; which states are whose the file does not say: all "
+            "are in one optimizer, with the steps of the first"
+        )
+        further += 1
+    return powers
 
 
 def _numbered_states(model: Tensors) -> dict[str, dict[str, dict[int, str]]]:
@@ -262,9 +296,9 @@ def take_by_names(into: Contents) -> None:
         found = _Found("Adam" if of == "adam_" else _CLASSES.get(of, of))
         for weight, places in weights.items():
             found.states[weight] = {slot: model.pop(places[i]) for i, slot in enumerate(slots)}
-        powers = [model.pop(power, None) for power in _POWERS] if of == "Adam" else [None, None]
-        counted = _steps(powers[0], powers[1])
-        found.step = counted if counted is not None else _whole(model.get("global_step"))
+        counted = _steps(*_pop_powers(into)) if of == "Adam" else None
+        told = _whole(model.get("global_step"))
+        found.step = told if counted is None or (counted == _MANY and told is not None) else counted
         _add(into, found)
     step = _whole(model.get("global_step"))
     if step is not None and len(model) > 1:
@@ -283,8 +317,8 @@ def _kind_of(values: dict[str, Any]) -> str | None:
     return None
 
 
-def _written(kind: str, values: dict[str, Any], rate: float) -> list[torch.Tensor] | None:
-    """In Saver's order. None: it has no such state."""
+def _written(kind: str, values: dict[str, Any], rate: float) -> list[torch.Tensor]:
+    """In Saver's order."""
     if kind == "RMSprop":
         momentum = values.get("momentum_buffer")
         momentum = torch.zeros_like(values["square_avg"]) if momentum is None else momentum * rate
@@ -303,7 +337,7 @@ def put_by_names(contents: Contents) -> Tensors:
     """What Saver would call as states, of each optimizer whose class is one of these; takes them out of contents, and lists what it leaves."""
     name_optimizers(contents)
     out: Tensors = {}
-    weights = contents.model()
+    weights, adams = contents.model(), 0
     for of, optimizer in list(contents.optimizers.items()):
         state = {str(key): values for key, values in optimizer.state.items() if values}
         kinds = {_kind_of(values) for values in state.values()}
@@ -320,16 +354,24 @@ def put_by_names(contents: Contents) -> Tensors:
         called = next((there for there, ours in _CLASSES.items() if ours == kind), kind)
         made: Tensors = {}
         for weight, values in state.items():
-            for place, tensor in enumerate(_written(kind, values, rate if isinstance(rate, float) else 0.0) or []):
+            tensors = _written(kind, values, rate if isinstance(rate, float) else 0.0)
+            if weight not in weights or any(one.shape != weights[weight].shape for one in tensors):
+                contents.leave(
+                    f"the state of {weight!r} in {of}: the model has no such weight, or one of another shape"
+                )
+                continue
+            for place, tensor in enumerate(tensors):
                 made[f"{weight}/{called}" + (f"_{place}" if place else "")] = tensor
         betas = {tuple(group.get("betas") or ()) for group in optimizer.groups}
-        if kind == "Adam" and step is not None and len(betas) == 1:
-            made |= {name: torch.tensor(beta ** (step + 1)) for name, beta in zip(_POWERS, betas.pop())}
+        if kind == "Adam" and made and step is not None and len(betas) == 1:
+            for name, beta in zip(_POWERS, betas.pop()):
+                made[numbered(name, adams)] = torch.tensor(beta ** (step + 1))
         taken = sorted(made.keys() & (weights.keys() | out.keys()))
         if taken:
             contents.leave(f"the states of {of}: there is already something called {taken[0]!r}")
-        else:
+        elif made:
             out |= made
+            adams += kind == "Adam"
             if any("max_exp_avg_sq" in values for values in state.values()):
                 contents.leave(f"max_exp_avg_sq of {of}: tf.compat.v1.train's Adam has no AMSGrad")
             contents.note(f"{of} is written as tf.compat.v1.train.{called}Optimizer has it, without its settings")

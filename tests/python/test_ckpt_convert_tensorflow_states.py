@@ -12,8 +12,9 @@ import pytest
 import torch
 from test_ckpt_convert_tensorflow import convert, entry, masked
 
-from evenstep.convert_contents import Refused
+from evenstep.convert_contents import Contents, Optimizer, Refused, numbered
 from evenstep.convert_formats import read
+from evenstep.convert_tensorflow import write_folder
 from evenstep.convert_tensorflow_table import make_table, write_field, write_varint
 
 GRAPH = b"_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -136,7 +137,7 @@ def test_an_optimizer_that_torch_has_not_is_listed(tmp_path: pathlib.Path) -> No
     ]
     found = read(write(tmp_path, values, nodes))
     assert list(found.model()) == ["w"] and not found.optimizers
-    assert found.left == ["'o': an optimizer without states, or with none that torch has"]
+    assert found.left == ["'o': an optimizer without states, with none that torch has, or of unclear weights"]
 
 
 def test_a_state_that_is_not_of_its_weights_shape_is_not_taken(tmp_path: pathlib.Path) -> None:
@@ -247,3 +248,97 @@ def test_any_graph_is_refused_or_read(tmp_path: pathlib.Path) -> None:
             continue
         assert all(torch.equal(value, kernel) for value in found.model().values())
     assert 100 < refused < 400
+
+
+def by_ends(folder: pathlib.Path, names: tuple[str, str], **also: int) -> pathlib.Path:
+    """Keras 2.11 to 2.15, with a learning-rate schedule: two weights under those names; lists with a gap at their second places."""
+    values = {key: torch.full((2,), float(i)) for i, key in enumerate(("a", "b", "o/_variables/1", "o/_variables/2"))}
+    values |= {f"o/_variables/{i}": torch.full((2,), float(i)) for i in (3, 4)}
+    values |= {"o/_iterations": torch.tensor(7), "o/ema": torch.ones(2)}
+    nodes = [
+        node({"gen_opt": 1, "a": 2, "b": 3}),
+        node({"_iterations": 4, "_momentums": 5, "_velocities": 6, "ema": 11, **also}),
+        node({}, "a", names[0]),
+        node({}, "b", names[1]),
+        node({}, "o/_iterations", "iteration"),
+        node({"0": 7, "2": 9}),
+        node({"0": 8, "2": 10}),
+        node({}, "o/_variables/1", f"Adam/m/{names[0]}"),
+        node({}, "o/_variables/2", f"Adam/v/{names[0]}"),
+        node({}, "o/_variables/3", f"Adam/m/{names[1]}"),
+        node({}, "o/_variables/4", f"Adam/v/{names[1]}"),
+        node({}, "o/ema", "ema"),
+        node({"inner_optimizer": 1, "scale": 13}),
+        node({}, "o/scale", "scale"),
+    ]
+    if also:  # a loss scale's optimizer around it
+        nodes[0], values["o/scale"] = node({"optimizer": 12, "a": 2, "b": 3}), torch.ones(1)
+    return write(folder, values, nodes)
+
+
+def listed(lines: list[str]) -> set[str]:
+    return {line.split("'")[1].removesuffix(VALUE) for line in lines}
+
+
+def test_an_optimizer_with_a_schedule_and_gaps_is_taken(tmp_path: pathlib.Path) -> None:
+    found = read(by_ends(tmp_path, ("d/kernel", "e/kernel")))
+    assert set(found.model()) == {"a", "b"} and found.step == 7
+    states = found.optimizers["optimizer"].state
+    kinds = ("exp_avg", "exp_avg_sq")
+    assert [states[name][kind][0].item() for name in "ab" for kind in kinds] == [2, 3, 3, 4]
+    assert listed(found.left) == {"o/ema"}  # what is not taken is told
+
+
+def test_states_of_weights_under_one_name_are_listed(tmp_path: pathlib.Path) -> None:
+    found = read(by_ends(tmp_path, ("d/kernel", "d/kernel")))
+    assert set(found.model()) == {"a", "b"} and not found.optimizers and found.step == 7
+    assert listed(found.left) == {"gen_opt"}
+    found = read(by_ends(tmp_path, ("d/kernel", "other/d/kernel")))
+    assert found.optimizers["optimizer"].state["b"]["exp_avg"].tolist() == [3.0, 3.0]
+
+
+def test_of_an_optimizer_around_another_only_its_own_is_listed(tmp_path: pathlib.Path) -> None:
+    found = read(by_ends(tmp_path, ("d/kernel", "e/kernel"), unused=11))
+    assert set(found.optimizers["optimizer"].state) == {"a", "b"}
+    assert listed(found.left) == {"o/ema", "o/scale"}
+
+
+@pytest.mark.parametrize("steps", [12, 800, 1000, 50_000])
+def test_steps_of_powers(tmp_path: pathlib.Path, steps: int) -> None:
+    """As 32 bits have them: the first one loses its digits at some 800 steps and stays at a few of the smallest numbers."""
+    weight, first = torch.ones(2), torch.tensor(max(0.9 ** (steps + 1), 5.6e-45))
+    values = {"w": weight, "w/Adam": weight, "w/Adam_1": weight, "beta1_power": first}
+    found = read(write(tmp_path, {**values, "beta2_power": torch.tensor(0.999 ** (steps + 1))}, None))
+    assert list(found.model()) == ["w"]
+    assert found.optimizers["optimizer"].state["w"]["step"].item() == pytest.approx(steps, rel=1e-4)
+    found = read(write(tmp_path, {**values, "beta2_power": torch.tensor(0.5)}, None))
+    assert found.optimizers["optimizer"].state["w"]["step"].item() == 0 and "cannot be told" in found.notes[1]
+
+
+def test_powers_of_very_many_steps(tmp_path: pathlib.Path) -> None:
+    tensors = {name: torch.ones(2) for name in ("w", "w/Adam", "w/Adam_1")}
+    tensors |= {name: torch.tensor(0.0) for name in ("beta1_power", "beta2_power")}
+    found = read(write(tmp_path, tensors, None))
+    assert found.optimizers["optimizer"].state["w"]["step"].item() == 90_000 and found.step is None
+    found = read(write(tmp_path, {**tensors, "global_step": torch.tensor(123_456)}, None))
+    assert found.optimizers["optimizer"].state["w"]["step"].item() == 123_456
+
+
+def test_two_adams_of_one_model(tmp_path: pathlib.Path) -> None:
+    """As tf.compat.v1 numbers them; of a weight that the model has not, or not of that shape, no state is written."""
+    state = {"exp_avg": torch.ones(2), "exp_avg_sq": torch.ones(2)}
+    optimizers = {
+        numbered("optimizer", i): Optimizer(
+            [{"lr": 0.1, "betas": (0.9, 0.999)}], [[name, "none"]], {name: {**state, "step": torch.tensor(3.0 + i)}}
+        )
+        for i, name in enumerate(("a", "b"))
+    }
+    optimizers["optimizer_1"].state["none"] = {**state, "step": torch.tensor(4.0)}
+    optimizers["optimizer_1"].state["c"] = {**state, "step": torch.tensor(4.0)}
+    model = {"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(3)}
+    contents = Contents("made", {"model": model}, optimizers=optimizers)
+    write_folder(contents, tmp_path)
+    assert listed(contents.left) == {"none", "c"}
+    found = read(tmp_path)
+    assert set(found.model()) == {"a", "b", "c"} and set(found.optimizers["optimizer"].state) == {"a", "b"}
+    assert listed(found.left) == {"beta1_power_1"}
