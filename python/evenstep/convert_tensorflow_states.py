@@ -233,7 +233,7 @@ def take_from_graph(into: Contents, graph: Graph, values: Tensors) -> None:
         _add(into, found)
         done |= {key for one in keys.values() for key in one.values()}
         done |= {graph.nodes[node.children[name]].key or "" for name in _SETTINGS if name in node.children}
-    for key in values.keys() - done:
+    for key in sorted(values.keys() - done):
         into.leave(f"{key!r}: of an optimizer, with no place in torch's, or of an unclear weight")
 
 
