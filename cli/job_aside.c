@@ -91,7 +91,7 @@ even_status even_job_setup_without(const even_job_options *options, const even_a
   even_free(setup->speeds);
   setup->speeds = NULL;
   setup->devices.count = setup->local; /* spares have no speed */
-  even_status read = even_job_read_speeds(options, setup);
+  even_status read = even_job_read_speeds(options, false, setup);
   setup->devices.count = part.count;
   EVEN_TRY(read);
   return setup->speeds != NULL ? even_job_set_speeds(setup, setup->local)

@@ -383,7 +383,8 @@ static even_status open_setup(const even_job_options *options, char *const *envi
     EVEN_TRY(EVEN_NEW_ARRAY(&setup->quota, places));
     EVEN_TRY(read_quota(options->cpu_quota, places, goes_on(options), setup->quota));
   }
-  EVEN_TRY(even_job_read_speeds(options, setup));
+  bool begins = options->estate == NULL && !even_outlast_due(options->legacy);
+  EVEN_TRY(even_job_read_speeds(options, begins, setup));
   EVEN_TRY(even_job_add_spares(setup));
   EVEN_TRY(even_job_watching(options, setup));
   EVEN_TRY(read_watch(options, setup));
@@ -482,7 +483,7 @@ even_status even_job_setup_follow(const even_job_options *options, even_job_setu
   EVEN_TRY(follow_shown(options, setup->most > places ? setup->most : places, setup));
   even_free(setup->speeds);
   setup->speeds = NULL;
-  EVEN_TRY(even_job_read_speeds(options, setup));
+  EVEN_TRY(even_job_read_speeds(options, false, setup));
   EVEN_TRY(setup->speeds != NULL ? even_job_set_speeds(setup, setup->devices.count)
                                  : even_environment_set(&setup->environment, "EVENSTEP_SPEEDS", ""));
   EVEN_TRY(even_job_add_spares(setup));

@@ -114,8 +114,9 @@ even_status even_job_reach_hosts(const even_job_options *options, int ranks, siz
 /* The profile that is looked for: --profile, or the file's usual name. */
 const char *even_job_profile_path(const even_job_options *options);
 /* setup->speeds, by profiles and quota; EVENSTEP_SPEEDS from them, of so many ranks. Other hosts' devices have their
- * own host's; where that has none, this one's, if a device of the same name and model is in it. */
-even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) EVEN_MUST_USE;
+ * own host's; where that has none, this one's, if a device of the same name and model is in it. `begins`: the user
+ * starts the job now, and hears of a profile that cannot be read as an error; later it is said. */
+even_status even_job_read_speeds(const even_job_options *options, bool begins, even_job_setup *setup) EVEN_MUST_USE;
 even_status even_job_set_speeds(even_job_setup *setup, size_t ranks) EVEN_MUST_USE;
 /* job_spares.c. How many there are and on which hosts they wait, of the hosts that there are now; `left`: some that the
  * option names may have left. */

@@ -42,11 +42,12 @@ const char *even_job_profile_path(const even_job_options *options) {
   return options->profile != NULL ? options->profile : "gpu_profiles.json";
 }
 
-/* *read: it could be. Ranks that run have theirs: for a file that is spoilt, or gone, by now none of them is ended. */
-static even_status read_profile(const even_job_options *options, const char *path, even_job_setup *setup, bool *read) {
+/* *read: it could be. A job that has begun is not ended for a file that is spoilt, or gone, by now, or that another
+ * leader's host never had. */
+static even_status read_profile(const char *path, bool begins, even_job_setup *setup, bool *read) {
   even_status status = even_profile_speeds(path, &setup->devices, setup->speeds);
   *read = status == EVEN_OK;
-  if (*read || !even_outlast_due(options->legacy)) {
+  if (*read || begins) {
     return status;
   }
   even_cli_say(NULL, even_error_last()->what);
@@ -95,14 +96,14 @@ static int read_strengths(const char *path, bool read, even_job_setup *setup) {
 
 /* The prior: the profiles' score of each device, times its quota. Without a score of each the quotas alone say
  * something only where the devices are alike, so all are then left unknown unless every device is of one model. */
-even_status even_job_read_speeds(const even_job_options *options, even_job_setup *setup) {
+even_status even_job_read_speeds(const even_job_options *options, bool begins, even_job_setup *setup) {
   const char *path = even_job_profile_path(options);
   size_t count = setup->devices.count;
   bool read = false;
   int unknown = -1;
   EVEN_TRY(EVEN_NEW_ARRAY(&setup->speeds, count));
   if (options->profile != NULL || even_path_exists(path)) {
-    EVEN_TRY(read_profile(options, path, setup, &read));
+    EVEN_TRY(read_profile(path, begins, setup, &read));
     unknown = read ? first_unknown(setup->speeds, count) : -1;
   }
   bool known = read && unknown < 0;

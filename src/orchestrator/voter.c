@@ -398,8 +398,9 @@ static bool stands(even_voter *voter) {
   for (unsigned i = 0; i < all->n; i++) {
     others += all->servers[i].role == RAFT_VOTER && even_voter_links_find(&voter->links, all->servers[i].id) != NULL;
   }
-  bool can = voter->links.rests || others > even_voter_log_voters(&voter->log) / 2;
-  return can && even_voter_watch_stands(&voter->watch, after, even_clock_boot_ns());
+  bool can = voter->stood || others > even_voter_log_voters(&voter->log) / 2;
+  voter->stood = can && even_voter_watch_stands(&voter->watch, after, even_clock_boot_ns());
+  return voter->stood;
 }
 
 static void *live(void *argument) {

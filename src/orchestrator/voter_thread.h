@@ -42,6 +42,7 @@ struct even_voter {
   uint64_t next_call_ns;
   uint64_t next_ask_ns;
   uint64_t again_ns; /* when it tries to take part in the log again; 0: it does */
+  bool stood;        /* it rested when it was looked at last, since its agent stands */
 };
 
 #endif

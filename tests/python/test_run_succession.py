@@ -66,6 +66,7 @@ def test_another_host_takes_a_killed_leaders_place(hosts: Hosts, tmp_path: pathl
     """Where another agent is started on the leader's host, that one leads on; where that is killed beside the process
     that starts agents, nobody is waited for."""
     job, ranks = _wait(hosts, tmp_path)
+    (tmp_path / "gpu_profiles.json").write_text("[]")  # spoilt since the job began: that ends nothing any more
     os.kill(_later(supervised(job)), signal.SIGKILL)  # not the process that has started it
     job.wait_for("the agent before was killed: ranks 0, 1 and 2 train on")
     job.wait_for(STANDS, times=2)
