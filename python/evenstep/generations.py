@@ -84,7 +84,7 @@ class Recovery(Joins):
         self._asked = 0  # what the agent asks at the end of the step under way, as all heard in its vote:
         self._heard = (0, 0)  # that of this turn, in this generation
         self._heeded = self._doubted = 0.0  # its last look while it waits; seconds for which one has ended, or stands
-        self._waits_since = 0.0
+        self._waits_since, self._waits_at = 0.0, (0, 0, 0)
         session.scheduler_steps.uncertain = lambda: self.can_go_on and not self.at_rest
 
     # -- before anything is lost --
@@ -248,7 +248,9 @@ class Recovery(Joins):
             return "the others go on without it"
         now, last = time.monotonic(), self._heeded
         self._heeded = now
-        self._waits_since = self._waits_since if now - last < _HEED_GAP else now
+        at = (self._committed, self._passes, self._calls)  # steps that each wait a little are not one wait
+        if now - last >= _HEED_GAP or at != self._waits_at:
+            self._waits_since, self._waits_at = now, at
         if now - self._waits_since > _FAR_SECONDS and not are_here(members):
             self._memory.doubt(self._job_rank, number)
         ended = has_ended(members)  # which may have given all its part: then the call soon ends

@@ -171,7 +171,7 @@ class Session:
                 self.group = self.steps.group = self._control(bootstrap)
             self.bootstrap = bootstrap
             self.telemetry.event(_core.EVENT_JOINED, self.step, words="all ranks have come")
-            told = gather_objects(self.group, (self.environment.device, self.hosts[0], self.recovery is not None))
+            told = gather_objects(self.group, (self.environment.device, self.hosts[0], self._has_memory))
             self.devices, self.hosts = [device for device, _, _ in told], [host for _, host, _ in told]
             agree_on_recovery(self, [has for _, _, has in told])
 
@@ -203,7 +203,7 @@ class Session:
         return self.place[1] if self.joining else self.world_size
 
     def _control(self, bootstrap: Bootstrap) -> Group:
-        recovery = open_recovery(self)
+        self._has_memory = (recovery := open_recovery(self)) is not None
         if recovery is None:
             return bootstrap.control()
         recovery.watch(bootstrap)

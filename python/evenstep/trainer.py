@@ -161,8 +161,8 @@ class Trainer:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.losses = [math.nan for _ in train_steps]  # of the last step, over the whole global batch
         self._train_steps, self._on_step = train_steps, on_step
-        listed = isinstance(scheduler, (list, tuple))  # one need not be torch's
-        self._schedulers: list[Any] = list(scheduler) if listed else [] if scheduler is None else [scheduler]  # type: ignore[arg-type]
+        one: list[Any] = [scheduler] if hasattr(scheduler, "step") else []  # it need not be torch's
+        self._schedulers: list[Any] = one or list(scheduler or ())  # type: ignore[call-overload]
         self._every, self._scaler = scheduler_every, scaler
         self._weights = [0.0 for _ in train_steps]  # of this rank's losses of the last step among the others'
         if config.micro_batch == AUTO and self._several:

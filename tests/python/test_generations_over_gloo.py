@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import generation_cases as cases
@@ -20,7 +21,7 @@ from test_run_hosts import Hosts, _ip
 
 torch = pytest.importorskip("torch")
 
-from evenstep import EvenstepError
+from evenstep import EvenstepError, generations
 from evenstep.errors import error_of
 from evenstep.mended_group import is_lost
 from evenstep.mended_hosts import MendedHosts, open_mended_hosts
@@ -132,6 +133,31 @@ def test_a_rank_without_the_agents_memory_meets_the_others_all_the_same(run: Run
     result = run("-n", "2", *SHRINK, script(PLAYS + cases.WRAPPED), env=over_gloo("a,b"))
     text = result.stdout + result.stderr
     assert result.returncode == 0 and text.count("ended at step") == 2, text
+    assert text.count("without the agent's memory (a wrapper closes EVENSTEP_GENERATION_FD)") == 1, text
+
+
+def test_steps_that_each_wait_a_little_are_not_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent is told of a wait that is longer than a straggler's: from then on it ends who stands still."""
+    clock, told = [0.0], []
+    for asked in ("are_here", "has_ended", "stands_still"):
+        monkeypatch.setattr(generations, asked, lambda members: False)
+    monkeypatch.setattr(generations, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    memory = SimpleNamespace(number=0, doubt=lambda rank, number: told.append(clock[0]))
+    known = {"_heeded": 0.0, "_doubted": 0.0, "_waits_since": 0.0, "_waits_at": (0, 0, 0)}
+    rank: Any = SimpleNamespace(_memory=memory, _job_rank=0, _committed=0, _passes=0, _calls=0, **known)
+
+    def look() -> None:
+        clock[0] += 0.1
+        assert generations.Recovery._why_lost(rank, 0, [0, 1]) == ""
+
+    for _ in range(100):
+        rank._committed += 1
+        for _ in range(4):
+            look()
+    assert not told
+    for _ in range(200):
+        look()
+    assert told
 
 
 def test_who_waits_on_another_host_hears_of_a_loss_by_the_agents_word() -> None:
