@@ -98,6 +98,7 @@ def test_the_engine_of_cuda_tensors(
             over_hosts=None,
             _members=None,
             _comm=None,
+            _board=None,
             _torch_nccl=torchs,
             _beneath={},
         )
