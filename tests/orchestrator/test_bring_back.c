@@ -464,7 +464,10 @@ static bool look_with_fault(fault_call call, long nth, bool shares) {
   if (path != NULL) {
     assert_int_equal(even_checkpoint_verify(path, NULL), EVEN_OK);
   }
-  assert_true(met || strcmp(path, scratch_path("leader/step-3")) == 0);
+  if (!met && status != EVEN_OK) {
+    print_error("nothing was made to fail: %s\n", even_error_last()->what);
+  }
+  assert_true(met || (path != NULL && strcmp(path, scratch_path("leader/step-3")) == 0));
   even_free(path);
   assert_true(!scratch_has("leader/step-3") || even_checkpoint_verify(scratch_path("leader/step-3"), NULL) == EVEN_OK);
   assert_false(scratch_has("leader/step-3" EVEN_CHECKPOINT_PARTIAL));
