@@ -4,6 +4,7 @@
 #include "cli/chaos_hosts.h"
 #include "os/clock.h"
 
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -203,22 +204,26 @@ static int end(void **state) {
   return 0;
 }
 
-/* A process as an agent starts a rank. */
+/* A process as an agent starts a rank: of this program, which waits to be killed. It is up once it has said so: what
+ * its loader maps before would lack where it is to get no more memory. */
 static void start_rank(const char *run) {
-  static char program[] = "sleep";
-  static char seconds[] = "100";
+  static char program[] = "/proc/self/exe";
+  static char role[] = "rank";
   static char number[] = "RANK=1";
   char name[80];
-  char path[] = "PATH=/usr/bin:/bin";
-  char *words[] = {program, seconds, NULL};
-  char *variables[] = {name, number, path, NULL};
+  char said;
+  char *words[] = {program, role, NULL};
+  char *variables[] = {name, number, NULL};
   even_process process;
   (void)snprintf(name, sizeof name, "TORCHELASTIC_RUN_ID=%s", run);
   const even_process_params params = {.arguments = words, .environment = variables};
   assert_int_equal(even_process_start(&params, &process), EVEN_OK);
+  rank = process.pid;
+  struct pollfd up = {.fd = process.output, .events = POLLIN};
+  assert_int_equal(poll(&up, 1, 60000), 1);
+  assert_int_equal(read(process.output, &said, 1), 1);
   (void)close(process.output);
   (void)close(process.error);
-  rank = process.pid;
 }
 
 static even_chaos_answer ask(const char *line) {
@@ -330,7 +335,19 @@ static void what_is_not_known_is_over(void **state) {
   assert_int_equal(ask("look 5").said, EVEN_CHAOS_SAID_OVER);
 }
 
-int main(void) {
+static int be_rank(void) {
+  if (write(STDOUT_FILENO, "!", 1) != 1) {
+    return 1;
+  }
+  for (;;) {
+    (void)pause();
+  }
+}
+
+int main(int count, char **words) {
+  if (count > 1 && strcmp(words[1], "rank") == 0) {
+    return be_rank();
+  }
   const struct CMUnitTest tests[] = {
       cmocka_unit_test_setup_teardown(nobody_elses_process_is_touched, begin, end),
       cmocka_unit_test_setup_teardown(a_rank_is_killed_once, begin, end),
