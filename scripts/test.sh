@@ -10,7 +10,8 @@ passed=0
 failed=0
 began=$SECONDS
 report=()
-first_name="" first_log=""
+failures=()
+failure_logs=()
 mkdir -p "$logs"
 
 # step [--show] NAME COMMAND…: runs it, keeps its output; --show prints all of it, else only a failure is shown.
@@ -35,7 +36,7 @@ step() {
   fi
   if [ "$result" -ne 0 ]; then
     echo "== FAILED: $name (all of it: $log)"
-    [ -n "$first_log" ] || first_name="$name" first_log="$log"
+    failures+=("$name") failure_logs+=("$log")
   fi
   count "$log" "$result"
   report+=("$(printf '  %-4s %4d s  %s' "$([ "$result" -eq 0 ] && echo ok || echo FAIL)" $((SECONDS - start)) "$name")")
@@ -195,11 +196,11 @@ exec 9<&-
 echo
 echo "== summary ($(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s)"
 printf '%s\n' "${report[@]}"
-if [ -n "$first_log" ]; then
+for i in "${!failures[@]}"; do
   echo
-  echo "== what failed first: $first_name"
-  end_of_first_failure "$first_log"
-fi
+  echo "== what failed first: ${failures[$i]}"
+  end_of_first_failure "${failure_logs[$i]}"
+done
 echo
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -2,6 +2,7 @@
 #include "orchestrator/follower.h"
 #include "orchestrator/job.h"
 #include "orchestrator/job_attempt.h"
+#include "orchestrator/legacy.h"
 #include "orchestrator/outlast.h"
 #include "orchestrator/remote.h"
 #include "orchestrator/succession.h"
@@ -72,6 +73,9 @@ static void move_to(even_job *job, even_job_stage stage, int number, bool groups
   job->stage = stage;
   job->deadline_ns = now + grace_ns;
   even_job_generations_refuse(job);
+  if (job->outlast != NULL) { /* before they hear of it: no later agent is to train on with them */
+    even_legacy_whole(job->params->legacy, false);
+  }
   even_job_signal_ranks(job, number, groups);
   if (number != SIGKILL) {
     even_job_signal_ranks(job, SIGCONT, groups); /* one that stands still cannot end itself */

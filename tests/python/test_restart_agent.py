@@ -178,27 +178,25 @@ def test_what_goes_with_an_agent_stays_for_the_next(start, script, tmp_path: pat
     assert not pathlib.Path(found[1]).exists()
 
 
-def test_what_it_had_is_gone_with_where_its_ranks_are_ended(start, script, tmp_path: pathlib.Path) -> None:
-    """An agent that ends its job is not followed by one that trains on: from the newest checkpoint, as before."""
+def test_what_it_had_is_gone_with_where_its_ranks_are_ended(run: Run, script) -> None:
+    """An agent that ends its job is not followed by one that trains on: from the newest checkpoint, as before. It is
+    killed in the moment in which a rank hears of it."""
     name = script("""
         import os, signal, time
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
             raise SystemExit(0)
-        signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+        agent = os.getppid()
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(agent, signal.SIGKILL))
         while os.environ["RANK"] == "1":
             if os.path.exists("up"):
                 os.kill(os.getpid(), signal.SIGKILL)
-        print("agent", os.getppid(), flush=True)
         open("up", "w").close()
         time.sleep(600)
     """)
-    job = start("-n", "2", name)
-    agent = int(job.wait_for(r"agent (\d+)")[0])
-    job.wait_for("asked")  # the attempt ends
-    os.kill(agent, signal.SIGKILL)
-    code, text = job.finish()
-    assert code == 0 and "another one is started in 1 s, once its ranks are gone" in text, text
-    assert "the agent before was killed: restart 1 of 3 from the beginning" in text
+    ended = run("-n", "2", name)
+    assert ended.returncode == 0, ended.stderr
+    assert "another one is started in 1 s, once its ranks are gone" in ended.stderr, ended.stderr
+    assert "the agent before was killed: restart 1 of 3 from the beginning" in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume", "chosen"]])
