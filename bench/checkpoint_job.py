@@ -1,12 +1,13 @@
 """What checkpoints in the background cost a job whose ten steps are not much longer than writing one takes.
 
-    python bench/checkpoint_job.py [--megabytes 150] [--batch 64] [--turns 5] [--rounds 4] [--folder DIR] [--json FILE]
+    python bench/checkpoint_job.py [--megabytes 150] [--batch 64] [--turns 15] [--rounds 4] [--folder DIR] [--json FILE]
 
-`evenstep run -n 2 --checkpoint-every 10`, as a user starts it; each rank has a core, and nothing is left for the writer. By turns 40
-steps write all their checkpoints and 50 none, of which the first ten do not count, for the last write may end in them: in one job,
-since jobs differ among one another by more than checkpoints cost (where their memory lies). `slowed` compares a turn's median of ten
-steps with checkpoints with that without (the median over all turns, and each job's); `stall` is how long rank 0 is kept from its next step at a checkpoint, beside one copy of the state in
-memory in the same process. Steps should take 100 to 300 ms: --batch says how long.
+`evenstep run -n 2 --checkpoint-every 10`, as a user starts it; each rank has a core, and nothing is left for the writer. Of thirty
+steps ten follow a checkpoint and twenty do not, by turns in one job, since jobs differ among one another by more than checkpoints
+cost (where their memory lies), and a shared machine's speed within seconds. `slowed` compares the ten steps of each turn that follow
+its checkpoint with the mean of the ten before and the ten after (the median over all turns, and each job's): the checkpoint must be
+written within its ten, which is looked at. `stall` is how long rank 0 is kept from its next step at a checkpoint, beside one copy of
+the state in memory in the same process. Steps should take 100 to 300 ms: --batch says how long.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 from heading import add_program, found_program, heading, print_heading
 
 WIDTH, EVERY, WARM = 1024, 10, 20
-WRITE, PAUSE = 4, 5  # tens of steps of a turn
+TENS = 3  # of steps of a turn, of which the first follows a checkpoint
 AIMS = {"slowed": 0.03, "stall": 1.2}
 
 
@@ -45,10 +46,16 @@ def train(megabytes: float, batch: int, turns: int) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(2 * batch, WIDTH))
     model, optimizer, loader = es.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=2 * batch))
     stalls: list[float] = []
+    late = 0
     automatic = checkpoint.automatic
+    folder = pathlib.Path(os.environ["EVENSTEP_RUN_DIR"], "checkpoints")
 
     def timed(session: Any) -> None:
-        if (session.step - WARM) // EVERY % (WRITE + PAUSE) >= WRITE:
+        nonlocal late
+        turn, after = divmod(session.step - WARM, TENS * EVERY)
+        if after == EVERY and turn >= 0 and es.is_main():
+            late += not any(folder.glob(f"step-*{session.step - EVERY}"))
+        if after != 0 or turn < 0:
             return
         began = time.perf_counter()
         automatic(session)
@@ -56,7 +63,7 @@ def train(megabytes: float, batch: int, turns: int) -> None:
 
     checkpoint.automatic = timed  # type: ignore[attr-defined]
     ends: list[float] = []
-    steps = turns * (WRITE + PAUSE) * EVERY
+    steps = (turns * TENS - 1) * EVERY  # the last turn's ten after its checkpoint has another one behind it
     for _ in es.epochs(WARM + steps + 1):  # the last one's end is the next one's begin
         for (inputs,) in loader:
             ends.append(time.perf_counter())
@@ -74,9 +81,8 @@ def train(megabytes: float, batch: int, turns: int) -> None:
         for to, tensor in zip(kept, tensors):
             to.copy_(tensor)
         copies.append(time.perf_counter() - began)
-    each_turn = [tens[at : at + WRITE + PAUSE] for at in range(0, len(tens), WRITE + PAUSE)]
-    found = {"with": [one[:WRITE] for one in each_turn], "without": [one[WRITE + 1 :] for one in each_turn]}
-    found |= {"stall": stalls[WARM // EVERY :], "copy": copies[2:], "bytes": sum(t.nbytes for t in kept)}
+    found: dict[str, Any] = {"tens": tens, "late": late, "stall": stalls, "copy": copies[2:]}
+    found["bytes"] = sum(t.nbytes for t in kept)
     pathlib.Path(os.environ["EVENSTEP_RUN_DIR"], "figures.json").write_text(json.dumps(found))
 
 
@@ -93,11 +99,15 @@ def run_job(options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]
     return found
 
 
+def without(tens: list[float]) -> list[float]:
+    return [each for at, each in enumerate(tens) if at % TENS != 0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=150, help="of the whole state (default 150)")
     parser.add_argument("--batch", type=int, default=64, help="samples of a rank's step (default 64)")
-    parser.add_argument("--turns", type=int, default=5, help="of 90 steps, in a job (default 5)")
+    parser.add_argument("--turns", type=int, default=15, help="of 30 steps, in a job (default 15)")
     parser.add_argument("--rounds", type=int, default=4, help="jobs (default 4)")
     parser.add_argument("--folder", default="build", help="on the disk to write to (default build)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to FILE")
@@ -116,16 +126,18 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="evenstep-bench-", dir=options.folder) as text:
             one = run_job(options, pathlib.Path(text))
         jobs.append(one)
-        pairs = [(statistics.median(a), statistics.median(b)) for a, b in zip(one["with"], one["without"])]
-        own = [a / b - 1 for a, b in pairs]
+        tens = one["tens"]
+        own = [2 * tens[at] / (tens[at - 1] + tens[at + 1]) - 1 for at in range(TENS, len(tens), TENS)]
         slower += own
-        step = statistics.median(b for _, b in pairs)
+        step = statistics.median(without(tens))
         print(f"  {1e3 * step:6.1f} ms a step; with checkpoints {' '.join(f'{100 * each:+5.1f}' for each in own)} %", flush=True)  # fmt: skip
+        if one["late"]:
+            print(f"  (of {one['late']} turns the checkpoint was not written within its ten steps: --batch)")
     slowed = statistics.median(slower)
     copy = statistics.median(each for one in jobs for each in one["copy"])
     stall = statistics.median(each for one in jobs for each in one["stall"])
     longest = max(each for one in jobs for each in one["stall"])
-    plain = statistics.median(each for one in jobs for turn in one["without"] for each in turn)
+    plain = statistics.median(each for one in jobs for each in without(one["tens"]))
     size = jobs[0]["bytes"]
     print(
         f"\n{size / 1e6:.0f} MB every {EVERY} steps of {1e3 * plain:.0f} ms: {size / (EVERY * plain) / 1e6:.0f} MB a second"
