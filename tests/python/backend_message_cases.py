@@ -188,6 +188,7 @@ def case_failures() -> None:
 
 
 def case_death() -> None:
+    dist.barrier()  # all have the group: one that still made it would be told of its other end
     if RANK == 1:
         dist.recv(torch.zeros(1), 0)
         os.kill(os.getpid(), signal.SIGKILL)
