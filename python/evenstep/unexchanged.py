@@ -25,20 +25,25 @@ class Unexchanged:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._told = False
-        self._blocked = 0
+        self._waited = (0, 0)
         self._before: list[int] = []
 
     def begins(self) -> None:
         session = self._session
         if session.rank == 0 and session.world_size > 1 and not session.planning and self._is_open():
-            self._blocked, self._before = session.steps.blocked_ns(), self._sums()
+            self._waited, self._before = self._waits(), self._sums()
 
     def ends(self) -> None:
-        """Ranks that waited for one another may have made their models one by collectives of the script's own."""
+        """Ranks that waited for one another, or met, where none may have waited, may have made their models one by collectives
+        of the script's own."""
         before, self._before = self._before, []
-        if before and self._is_open() and self._session.steps.blocked_ns() == self._blocked and before != self._sums():
+        if before and self._is_open() and self._waits() == self._waited and before != self._sums():
             self._told = True
             sites.warn(ALONE)
+
+    def _waits(self) -> tuple[int, int]:
+        times = self._session.steps.times
+        return times.blocked_ns(), times.meetings
 
     def _is_open(self) -> bool:
         """Whether neither a backward nor es.exchange_gradients has come."""
