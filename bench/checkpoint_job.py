@@ -63,7 +63,7 @@ def train(megabytes: float, batch: int, turns: int) -> None:
 
     checkpoint.automatic = timed  # type: ignore[attr-defined]
     ends: list[float] = []
-    steps = (turns * TENS - 1) * EVERY  # the last turn's ten after its checkpoint has another one behind it
+    steps = turns * TENS * EVERY
     for _ in es.epochs(WARM + steps + 1):  # the last one's end is the next one's begin
         for (inputs,) in loader:
             ends.append(time.perf_counter())

@@ -11,8 +11,11 @@ failed=0
 began=$SECONDS
 report=()
 failures=()
-failure_logs=()
 mkdir -p "$logs"
+
+log_of() {
+  echo "$logs/${1//[^A-Za-z0-9]/-}.log"
+}
 
 # step [--show] NAME COMMAND…: runs it, keeps its output; --show prints all of it, else only a failure is shown.
 step() {
@@ -23,7 +26,7 @@ step() {
   fi
   name="$1"
   shift
-  log="$logs/${name//[^A-Za-z0-9]/-}.log"
+  log=$(log_of "$name")
   start=$SECONDS
   echo "== $name"
   if [ "$show" = yes ]; then
@@ -36,7 +39,7 @@ step() {
   fi
   if [ "$result" -ne 0 ]; then
     echo "== FAILED: $name (all of it: $log)"
-    failures+=("$name") failure_logs+=("$log")
+    failures+=("$name")
   fi
   count "$log" "$result"
   report+=("$(printf '  %-4s %4d s  %s' "$([ "$result" -eq 0 ] && echo ok || echo FAIL)" $((SECONDS - start)) "$name")")
@@ -196,10 +199,10 @@ exec 9<&-
 echo
 echo "== summary ($(((SECONDS - began) / 60)) min $(((SECONDS - began) % 60)) s)"
 printf '%s\n' "${report[@]}"
-for i in "${!failures[@]}"; do
+for name in "${failures[@]}"; do
   echo
-  echo "== what failed first: ${failures[$i]}"
-  end_of_first_failure "${failure_logs[$i]}"
+  echo "== what failed first: $name"
+  end_of_first_failure "$(log_of "$name")"
 done
 echo
 echo "$passed passed, $failed failed"

@@ -36,7 +36,7 @@ class StepTimes:
         self._exposed = 0  # ns blocked in engines' finish and in groups that do not count their waits
         self._own = 0  # ns of it that this rank needed for the exchange by itself, in the step under way
         self._own_last = 0  # the same since the last meeting; the next one may still undo it
-        self.meetings = 0  # with the others, outside their own groups' calls
+        self.meetings = 0  # of all ranks, since the beginning
         self.own_seconds = 0.0  # the same of the step before, for each of its batches
         self._apart = _Apart()  # evaluation and checkpoints
         self._apart_reference = self._apart_at_sync = self._apart

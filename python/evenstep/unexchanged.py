@@ -42,8 +42,8 @@ class Unexchanged:
             sites.warn(ALONE)
 
     def _waits(self) -> tuple[int, int]:
-        times = self._session.steps.times
-        return times.blocked_ns(), times.meetings
+        steps = self._session.steps
+        return steps.blocked_ns(), steps.times.meetings
 
     def _is_open(self) -> bool:
         """Whether neither a backward nor es.exchange_gradients has come."""
